@@ -1,0 +1,94 @@
+"""YAML and overrides -> a frozen dataclass. Strict, and knows no field names of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from .errors import ConfigError
+
+T = TypeVar("T")
+
+
+def load_config(config_class: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
+    """The file at `path`, changed by `key.sub=value` overrides, as a `config_class`.
+
+    Raises ConfigError for a missing file, YAML that does not parse, an unknown key (with its dotted path and
+    the closest valid key) and a value of the wrong type.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such config file: check the path") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not a readable YAML file: {_one_line(error)}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of settings at the top, found {type(data).__name__}")
+    for override in overrides:
+        _apply_override(data, override)
+    return build_config(config_class, data, source=str(path))
+
+
+def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str) -> T:
+    """A plain mapping as a `config_class`; `source` names it in errors. Numbers in strings are accepted."""
+    import pydantic
+
+    _refuse_unknown_keys(config_class, data, path="", source=source)
+    try:
+        return pydantic.TypeAdapter(config_class).validate_python(dict(data))
+    except pydantic.ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            + ("" if problem["type"] == "missing" else f", got {problem['input']!r}")
+            for problem in error.errors()
+        )
+        raise ConfigError(f"{source}: {problems}") from None
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r} is not of the form key.sub=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not YAML: {_one_line(error)}") from error
+    *parents, last = key.split(".")
+    for parent in parents:
+        if data.get(parent) is None:
+            data[parent] = {}
+        data = data[parent]
+        if not isinstance(data, dict):
+            raise ConfigError(f"override {override!r}: {parent!r} holds a value, not a mapping")
+    data[last] = value
+
+
+def _refuse_unknown_keys(config_class: Any, data: Any, *, path: str, source: str) -> None:
+    if not dataclasses.is_dataclass(config_class) or not isinstance(data, Mapping):
+        return
+    hints = typing.get_type_hints(config_class)
+    valid = [field.name for field in dataclasses.fields(config_class)]
+    for key, value in data.items():
+        dotted = f"{path}{key}"
+        if key not in valid:
+            closest = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{source}: unknown key {dotted!r}: did you mean {path + closest!r}?")
+        for option in _options(hints[key]):
+            _refuse_unknown_keys(option, value, path=f"{dotted}.", source=source)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,82 @@
+"""Training jobs of the demo: torchrun processes that are watched through their log, killed, and resumed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import TrainingError
+from ..train import torchrun_command
+from .compare import read_log
+
+JOB_TIMEOUT_S = 600.0
+
+
+def run_job(
+    config: Path,
+    output: Path,
+    *,
+    nproc: int,
+    on_step: Callable[[int], None],
+    kill_at: int | None = None,
+) -> int:
+    """Train to the end, or until step `kill_at` is logged and all processes are killed; the highest step logged.
+
+    TrainingError when the job fails, when it ends before `kill_at`, and when it takes longer than JOB_TIMEOUT_S.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    overrides = [f"train.output_dir={output}", f"dataset.local={output / 'cache'}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    deadline = time.monotonic() + JOB_TIMEOUT_S
+    with (output / "output.txt").open("ab") as text:
+        job = subprocess.Popen(
+            torchrun_command(config, overrides, nproc=nproc),
+            stdout=text,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        try:
+            while job.poll() is None:
+                step = _last_step(output)
+                on_step(step)
+                if kill_at is not None and step >= kill_at:
+                    _kill(job)
+                    return _last_step(output)
+                if time.monotonic() > deadline:
+                    raise TrainingError(f"the job took more than {JOB_TIMEOUT_S:.0f} s: see {text.name}")
+                time.sleep(0.1)
+        finally:
+            _kill(job)
+    if job.returncode != 0 or kill_at is not None:
+        tail = (output / "output.txt").read_text(errors="replace").splitlines()[-15:]
+        raise TrainingError(
+            f"the job ended with status {job.returncode}" + (" before it was killed" if kill_at else "") + ":\n"
+            "" + "\n".join(tail)
+        )
+    step = _last_step(output)
+    on_step(step)
+    return step
+
+
+def _last_step(output: Path) -> int:
+    return max((record["step"] for record in read_log(output)), default=0)
+
+
+def _kill(job: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a job and all its descendants, workers of the data loader among them."""
+    import psutil
+
+    try:
+        processes = [*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)]
+    except psutil.NoSuchProcess:
+        return
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, timeout=10)
+    job.wait(timeout=10)

@@ -1,0 +1,177 @@
+"""The whole path on this machine: corpus, S3, shards, plan, training, kill, resume, comparison."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..console import console, counter, print_record
+from ..errors import ConfigError
+from .compare import compare_runs, read_log, read_run
+from .corpus import VOCABULARY, Corpus, build_corpus, train_tokenizer
+from .endpoint import BUCKET, s3_endpoint
+from .jobs import run_job
+
+STEPS = 40
+SAVE_STEPS = 5
+KILL_AT = 23  # three steps after a checkpoint
+PACKING_LENGTH = 2048
+GLOBAL_BATCH = 8
+LOSS_TOLERANCE_OTHER_WORLD = 1e-3
+MARKER = ".lmms-stream-demo"
+
+
+def run_demo(output: Path) -> bool:
+    """Run the demo with its files below `output`; whether the resumed runs equal the uninterrupted one."""
+    started = time.monotonic()
+    _make_room(output)
+    with s3_endpoint() as endpoint:
+        console.print(f"S3 endpoint: {endpoint}, bucket {BUCKET}")
+        corpus, tokenizer = _build(output)
+        remote = _convert(corpus, tokenizer)
+        config = _write_config(output, remote, tokenizer)
+        _plan(config, output)
+        kill_step = _train(config, output)
+    equal = _compare(output, kill_step)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    console.print(f"{time.monotonic() - started:.0f} s in all; the largest process took {peak:,.0f} MiB")
+    return equal
+
+
+def _make_room(output: Path) -> None:
+    """An empty folder for this run; only one that an earlier demo made is emptied."""
+    if output.exists() and any(output.iterdir()):
+        if not (output / MARKER).exists():
+            raise ConfigError(f"{output} holds files that no demo wrote: pass another folder as --output")
+        shutil.rmtree(output)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / MARKER).touch()
+
+
+def _build(output: Path) -> tuple[Corpus, Path]:
+    with console.status("reading the standard library, training a tokenizer"):
+        corpus = build_corpus(output / "corpus")
+        tokenizer = train_tokenizer(corpus.texts, output / "tokenizer")
+    console.print(f"corpus: {corpus.num_functions:,} functions, {corpus.num_classes:,} classes, as chats")
+    return corpus, tokenizer
+
+
+def _convert(corpus: Corpus, tokenizer: Path) -> str:
+    with console.status("loading the converter"):
+        from ..converters.convert import convert
+        from ..processors.chat import ChatProcessor
+
+    target = f"s3://{BUCKET}/corpus"
+    with counter("converting", unit="rows") as advance:
+        report = convert(
+            [corpus.functions, corpus.classes],
+            target,
+            processor=ChatProcessor.from_pretrained(str(tokenizer)),
+            shard_bytes=1 << 20,
+            overwrite=True,
+            on_row=advance,
+        )
+    print_record(target, report)
+    return target
+
+
+def _write_config(output: Path, remote: str, tokenizer: Path) -> Path:
+    model = {
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": PACKING_LENGTH,
+        "tie_word_embeddings": False,
+    }
+    settings = {
+        "dataset": {
+            "remote": remote,
+            "processor": {"type": "chat", "tokenizer": str(tokenizer)},
+            "packing_length": PACKING_LENGTH,
+            "overlong": "drop",
+            "seed": 7,
+            "shuffle_block_size": 2048,
+            "num_canonical_nodes": 2,
+        },
+        "model": {"config": model},
+        "train": {
+            "output_dir": str(output / "runs" / "default"),
+            "global_batch": GLOBAL_BATCH,
+            "max_steps": STEPS,
+            "learning_rate": 3e-3,
+            "warmup_steps": 5,
+            "save_steps": SAVE_STEPS,
+            "num_workers": 1,
+            "log_sample_ids": True,
+        },
+    }
+    path = output / "run.yaml"
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return path
+
+
+def _plan(config: Path, output: Path) -> None:
+    from ..config import load_config
+    from ..report import plot_plan, report_plan
+    from ..train.trainer import RunConfig
+
+    plan = load_config(RunConfig, config).dataset.build().plan
+    report = report_plan(plan, epoch=0, global_batch=GLOBAL_BATCH)
+    print_record(f"plan of epoch 0, packs of {PACKING_LENGTH} tokens", report)
+    if report.num_steps <= STEPS:
+        raise ConfigError(f"the epoch has {report.num_steps} steps: the demo needs more than {STEPS}")
+    plot_plan(plan, output / "plan.png")
+    console.print(f"plot: {output / 'plan.png'}")
+
+
+def _train(config: Path, output: Path) -> int:
+    """The uninterrupted run, the killed one, and its two continuations; the last step before the kill."""
+    runs = output / "runs"
+    with _step_bar("uninterrupted, 2 processes", STEPS) as on_step:
+        run_job(config, runs / "uninterrupted", nproc=2, on_step=on_step)
+    with _step_bar(f"killed (SIGKILL) at step {KILL_AT}", KILL_AT) as on_step:
+        killed_at = run_job(config, runs / "killed", nproc=2, on_step=on_step, kill_at=KILL_AT)
+    for nproc in (2, 1):
+        resumed = runs / f"resumed-{nproc}"
+        shutil.copytree(runs / "killed", resumed, ignore=shutil.ignore_patterns("cache"))
+        with _step_bar(f"resumed, {nproc} process{'es' if nproc > 1 else ''}", STEPS) as on_step:
+            run_job(config, resumed, nproc=nproc, on_step=on_step)
+    return killed_at
+
+
+@contextmanager
+def _step_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    columns = TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda step: progress.update(task, completed=step)
+
+
+def _compare(output: Path, killed_at: int) -> bool:
+    runs = output / "runs"
+    resumed = [
+        read_run(runs / "resumed-2", name="2 proc", tolerance=0.0),
+        read_run(runs / "resumed-1", name="1 proc", tolerance=LOSS_TOLERANCE_OTHER_WORLD),
+    ]
+    reference = read_run(runs / "uninterrupted", name="uninterrupted", tolerance=0.0)
+    table, differences = compare_runs(reference, resumed, first_step=killed_at + 1, last_step=STEPS)
+    console.print(table)
+    repeated = len(read_log(runs / "resumed-2")) - STEPS
+    console.print(
+        f"killed after step {killed_at}; resumed from the last checkpoint, so {repeated} steps were done again"
+    )
+    for difference in differences:
+        console.print(f"DIFFERENT: {difference}")
+    if not differences:
+        console.print(f"EQUAL: sample ids and losses of steps {killed_at + 1} to {STEPS}")
+    return not differences

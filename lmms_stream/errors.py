@@ -1,0 +1,45 @@
+"""Every error this package raises on purpose; each message names the value, the rule and the remedy."""
+
+
+class LmmsStreamError(Exception):
+    """Base of all errors that a user can act on; the command line prints it in one line."""
+
+
+class ConfigError(LmmsStreamError):
+    """A setting is unknown, of the wrong type, or contradicts another."""
+
+
+class DataError(LmmsStreamError):
+    """Source data cannot be read, or a row does not fit its schema."""
+
+
+class StorageError(LmmsStreamError):
+    """A local path or an object store refused or failed a request."""
+
+
+class ObjectMissingError(StorageError):
+    """The named object does not exist in a store that answered."""
+
+
+class ShardError(LmmsStreamError):
+    """A shard or its index is malformed, truncated or corrupt."""
+
+
+class LengthsError(LmmsStreamError):
+    """A lengths index is missing, or disagrees with the samples that it describes."""
+
+
+class PackingError(LmmsStreamError):
+    """Lengths cannot be packed under the given settings."""
+
+
+class CursorError(LmmsStreamError):
+    """A saved position does not belong to the plan at hand."""
+
+
+class CheckpointError(LmmsStreamError):
+    """A checkpoint is missing, incomplete or does not fit the run."""
+
+
+class TrainingError(LmmsStreamError):
+    """Training cannot start or go on."""

@@ -1,0 +1,91 @@
+"""The lengths index: tokens of every sample, as one exact processor measures it.
+
+Two files beside the shards: `_lmms/lengths/<fingerprint>.npy`, uint32[num_samples] in shard order, plain NumPy
+so that it can be memory-mapped; and `<fingerprint>.json`, which says what measured it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import LengthsError
+
+LENGTHS_FOLDER = "_lmms/lengths"
+
+
+def lengths_names(fingerprint: str) -> tuple[str, str]:
+    """Names of the array and of its description, relative to the dataset."""
+    return f"{LENGTHS_FOLDER}/{fingerprint}.npy", f"{LENGTHS_FOLDER}/{fingerprint}.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthIndex:
+    """lengths: uint32[num_samples], tokens, in shard order, possibly memory-mapped.
+
+    fingerprint: hash of all that can change a length. content_hash: hash of the lengths themselves.
+    processor: the description of what measured them.
+    """
+
+    lengths: NDArray[np.integer[Any]]
+    fingerprint: str
+    content_hash: str
+    processor: Mapping[str, Any]
+
+    @staticmethod
+    def from_array(
+        lengths: NDArray[np.integer[Any]], *, fingerprint: str = "", processor: Mapping[str, Any] | None = None
+    ) -> LengthIndex:
+        content = hashlib.blake2b(np.ascontiguousarray(lengths, dtype=np.uint32).data, digest_size=16)
+        return LengthIndex(
+            lengths=lengths,
+            fingerprint=fingerprint,
+            content_hash=content.hexdigest(),
+            processor=processor or {},
+        )
+
+    def write(self, folder: Path) -> tuple[str, str]:
+        """Write both files below a dataset's folder; returns their names relative to it."""
+        array_name, description_name = lengths_names(self.fingerprint)
+        (folder / LENGTHS_FOLDER).mkdir(parents=True, exist_ok=True)
+        np.save(folder / array_name, np.asarray(self.lengths, dtype=np.uint32))
+        description = {
+            "version": 1,
+            "num_samples": len(self.lengths),
+            "num_tokens": int(np.sum(self.lengths, dtype=np.int64)),
+            "content_hash": self.content_hash,
+            "processor": dict(self.processor),
+        }
+        (folder / description_name).write_text(json.dumps(description, indent=1, sort_keys=True) + "\n")
+        return array_name, description_name
+
+    @staticmethod
+    def open(array_path: Path, description: bytes, *, fingerprint: str) -> LengthIndex:
+        """Memory-map an index whose description was read already; LengthsError when they do not fit."""
+        try:
+            described = json.loads(description)
+            lengths = np.load(array_path, mmap_mode="r", allow_pickle=False)
+            num_samples, content_hash = described["num_samples"], described["content_hash"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LengthsError(
+                f"lengths index {fingerprint} at {array_path} cannot be read ({error}): "
+                "write it again with lmms-stream index"
+            ) from error
+        if lengths.dtype != np.uint32 or lengths.shape != (num_samples,):
+            raise LengthsError(
+                f"lengths index {fingerprint} should be uint32[{num_samples}], found {lengths.dtype}"
+                f"{list(lengths.shape)} at {array_path}: write it again with lmms-stream index"
+            )
+        return LengthIndex(
+            lengths=lengths,
+            fingerprint=fingerprint,
+            content_hash=content_hash,
+            processor=described["processor"],
+        )

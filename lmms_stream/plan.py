@@ -1,0 +1,213 @@
+"""The numbered packs of an epoch. lengths + order + packing -> [plan] -> packs; integer arithmetic only.
+
+A plan is a pure function of the lengths, the order config, the packing config and the epoch. What it keeps is
+one pack count per shuffle block; a block's packs are computed again when they are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import LengthsError, PackingError
+from .lengths import LengthIndex
+from .order import EpochOrder, OrderConfig
+from .packing import PackingConfig, pack
+from .types import PackRange
+
+PLAN_VERSION = 1  # changes when the same inputs give other packs
+
+CountsCache = MutableMapping[str, NDArray[np.int64]]
+
+
+class PackPlan:
+    """Random access to the packs of any epoch over a lengths index (or a plain array of lengths).
+
+    samples_per_shard: in stored order; their sum must be the number of lengths (LengthsError otherwise).
+    counts_cache: keeps pack counts by plan fingerprint and epoch; a dict unless given, a folder in the dataset.
+    """
+
+    def __init__(
+        self,
+        lengths: LengthIndex | NDArray[np.integer[Any]],
+        samples_per_shard: Sequence[int] | NDArray[np.int64],
+        *,
+        order: OrderConfig,
+        packing: PackingConfig,
+        counts_cache: CountsCache | None = None,
+    ):
+        index = lengths if isinstance(lengths, LengthIndex) else LengthIndex.from_array(lengths)
+        self.samples_per_shard = np.asarray(samples_per_shard, dtype=np.int64)
+        self.num_samples = int(self.samples_per_shard.sum())
+        if len(index.lengths) != self.num_samples:
+            raise LengthsError(
+                f"the lengths index has {len(index.lengths)} entries and the shards hold {self.num_samples} "
+                "samples: write it again with lmms-stream index"
+            )
+        self.lengths = index.lengths
+        self.order = order
+        self.packing = packing
+        self.num_canonical_nodes = EpochOrder(self.samples_per_shard, config=order, epoch=0).num_canonical_nodes
+        self.fingerprint = self._fingerprint(index.content_hash)
+        self._counts_cache: CountsCache = {} if counts_cache is None else counts_cache
+        self._epochs: OrderedDict[int, _EpochPlan] = OrderedDict()
+
+    def num_packs(self, epoch: int) -> int:
+        return self._epoch(epoch).num_packs
+
+    def num_overlong(self, epoch: int) -> int:
+        """Samples of the epoch that are longer than a pack, and dropped or truncated as configured."""
+        return self._epoch(epoch).num_overlong
+
+    def num_tokens(self, epoch: int) -> int:
+        """Tokens in the packs of the epoch: int, what overlong samples lose not counted."""
+        return self._epoch(epoch).num_tokens
+
+    def efficiency(self, epoch: int) -> float:
+        """Tokens in packs over tokens the packs could hold, from 0 to 1."""
+        return self.num_tokens(epoch) / max(1, self.num_packs(epoch) * self.packing.packing_length)
+
+    def packs(self, epoch: int, first: int, stop: int) -> PackRange:
+        """Packs [first, stop) of an epoch; raises PackingError when the epoch has fewer."""
+        total = self.num_packs(epoch)
+        if not 0 <= first <= stop <= total:
+            raise PackingError(f"packs [{first}, {stop}) asked of epoch {epoch}, which has packs [0, {total})")
+        return self._epoch(epoch).packs(first, stop)
+
+    def _epoch(self, epoch: int) -> _EpochPlan:
+        if epoch not in self._epochs:
+            self._epochs[epoch] = _EpochPlan(self, epoch, self._counts_cache)
+            if len(self._epochs) > 2:
+                self._epochs.popitem(last=False)
+        return self._epochs[epoch]
+
+    def _fingerprint(self, lengths_hash: str) -> str:
+        order = dataclasses.asdict(self.order) | {"num_canonical_nodes": self.num_canonical_nodes}
+        parts = {
+            "version": PLAN_VERSION,
+            "lengths": lengths_hash,
+            "shards": hashlib.blake2b(self.samples_per_shard.tobytes(), digest_size=16).hexdigest(),
+            "order": order,
+            "packing": dataclasses.asdict(self.packing),
+        }
+        return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+class _BlockPacks:
+    """The packs of one shuffle block: segments in pack order, and where each pack begins."""
+
+    def __init__(self, plan: PackPlan, order: EpochOrder, node: int, block: int):
+        ids = order.block(node, block)
+        seed = np.random.SeedSequence([plan.order.seed, order.epoch, node, block]).generate_state(1, np.uint64)
+        lengths = plan.lengths[ids].astype(np.int64)
+        packs = pack(lengths, config=plan.packing, seed=int(seed[0]))
+        self.sample_ids = ids[packs.order]
+        self.lengths = np.minimum(lengths[packs.order], plan.packing.packing_length)
+        self.offsets = packs.offsets
+        self.num_overlong = packs.num_overlong
+
+
+class _EpochPlan:
+    """One epoch of a plan: block counts, and the map from a pack's number to its node, block and place."""
+
+    MAX_CACHED_SAMPLES = 1 << 23  # blocks replayed lately are kept up to this size (16 bytes a sample)
+
+    def __init__(self, plan: PackPlan, epoch: int, counts_cache: CountsCache):
+        self._plan = plan
+        self._order = EpochOrder(plan.samples_per_shard, config=plan.order, epoch=epoch)
+        self._blocks: OrderedDict[tuple[int, int], _BlockPacks] = OrderedDict()
+        num_blocks = [self._order.num_blocks(node) for node in range(self._order.num_canonical_nodes)]
+        key = f"{plan.fingerprint}-{epoch}"
+        counts = counts_cache.get(key)
+        if counts is None or counts.shape != (sum(num_blocks), 3):
+            counts = self._count([(node, b) for node, count in enumerate(num_blocks) for b in range(count)])
+            counts_cache[key] = counts
+        self.num_packs, self.num_tokens, self.num_overlong = (int(n) for n in counts.sum(axis=0))
+        ends = np.cumsum(num_blocks)
+        # Per canonical node, the number of its packs before each of its blocks, and in all.
+        self._packs_before_block = [
+            np.concatenate([[0], np.cumsum(counts[end - count : end, 0])])
+            for count, end in zip(num_blocks, ends, strict=True)
+        ]
+        self._interleave([int(before[-1]) for before in self._packs_before_block])
+
+    def _count(self, blocks: list[tuple[int, int]]) -> NDArray[np.int64]:
+        """Packs, tokens and overlong samples of each block: int64[num_blocks, 3]."""
+
+        def count(place: tuple[int, int]) -> tuple[int, int, int]:
+            packs = _BlockPacks(self._plan, self._order, *place)
+            return len(packs.offsets) - 1, int(packs.lengths.sum()), packs.num_overlong
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            return np.array(list(pool.map(count, blocks)), dtype=np.int64).reshape(-1, 3)
+
+    def _interleave(self, packs_per_node: list[int]) -> None:
+        """Rounds take one pack of every canonical node that has packs left.
+
+        Rounds [r, s) between two successive node sizes have the same nodes, so a few phases say it all:
+        nodes with 5, 2 and 5 packs give phase 0 (rounds 0-1, nodes 0 1 2) and phase 1 (rounds 2-4, nodes 0 2).
+        """
+        self._phase_nodes: list[NDArray[np.int64]] = []
+        phase_starts, phase_rounds = [], []
+        start = previous = 0
+        for size in sorted({size for size in packs_per_node if size}):
+            nodes = np.array([node for node, count in enumerate(packs_per_node) if count >= size], np.int64)
+            self._phase_nodes.append(nodes)
+            phase_starts.append(start)
+            phase_rounds.append(previous)
+            start += (size - previous) * len(nodes)
+            previous = size
+        self._phase_starts = np.array(phase_starts, np.int64)
+        self._phase_rounds = np.array(phase_rounds, np.int64)
+
+    def _locate(self, number: int) -> tuple[int, int, int]:
+        """Canonical node, block and place in the block of a pack."""
+        phase = int(np.searchsorted(self._phase_starts, number, side="right")) - 1
+        nodes = self._phase_nodes[phase]
+        rounds, turn = divmod(number - int(self._phase_starts[phase]), len(nodes))
+        node = int(nodes[turn])
+        place = int(self._phase_rounds[phase]) + rounds
+        before = self._packs_before_block[node]
+        block = int(np.searchsorted(before, place, side="right")) - 1
+        return node, block, place - int(before[block])
+
+    def packs(self, first: int, stop: int) -> PackRange:
+        ids, lengths, nodes = [], [], np.empty(stop - first, np.int64)
+        offsets = np.zeros(stop - first + 1, np.int64)
+        for at, number in enumerate(range(first, stop)):
+            node, block, place = self._locate(number)
+            packs = self._block(node, block)
+            segments = slice(packs.offsets[place], packs.offsets[place + 1])
+            ids.append(packs.sample_ids[segments])
+            lengths.append(packs.lengths[segments])
+            nodes[at] = node
+            offsets[at + 1] = offsets[at] + len(ids[-1])
+        empty = np.empty(0, np.int64)
+        return PackRange(
+            sample_ids=np.concatenate([empty, *ids]),
+            lengths=np.concatenate([empty, *lengths]),
+            offsets=offsets,
+            canonical_nodes=nodes,
+        )
+
+    def _block(self, node: int, block: int) -> _BlockPacks:
+        key = node, block
+        if key not in self._blocks:
+            self._blocks[key] = _BlockPacks(self._plan, self._order, node, block)
+            keep = max(
+                self._order.num_canonical_nodes,
+                self.MAX_CACHED_SAMPLES // self._plan.order.shuffle_block_size,
+            )
+            if len(self._blocks) > keep:
+                self._blocks.popitem(last=False)
+        self._blocks.move_to_end(key)
+        return self._blocks[key]

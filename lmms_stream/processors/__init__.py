@@ -1,0 +1,32 @@
+"""sample -> model input, one module per kind of data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import ConfigError
+from .base import Processor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessorConfig:
+    """Which processor reads the samples, as one section of a YAML file.
+
+    type: "chat" renders `messages` with the tokenizer's chat template; "tokens" takes samples that were
+    tokenized at conversion. tokenizer: a local folder or a hub id, for "chat".
+    """
+
+    type: Literal["chat", "tokens"] = "chat"
+    tokenizer: str | None = None
+
+    def build(self) -> Processor:
+        if self.type == "tokens":
+            from .text import TokensProcessor
+
+            return TokensProcessor()
+        if not self.tokenizer:
+            raise ConfigError("processor.tokenizer is missing: name the folder or hub id of a tokenizer")
+        from .chat import ChatProcessor
+
+        return ChatProcessor.from_pretrained(self.tokenizer)

@@ -1,0 +1,36 @@
+"""`torchrun … -m lmms_stream.train CONFIG.yaml key.sub=value …`"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ..config import load_config
+from ..errors import LmmsStreamError
+
+USAGE = """usage: torchrun [--nproc-per-node N …] -m lmms_stream.train CONFIG.yaml [key.sub=value …]
+
+example:
+  torchrun --nproc-per-node 2 -m lmms_stream.train run.yaml train.max_steps=100
+"""
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return 0 if arguments else 2
+    try:
+        from .trainer import FSDP2SFTTrainer, RunConfig, init_distributed
+
+        config = load_config(RunConfig, Path(arguments[0]), arguments[1:])
+        world, _ = init_distributed(config.train.timeout_s)
+        dataset = config.dataset.build(world)
+        FSDP2SFTTrainer(model=config.model.build(), args=config.train, train_dataset=dataset).train()
+    except LmmsStreamError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

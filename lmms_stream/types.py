@@ -1,0 +1,90 @@
+"""The values that pass between stages; no behaviour beyond arithmetic on themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+Sample = Mapping[str, Any]  # one row of a dataset: column name -> decoded value
+Processed = Mapping[str, Any]  # what a processor makes of it: "input_ids", "labels", media tensors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """Where this process stands among those that share the global batch.
+
+    Invariants: 0 <= rank < world_size; ranks of one node are consecutive; num_nodes divides world_size.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    num_nodes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackRange:
+    """Consecutive packs of a plan.
+
+    sample_ids: int64[num_segments], global sample ids, pack after pack.
+    lengths: int64[num_segments], tokens that each segment takes in its pack.
+    offsets: int64[num_packs + 1]; pack p holds segments [offsets[p], offsets[p + 1]).
+    canonical_nodes: int64[num_packs], the canonical node that each pack comes from.
+    """
+
+    sample_ids: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    canonical_nodes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """One pack as one sequence, ready for a model.
+
+    input_ids, labels, position_ids: int64[1, T]; labels are -100 where nothing is learnt, and always at
+    the first token of a segment, so that no sample predicts the next; position_ids restart at 0 there.
+    cu_seqlens: int32[num_segments + 1], token offsets of the segments; max_seqlen: the longest, in tokens.
+    num_loss_tokens: labels that are not -100. sample_ids: int64[num_samples]; empty in a pad pack.
+    step: the step of the epoch it belongs to; micro_batch: its number among this rank's packs of the step.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    position_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+    num_loss_tokens: int
+    sample_ids: torch.Tensor
+    step: int = 0
+    micro_batch: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequence, padding included."""
+        return int(self.input_ids.shape[1])
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory (called by torch's DataLoader)."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _map(self, change: Any) -> Batch:
+        from dataclasses import fields
+
+        import torch
+
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Batch(**{k: change(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()})
