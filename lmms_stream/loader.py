@@ -14,7 +14,7 @@ from .assign import PAD, assign, check_global_batch, num_steps, step_bounds
 from .collate import collate
 from .cursor import Cursor, Place
 from .dataset import PackedStreamingDataset
-from .errors import ConfigError, CursorError, DataError, LengthsError
+from .errors import ConfigError, CursorError, DataError, LengthsError, LmmsStreamError
 from .types import Batch, Processed, World
 
 SOURCE = "data"  # the name of a single source in the cursor
@@ -91,6 +91,8 @@ class PackedLoader:
                 timeout=self.timeout_s if self.num_workers else 0,
             )
             for batch in batches:
+                if isinstance(batch, LmmsStreamError):
+                    raise batch
                 if batch.micro_batch == self.micro_batches - 1:
                     # Before the yield: when the consumer has the last batch of a step, the step is delivered.
                     self.place = self._place_after(start, batch.step, steps)
@@ -123,8 +125,11 @@ class PackedLoader:
         self.place = place
 
 
-class _Packs(IterableDataset[Batch]):
-    """The part of the loader that runs in workers: worker w of n makes the batches w, w + n, … of the epoch."""
+class _Packs(IterableDataset[Batch | LmmsStreamError]):
+    """The part of the loader that runs in workers: worker w of n makes the batches w, w + n, … of the epoch.
+
+    An error of ours is the last item, so that the consumer raises it as it is, without a worker's traceback.
+    """
 
     def __init__(self, loader: PackedLoader, start: Place):
         self.dataset = loader.dataset
@@ -136,9 +141,14 @@ class _Packs(IterableDataset[Batch]):
         self.start = start
         self.steps = loader.steps_left
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch | LmmsStreamError]:
         worker = get_worker_info()
-        first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
+        try:
+            yield from self._batches(*((worker.id, worker.num_workers) if worker else (0, 1)))
+        except LmmsStreamError as error:
+            yield error
+
+    def _batches(self, first: int, stride: int) -> Iterator[Batch]:
         waiting: deque[tuple[int, int, NDArray[np.int64], NDArray[np.int64]]] = deque()
         for item in self._assigned(first, stride):
             self.dataset.prefetch(item[2])

@@ -23,6 +23,8 @@ MIN_SAMPLES_PER_DEFAULT_NODE = 1 << 17
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderConfig:
+    """How an epoch is ordered. Two runs with the same values and the same shards have the same order."""
+
     seed: int = 0
     shuffle: bool = True
     num_canonical_nodes: int | None = None  # None: chosen from the number of samples alone

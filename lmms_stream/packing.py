@@ -22,6 +22,8 @@ Overlong = Literal["error", "drop", "truncate"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingConfig:
+    """How samples are put into packs; see `pack` for the strategies."""
+
     packing_length: int  # tokens one pack can hold
     strategy: Strategy = "best_fit"
     window: int = 16384  # samples packed together: larger is denser and reaches further

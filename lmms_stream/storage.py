@@ -147,7 +147,7 @@ class S3Storage:
 
             config = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard", "total_max_attempts": 3})
             endpoint = os.environ.get("S3_ENDPOINT_URL") or None
-            self._made = os.getpid(), boto3.client("s3", config=config, endpoint_url=endpoint)
+            self._made = os.getpid(), boto3.session.Session().client("s3", config=config, endpoint_url=endpoint)
         return self._made[1]
 
     def _run(self, key: str, action: Callable[[S3Client, Any], T]) -> T:

@@ -36,21 +36,26 @@ class Corpus:
     texts: list[str]
 
 
-def build_corpus(folder: Path) -> Corpus:
-    """Every documented function and class of the standard library: its source asks, its docstring answers."""
+def build_corpus(folder: Path, *, library: Path | None = None) -> Corpus:
+    """Every documented function and class below `library` (default: the interpreter's standard library).
+
+    Its source without the docstring asks, the docstring answers. Files are written into `folder`.
+    """
     import pyarrow
     import pyarrow.parquet
 
     folder.mkdir(parents=True, exist_ok=True)
     functions, classes, texts = [], [], []
-    for node, question, answer in _documented_sources(Path(sysconfig.get_paths()["stdlib"])):
+    for node, question, answer in _documented_sources(library or Path(sysconfig.get_paths()["stdlib"])):
         texts += [question, answer]
         if isinstance(node, ast.ClassDef):
             classes.append({"messages": _chat([{"type": "text", "text": question}], answer)})
         else:
             functions.append({"messages": _chat(question, answer)})
     if not functions or not classes:
-        raise DataError("the standard library's sources are not installed beside this interpreter")
+        raise DataError(
+            f"{library or 'the standard library'} has no documented functions and classes: is it Python source?"
+        )
     with (folder / "functions.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in functions)
     for row in classes:  # one column, one type: all content in parts

@@ -51,14 +51,17 @@ def run_job(
         finally:
             _kill(job)
     if job.returncode != 0 or kill_at is not None:
-        tail = (output / "output.txt").read_text(errors="replace").splitlines()[-15:]
-        raise TrainingError(
-            f"the job ended with status {job.returncode}" + (" before it was killed" if kill_at else "") + ":\n"
-            "" + "\n".join(tail)
-        )
+        raise TrainingError(f"the job ended with status {job.returncode}: {_last_words(output / 'output.txt')}")
     step = _last_step(output)
     on_step(step)
     return step
+
+
+def _last_words(path: Path) -> str:
+    """The error a job printed in one line, or the end of its output."""
+    lines = path.read_text(errors="replace").splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return errors[-1] if errors else "\n".join(lines[-15:])
 
 
 def _last_step(output: Path) -> int:

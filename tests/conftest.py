@@ -1,0 +1,68 @@
+"""Real parts that tests share: a corpus, a tokenizer trained on it, an S3 server, converted datasets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lmms_stream.converters.convert import convert
+from lmms_stream.demo.corpus import Corpus, build_corpus, train_tokenizer
+from lmms_stream.demo.endpoint import s3_endpoint
+from lmms_stream.processors.chat import ChatProcessor
+
+S3_BUCKET = "lmms-stream-demo"  # what s3_endpoint makes
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Some hundred chats about asyncio."""
+    library = Path(sysconfig.get_paths()["stdlib"]) / "asyncio"
+    return build_corpus(tmp_path_factory.mktemp("corpus"), library=library)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tokenizer(corpus.texts, tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def chat_processor(tokenizer: Path) -> ChatProcessor:
+    return ChatProcessor.from_pretrained(str(tokenizer))
+
+
+@pytest.fixture(scope="session")
+def dataset_folder(corpus: Corpus, chat_processor: ChatProcessor, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus as small shards with a lengths index, in a local folder."""
+    folder = tmp_path_factory.mktemp("dataset")
+    convert([corpus.functions, corpus.classes], str(folder), processor=chat_processor, shard_bytes=1 << 16)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """A URL below which tests may write; the environment is set so that child processes reach the server too."""
+    with s3_endpoint():
+        yield f"s3://{S3_BUCKET}"
+
+
+@pytest.fixture
+def s3_folder(s3: str, request: pytest.FixtureRequest) -> str:
+    """A prefix of this test's own."""
+    return f"{s3}/{request.node.name}"
+
+
+def run_command(*command: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run to the end, with output captured; one thread per process, as torchrun would."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, env=environment, check=False
+    )
+
+
+def run_cli(*arguments: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return run_command(sys.executable, "-m", "lmms_stream", *arguments, timeout_s=timeout_s, cwd=cwd)

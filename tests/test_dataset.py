@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lmms_stream.dataset import DatasetConfig, PackedStreamingDataset
+from lmms_stream.errors import ConfigError, LengthsError, ShardError, StorageError
+from lmms_stream.order import OrderConfig
+from lmms_stream.packing import PackingConfig
+from lmms_stream.processors import ProcessorConfig
+from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.types import Sample, World
+from streaming import MDSWriter, StreamingDataset
+from torch.utils.data import DataLoader
+
+
+def test_samples_are_indexed_like_a_numpy_array(dataset_folder: Path) -> None:
+    dataset = PackedStreamingDataset(dataset_folder)
+    everything = [dataset.get_item(i) for i in range(len(dataset))]
+    assert isinstance(dataset, StreamingDataset)
+    assert dataset.size == len(dataset) == len(everything)
+    assert dataset[0] == everything[0]
+    assert dataset[-1] == everything[-1]
+    assert dataset[5:2:-1] == everything[5:2:-1]
+    assert dataset[np.array([7, 3])] == [everything[7], everything[3]]
+    assert dataset[[1, [2]]] == [everything[1], [everything[2]]]
+    assert dataset.read(np.array([2, 0])) == [everything[2], everything[0]]
+    with pytest.raises(IndexError, match=f"sample {len(dataset)} of a dataset of {len(dataset)}"):
+        dataset[len(dataset)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iterating_gives_each_sample_once_to_one_rank_and_worker(dataset_folder: Path, num_workers: int) -> None:
+    texts: list[str] = []
+    for rank in range(2):
+        dataset = PackedStreamingDataset(dataset_folder, world=World(rank=rank, world_size=2))
+        loader: DataLoader[Sample] = DataLoader(
+            dataset, batch_size=None, num_workers=num_workers, timeout=60 if num_workers else 0
+        )
+        texts += [sample["messages"] for sample in loader]
+    expected = [sample["messages"] for sample in PackedStreamingDataset(dataset_folder)[:]]
+    assert sorted(texts) == sorted(expected)
+    assert texts != expected
+
+
+def test_epochs_are_shuffled_anew_and_unshuffled_ones_are_in_stored_order(dataset_folder: Path) -> None:
+    dataset = PackedStreamingDataset(dataset_folder)
+    first, second = ([sample["messages"] for sample in dataset] for _ in range(2))
+    assert sorted(first) == sorted(second)
+    assert first != second
+    plain = PackedStreamingDataset(dataset_folder, order=OrderConfig(shuffle=False))
+    assert list(plain) == plain[:]
+
+
+def test_shards_of_a_plain_mds_writer_are_read_compressed_ones_too(tmp_path: Path) -> None:
+    with MDSWriter(
+        columns={"number": "int"}, out=str(tmp_path / "out"), compression="zstd", hashes=["xxh3_64"], size_limit=256
+    ) as writer:
+        for number in range(50):
+            writer.write({"number": number})
+    dataset = PackedStreamingDataset(tmp_path / "out", tmp_path / "cache")
+    assert len(dataset.shard_infos) > 1
+    assert [sample["number"] for sample in dataset[:]] == list(range(50))
+
+
+def test_shards_of_finds_the_shard_of_each_sample(dataset_folder: Path) -> None:
+    dataset = PackedStreamingDataset(dataset_folder)
+    expected = np.repeat(np.arange(len(dataset.shard_infos)), dataset.samples_per_shard)
+    assert np.array_equal(dataset.shards_of(np.arange(len(dataset))), expected)
+
+
+def test_a_pickled_dataset_reads_the_same(dataset_folder: Path, chat_processor: ChatProcessor) -> None:
+    dataset = PackedStreamingDataset(
+        dataset_folder, processor=chat_processor, packing=PackingConfig(packing_length=4096, overlong="drop")
+    )
+    fingerprint, first = dataset.plan.fingerprint, dataset[0]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy[0] == first
+    assert copy.plan.fingerprint == fingerprint
+
+
+def test_missing_parts_are_named_with_the_remedy(
+    dataset_folder: Path, chat_processor: ChatProcessor, tmp_path: Path
+) -> None:
+    with pytest.raises(StorageError, match=r"holds no dataset \(index.json is missing\).*lmms-stream convert"):
+        PackedStreamingDataset(tmp_path)
+    with pytest.raises(LengthsError, match=r"has no lengths index for this processor.*lmms-stream index"):
+        PackedStreamingDataset(dataset_folder, processor=TokensProcessor()).length_index()
+    with pytest.raises(ConfigError, match="a plan needs packing"):
+        _ = PackedStreamingDataset(dataset_folder, processor=chat_processor).plan
+    with MDSWriter(columns={"number": "int"}, out=str(tmp_path / "plain")) as writer:
+        writer.write({"number": 1})
+    with pytest.raises(LengthsError, match="lists no lengths index"):
+        PackedStreamingDataset(tmp_path / "plain").length_index()
+    (tmp_path / "index.json").write_text('{"version": 2, "shards": []}')
+    with pytest.raises(ShardError, match="lists no samples"):
+        PackedStreamingDataset(tmp_path)
+
+
+def test_the_place_belongs_to_the_loader(dataset_folder: Path) -> None:
+    dataset = PackedStreamingDataset(dataset_folder)
+    with pytest.raises(ConfigError, match=r"save PackedLoader\.state_dict"):
+        dataset.state_dict(0, True)
+    with pytest.raises(ConfigError, match=r"use PackedLoader\.load_state_dict"):
+        dataset.load_state_dict({})
+
+
+def test_a_dataset_config_builds_what_it_says(dataset_folder: Path, tokenizer: Path) -> None:
+    config = DatasetConfig(
+        remote=str(dataset_folder),
+        processor=ProcessorConfig(tokenizer=str(tokenizer)),
+        packing_length=512,
+        packing_strategy="next_fit",
+        overlong="truncate",
+        seed=3,
+        shuffle=False,
+    )
+    plan = config.build().plan
+    assert plan.packing == PackingConfig(packing_length=512, strategy="next_fit", overlong="truncate")
+    assert plan.order == OrderConfig(seed=3, shuffle=False)
+    with pytest.raises(ConfigError, match=r"processor\.tokenizer is missing"):
+        DatasetConfig(remote="x").build()

@@ -1,0 +1,100 @@
+"""Imports follow the data: each module may import only what stands before it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PURE = {"order", "packing", "packing_kernels", "plan", "assign", "cursor"}
+PURE_LIBRARIES = {"numpy", "numba"}
+
+# module (or package) -> what of this project it may import; a package's own modules may import each other
+ALLOWED = {
+    "errors": set(),
+    "types": set(),
+    "config": {"errors"},
+    "storage": {"errors"},
+    "shards": {"errors"},
+    "lengths": {"errors"},
+    "order": {"errors"},
+    "packing_kernels": set(),
+    "packing": {"errors", "packing_kernels"},
+    "plan": {"errors", "types", "lengths", "order", "packing"},
+    "assign": {"errors", "types"},
+    "cursor": {"errors"},
+    "cache": {"errors", "storage", "shards"},
+    "processors": {"errors", "types"},
+    "collate": {"types", "processors"},
+    "dataset": {
+        "errors", "types", "storage", "shards", "lengths", "cache", "order", "packing", "plan", "processors",
+    },
+    "loader": {"errors", "types", "assign", "collate", "cursor", "dataset"},
+    "train": {"errors", "types", "config", "collate", "dataset", "loader", "processors"},
+    "converters": {"__version__", "errors", "types", "storage", "shards", "lengths", "cache", "processors"},
+    "report": {"errors", "assign", "plan"},
+    "console": set(),
+    "demo": {"errors", "config", "console", "converters", "processors", "report", "train"},
+    "cli": {
+        "__version__", "errors", "console", "converters", "dataset", "demo", "order", "packing", "processors", "report", "train",
+    },
+    "__main__": {"cli"},
+}  # fmt: skip
+
+
+def files() -> list[tuple[str, Path]]:
+    """(module or package, file), once for each file of the distribution."""
+    found = [(path.stem, path) for path in (ROOT / "lmms_stream").glob("*.py") if path.stem != "__init__"]
+    for package in ("processors", "train", "demo"):
+        found += [(package, path) for path in (ROOT / "lmms_stream" / package).glob("*.py")]
+    return found + [("converters", path) for path in (ROOT / "converters").glob("*.py")]
+
+
+def imports(path: Path, *, in_package: bool) -> tuple[set[str], set[str]]:
+    """Top names of this project, and of other libraries, that a file imports anywhere."""
+    ours, theirs = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            if node.level == (2 if in_package else 1):
+                names = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
+                ours |= set(names)
+        elif isinstance(node, ast.ImportFrom):
+            theirs.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.Import):
+            theirs |= {alias.name.split(".")[0] for alias in node.names}
+    return ours, theirs
+
+
+def test_no_import_points_downstream() -> None:
+    assert {name for name, _ in files()} == set(ALLOWED)
+    for name, path in files():
+        ours, theirs = imports(path, in_package=path.parent.name != "lmms_stream")
+        assert ours - {name} <= ALLOWED[name], f"{path} imports {ours - ALLOWED[name]}"
+        assert "lmms_stream" not in theirs, f"{path}: imports inside the package are relative"
+
+
+def test_the_pure_modules_import_no_input_or_output() -> None:
+    pure = [(name, path) for name, path in files() if name in PURE]
+    assert {name for name, _ in pure} == PURE
+    for _, path in pure:
+        theirs = imports(path, in_package=False)[1]
+        assert theirs <= PURE_LIBRARIES | set(sys.stdlib_module_names), f"{path} imports {theirs}"
+        assert not theirs & {"pathlib", "io", "time", "random", "socket", "shutil", "tempfile"}, path
+
+
+def test_only_the_dataset_and_the_writers_touch_mosaicml() -> None:
+    users = {
+        f"{name}/{path.name}"
+        for name, path in files()
+        if "streaming" in imports(path, in_package=path.parent.name != "lmms_stream")[1]
+    }
+    # Encodings, compressions and clouds are the parent's; internals are touched by the dataset alone.
+    assert users == {
+        "dataset/dataset.py", "converters/writer.py", "shards/shards.py", "storage/storage.py", "cache/cache.py",
+    }  # fmt: skip
+
+
+def test_files_stay_small() -> None:
+    for _, path in files():
+        assert len(path.read_text().splitlines()) <= 320, path

@@ -1,0 +1,55 @@
+"""What the README says to type is typed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def bash_blocks() -> list[list[str]]:
+    text = (ROOT / "README.md").read_text()
+    return [block.strip().splitlines() for block in re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)]
+
+
+def test_the_first_block_is_the_makefiles_commands() -> None:
+    assert bash_blocks()[0] == ["make demo", "make test"]
+    for command in bash_blocks()[0]:
+        subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True, timeout=60)
+
+
+def test_every_other_command_runs_as_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    scripts = str(Path(sys.executable).parent)
+    environment = os.environ | {"PATH": f"{scripts}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    commands = [command for block in bash_blocks()[1:] for command in block]
+    assert len(commands) > 5
+    for command in commands:
+        result = subprocess.run(
+            shlex.split(command),
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert result.returncode == 0, f"{command}\n{result.stdout[-2000:]}\n{result.stderr[-3000:]}"
+    assert (tmp_path / "build" / "plan.png").read_bytes().startswith(b"\x89PNG")
+    log = (tmp_path / "build" / "run" / "train_log.jsonl").read_text().splitlines()
+    assert len(log) == 6
+
+
+def test_every_module_of_the_tree_is_there() -> None:
+    tree = (ROOT / "README.md").read_text().split("## Where things are")[1].split("##")[0]
+    named = set(re.findall(r"\b(\w+\.py)\b", tree))
+    for folder in ("lmms_stream", "converters"):
+        real = {path.name for path in (ROOT / folder).glob("[!_]*.py")}
+        assert real <= named, f"README does not name {real - named}"
+    everywhere = {path.name for folder in ("lmms_stream", "converters") for path in (ROOT / folder).rglob("*.py")}
+    assert named <= everywhere
