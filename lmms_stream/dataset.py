@@ -26,7 +26,7 @@ from .cache import CountsFolder, LocalCache, fetch_shard
 from .errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from .lengths import LengthIndex, lengths_names
 from .order import EpochOrder, OrderConfig
-from .packing import Overlong, PackingConfig, Strategy
+from .packing import Overlong, PackingConfig
 from .plan import PackPlan
 from .processors import ProcessorConfig
 from .processors.base import Processor, processor_fingerprint
@@ -49,9 +49,10 @@ class DatasetConfig:
     local: str | None = None
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
     packing_length: int = 4096
-    packing_strategy: Strategy = "best_fit"
+    packing_strategy: str = "best_fit"
     packing_window: int = 16384
     overlong: Overlong = "error"
+    max_samples_per_pack: int | None = None
     seed: int = 0
     shuffle: bool = True
     num_canonical_nodes: int | None = None
@@ -67,6 +68,7 @@ class DatasetConfig:
                 strategy=self.packing_strategy,
                 window=self.packing_window,
                 overlong=self.overlong,
+                max_samples_per_pack=self.max_samples_per_pack,
             ),
             order=OrderConfig(
                 seed=self.seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +125,16 @@ class PackedLoader:
         self.place = place
 
 
+class _Work(NamedTuple):
+    """A batch to be made: a pack's segments (int64[num_segments] each), none for a pad pack."""
+
+    step: int
+    micro_batch: int
+    sample_ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
 class _Packs(IterableDataset[Batch | LmmsStreamError]):
     """The part of the loader that runs in workers: worker w of n makes the batches w, w + n, … of the epoch.
 
@@ -149,17 +159,17 @@ class _Packs(IterableDataset[Batch | LmmsStreamError]):
             yield error
 
     def _batches(self, first: int, stride: int) -> Iterator[Batch]:
-        waiting: deque[tuple[int, int, NDArray[np.int64], NDArray[np.int64]]] = deque()
-        for item in self._assigned(first, stride):
-            self.dataset.prefetch(item[2])
-            waiting.append(item)
+        waiting: deque[_Work] = deque()
+        for work in self._assigned(first, stride):
+            self.dataset.prefetch(work.sample_ids)
+            waiting.append(work)
             if len(waiting) > PREFETCH_PACKS:
-                yield self._batch(*waiting.popleft())
+                yield self._batch(waiting.popleft())
         while waiting:
-            yield self._batch(*waiting.popleft())
+            yield self._batch(waiting.popleft())
 
-    def _assigned(self, first: int, stride: int) -> Iterator[tuple[int, int, NDArray[np.int64], NDArray[np.int64]]]:
-        """(step, micro-batch, sample ids, lengths) of every stride-th batch of this rank from the first on."""
+    def _assigned(self, first: int, stride: int) -> Iterator[_Work]:
+        """Every stride-th batch of this rank in the epoch, from the first on."""
         plan = self.dataset.plan
         epoch = self.start.epoch
         nothing = np.empty(0, np.int64)
@@ -168,10 +178,7 @@ class _Packs(IterableDataset[Batch | LmmsStreamError]):
             if number // self.micro_batches != step:
                 step = number // self.micro_batches
                 bounds = step_bounds(
-                    step,
-                    global_batch=self.global_batch,
-                    num_packs=plan.num_packs(epoch),
-                    first=self.start.packs,
+                    step, global_batch=self.global_batch, num_packs=plan.num_packs(epoch), first=self.start.packs
                 )
                 packs = plan.packs(epoch, *bounds)
                 mine = assign(
@@ -184,18 +191,23 @@ class _Packs(IterableDataset[Batch | LmmsStreamError]):
             micro_batch = number % self.micro_batches
             pack = int(mine[micro_batch])
             if pack == PAD:
-                yield step, micro_batch, nothing, nothing
+                yield _Work(step, micro_batch, nothing, nothing, nothing)
             else:
-                segments = slice(packs.offsets[pack], packs.offsets[pack + 1])
-                yield step, micro_batch, packs.sample_ids[segments], packs.lengths[segments]
+                at = slice(packs.offsets[pack], packs.offsets[pack + 1])
+                yield _Work(step, micro_batch, packs.sample_ids[at], packs.starts[at], packs.lengths[at])
 
-    def _batch(self, step: int, micro_batch: int, sample_ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Batch:
-        samples = [
-            self._process(int(sample_id), int(length)) for sample_id, length in zip(sample_ids, lengths, strict=True)
-        ]
-        return self.collator(samples, sample_ids.tolist(), pad_to=self.pad_to, step=step, micro_batch=micro_batch)
+    def _batch(self, work: _Work) -> Batch:
+        segments = zip(work.sample_ids.tolist(), work.starts.tolist(), work.lengths.tolist(), strict=True)
+        return self.collator(
+            [self._process(*segment) for segment in segments],
+            work.sample_ids.tolist(),
+            pad_to=self.pad_to,
+            step=work.step,
+            micro_batch=work.micro_batch,
+        )
 
-    def _process(self, sample_id: int, length: int) -> Processed:
+    def _process(self, sample_id: int, start: int, length: int) -> Processed:
+        """The sample's segment of `length` tokens from `start` on; all of it unless it is longer than a pack."""
         processor, plan = self.dataset.processor, self.dataset.plan
         assert processor is not None
         try:
@@ -208,6 +220,6 @@ class _Packs(IterableDataset[Batch | LmmsStreamError]):
                 f"sample {sample_id} of {self.dataset.storage.url} has {measured} tokens and its lengths index says "
                 f"{indexed}: write the index again with lmms-stream index"
             )
-        if measured > length:  # overlong: truncate
-            return {name: value[:length] for name, value in processed.items()}
-        return processed
+        if measured == length:
+            return processed
+        return {name: value[start : start + length] for name, value in processed.items()}

@@ -7,8 +7,9 @@ the GIL.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,11 @@ from numpy.typing import NDArray
 from . import packing_kernels as kernels
 from .errors import ConfigError, PackingError
 
-Strategy = Literal["best_fit", "next_fit"]
-Overlong = Literal["error", "drop", "truncate"]
+Overlong = Literal["error", "drop", "truncate", "split"]
+
+STRATEGIES = "best_fit, first_fit, next_fit, window_N"
+FILLER_SHARE = 0.2  # best_fit: of a window's tokens, its shortest samples, kept back to fill gaps
+_WINDOW_N = re.compile(r"window_([1-9]\d{0,7})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,34 +29,39 @@ class PackingConfig:
     """How samples are put into packs; see `pack` for the strategies."""
 
     packing_length: int  # tokens one pack can hold
-    strategy: Strategy = "best_fit"
-    window: int = 16384  # samples packed together: larger is denser and reaches further
+    strategy: str = "best_fit"  # best_fit, first_fit, next_fit or window_N (N a number of samples)
+    window: int = 16384  # samples that best_fit packs together: larger is denser and reaches further
     overlong: Overlong = "error"  # what becomes of samples longer than a pack
+    max_samples_per_pack: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.packing_length <= 1 << 30:
             raise ConfigError(f"packing_length must be from 1 to {1 << 30} tokens, got {self.packing_length}")
         if not 1 <= self.window <= 1 << 26:
             raise ConfigError(f"window must be from 1 to {1 << 26} samples, got {self.window}")
-        for name, value, allowed in (
-            ("strategy", self.strategy, ("best_fit", "next_fit")),
-            ("overlong", self.overlong, ("error", "drop", "truncate")),
-        ):
-            if value not in allowed:
-                raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        if self.strategy not in ("best_fit", "first_fit", "next_fit") and not _WINDOW_N.fullmatch(self.strategy):
+            raise ConfigError(f"strategy must be one of {STRATEGIES} (as window_1024), got {self.strategy!r}")
+        if self.overlong not in get_args(Overlong):
+            raise ConfigError(f"overlong must be one of {', '.join(get_args(Overlong))}, got {self.overlong!r}")
+        if self.max_samples_per_pack is not None and self.max_samples_per_pack < 1:
+            raise ConfigError(f"max_samples_per_pack must be at least 1, got {self.max_samples_per_pack}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packs:
     """Packs over positions 0..N-1 of a sequence of lengths.
 
-    order: int32[num_packed]; order[offsets[p]:offsets[p + 1]] are the positions in pack p, each position once.
-    offsets: int64[num_packs + 1]. num_overlong: positions longer than a pack, dropped or truncated.
+    order: int32[num_segments]; order[offsets[p]:offsets[p + 1]] are the positions in pack p, each position once
+    (a position that was split: once for each of its pieces). offsets: int64[num_packs + 1].
+    num_overlong: positions longer than a pack, dropped, truncated or split.
+    pieces: None, or int32[num_segments] when samples were split: piece k of a position starts at its token
+    k * packing_length.
     """
 
     order: NDArray[np.int32]
     offsets: NDArray[np.int64]
-    num_overlong: int
+    num_overlong: int = 0
+    pieces: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -64,32 +73,61 @@ def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int 
     best_fit works through windows of samples. In a window the samples are placed one after another into the
     fullest pack that still takes them; the shortest ones, which hold a fifth of the tokens, wait until the end
     and fill the gaps in decreasing order. Packs with little room left are closed, the others stay open for one
-    more window, so the samples of a pack lie within two windows. Packs are emitted in hash order (`seed`), so
-    that their place says nothing of their content. next_fit closes a pack when the next sample does not fit.
+    more window, so the samples of a pack lie within two windows. window_N is best fit decreasing inside N
+    consecutive samples. Both emit packs in hash order (`seed`), so that their place says nothing of their content.
+    first_fit puts each sample into the pack that was opened first among those with room; next_fit closes a pack
+    when the next sample does not fit.
 
     Raises PackingError for a length below 1, and for one above packing_length where overlong is "error".
     """
     tokens = np.ascontiguousarray(lengths, dtype=np.int32)
-    limit = config.packing_length
     if len(tokens) and int(tokens.min()) < 1:
         at = int(tokens.argmin())
         raise PackingError(f"length {tokens[at]} at position {at}: a sample must have at least one token")
-    kept: NDArray[np.int32] | None = None
-    num_overlong = int(np.count_nonzero(tokens > limit))
-    if num_overlong:
-        if config.overlong == "error":
-            at = int(tokens.argmax())
-            raise PackingError(
-                f"{num_overlong} of {len(tokens)} samples are longer than packing_length {limit} (the longest has "
-                f"{tokens[at]} tokens): raise packing_length, or set overlong to drop or truncate"
-            )
-        if config.overlong == "drop":
-            kept = np.flatnonzero(tokens <= limit).astype(np.int32)
-            tokens = tokens[kept]
-        else:
-            tokens = np.minimum(tokens, np.int32(limit))
-    if config.strategy == "best_fit":
-        order, offsets = kernels.best_fit(tokens, limit, config.window, np.uint64(seed))
+    num_overlong = int(np.count_nonzero(tokens > config.packing_length))
+    if not num_overlong:
+        order, offsets = _pack_tokens(tokens, config, seed)
+        return Packs(order=order, offsets=offsets)
+    return _pack_overlong(tokens, config, seed, num_overlong)
+
+
+def _pack_overlong(tokens: NDArray[np.int32], config: PackingConfig, seed: int, num_overlong: int) -> Packs:
+    """Packs where some lengths are above packing_length, by the policy of the config."""
+    limit = config.packing_length
+    if config.overlong == "error":
+        raise PackingError(
+            f"{num_overlong} of {len(tokens)} samples are longer than packing_length {limit} (the longest has "
+            f"{tokens.max()} tokens): raise packing_length, or set overlong to drop, truncate or split"
+        )
+    if config.overlong == "truncate":
+        order, offsets = _pack_tokens(np.minimum(tokens, np.int32(limit)), config, seed)
+        return Packs(order=order, offsets=offsets, num_overlong=num_overlong)
+    if config.overlong == "drop":
+        kept = np.flatnonzero(tokens <= limit).astype(np.int32)
+        order, offsets = _pack_tokens(tokens[kept], config, seed)
+        return Packs(order=kept[order], offsets=offsets, num_overlong=num_overlong)
+    num_pieces = -(-tokens // limit)
+    positions = np.repeat(np.arange(len(tokens), dtype=np.int32), num_pieces)
+    first_piece = np.cumsum(num_pieces) - num_pieces
+    pieces = (np.arange(len(positions)) - first_piece[positions]).astype(np.int32)
+    order, offsets = _pack_tokens(np.minimum(tokens[positions] - pieces * np.int32(limit), limit), config, seed)
+    return Packs(order=positions[order], offsets=offsets, num_overlong=num_overlong, pieces=pieces[order])
+
+
+def _pack_tokens(
+    tokens: NDArray[np.int32], config: PackingConfig, seed: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """order and offsets of lengths that all fit, by the strategy of the config."""
+    tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+    limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
+    packed: tuple[NDArray[np.int32], NDArray[np.int64]]
+    if config.strategy == "next_fit":
+        packed = kernels.next_fit(tokens, limit, max_samples)
+    elif config.strategy == "first_fit":
+        packed = kernels.first_fit(tokens, limit, max_samples)
+    elif config.strategy == "best_fit":
+        packed = kernels.best_fit(tokens, limit, max_samples, config.window, FILLER_SHARE, True, np.uint64(seed))
     else:
-        order, offsets = kernels.next_fit(tokens, limit)
-    return Packs(order=order if kept is None else kept[order], offsets=offsets, num_overlong=num_overlong)
+        window = int(config.strategy.removeprefix("window_"))
+        packed = kernels.best_fit(tokens, limit, max_samples, window, 1.0, False, np.uint64(seed))
+    return packed

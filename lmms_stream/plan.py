@@ -111,7 +111,9 @@ class _BlockPacks:
         lengths = plan.lengths[ids].astype(np.int64)
         packs = pack(lengths, config=plan.packing, seed=int(seed[0]))
         self.sample_ids = ids[packs.order]
-        self.lengths = np.minimum(lengths[packs.order], plan.packing.packing_length)
+        self.starts = None if packs.pieces is None else packs.pieces.astype(np.int64) * plan.packing.packing_length
+        left = lengths[packs.order] if self.starts is None else lengths[packs.order] - self.starts
+        self.lengths = np.minimum(left, plan.packing.packing_length)
         self.offsets = packs.offsets
         self.num_overlong = packs.num_overlong
 
@@ -181,7 +183,8 @@ class _EpochPlan:
         return node, block, place - int(before[block])
 
     def packs(self, first: int, stop: int) -> PackRange:
-        ids, lengths, nodes = [], [], np.empty(stop - first, np.int64)
+        ids, starts, lengths = [], [], []
+        nodes = np.empty(stop - first, np.int64)
         offsets = np.zeros(stop - first + 1, np.int64)
         for at, number in enumerate(range(first, stop)):
             node, block, place = self._locate(number)
@@ -189,11 +192,13 @@ class _EpochPlan:
             segments = slice(packs.offsets[place], packs.offsets[place + 1])
             ids.append(packs.sample_ids[segments])
             lengths.append(packs.lengths[segments])
+            starts.append(np.zeros_like(ids[-1]) if packs.starts is None else packs.starts[segments])
             nodes[at] = node
             offsets[at + 1] = offsets[at] + len(ids[-1])
         empty = np.empty(0, np.int64)
         return PackRange(
             sample_ids=np.concatenate([empty, *ids]),
+            starts=np.concatenate([empty, *starts]),
             lengths=np.concatenate([empty, *lengths]),
             offsets=offsets,
             canonical_nodes=nodes,

@@ -33,12 +33,14 @@ class PackRange:
     """Consecutive packs of a plan.
 
     sample_ids: int64[num_segments], global sample ids, pack after pack.
+    starts: int64[num_segments], the token of its sample that each segment begins with (0 unless samples are split).
     lengths: int64[num_segments], tokens that each segment takes in its pack.
     offsets: int64[num_packs + 1]; pack p holds segments [offsets[p], offsets[p + 1]).
     canonical_nodes: int64[num_packs], the canonical node that each pack comes from.
     """
 
     sample_ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     offsets: NDArray[np.int64]
     canonical_nodes: NDArray[np.int64]

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from lmms_stream.order import OrderConfig
-from lmms_stream.packing import Overlong, PackingConfig, Strategy
+from lmms_stream.packing import Overlong, PackingConfig
 from lmms_stream.types import PackRange
 from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
 
-STRATEGIES: tuple[Strategy, ...] = ("best_fit", "next_fit")
+STRATEGIES = ("best_fit", "first_fit", "next_fit", "window_7", "window_128")
 
 
 def examples(count: int) -> settings:
@@ -60,7 +60,7 @@ class PackingCase(NamedTuple):
 
 @st.composite
 def packing_cases(
-    draw: st.DrawFn, *, strategies: tuple[Strategy, ...] = STRATEGIES, overlong: Overlong = "error"
+    draw: st.DrawFn, *, strategies: tuple[str, ...] = STRATEGIES, overlong: Overlong = "error"
 ) -> PackingCase:
     """Lengths with a config: packs of one token up to 70,000, windows smaller and larger than the input.
 
@@ -90,6 +90,7 @@ def pack_range(pack_lengths: list[list[int]], canonical_nodes: list[int]) -> Pac
     flat = np.array([length for lengths in pack_lengths for length in lengths], dtype=np.int64)
     return PackRange(
         sample_ids=np.arange(len(flat), dtype=np.int64),
+        starts=np.zeros_like(flat),
         lengths=flat,
         offsets=np.cumsum([0, *map(len, pack_lengths)], dtype=np.int64),
         canonical_nodes=np.array(canonical_nodes, dtype=np.int64),

@@ -133,7 +133,7 @@ def test_ranks_do_more_alike_work_than_when_packs_are_dealt_in_order(linear_cost
         ):
             imbalances.append(float(work.max() / work.mean()))
     assert len(by_cost) > 20
-    assert max(by_cost) < min(in_order)
+    assert all(ours <= in_turn for ours, in_turn in zip(by_cost, in_order, strict=True))
     assert np.mean(by_cost) - 1 < (np.mean(in_order) - 1) / 4
 
 

@@ -123,6 +123,13 @@ def test_epochs_and_seeds_give_different_orders() -> None:
     assert len(set(orders)) == len(orders)
 
 
+def test_epochs_and_seeds_lay_the_shards_out_differently() -> None:
+    sizes = [2] * 50
+    config = [OrderConfig(seed=seed, num_canonical_nodes=1, shuffle_block_size=1) for seed in (0, 1)]
+    laid_out = [tuple(epoch_ids(EpochOrder(sizes, config=c, epoch=epoch))) for c in config for epoch in range(3)]
+    assert len(set(laid_out)) == len(laid_out)
+
+
 def test_blocks_and_canonical_nodes_are_shuffled_differently() -> None:
     config = OrderConfig(num_canonical_nodes=2, shuffle_block_size=100)
     blocks = epoch_blocks(EpochOrder([400], config=config, epoch=0))

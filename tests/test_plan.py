@@ -274,6 +274,7 @@ def test_cached_counts_of_the_wrong_shape_are_counted_again(shape: tuple[int, ..
         {"strategy": "next_fit"},
         {"window": 100},
         {"overlong": "drop"},
+        {"max_samples_per_pack": 9},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -291,6 +292,7 @@ def test_the_fingerprint_changes_with_each_setting(change: dict[str, Any]) -> No
         "strategy",
         "window",
         "overlong",
+        "max_samples_per_pack",
     }, "a new setting needs a case of its own here"
     in_order = next(iter(change)) in {field.name for field in dataclasses.fields(order)}
     changed = PackPlan(

@@ -19,9 +19,9 @@ from .corpus import VOCABULARY, Corpus, build_corpus, train_tokenizer
 from .endpoint import BUCKET, s3_endpoint
 from .jobs import run_job
 
-STEPS = 40
+STEPS = 28
 SAVE_STEPS = 5
-KILL_AT = 23  # three steps after a checkpoint
+KILL_AT = 13  # three steps after a checkpoint
 PACKING_LENGTH = 2048
 GLOBAL_BATCH = 8
 LOSS_TOLERANCE_OTHER_WORLD = 1e-3
