@@ -43,6 +43,8 @@ def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str)
     _refuse_unknown_keys(config_class, data, path="", source=source)
     try:
         return pydantic.TypeAdapter(config_class).validate_python(dict(data))
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
     except pydantic.ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
@@ -78,16 +80,25 @@ def _refuse_unknown_keys(config_class: Any, data: Any, *, path: str, source: str
     for key, value in data.items():
         dotted = f"{path}{key}"
         if key not in valid:
-            closest = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"{source}: unknown key {dotted!r}: did you mean {path + closest!r}?")
-        for option in _options(hints[key]):
-            _refuse_unknown_keys(option, value, path=f"{dotted}.", source=source)
+            closest = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.0)
+            remedy = f"did you mean {path + closest[0]!r}?" if closest else "this section has no settings"
+            raise ConfigError(f"{source}: unknown key {dotted!r}: {remedy}")
+        _refuse_unknown_keys_of(hints[key], value, path=dotted, source=source)
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
+def _refuse_unknown_keys_of(hint: Any, value: Any, *, path: str, source: str) -> None:
+    """Look for dataclasses inside Optional, list[…] and dict[str, …]."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)
+        for option in typing.get_args(hint):
+            _refuse_unknown_keys_of(option, value, path=path, source=source)
+    elif isinstance(value, list | tuple) and typing.get_args(hint):
+        for number, item in enumerate(value):
+            _refuse_unknown_keys_of(typing.get_args(hint)[0], item, path=f"{path}.{number}", source=source)
+    elif isinstance(value, Mapping) and len(typing.get_args(hint)) == 2:
+        for key, item in value.items():
+            _refuse_unknown_keys_of(typing.get_args(hint)[1], item, path=f"{path}.{key}", source=source)
+    else:
+        _refuse_unknown_keys(hint, value, path=f"{path}.", source=source)
 
 
 def _one_line(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from .errors import CursorError
@@ -34,17 +35,22 @@ class Cursor:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Cursor:
         """Read what to_dict wrote; CursorError for another version or a damaged state."""
+        if not isinstance(data, Mapping):
+            raise CursorError(f"the saved cursor is damaged ({data!r}): use another checkpoint")
         version = data.get("version")
-        if version != CURSOR_VERSION:
+        if version is True or version != CURSOR_VERSION:
             raise CursorError(
                 f"the saved cursor has version {version!r}, this release reads {CURSOR_VERSION}: "
                 "resume with the release that wrote it"
             )
         try:
             places = {
-                str(name): Place(epoch=int(at["epoch"]), packs=int(at["packs"])) for name, at in data["sources"].items()
+                str(name): Place(epoch=index(at["epoch"]), packs=index(at["packs"]))
+                for name, at in data["sources"].items()
             }
-            plan = str(data["plan"])
+            plan = data["plan"]
+            if not isinstance(plan, str):
+                raise TypeError(f"plan is {plan!r}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CursorError(f"the saved cursor is damaged ({error!r}): use another checkpoint") from error
         for name, place in places.items():

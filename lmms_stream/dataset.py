@@ -162,10 +162,9 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
                 f"{self.storage.url} has no lengths index for this processor ({fingerprint}): write one with "
                 f"lmms-stream index {self.storage.url} --tokenizer …"
             ) from error
-        size = json.loads(description)["num_samples"] * 4
 
-        def valid(path: Path) -> bool:
-            return bool(path.stat().st_size == size + 128)  # the header that NumPy writes for a small 1-d array
+        def valid(path: Path) -> bool:  # 128: the header that NumPy writes for a small 1-d array
+            return path.stat().st_size == 4 * self.num_samples + 128
 
         return LengthIndex.open(self.cache.fetch(array_name, valid=valid), description, fingerprint=fingerprint)
 

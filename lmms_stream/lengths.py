@@ -73,7 +73,8 @@ class LengthIndex:
             described = json.loads(description)
             lengths = np.load(array_path, mmap_mode="r", allow_pickle=False)
             num_samples, content_hash = described["num_samples"], described["content_hash"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            processor = dict(described["processor"])
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise LengthsError(
                 f"lengths index {fingerprint} at {array_path} cannot be read ({error}): "
                 "write it again with lmms-stream index"
@@ -87,5 +88,5 @@ class LengthIndex:
             lengths=lengths,
             fingerprint=fingerprint,
             content_hash=content_hash,
-            processor=described["processor"],
+            processor=processor,
         )

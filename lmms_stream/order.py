@@ -31,8 +31,8 @@ class OrderConfig:
     shuffle_block_size: int = 1 << 18  # samples
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ConfigError(f"seed must be 0 or more, got {self.seed}")
+        if not 0 <= self.seed < 1 << 32:  # a larger one would be split into two words of the random stream's key
+            raise ConfigError(f"seed must be from 0 to {(1 << 32) - 1}, got {self.seed}")
         if self.num_canonical_nodes is not None and self.num_canonical_nodes < 1:
             raise ConfigError(f"num_canonical_nodes must be at least 1, got {self.num_canonical_nodes}")
         if not 1 <= self.shuffle_block_size <= 1 << 30:
@@ -86,7 +86,8 @@ class EpochOrder:
         start = first + block * self.config.shuffle_block_size
         ids = self._ids(start, min(stop, start + self.config.shuffle_block_size))
         if self.config.shuffle:
-            np.random.default_rng([self.config.seed, self.epoch, node, block]).shuffle(ids)
+            # node + 1: SeedSequence pads with zeros, so [seed, epoch, 0, 0] would be the stream of the shards.
+            np.random.default_rng([self.config.seed, self.epoch, node + 1, block]).shuffle(ids)
         return ids
 
     def _ids(self, start: int, stop: int) -> NDArray[np.int64]:

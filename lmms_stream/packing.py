@@ -20,6 +20,7 @@ from .errors import ConfigError, PackingError
 Overlong = Literal["error", "drop", "truncate", "split"]
 
 STRATEGIES = "best_fit, first_fit, next_fit, window_N"
+MAX_LENGTH = (1 << 31) - 1  # tokens
 FILLER_SHARE = 0.2  # best_fit: of a window's tokens, its shortest samples, kept back to fill gaps
 _WINDOW_N = re.compile(r"window_([1-9]\d{0,7})")
 
@@ -39,7 +40,7 @@ class PackingConfig:
             raise ConfigError(f"packing_length must be from 1 to {1 << 30} tokens, got {self.packing_length}")
         if not 1 <= self.window <= 1 << 26:
             raise ConfigError(f"window must be from 1 to {1 << 26} samples, got {self.window}")
-        if self.strategy not in ("best_fit", "first_fit", "next_fit") and not _WINDOW_N.fullmatch(self.strategy):
+        if self.strategy not in ("best_fit", "first_fit", "next_fit") and not _WINDOW_N.fullmatch(str(self.strategy)):
             raise ConfigError(f"strategy must be one of {STRATEGIES} (as window_1024), got {self.strategy!r}")
         if self.overlong not in get_args(Overlong):
             raise ConfigError(f"overlong must be one of {', '.join(get_args(Overlong))}, got {self.overlong!r}")
@@ -78,12 +79,17 @@ def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int 
     first_fit puts each sample into the pack that was opened first among those with room; next_fit closes a pack
     when the next sample does not fit.
 
-    Raises PackingError for a length below 1, and for one above packing_length where overlong is "error".
+    Raises PackingError for a length below 1 or above MAX_LENGTH, and for one above packing_length where overlong
+    is "error".
     """
+    lengths = np.asarray(lengths)
+    if len(lengths) and int(lengths.min()) < 1:
+        at = int(lengths.argmin())
+        raise PackingError(f"length {lengths[at]} at position {at}: a sample must have at least one token")
+    if len(lengths) and int(lengths.max()) > MAX_LENGTH:
+        at = int(lengths.argmax())
+        raise PackingError(f"length {lengths[at]} at position {at}: a sample may have up to {MAX_LENGTH} tokens")
     tokens = np.ascontiguousarray(lengths, dtype=np.int32)
-    if len(tokens) and int(tokens.min()) < 1:
-        at = int(tokens.argmin())
-        raise PackingError(f"length {tokens[at]} at position {at}: a sample must have at least one token")
     num_overlong = int(np.count_nonzero(tokens > config.packing_length))
     if not num_overlong:
         order, offsets = _pack_tokens(tokens, config, seed)

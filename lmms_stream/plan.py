@@ -107,7 +107,7 @@ class _BlockPacks:
 
     def __init__(self, plan: PackPlan, order: EpochOrder, node: int, block: int):
         ids = order.block(node, block)
-        seed = np.random.SeedSequence([plan.order.seed, order.epoch, node, block]).generate_state(1, np.uint64)
+        seed = np.random.SeedSequence([plan.order.seed, order.epoch, node + 1, block, 1]).generate_state(1, np.uint64)
         lengths = plan.lengths[ids].astype(np.int64)
         packs = pack(lengths, config=plan.packing, seed=int(seed[0]))
         self.sample_ids = ids[packs.order]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Optional
+from typing import Any, Literal, Optional
 
 import pytest
 from hypothesis import given
@@ -274,3 +274,33 @@ def test_the_given_mapping_is_left_unchanged() -> None:
     data = {"name": "first", "train": {"optimizer": {"learning_rate": "1e-4"}}}
     build_config(Run, data, source="here")
     assert data == {"name": "first", "train": {"optimizer": {"learning_rate": "1e-4"}}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"size must be at least 1, got {self.size}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    listed: list[Inner] = field(default_factory=list)
+    named: dict[str, Inner] | None = None
+    free: dict[str, Any] = field(default_factory=dict)
+
+
+def test_unknown_keys_inside_lists_and_mappings_are_found() -> None:
+    with pytest.raises(ConfigError, match=r"x: unknown key 'listed\.1\.sice': did you mean 'listed\.1\.size'\?"):
+        build_config(Outer, {"listed": [{}, {"sice": 3}]}, source="x")
+    with pytest.raises(ConfigError, match=r"x: unknown key 'named\.a\.sice': did you mean 'named\.a\.size'\?"):
+        build_config(Outer, {"named": {"a": {"sice": 3}}}, source="x")
+    built = build_config(Outer, {"named": {"a": {"size": 3}}, "free": {"any": {"thing": 1}}}, source="x")
+    assert built == Outer(named={"a": Inner(size=3)}, free={"any": {"thing": 1}})
+
+
+def test_a_rule_of_a_section_is_reported_with_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"^run\.yaml: size must be at least 1, got 0$"):
+        build_config(Outer, {"listed": [{"size": 0}]}, source="run.yaml")

@@ -55,7 +55,7 @@ def test_a_cursor_of_another_version_is_refused(version: object, shown: str) -> 
         ({"sources": {"chat": 7}}, "TypeError"),
         ({"sources": {"chat": {"epoch": 1}}}, "KeyError"),
         ({"sources": {"chat": {"packs": 1}}}, "KeyError"),
-        ({"sources": {"chat": {"epoch": "first", "packs": 1}}}, "ValueError"),
+        ({"sources": {"chat": {"epoch": "first", "packs": 1}}}, "TypeError"),
         ({"sources": {"chat": {"epoch": 0, "packs": None}}}, "TypeError"),
         ({"plan": ...}, "KeyError"),
     ],
@@ -90,3 +90,24 @@ def test_a_cursor_follows_its_own_plan_only() -> None:
         ),
     ):
         cursor.check_plan("xyz")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"sources": {"data": {"epoch": 0, "packs": float("inf")}}},
+        {"sources": {"data": {"epoch": 0, "packs": 7.9}}},
+        {"plan": None},
+    ],
+)
+def test_values_of_the_wrong_kind_are_not_made_to_fit(damage: dict[str, Any]) -> None:
+    state = {"version": 1, "plan": "p", "sources": {"data": {"epoch": 0, "packs": 1}}} | damage
+    with pytest.raises(CursorError, match="the saved cursor is damaged"):
+        Cursor.from_dict(state)
+
+
+def test_what_is_no_mapping_or_has_no_number_as_version_is_refused() -> None:
+    with pytest.raises(CursorError, match=r"the saved cursor is damaged \(\[\]\)"):
+        Cursor.from_dict([])  # type: ignore[arg-type]
+    with pytest.raises(CursorError, match="has version True"):
+        Cursor.from_dict({"version": True, "plan": "p", "sources": {}})

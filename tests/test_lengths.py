@@ -144,3 +144,13 @@ def test_an_array_of_pickled_objects_is_refused(tmp_path: Path) -> None:
     array, description = written(tmp_path, [3, 1, 2])
     np.save(array, np.array([3, 1, "x"], dtype=object), allow_pickle=True)
     assert_cannot_be_read(array, description.read_bytes())
+
+
+def test_an_empty_file_and_a_description_without_its_parts_are_refused(tmp_path: Path) -> None:
+    array, description = LengthIndex.from_array(np.array([1, 2]), fingerprint="f").write(tmp_path)
+    text = (tmp_path / description).read_bytes()
+    with pytest.raises(LengthsError, match=r"cannot be read \('processor'\)"):
+        LengthIndex.open(tmp_path / array, text.replace(b"processor", b"smell"), fingerprint="f")
+    (tmp_path / array).write_bytes(b"")
+    with pytest.raises(LengthsError, match="cannot be read"):
+        LengthIndex.open(tmp_path / array, text, fingerprint="f")

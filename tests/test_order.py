@@ -118,7 +118,7 @@ def test_an_empty_dataset_has_no_blocks() -> None:
 
 def test_epochs_and_seeds_give_different_orders() -> None:
     sizes = [100] * 20
-    config = [OrderConfig(seed=seed, num_canonical_nodes=2, shuffle_block_size=500) for seed in (0, 1, 2**33)]
+    config = [OrderConfig(seed=seed, num_canonical_nodes=2, shuffle_block_size=500) for seed in (0, 1, 2**32 - 1)]
     orders = [tuple(epoch_ids(EpochOrder(sizes, config=c, epoch=epoch))) for c in config for epoch in range(3)]
     assert len(set(orders)) == len(orders)
 
@@ -205,7 +205,7 @@ def test_default_canonical_nodes_are_used_unless_given() -> None:
 
 
 def test_a_negative_seed_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^seed must be 0 or more, got -1$"):
+    with pytest.raises(ConfigError, match=r"^seed must be from 0 to 4294967295, got -1$"):
         OrderConfig(seed=-1)
 
 
@@ -224,3 +224,14 @@ def test_the_examples_in_the_docstrings_are_true() -> None:
     results = doctest.testmod(order_module)
     assert results.attempted >= 1
     assert results.failed == 0
+
+
+def test_a_seed_that_would_take_two_words_of_the_key_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^seed must be from 0 to 4294967295, got 4294967296$"):
+        OrderConfig(seed=1 << 32)
+
+
+def test_shards_and_the_first_block_are_shuffled_by_streams_of_their_own() -> None:
+    order = EpochOrder([1] * 1000, config=OrderConfig(seed=3, num_canonical_nodes=1), epoch=2)
+    shards = np.random.default_rng([3, 2]).permutation(1000)
+    assert not np.array_equal(order.block(0, 0), shards[shards])

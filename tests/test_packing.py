@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -306,3 +307,69 @@ def test_an_unknown_strategy_is_refused() -> None:
 def test_an_unknown_overlong_rule_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^overlong must be one of error, drop, truncate, split, got 'smash'$"):
         PackingConfig(packing_length=8, overlong="smash")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlong", ["error", "drop", "truncate", "split"])
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64])
+def test_a_length_that_takes_more_than_31_bits_is_refused(overlong: Overlong, dtype: type[np.integer[Any]]) -> None:
+    with pytest.raises(PackingError, match=r"^length 2147483658 at position 1: a sample may have up to 2147483647"):
+        pack(np.array([3, (1 << 31) + 10], dtype), config=PackingConfig(packing_length=100, overlong=overlong))
+
+
+@given(case=packing_cases(overlong="split"))
+@examples(60)
+def test_split_samples_are_whole_again_when_their_pieces_are_put_together(case: PackingCase) -> None:
+    packs = pack(case.lengths, config=case.config, seed=case.seed)
+    limit = case.config.packing_length
+    overlong = case.lengths > limit
+    assert packs.num_overlong == np.count_nonzero(overlong)
+    pieces = np.zeros_like(packs.order) if packs.pieces is None else packs.pieces
+    starts = pieces.astype(np.int64) * limit
+    taken = np.minimum(case.lengths[packs.order] - starts, limit)
+    assert np.array_equal(np.bincount(packs.order, weights=taken, minlength=len(case.lengths)), case.lengths)
+    assert len(set(zip(packs.order.tolist(), pieces.tolist(), strict=True))) == len(packs.order)
+    filled = np.concatenate([[0], np.cumsum(taken)])[packs.offsets]
+    assert np.all(np.diff(filled) <= limit)
+
+
+@given(case=packing_cases(), max_samples=st.integers(1, 5))
+@examples(60)
+def test_no_pack_has_more_samples_than_allowed(case: PackingCase, max_samples: int) -> None:
+    config = replace(case.config, max_samples_per_pack=max_samples)
+    packs = pack(case.lengths, config=config, seed=case.seed)
+    assert np.all(np.diff(packs.offsets) <= max_samples)
+    assert np.array_equal(np.sort(packs.order), np.arange(len(case.lengths)))
+    filled = np.concatenate([[0], np.cumsum(case.lengths[packs.order])])[packs.offsets]
+    assert np.all(np.diff(filled) <= config.packing_length)
+
+
+@given(case=packing_cases(strategies=("first_fit",)))
+@examples(60)
+def test_first_fit_takes_the_pack_that_was_opened_first_among_those_with_room(case: PackingCase) -> None:
+    packs: list[list[int]] = []
+    rooms: list[int] = []
+    for position, length in enumerate(case.lengths.tolist()):
+        chosen = next((number for number, room in enumerate(rooms) if room >= length), len(packs))
+        if chosen == len(packs):
+            packs.append([])
+            rooms.append(case.config.packing_length)
+        packs[chosen].append(position)
+        rooms[chosen] -= length
+    found = pack(case.lengths, config=case.config)
+    assert [found.order[a:b].tolist() for a, b in pairwise(found.offsets)] == packs
+
+
+@given(case=packing_cases(strategies=("window_7", "window_128")))
+@examples(60)
+def test_window_n_packs_each_window_on_its_own(case: PackingCase) -> None:
+    window = int(case.config.strategy.removeprefix("window_"))
+    packs = pack(case.lengths, config=case.config, seed=case.seed)
+    if len(packs.order):
+        windows = packs.order // window
+        assert np.array_equal(windows, np.sort(windows))
+        assert all(len(set(windows[a:b].tolist())) == 1 for a, b in pairwise(packs.offsets))
+
+
+def test_max_samples_per_pack_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^max_samples_per_pack must be at least 1, got 0$"):
+        PackingConfig(packing_length=8, max_samples_per_pack=0)
