@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import TrainingError
@@ -42,16 +43,16 @@ def compare_runs(reference: Run, resumed: Sequence[Run], *, first_step: int, las
     Sample ids of the global batch must be equal, losses within each run's tolerance (0: equal to the last bit).
     TrainingError when the reference lacks a step, so that nothing equal can be shown of nothing.
     """
-    table = Table("step", "ids", f"{reference.name}\nloss")
+    table = Table("step", "ids", f"{reference.name}\nloss", box=SIMPLE_HEAD)
     for run in resumed:
-        for heading in (f"{run.name}\nids", "\nloss", "\ndifference"):
+        for heading in (f"{run.name}\nids", "\nloss", "\ndiff"):
             table.add_column(heading)
     if last_step < first_step or any(step not in reference.records for step in range(first_step, last_step + 1)):
         raise TrainingError(f"the log of {reference.name} lacks steps {first_step} to {last_step}")
     differences = []
     for step in range(first_step, last_step + 1):
         expected = reference.records[step]
-        row = [str(step), str(len(expected["sample_ids"])), f"{expected['loss']:.6f}"]
+        row = [str(step), str(len(expected["sample_ids"])), f"{expected['loss']:.4f}"]
         for run in resumed:
             record = run.records.get(step)
             if record is None:
@@ -66,7 +67,7 @@ def compare_runs(reference: Run, resumed: Sequence[Run], *, first_step: int, las
                 differences.append(f"step {step}: the loss of {run.name} differs by {gap:.3g}")
             row += [
                 "equal" if same_ids else "DIFFERENT",
-                f"{record['loss']:.6f}",
+                f"{record['loss']:.4f}",
                 f"{gap:.1e}" if gap else "0",
             ]
         table.add_row(*row)

@@ -163,7 +163,7 @@ def _compare(output: Path, killed_at: int) -> bool:
         read_run(runs / "resumed-2", name="2 proc", tolerance=0.0),
         read_run(runs / "resumed-1", name="1 proc", tolerance=LOSS_TOLERANCE_OTHER_WORLD),
     ]
-    reference = read_run(runs / "uninterrupted", name="uninterrupted", tolerance=0.0)
+    reference = read_run(runs / "uninterrupted", name="whole run", tolerance=0.0)
     table, differences = compare_runs(reference, resumed, first_step=killed_at + 1, last_step=STEPS)
     console.print(table)
     repeated = len(read_log(runs / "resumed-2")) - STEPS
