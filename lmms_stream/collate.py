@@ -19,6 +19,7 @@ def collate(
     sample_ids: Sequence[int],
     *,
     pad_to: int | None = None,
+    source: str = "",
     step: int = 0,
     micro_batch: int = 0,
 ) -> Batch:
@@ -46,6 +47,7 @@ def collate(
         max_seqlen=max(lengths),
         num_loss_tokens=int(np.count_nonzero(all_labels != IGNORED_LABEL)),
         sample_ids=torch.tensor(list(sample_ids), dtype=torch.int64),
+        source=source,
         step=step,
         micro_batch=micro_batch,
     )

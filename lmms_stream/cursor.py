@@ -1,4 +1,4 @@
-"""Where training stands in a plan: a few integers that fit any number of ranks and workers."""
+"""Where training stands: a few integers that fit any number of ranks, nodes and workers."""
 
 from __future__ import annotations
 
@@ -10,27 +10,54 @@ from typing import Any
 from .errors import CursorError
 
 CURSOR_VERSION = 1
+FINGERPRINT_PARTS = (  # of a plan's fingerprint, between its dashes
+    "the plan version (release)",
+    "the lengths index (dataset or processor)",
+    "the shards (dataset)",
+    "the order settings (seed, shuffle, num_canonical_nodes, shuffle_block_size)",
+    "the packing settings (packing_length, strategy, window, overlong, max_samples_per_pack)",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """The next pack of one source: `packs` of epoch `epoch` are consumed."""
+    """The next pack of one source: `packs` packs of epoch `epoch` of its plan are consumed.
 
+    plan: fingerprint of the plan. taken: packs consumed since the mixture's phase began.
+    """
+
+    plan: str
     epoch: int = 0
     packs: int = 0
+    taken: int = 0
+
+    def check_packs(self, name: str, num_packs: int) -> None:
+        """Raise CursorError when the place lies beyond the `num_packs` packs of its epoch."""
+        if self.packs > num_packs:
+            raise CursorError(
+                f"the saved cursor stands at pack {self.packs} of epoch {self.epoch} of {name!r}, which has "
+                f"{num_packs}: use another checkpoint"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cursor:
-    """plan: fingerprint of the plan that is followed. sources: the place in each source, by its name."""
+    """step: finished steps of the run. sources: the place in each source, by its name.
 
-    plan: str
+    phase: what the sources take turns by, as the mixture names it ("" before the first step).
+    """
+
+    step: int = 0
+    phase: str = ""
     sources: Mapping[str, Place]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain ints and strings, for JSON; see from_dict."""
-        sources = {name: {"epoch": at.epoch, "packs": at.packs} for name, at in self.sources.items()}
-        return {"version": CURSOR_VERSION, "plan": self.plan, "sources": sources}
+        sources = {
+            name: {"plan": at.plan, "epoch": at.epoch, "packs": at.packs, "taken": at.taken}
+            for name, at in self.sources.items()
+        }
+        return {"version": CURSOR_VERSION, "step": self.step, "phase": self.phase, "sources": sources}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Cursor:
@@ -45,23 +72,44 @@ class Cursor:
             )
         try:
             places = {
-                str(name): Place(epoch=index(at["epoch"]), packs=index(at["packs"]))
+                str(name): Place(
+                    plan=_text(at["plan"]),
+                    epoch=_count(at["epoch"]),
+                    packs=_count(at["packs"]),
+                    taken=_count(at["taken"]),
+                )
                 for name, at in data["sources"].items()
             }
-            plan = data["plan"]
-            if not isinstance(plan, str):
-                raise TypeError(f"plan is {plan!r}")
+            return Cursor(step=_count(data["step"]), phase=_text(data["phase"]), sources=places)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CursorError(f"the saved cursor is damaged ({error!r}): use another checkpoint") from error
-        for name, place in places.items():
-            if place.epoch < 0 or place.packs < 0:
-                raise CursorError(f"the saved cursor is damaged: {name} stands at {place}: use another checkpoint")
-        return Cursor(plan=plan, sources=places)
 
-    def check_plan(self, fingerprint: str) -> None:
-        """Raise CursorError unless the cursor follows the plan of this fingerprint."""
-        if self.plan != fingerprint:
-            raise CursorError(
-                f"the checkpoint follows plan {self.plan}, this run built {fingerprint}: restore its dataset, "
-                "processor, seed and packing settings, or start over in another output_dir"
-            )
+    def check_plans(self, fingerprints: Mapping[str, str]) -> None:
+        """Raise CursorError, which says what differs, where a source follows another plan than this one."""
+        for name, built in fingerprints.items():
+            saved = self.sources[name].plan if name in self.sources else built
+            if saved != built:
+                raise CursorError(
+                    f"the checkpoint follows plan {saved} of {name!r}, this run built {built}: they differ in "
+                    f"{_difference(saved, built)}; restore that, or start over in another output_dir"
+                )
+
+
+def _difference(saved: str, built: str) -> str:
+    parts = saved.split("-"), built.split("-")
+    if not len(parts[0]) == len(parts[1]) == len(FINGERPRINT_PARTS):
+        return "everything"
+    return " and ".join(name for name, a, b in zip(FINGERPRINT_PARTS, *parts, strict=True) if a != b)
+
+
+def _count(value: Any) -> int:
+    number = index(value)
+    if number < 0:
+        raise ValueError(f"{number} is negative")
+    return number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value

@@ -91,15 +91,21 @@ class PackPlan:
         return self._epochs[epoch]
 
     def _fingerprint(self, lengths_hash: str) -> str:
+        """Five hashes with dashes between them, so that two can be compared part by part (cursor.py)."""
         order = dataclasses.asdict(self.order) | {"num_canonical_nodes": self.num_canonical_nodes}
-        parts = {
-            "version": PLAN_VERSION,
-            "lengths": lengths_hash,
-            "shards": hashlib.blake2b(self.samples_per_shard.tobytes(), digest_size=16).hexdigest(),
-            "order": order,
-            "packing": dataclasses.asdict(self.packing),
-        }
-        return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return "-".join(
+            [
+                str(PLAN_VERSION),
+                _digest(lengths_hash.encode()),
+                _digest(self.samples_per_shard.tobytes()),
+                _digest(json.dumps(order, sort_keys=True).encode()),
+                _digest(json.dumps(dataclasses.asdict(self.packing), sort_keys=True).encode()),
+            ]
+        )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 class _BlockPacks:
@@ -202,6 +208,7 @@ class _EpochPlan:
             lengths=np.concatenate([empty, *lengths]),
             offsets=offsets,
             canonical_nodes=nodes,
+            sources=np.zeros(stop - first, np.int64),
         )
 
     def _block(self, node: int, block: int) -> _BlockPacks:

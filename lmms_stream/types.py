@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
 
@@ -26,6 +28,27 @@ class World:
     rank: int = 0
     world_size: int = 1
     num_nodes: int = 1
+    replication: int = 1  # consecutive ranks that read the same packs (tensor or sequence parallel groups)
+
+    def __post_init__(self) -> None:
+        if self.replication < 1 or self.world_size % self.replication:
+            raise ConfigError(
+                f"replication {self.replication} does not divide the world size {self.world_size}: choose a divisor"
+            )
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of ranks that read packs of their own."""
+        return self.world_size // self.replication
+
+    @property
+    def group(self) -> int:
+        return self.rank // self.replication
+
+    @property
+    def num_group_nodes(self) -> int:
+        """Nodes among which packs are dealt: 1 where a group spans nodes."""
+        return self.num_nodes if self.num_groups % self.num_nodes == 0 else 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +60,7 @@ class PackRange:
     lengths: int64[num_segments], tokens that each segment takes in its pack.
     offsets: int64[num_packs + 1]; pack p holds segments [offsets[p], offsets[p + 1]).
     canonical_nodes: int64[num_packs], the canonical node that each pack comes from.
+    sources: int64[num_packs], the number of each pack's source (0 in a plan of one source).
     """
 
     sample_ids: NDArray[np.int64]
@@ -44,6 +68,7 @@ class PackRange:
     lengths: NDArray[np.int64]
     offsets: NDArray[np.int64]
     canonical_nodes: NDArray[np.int64]
+    sources: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -57,7 +82,8 @@ class Batch:
     the first token of a segment, so that no sample predicts the next; position_ids restart at 0 there.
     cu_seqlens: int32[num_segments + 1], token offsets of the segments; max_seqlen: the longest, in tokens.
     num_loss_tokens: labels that are not -100. sample_ids: int64[num_samples]; empty in a pad pack.
-    step: the step of the epoch it belongs to; micro_batch: its number among this rank's packs of the step.
+    source: the source of the samples. step: the step it belongs to, counted from where the loader began;
+    micro_batch: its number among this rank's packs of the step.
     """
 
     input_ids: torch.Tensor
@@ -67,6 +93,7 @@ class Batch:
     max_seqlen: int
     num_loss_tokens: int
     sample_ids: torch.Tensor
+    source: str = ""
     step: int = 0
     micro_batch: int = 0
 

@@ -94,4 +94,5 @@ def pack_range(pack_lengths: list[list[int]], canonical_nodes: list[int]) -> Pac
         lengths=flat,
         offsets=np.cumsum([0, *map(len, pack_lengths)], dtype=np.int64),
         canonical_nodes=np.array(canonical_nodes, dtype=np.int64),
+        sources=np.zeros(len(pack_lengths), dtype=np.int64),
     )

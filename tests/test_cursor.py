@@ -11,12 +11,15 @@ from lmms_stream.errors import CursorError
 
 from .strategies import examples
 
-places = st.builds(Place, epoch=st.integers(0, 1 << 40), packs=st.integers(0, 1 << 60))
-cursors = st.builds(Cursor, plan=st.text(), sources=st.dictionaries(st.text(), places, max_size=5))
+counts = st.integers(0, 1 << 60)
+places = st.builds(Place, plan=st.text(), epoch=counts, packs=counts, taken=counts)
+cursors = st.builds(Cursor, step=counts, phase=st.text(), sources=st.dictionaries(st.text(), places, max_size=5))
+
+PLACE = {"plan": "abc", "epoch": 1, "packs": 20, "taken": 3}
 
 
 def saved(**changes: Any) -> dict[str, Any]:
-    data = Cursor(plan="abc", sources={"chat": Place(epoch=1, packs=20)}).to_dict()
+    data = Cursor(step=7, phase="p", sources={"chat": Place(**PLACE)}).to_dict()  # type: ignore[arg-type]
     return {name: value for name, value in (data | changes).items() if value is not ...}
 
 
@@ -27,16 +30,11 @@ def test_a_cursor_comes_back_from_json_unchanged(cursor: Cursor) -> None:
 
 
 def test_a_saved_cursor_is_a_few_plain_values() -> None:
-    cursor = Cursor(plan="abc", sources={"chat": Place(epoch=1, packs=20)})
-    expected = {"version": CURSOR_VERSION, "plan": "abc", "sources": {"chat": {"epoch": 1, "packs": 20}}}
-    assert cursor.to_dict() == expected
+    assert saved() == {"version": CURSOR_VERSION, "step": 7, "phase": "p", "sources": {"chat": PLACE}}
+    assert Place(plan="abc") == Place(plan="abc", epoch=0, packs=0, taken=0)
 
 
-def test_a_place_is_the_start_of_the_first_epoch_unless_given() -> None:
-    assert (Place().epoch, Place().packs) == (0, 0)
-
-
-@pytest.mark.parametrize(("version", "shown"), [(2, "2"), (0, "0"), ("1", "'1'"), (..., "None")])
+@pytest.mark.parametrize(("version", "shown"), [(2, "2"), (0, "0"), ("1", "'1'"), (True, "True"), (..., "None")])
 def test_a_cursor_of_another_version_is_refused(version: object, shown: str) -> None:
     with pytest.raises(
         CursorError,
@@ -53,11 +51,17 @@ def test_a_cursor_of_another_version_is_refused(version: object, shown: str) -> 
         ({"sources": [["chat", 1]]}, "AttributeError"),
         ({"sources": {"chat": None}}, "TypeError"),
         ({"sources": {"chat": 7}}, "TypeError"),
-        ({"sources": {"chat": {"epoch": 1}}}, "KeyError"),
-        ({"sources": {"chat": {"packs": 1}}}, "KeyError"),
-        ({"sources": {"chat": {"epoch": "first", "packs": 1}}}, "TypeError"),
-        ({"sources": {"chat": {"epoch": 0, "packs": None}}}, "TypeError"),
-        ({"plan": ...}, "KeyError"),
+        ({"sources": {"chat": {"plan": "abc", "epoch": 1, "packs": 1}}}, "KeyError"),
+        ({"sources": {"chat": PLACE | {"plan": None}}}, "TypeError"),
+        ({"sources": {"chat": PLACE | {"epoch": "first"}}}, "TypeError"),
+        ({"sources": {"chat": PLACE | {"packs": None}}}, "TypeError"),
+        ({"sources": {"chat": PLACE | {"packs": 7.9}}}, "TypeError"),
+        ({"sources": {"chat": PLACE | {"packs": float("inf")}}}, "TypeError"),
+        ({"sources": {"chat": PLACE | {"epoch": -1}}}, "ValueError"),
+        ({"sources": {"chat": PLACE | {"packs": -5}}}, "ValueError"),
+        ({"step": ...}, "KeyError"),
+        ({"step": -1}, "ValueError"),
+        ({"phase": 3}, "TypeError"),
     ],
 )
 def test_a_damaged_cursor_is_refused(changes: dict[str, Any], problem: str) -> None:
@@ -67,47 +71,36 @@ def test_a_damaged_cursor_is_refused(changes: dict[str, Any], problem: str) -> N
         Cursor.from_dict(saved(**changes))
 
 
-@pytest.mark.parametrize(("epoch", "packs"), [(-1, 5), (0, -5)])
-def test_a_place_before_the_beginning_is_refused(epoch: int, packs: int) -> None:
-    with pytest.raises(
-        CursorError,
-        match=(
-            rf"^the saved cursor is damaged: chat stands at Place\(epoch={epoch}, packs={packs}\): "
-            r"use another checkpoint$"
-        ),
-    ):
-        Cursor.from_dict(saved(sources={"chat": {"epoch": epoch, "packs": packs}}))
-
-
-def test_a_cursor_follows_its_own_plan_only() -> None:
-    cursor = Cursor.from_dict(saved())
-    cursor.check_plan("abc")
-    with pytest.raises(
-        CursorError,
-        match=(
-            r"^the checkpoint follows plan abc, this run built xyz: restore its dataset, processor, seed and packing "
-            r"settings, or start over in another output_dir$"
-        ),
-    ):
-        cursor.check_plan("xyz")
+def test_what_is_no_mapping_is_refused() -> None:
+    with pytest.raises(CursorError, match=r"the saved cursor is damaged \(\[\]\)"):
+        Cursor.from_dict([])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("built", "difference"),
     [
-        {"sources": {"data": {"epoch": 0, "packs": float("inf")}}},
-        {"sources": {"data": {"epoch": 0, "packs": 7.9}}},
-        {"plan": None},
+        ("2-a-b-c-d", r"the plan version \(release\)"),
+        ("1-x-b-c-d", r"the lengths index \(dataset or processor\)"),
+        ("1-a-x-c-d", r"the shards \(dataset\)"),
+        ("1-a-b-x-d", r"the order settings \(seed, shuffle, num_canonical_nodes, shuffle_block_size\)"),
+        ("1-a-b-c-x", r"the packing settings \(packing_length, strategy, .*\)"),
+        ("1-x-y-c-d", r"the lengths index \(dataset or processor\) and the shards \(dataset\)"),
+        ("other", "everything"),
     ],
 )
-def test_values_of_the_wrong_kind_are_not_made_to_fit(damage: dict[str, Any]) -> None:
-    state = {"version": 1, "plan": "p", "sources": {"data": {"epoch": 0, "packs": 1}}} | damage
-    with pytest.raises(CursorError, match="the saved cursor is damaged"):
-        Cursor.from_dict(state)
+def test_a_foreign_plan_is_refused_and_the_error_says_what_differs(built: str, difference: str) -> None:
+    cursor = Cursor(sources={"chat": Place(plan="1-a-b-c-d"), "old": Place(plan="gone")})
+    cursor.check_plans({"chat": "1-a-b-c-d", "new": "any"})
+    with pytest.raises(
+        CursorError,
+        match=rf"^the checkpoint follows plan 1-a-b-c-d of 'chat', this run built {built}: they differ in "
+        rf"{difference}; restore that, or start over in another output_dir$",
+    ):
+        cursor.check_plans({"chat": built})
 
 
-def test_what_is_no_mapping_or_has_no_number_as_version_is_refused() -> None:
-    with pytest.raises(CursorError, match=r"the saved cursor is damaged \(\[\]\)"):
-        Cursor.from_dict([])  # type: ignore[arg-type]
-    with pytest.raises(CursorError, match="has version True"):
-        Cursor.from_dict({"version": True, "plan": "p", "sources": {}})
+def test_a_place_beyond_its_epoch_is_refused() -> None:
+    place = Place(plan="p", epoch=2, packs=9)
+    place.check_packs("chat", 9)
+    with pytest.raises(CursorError, match="stands at pack 9 of epoch 2 of 'chat', which has 8: use another checkpoint"):
+        place.check_packs("chat", 8)

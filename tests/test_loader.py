@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,8 @@ def read_steps(
         loader = PackedLoader(dataset, global_batch=global_batch, world=world, num_workers=num_workers, timeout_s=60)
         if state is not None:
             loader.load_state_dict(state)
-        epoch, first = loader.place.epoch, loader.place.packs // global_batch
+        place = loader.cursor.sources["data"]
+        epoch, first = place.epoch, place.packs // global_batch
         batches: Iterator[Batch] = iter(loader)
         for batch in batches:
             steps[epoch, first + batch.step] += batch.sample_ids.tolist()
@@ -83,7 +84,7 @@ def test_an_epoch_delivers_each_packed_sample_once_in_the_plans_steps(dataset: P
     for (_, step), ids in steps.items():
         packs = plan.packs(0, step * GLOBAL_BATCH, min((step + 1) * GLOBAL_BATCH, plan.num_packs(0)))
         assert ids == sorted(packs.sample_ids.tolist())
-    assert state["sources"] == {"data": {"epoch": 1, "packs": 0}}
+    assert state["sources"] == {"data": {"plan": plan.fingerprint, "epoch": 1, "packs": 0, "taken": 0}}
 
 
 def test_a_batch_holds_its_samples_as_the_processor_makes_them(
@@ -120,7 +121,7 @@ def test_a_state_is_small_json_and_resumes_at_another_world_size_and_worker_coun
         first, states = read_steps(dataset, world_size=2, num_steps=stop)
         assert states[0] == states[1]
         text = json.dumps(states[0])
-        assert len(text) < 300
+        assert len(text) < 400
         fresh = open_dataset(dataset_folder, chat_processor)
         rest, _ = read_steps(fresh, state=json.loads(text), world_size=world_size, num_workers=num_workers)
         if stop == total:
@@ -144,8 +145,9 @@ def test_a_step_that_was_delivered_in_part_is_not_counted(dataset: PackedStreami
     batches = iter(loader)
     for number in range(1, 2 * GLOBAL_BATCH + 1):
         next(batches)
-        place = loader.state_dict()["sources"]["data"]
-        assert place == {"epoch": 0, "packs": number // GLOBAL_BATCH * GLOBAL_BATCH}
+        state = loader.state_dict()
+        assert state["step"] == number // GLOBAL_BATCH
+        assert state["sources"]["data"]["packs"] == number // GLOBAL_BATCH * GLOBAL_BATCH
 
 
 def test_every_rank_makes_the_same_number_of_steps_and_the_last_is_padded(dataset: PackedStreamingDataset) -> None:
@@ -169,7 +171,8 @@ def test_a_short_last_step_can_be_dropped(dataset: PackedStreamingDataset) -> No
     loader = PackedLoader(dataset, global_batch=global_batch, drop_last=True)
     assert len(loader) == num_packs // global_batch * global_batch
     assert all(len(batch.sample_ids) for batch in loader)
-    assert loader.place.epoch == 1
+    assert loader.cursor.sources["data"].epoch == 1
+    assert loader.num_dropped_packs == num_packs % global_batch
 
 
 def test_truncated_samples_fill_a_pack_and_are_counted(dataset_folder: Path, chat_processor: ChatProcessor) -> None:
@@ -191,14 +194,56 @@ def test_a_cursor_of_another_plan_or_beyond_it_is_refused(
 ) -> None:
     state = PackedLoader(dataset, global_batch=GLOBAL_BATCH).state_dict()
     other = PackedLoader(open_dataset(dataset_folder, chat_processor, seed=1), global_batch=GLOBAL_BATCH)
-    with pytest.raises(CursorError, match=f"the checkpoint follows plan {state['plan']}, this run built"):
+    with pytest.raises(CursorError, match=r"the checkpoint follows plan .* they differ in the order settings \(seed"):
         other.load_state_dict(state)
+    place = state["sources"]["data"] | {"packs": 10**6}
+    with pytest.raises(CursorError, match=r"stands at pack 1000000 of epoch 0 of 'data', which has \d+"):
+        PackedLoader(dataset, global_batch=GLOBAL_BATCH).load_state_dict(state | {"sources": {"data": place}})
+
+
+def test_skipped_steps_are_not_read(dataset: PackedStreamingDataset) -> None:
+    whole, _ = read_steps(dataset)
     loader = PackedLoader(dataset, global_batch=GLOBAL_BATCH)
-    beyond = state | {"sources": {"data": {"epoch": 0, "packs": 10**6}}}
-    with pytest.raises(CursorError, match=r"stands at pack 1000000 of epoch 0, which has \d+"):
-        loader.load_state_dict(beyond)
-    with pytest.raises(CursorError, match="has sources \\['other'\\]"):
-        loader.load_state_dict(state | {"sources": {"other": {"epoch": 0, "packs": 0}}})
+    loader.skip_steps(3)
+    rest, _ = read_steps(dataset, state=loader.state_dict())
+    assert rest == {step: ids for step, ids in whole.items() if step[1] >= 3}
+
+
+def test_ranks_of_a_replication_group_read_the_same_batches(dataset: PackedStreamingDataset) -> None:
+    def batches(rank: int) -> list[list[int]]:
+        world = World(rank=rank, world_size=4, num_nodes=2, replication=2)
+        return [batch.sample_ids.tolist() for batch in PackedLoader(dataset, global_batch=GLOBAL_BATCH, world=world)]
+
+    assert batches(0) == batches(1) != batches(2) == batches(3)
+    assert sorted(sum(batches(0) + batches(2), start=[])) == all_ids(read_steps(dataset)[0])  # noqa: RUF017
+    with pytest.raises(ConfigError, match="replication 3 does not divide the world size 4: choose a divisor"):
+        World(world_size=4, replication=3)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_several_datasets_are_mixed_by_weight_and_resumed(
+    dataset: PackedStreamingDataset, dataset_folder: Path, chat_processor: ChatProcessor, num_workers: int
+) -> None:
+    sources = {"one": dataset, "two": open_dataset(dataset_folder, chat_processor, seed=5)}
+
+    def loader() -> PackedLoader:
+        return PackedLoader(
+            sources, global_batch=8, weights={"one": 3, "two": 1}, num_workers=num_workers, timeout_s=60
+        )
+
+    def take(from_loader: PackedLoader, num_batches: int) -> list[tuple[str, list[int]]]:
+        return [(b.source, b.sample_ids.tolist()) for _, b in zip(range(num_batches), from_loader, strict=False)]
+
+    first = loader()
+    whole = take(first, 48)
+    assert Counter(source for source, _ in whole) == {"one": 36, "two": 12}
+    stopped = loader()
+    assert take(stopped, 19) == whole[:19]
+    resumed = loader()
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert take(resumed, 32) == whole[16:]
+    with pytest.raises(ConfigError, match="have no end: count steps instead"):
+        len(first)
 
 
 def test_impossible_settings_are_refused(dataset: PackedStreamingDataset, dataset_folder: Path) -> None:
@@ -206,7 +251,7 @@ def test_impossible_settings_are_refused(dataset: PackedStreamingDataset, datase
         ConfigError, match="global_batch 8 cannot be shared equally by 3 ranks: make it a multiple of 3"
     ):
         PackedLoader(dataset, global_batch=8, world=World(rank=0, world_size=3))
-    with pytest.raises(ConfigError, match="a PackedLoader needs a processor"):
+    with pytest.raises(ConfigError, match="a PackedLoader needs a processor: give dataset 'data' one"):
         PackedLoader(PackedStreamingDataset(dataset_folder), global_batch=8)
 
 

@@ -231,8 +231,9 @@ class FSDP2SFTTrainer:
         self.step = state["step"]
 
     def _steps_of_epochs(self, epochs: int) -> int:
-        plan = self.loader.dataset.plan
-        return sum(-(-plan.num_packs(epoch) // self.args.global_batch) for epoch in range(epochs))
+        plans = self.loader.mixture.plans.values()
+        packs = [sum(plan.num_packs(epoch) for plan in plans) for epoch in range(epochs)]
+        return sum(-(-count // self.args.global_batch) for count in packs)
 
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
         mesh = init_device_mesh(self.device.type, (self.world.world_size,))
