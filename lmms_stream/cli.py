@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import __version__
-from .errors import LmmsStreamError
+from .errors import ConfigError, LmmsStreamError
 
 if TYPE_CHECKING:
+    from .plan import PackPlan
     from .processors.base import Processor
 
 EXAMPLES = {
     "convert": "lmms-stream convert chats.jsonl more.parquet s3://bucket/chats --tokenizer path/to/tokenizer",
     "index": "lmms-stream index s3://bucket/chats --tokenizer path/to/tokenizer",
-    "plan": "lmms-stream plan s3://bucket/chats --packing-length 4096 --global-batch 64 --plot plan.png",
+    "plan": "lmms-stream plan s3://bucket/chats --packing-length 4096 --world-size 8 --compare --plot plan.png",
     "train": "lmms-stream train run.yaml train.max_steps=100 --nproc 2",
     "demo": "lmms-stream demo --output demo-output",
 }
@@ -95,16 +96,25 @@ def _add_index(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_plan(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "plan", _plan, "Say what an epoch's packs amount to: steps, efficiency, overlong samples.")
-    parser.add_argument("remote", help="the dataset's folder or URL")
+    parser = _add(
+        commands, "plan", _plan, "Say what packs and steps amount to: efficiency, overlong samples, reach, balance."
+    )
+    parser.add_argument("remotes", nargs="+", metavar="REMOTE", help="the datasets' folders or URLs")
     parser.add_argument("--packing-length", type=int, required=True, metavar="TOKENS")
     parser.add_argument("--tokenizer", help="use the lengths it measured (default: the index written last)")
     parser.add_argument("--strategy", default="best_fit", help="best_fit, first_fit, next_fit or window_N")
     parser.add_argument("--overlong", choices=("error", "drop", "truncate", "split"), default="error")
-    parser.add_argument("--global-batch", type=int, default=1, metavar="PACKS", help="packs a step; default 1")
+    parser.add_argument("--max-samples-per-pack", type=int, metavar="N")
+    parser.add_argument("--global-batch", type=int, default=64, metavar="PACKS", help="packs a step; default 64")
+    parser.add_argument("--world-size", type=int, default=1, metavar="RANKS", help="default 1")
+    parser.add_argument("--num-nodes", type=int, default=1, help="nodes of world-size / num-nodes ranks; default 1")
+    parser.add_argument("--canonical-nodes", type=int, metavar="C", help="default: by the number of samples")
+    parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="one per REMOTE: shares of the tokens")
+    parser.add_argument("--epochs", type=int, default=1, help="epochs to report; default 1")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epoch", type=int, default=0)
+    parser.add_argument("--compare", action="store_true", help="table all strategies")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw lengths and fill as .png, .svg or .pdf")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
 
 
 def _add_train(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -163,24 +173,54 @@ def _index(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from .console import print_record
+    from .console import print_plan
+    from .mixture import Mixture
+    from .report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_steps, with_strategy
+    from .types import World
+
+    plans = _open_plans(options)
+    if options.weights and len(options.weights) != len(plans):
+        raise ConfigError(f"{len(options.weights)} weights for {len(plans)} datasets: give one for each")
+    weights = dict(zip(plans, options.weights, strict=True)) if options.weights else None
+    world = World(world_size=options.world_size, num_nodes=options.num_nodes)
+    steps = report_steps(Mixture(plans, weights=weights), global_batch=options.global_batch, world=world)
+    epochs = [
+        report_epoch(plan, source=name, epoch=epoch) for name, plan in plans.items() for epoch in range(options.epochs)
+    ]
+    compared = {}
+    if options.compare:
+        compared = {
+            f"{name} {strategy}".strip() if len(plans) > 1 else strategy: with_strategy(plan, strategy)
+            for name, plan in plans.items()
+            for strategy in COMPARED_STRATEGIES
+        }
+    comparison = [report_epoch(plan, source=name, epoch=0) for name, plan in compared.items()]
+    print_plan(epochs, steps, comparison, as_json=options.json)
+    if options.plot:
+        plot_plans(compared or plans, options.plot)
+    return 0
+
+
+def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
+    """The plan of each remote, by the last part of its path, with a number where that stands twice."""
     from .dataset import PackedStreamingDataset
     from .order import OrderConfig
     from .packing import PackingConfig
-    from .report import plot_plan, report_plan
 
-    dataset = PackedStreamingDataset(
-        options.remote,
-        processor=_processor(options.tokenizer),
-        packing=PackingConfig(
-            packing_length=options.packing_length, strategy=options.strategy, overlong=options.overlong
-        ),
-        order=OrderConfig(seed=options.seed),
+    packing = PackingConfig(
+        packing_length=options.packing_length,
+        strategy=options.strategy,
+        overlong=options.overlong,
+        max_samples_per_pack=options.max_samples_per_pack,
     )
-    print_record(options.remote, report_plan(dataset.plan, epoch=options.epoch, global_batch=options.global_batch))
-    if options.plot:
-        plot_plan(dataset.plan, options.plot, epoch=options.epoch)
-    return 0
+    order = OrderConfig(seed=options.seed, num_canonical_nodes=options.canonical_nodes)
+    processor = _processor(options.tokenizer)
+    plans = {}
+    for remote in options.remotes:
+        dataset = PackedStreamingDataset(remote, processor=processor, packing=packing, order=order)
+        name = remote.rstrip("/").rsplit("/", 1)[-1]
+        plans[f"{name} ({len(plans) + 1})" if name in plans else name] = dataset.plan
+    return plans
 
 
 def _train(options: argparse.Namespace) -> int:

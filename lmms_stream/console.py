@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from .report import EpochReport, StepsReport
+
 console = Console()
+COMPARED_FIELDS = ("num_packs", "lower_bound", "efficiency", "samples_per_pack")
 
 
 @contextmanager
@@ -32,14 +38,50 @@ def print_record(title: str, record: Any) -> None:
     table = Table("", "", title=title, show_header=False)
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
-        if isinstance(value, int | float | str):
-            table.add_row(field.name.replace("_", " ").removeprefix("num "), _format(field.name, value))
+        if value is None or isinstance(value, int | float | str):
+            table.add_row(_label(field.name), _format(field.name, value))
     console.print(table)
 
 
-def _format(name: str, value: int | float | str) -> str:
+def print_plan(
+    epochs: Sequence[EpochReport], steps: StepsReport, comparison: Sequence[EpochReport], *, as_json: bool
+) -> None:
+    """What `lmms-stream plan` found, as tables or as one JSON object."""
+    if as_json:
+        parts = {"epochs": epochs, "comparison": comparison}
+        records = {name: [dataclasses.asdict(record) for record in part] for name, part in parts.items()}
+        sys.stdout.write(json.dumps(records | {"steps": dataclasses.asdict(steps)}, indent=1) + "\n")
+        return
+    _print_records("epochs", epochs)
+    print_record("steps", steps)
+    if comparison:
+        table = Table("", *map(_label, COMPARED_FIELDS), title="strategies, epoch 0")
+        for record in comparison:
+            table.add_row(record.source, *(_format(name, getattr(record, name)) for name in COMPARED_FIELDS))
+        console.print(table)
+
+
+def _print_records(title: str, records: Sequence[EpochReport]) -> None:
+    """One column a record, so that long names and many fields both fit."""
+    table = Table("", *(record.source for record in records), title=title)
+    for field in dataclasses.fields(records[0]):
+        if field.name != "source":
+            values = (_format(field.name, getattr(record, field.name)) for record in records)
+            table.add_row(_label(field.name), *values)
+    console.print(table)
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ").removeprefix("num ")
+
+
+def _format(name: str, value: int | float | str | None) -> str:
+    if value is None:
+        return "no end" if name == "num_steps" else "-"
     if isinstance(value, str):
         return value
     if name == "efficiency":
         return f"{value:.2%}"
+    if name.startswith("imbalance"):
+        return f"{value:.4f}"
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"

@@ -53,6 +53,7 @@ class PackPlan:
                 f"the lengths index has {len(index.lengths)} entries and the shards hold {self.num_samples} "
                 "samples: write it again with lmms-stream index"
             )
+        self.index = index
         self.lengths = index.lengths
         self.order = order
         self.packing = packing

@@ -34,12 +34,12 @@ ALLOWED = {
     "loader": {"errors", "types", "assign", "collate", "cursor", "dataset", "mixture"},
     "train": {"errors", "types", "config", "collate", "dataset", "loader", "processors"},
     "converters": {"__version__", "errors", "types", "storage", "shards", "lengths", "cache", "processors"},
-    "report": {"errors", "assign", "plan"},
-    "console": set(),
-    "demo": {"errors", "config", "console", "converters", "processors", "report", "train"},
+    "report": {"errors", "types", "assign", "mixture", "plan"},
+    "console": {"report"},
+    "demo": {"errors", "types", "config", "console", "converters", "mixture", "processors", "report", "train"},
     "cli": {
-        "__version__", "errors", "console", "converters", "dataset", "demo", "order", "packing", "processors",
-        "report", "train",
+        "__version__", "errors", "types", "console", "converters", "dataset", "demo", "mixture", "order", "packing",
+        "plan", "processors", "report", "train",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..console import console, counter, print_record
+from ..console import console, counter, print_plan, print_record
 from ..errors import ConfigError
 from .compare import compare_runs, read_log, read_run
 from .corpus import VOCABULARY, Corpus, build_corpus, train_tokenizer
@@ -122,15 +122,17 @@ def _write_config(output: Path, remote: str, tokenizer: Path) -> Path:
 
 def _plan(config: Path, output: Path) -> None:
     from ..config import load_config
-    from ..report import plot_plan, report_plan
+    from ..mixture import Mixture
+    from ..report import plot_plans, report_epoch, report_steps
     from ..train.trainer import RunConfig
+    from ..types import World
 
     plan = load_config(RunConfig, config).dataset.build().plan
-    report = report_plan(plan, epoch=0, global_batch=GLOBAL_BATCH)
-    print_record(f"plan of epoch 0, packs of {PACKING_LENGTH} tokens", report)
-    if report.num_steps <= STEPS:
-        raise ConfigError(f"the epoch has {report.num_steps} steps: the demo needs more than {STEPS}")
-    plot_plan(plan, output / "plan.png")
+    steps = report_steps(Mixture({"data": plan}), global_batch=GLOBAL_BATCH, world=World(world_size=2))
+    print_plan([report_epoch(plan, source=f"packs of {PACKING_LENGTH}", epoch=0)], steps, [], as_json=False)
+    if steps.num_steps is None or steps.num_steps <= STEPS:
+        raise ConfigError(f"the epoch has {steps.num_steps} steps: the demo needs more than {STEPS}")
+    plot_plans({"best_fit": plan}, output / "plan.png")
     console.print(f"plot: {output / 'plan.png'}")
 
 
