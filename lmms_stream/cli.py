@@ -215,7 +215,7 @@ def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
     )
     order = OrderConfig(seed=options.seed, num_canonical_nodes=options.canonical_nodes)
     processor = _processor(options.tokenizer)
-    plans = {}
+    plans: dict[str, PackPlan] = {}
     for remote in options.remotes:
         dataset = PackedStreamingDataset(remote, processor=processor, packing=packing, order=order)
         name = remote.rstrip("/").rsplit("/", 1)[-1]

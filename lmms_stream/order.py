@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .errors import ConfigError
 
-MAX_DEFAULT_CANONICAL_NODES = 64
+MAX_DEFAULT_CANONICAL_NODES = 8  # a block of each is replayed at a start: 64 took over a second
 MIN_SAMPLES_PER_DEFAULT_NODE = 1 << 17
 
 
@@ -40,12 +40,13 @@ class OrderConfig:
 
 
 def default_canonical_nodes(num_samples: int) -> int:
-    """A power of two that leaves each canonical node at least 2**17 samples, and at most 64.
+    """A power of two that leaves each canonical node at least 2**17 samples, and at most 8.
 
-    It depends on nothing but the dataset, so that the same packs follow on any number of machines.
+    It depends on nothing but the dataset, so that the same packs follow on any number of machines. With more than
+    8 nodes, set num_canonical_nodes to a multiple of their number, so that each downloads its own share alone.
 
     >>> [default_canonical_nodes(n) for n in (0, 10_000, 1 << 18, 10**9)]
-    [1, 1, 2, 64]
+    [1, 1, 2, 8]
     """
     nodes = max(1, min(MAX_DEFAULT_CANONICAL_NODES, num_samples // MIN_SAMPLES_PER_DEFAULT_NODE))
     return 1 << (nodes.bit_length() - 1)

@@ -8,7 +8,7 @@ the GIL.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -54,13 +54,14 @@ class Packs:
 
     order: int32[num_segments]; order[offsets[p]:offsets[p + 1]] are the positions in pack p, each position once
     (a position that was split: once for each of its pieces). offsets: int64[num_packs + 1].
-    num_overlong: positions longer than a pack, dropped, truncated or split.
+    num_tokens: tokens in all packs. num_overlong: positions longer than a pack, dropped, truncated or split.
     pieces: None, or int32[num_segments] when samples were split: piece k of a position starts at its token
     k * packing_length.
     """
 
     order: NDArray[np.int32]
     offsets: NDArray[np.int64]
+    num_tokens: int
     num_overlong: int = 0
     pieces: NDArray[np.int32] | None = None
 
@@ -92,8 +93,7 @@ def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int 
     tokens = np.ascontiguousarray(lengths, dtype=np.int32)
     num_overlong = int(np.count_nonzero(tokens > config.packing_length))
     if not num_overlong:
-        order, offsets = _pack_tokens(tokens, config, seed)
-        return Packs(order=order, offsets=offsets)
+        return _pack_tokens(tokens, config, seed)
     return _pack_overlong(tokens, config, seed, num_overlong)
 
 
@@ -106,34 +106,31 @@ def _pack_overlong(tokens: NDArray[np.int32], config: PackingConfig, seed: int, 
             f"{tokens.max()} tokens): raise packing_length, or set overlong to drop, truncate or split"
         )
     if config.overlong == "truncate":
-        order, offsets = _pack_tokens(np.minimum(tokens, np.int32(limit)), config, seed)
-        return Packs(order=order, offsets=offsets, num_overlong=num_overlong)
+        packs = _pack_tokens(np.minimum(tokens, np.int32(limit)), config, seed)
+        return replace(packs, num_overlong=num_overlong)
     if config.overlong == "drop":
         kept = np.flatnonzero(tokens <= limit).astype(np.int32)
-        order, offsets = _pack_tokens(tokens[kept], config, seed)
-        return Packs(order=kept[order], offsets=offsets, num_overlong=num_overlong)
+        packs = _pack_tokens(tokens[kept], config, seed)
+        return replace(packs, order=kept[packs.order], num_overlong=num_overlong)
     num_pieces = -(-tokens // limit)
     positions = np.repeat(np.arange(len(tokens), dtype=np.int32), num_pieces)
     first_piece = np.cumsum(num_pieces) - num_pieces
     pieces = (np.arange(len(positions)) - first_piece[positions]).astype(np.int32)
-    order, offsets = _pack_tokens(np.minimum(tokens[positions] - pieces * np.int32(limit), limit), config, seed)
-    return Packs(order=positions[order], offsets=offsets, num_overlong=num_overlong, pieces=pieces[order])
+    packs = _pack_tokens(np.minimum(tokens[positions] - pieces * np.int32(limit), limit), config, seed)
+    return replace(packs, order=positions[packs.order], num_overlong=num_overlong, pieces=pieces[packs.order])
 
 
-def _pack_tokens(
-    tokens: NDArray[np.int32], config: PackingConfig, seed: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """order and offsets of lengths that all fit, by the strategy of the config."""
+def _pack_tokens(tokens: NDArray[np.int32], config: PackingConfig, seed: int) -> Packs:
+    """Packs of lengths that all fit, by the strategy of the config."""
     tokens = np.ascontiguousarray(tokens, dtype=np.int32)
     limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
-    packed: tuple[NDArray[np.int32], NDArray[np.int64]]
     if config.strategy == "next_fit":
-        packed = kernels.next_fit(tokens, limit, max_samples)
+        order, offsets = kernels.next_fit(tokens, limit, max_samples)
     elif config.strategy == "first_fit":
-        packed = kernels.first_fit(tokens, limit, max_samples)
-    elif config.strategy == "best_fit":
-        packed = kernels.best_fit(tokens, limit, max_samples, config.window, FILLER_SHARE, True, np.uint64(seed))
+        order, offsets = kernels.first_fit(tokens, limit, max_samples)
     else:
-        window = int(config.strategy.removeprefix("window_"))
-        packed = kernels.best_fit(tokens, limit, max_samples, window, 1.0, False, np.uint64(seed))
-    return packed
+        window, filler_share, carry = config.window, FILLER_SHARE, True
+        if config.strategy != "best_fit":
+            window, filler_share, carry = int(config.strategy.removeprefix("window_")), 1.0, False
+        order, offsets = kernels.best_fit(tokens, limit, max_samples, window, filler_share, carry, np.uint64(seed))
+    return Packs(order=order, offsets=offsets, num_tokens=int(tokens.sum(dtype=np.int64)))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from .errors import LengthsError, PackingError
 from .lengths import LengthIndex
 from .order import EpochOrder, OrderConfig
-from .packing import PackingConfig, pack
+from .packing import PackingConfig, Packs, pack
 from .types import PackRange
 
 PLAN_VERSION = 1  # changes when the same inputs give other packs
@@ -113,16 +113,24 @@ class _BlockPacks:
     """The packs of one shuffle block: segments in pack order, and where each pack begins."""
 
     def __init__(self, plan: PackPlan, order: EpochOrder, node: int, block: int):
-        ids = order.block(node, block)
-        seed = np.random.SeedSequence([plan.order.seed, order.epoch, node + 1, block, 1]).generate_state(1, np.uint64)
-        lengths = plan.lengths[ids].astype(np.int64)
-        packs = pack(lengths, config=plan.packing, seed=int(seed[0]))
+        ids, lengths, packs = _pack_block(plan, order, node, block)
+        limit = plan.packing.packing_length
         self.sample_ids = ids[packs.order]
-        self.starts = None if packs.pieces is None else packs.pieces.astype(np.int64) * plan.packing.packing_length
-        left = lengths[packs.order] if self.starts is None else lengths[packs.order] - self.starts
-        self.lengths = np.minimum(left, plan.packing.packing_length)
+        self.starts = None if packs.pieces is None else packs.pieces.astype(np.int64) * limit
+        left = lengths[packs.order].astype(np.int64)
+        self.lengths = np.minimum(left if self.starts is None else left - self.starts, limit)
         self.offsets = packs.offsets
-        self.num_overlong = packs.num_overlong
+
+
+def _pack_block(
+    plan: PackPlan, order: EpochOrder, node: int, block: int
+) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]], Packs]:
+    """Sample ids of a block, their lengths, and its packs over them."""
+    ids = order.block(node, block)
+    lengths = plan.lengths[ids]
+    # node + 1, as in EpochOrder.block; the 1 at the end makes it another stream than the block's own.
+    seed = np.random.SeedSequence([plan.order.seed, order.epoch, node + 1, block, 1]).generate_state(1, np.uint64)
+    return ids, lengths, pack(lengths, config=plan.packing, seed=int(seed[0]))
 
 
 class _EpochPlan:
@@ -153,8 +161,8 @@ class _EpochPlan:
         """Packs, tokens and overlong samples of each block: int64[num_blocks, 3]."""
 
         def count(place: tuple[int, int]) -> tuple[int, int, int]:
-            packs = _BlockPacks(self._plan, self._order, *place)
-            return len(packs.offsets) - 1, int(packs.lengths.sum()), packs.num_overlong
+            packs = _pack_block(self._plan, self._order, *place)[2]
+            return len(packs), packs.num_tokens, packs.num_overlong
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             return np.array(list(pool.map(count, blocks)), dtype=np.int64).reshape(-1, 3)

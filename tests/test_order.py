@@ -193,10 +193,10 @@ def test_shuffled_shards_land_anywhere_in_the_epoch() -> None:
 @given(num_samples=st.integers(0, 10**12))
 def test_default_canonical_nodes_are_a_power_of_two_with_enough_samples_each(num_samples: int) -> None:
     nodes = default_canonical_nodes(num_samples)
-    assert 1 <= nodes <= 64
+    assert 1 <= nodes <= 8
     assert nodes & (nodes - 1) == 0
     assert nodes == 1 or num_samples // nodes >= 1 << 17
-    assert nodes == 64 or num_samples // (2 * nodes) < 1 << 17
+    assert nodes == 8 or num_samples // (2 * nodes) < 1 << 17
 
 
 def test_default_canonical_nodes_are_used_unless_given() -> None:
