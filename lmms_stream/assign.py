@@ -14,24 +14,13 @@ PAD = -1  # in a rank's list: a pack without samples, so that every rank has the
 LINEAR_COST = 12288  # linear work of a token in units of attention's len**2: 6 * hidden size, here of 2048
 
 
-def step_bounds(step: int, *, global_batch: int, num_packs: int, first: int = 0) -> tuple[int, int]:
-    """First and one-past-last pack of a step, counted from pack `first`, clipped to the epoch.
-
-    >>> step_bounds(2, global_batch=8, num_packs=20)
-    (16, 20)
-    """
-    start = first + step * global_batch
-    return min(start, num_packs), min(start + global_batch, num_packs)
-
-
-def num_steps(*, global_batch: int, num_packs: int, first: int = 0, drop_last: bool = False) -> int:
-    """Steps from pack `first` to the end of the epoch; the last one may be short.
+def num_steps(*, global_batch: int, num_packs: int, drop_last: bool = False) -> int:
+    """Steps in `num_packs` packs; the last one may be short.
 
     >>> num_steps(global_batch=8, num_packs=20), num_steps(global_batch=8, num_packs=20, drop_last=True)
     (3, 2)
     """
-    left = num_packs - first
-    return left // global_batch if drop_last else -(-left // global_batch)
+    return num_packs // global_batch if drop_last else -(-num_packs // global_batch)
 
 
 def check_global_batch(global_batch: int, world_size: int) -> None:

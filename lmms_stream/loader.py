@@ -62,8 +62,8 @@ class PackedLoader:
                 raise ConfigError(f"a PackedLoader needs a processor: give dataset {name!r} one")
         self.world = world or next(iter(datasets.values())).world
         check_global_batch(global_batch, self.world.num_groups)
-        self.packs = _Packs(datasets, weights, max_epochs, global_batch, self.world, pad_to, drop_last, collator)
-        self.mixture = self.packs.mixture
+        self._packs = _Packs(datasets, weights, max_epochs, global_batch, self.world, pad_to, drop_last, collator)
+        self.mixture = self._packs.mixture
         self.global_batch = global_batch
         self.num_workers = num_workers
         self.drop_last = drop_last
@@ -75,12 +75,17 @@ class PackedLoader:
     @property
     def micro_batches(self) -> int:
         """Batches of this rank in one step."""
-        return self.packs.micro_batches
+        return self._packs.micro_batches
+
+    @property
+    def packs_left(self) -> int | None:
+        """Packs left in the epoch; with weights, until all max_epochs, or None when there is no end."""
+        return self.mixture.packs_left(self.cursor)
 
     @property
     def steps_left(self) -> int:
         """Steps left in the epoch (with weights: until all max_epochs); ConfigError when there is no end."""
-        packs_left = self.mixture.packs_left(self.cursor)
+        packs_left = self.packs_left
         if packs_left is None:
             raise ConfigError("sources with weights and without max_epochs have no end: count steps instead")
         return num_steps(global_batch=self.global_batch, num_packs=packs_left, drop_last=self.drop_last)
@@ -89,9 +94,9 @@ class PackedLoader:
         return self.steps_left * self.micro_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        self.packs.start = self.cursor
+        self._packs.start = self.cursor
         batches = DataLoader(
-            self.packs,
+            self._packs,
             batch_size=None,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,

@@ -235,3 +235,13 @@ def test_shards_and_the_first_block_are_shuffled_by_streams_of_their_own() -> No
     order = EpochOrder([1] * 1000, config=OrderConfig(seed=3, num_canonical_nodes=1), epoch=2)
     shards = np.random.default_rng([3, 2]).permutation(1000)
     assert not np.array_equal(order.block(0, 0), shards[shards])
+
+
+def test_a_million_shards_are_ordered_block_by_block() -> None:
+    sizes = np.random.default_rng(0).integers(0, 9, 1_000_000)
+    order = EpochOrder(sizes, config=OrderConfig(), epoch=0)
+    assert order.num_canonical_nodes == 8
+    blocks = [order.block(node, block) for node in range(8) for block in range(order.num_blocks(node))]
+    ids = np.concatenate(blocks)
+    assert len(ids) == sizes.sum()
+    assert np.array_equal(np.sort(ids), np.arange(len(ids)))

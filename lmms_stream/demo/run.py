@@ -127,7 +127,9 @@ def _plan(config: Path, output: Path) -> None:
     from ..train.trainer import RunConfig
     from ..types import World
 
-    plan = load_config(RunConfig, config).dataset.build().plan
+    dataset = load_config(RunConfig, config).dataset
+    assert dataset is not None  # _write_config named it
+    plan = dataset.build().plan
     steps = report_steps(Mixture({"data": plan}), global_batch=GLOBAL_BATCH, world=World(world_size=2))
     print_plan([report_epoch(plan, source=f"packs of {PACKING_LENGTH}", epoch=0)], steps, [], as_json=False)
     if steps.num_steps is None or steps.num_steps <= STEPS:

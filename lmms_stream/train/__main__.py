@@ -24,8 +24,8 @@ def main(arguments: list[str]) -> int:
 
         config = load_config(RunConfig, Path(arguments[0]), arguments[1:])
         world, _ = init_distributed(config.train.timeout_s)
-        dataset = config.dataset.build(world)
-        FSDP2SFTTrainer(model=config.model.build(), args=config.train, train_dataset=dataset).train()
+        datasets = config.build_datasets(world)
+        FSDP2SFTTrainer(model=config.model.build(), args=config.train, train_dataset=datasets).train()
     except LmmsStreamError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

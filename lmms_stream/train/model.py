@@ -36,7 +36,7 @@ class ModelConfig:
         import transformers
 
         torch.manual_seed(self.seed)
-        options = {"attn_implementation": self.attention, "torch_dtype": getattr(torch, self.dtype)}
+        options = {"attn_implementation": self.attention, "dtype": getattr(torch, self.dtype)}
         try:
             if self.pretrained is not None:
                 return transformers.AutoModelForCausalLM.from_pretrained(self.pretrained, **options)

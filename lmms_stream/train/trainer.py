@@ -6,7 +6,7 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,8 @@ from .checkpoint import checkpoints, load_checkpoint, read_state, save_checkpoin
 from .loss import token_loss_sum
 from .model import ModelConfig, blocks_to_shard, packed_logits
 
+Datasets = PackedStreamingDataset | Mapping[str, PackedStreamingDataset]
+
 LOG_NAME = "train_log.jsonl"
 CHECKPOINTS_NAME = "checkpoints"
 
@@ -35,12 +37,17 @@ CHECKPOINTS_NAME = "checkpoints"
 class TrainConfig:
     """How to train. global_batch counts packs per optimizer step, over all ranks.
 
-    Exactly one of max_steps and num_train_epochs. save_steps: steps between checkpoints, 0 for one at the end only.
+    Exactly one of max_steps and num_train_epochs. weights and max_epochs mix several datasets (see Mixture); weights
+    are shares of the tokens by dataset, or a schedule of them by first step. skip_steps: steps [first, stop) whose
+    packs are passed over, around a spike of the loss. save_steps: steps between checkpoints, 0 for one at the end only.
     log_sample_ids: write the sample ids of each global batch to the log, to compare runs.
     """
 
     output_dir: str
     global_batch: int
+    weights: dict[int, dict[str, float]] | dict[str, float] | None = None
+    max_epochs: dict[str, int] | None = None
+    skip_steps: list[tuple[int, int]] = field(default_factory=list)
     max_steps: int | None = None
     num_train_epochs: int | None = None
     learning_rate: float = 2e-5
@@ -59,6 +66,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if (self.max_steps is None) == (self.num_train_epochs is None):
             raise ConfigError("train needs exactly one of max_steps and num_train_epochs")
+        if self.weights is not None and self.num_train_epochs is not None:
+            raise ConfigError("with train.weights each dataset has epochs of its own: set train.max_steps")
+        for first, stop in self.skip_steps:
+            if not 0 <= first < stop:
+                raise ConfigError(f"train.skip_steps must be ranges [first, stop), got [{first}, {stop}]")
         for name in ("global_batch", "max_steps", "num_train_epochs", "save_total_limit"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -70,11 +82,21 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """A training run as one YAML file."""
+    """A training run as one YAML file, with one dataset or several by name."""
 
-    dataset: DatasetConfig
+    dataset: DatasetConfig | None = None
+    datasets: dict[str, DatasetConfig] = field(default_factory=dict)
+    model: ModelConfig
     train: TrainConfig
-    model: ModelConfig = field(default_factory=lambda: ModelConfig(pretrained="."))
+
+    def __post_init__(self) -> None:
+        if (self.dataset is None) == (not self.datasets):
+            raise ConfigError("a run needs exactly one of dataset and datasets")
+
+    def build_datasets(self, world: World) -> Datasets:
+        if self.dataset is not None:
+            return self.dataset.build(world)
+        return {name: config.build(world) for name, config in self.datasets.items()}
 
 
 def init_distributed(timeout_s: float) -> tuple[World, torch.device]:
@@ -106,7 +128,7 @@ class FSDP2SFTTrainer:
         self,
         model: torch.nn.Module,
         args: TrainConfig,
-        train_dataset: PackedStreamingDataset,
+        train_dataset: Datasets,
         data_collator: Collator = collate,
     ):
         self.args = args
@@ -115,6 +137,8 @@ class FSDP2SFTTrainer:
         self.loader = PackedLoader(
             train_dataset,
             global_batch=args.global_batch,
+            weights=args.weights,
+            max_epochs=args.max_epochs,
             world=self.world,
             num_workers=args.num_workers,
             pad_to=args.pad_to,
@@ -138,15 +162,26 @@ class FSDP2SFTTrainer:
         self.model.train()
         try:
             while self.step < self.max_steps:
+                self._skip()
+                if self.loader.packs_left == 0:
+                    raise TrainingError(f"the data ended at step {self.step} of {self.max_steps}: raise max_epochs")
                 for batches in self._steps():
                     self._train_step(batches)
                     if self._is_save_step():
                         self._save()
-                    if self.step == self.max_steps:
+                    if self.step == self.max_steps or self._skip():
                         break
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+    def _skip(self) -> bool:
+        """Pass over the packs of the next step if it is to be skipped, again and again; whether any was."""
+        skipped = False
+        while any(first <= self.loader.cursor.step < stop for first, stop in self.args.skip_steps):
+            self.loader.skip_steps(1)
+            skipped = True
+        return skipped
 
     def _steps(self) -> Iterator[list[Batch]]:
         """The batches of each step left in the epoch."""
@@ -196,10 +231,12 @@ class FSDP2SFTTrainer:
     def _log(self, batches: list[Batch], **values: float) -> None:
         record: dict[str, Any] = {"step": self.step, **values}
         if self.args.log_sample_ids:
-            mine = [int(sample_id) for batch in batches for sample_id in batch.sample_ids]
-            gathered: list[list[int]] = [[] for _ in range(self.world.world_size)]
+            mine = [(batch.source, int(sample_id)) for batch in batches for sample_id in batch.sample_ids]
+            gathered: list[list[tuple[str, int]]] = [[] for _ in range(self.world.world_size)]
             dist.all_gather_object(gathered, mine)
-            record["sample_ids"] = sorted(sample_id for ids in gathered for sample_id in ids)
+            several = len(self.loader.mixture.names) > 1
+            ids = sorted(sample for samples in gathered for sample in samples)
+            record["sample_ids"] = [f"{source}:{i}" if several else i for source, i in ids]
         if self.world.rank == 0:
             self.output_dir.mkdir(parents=True, exist_ok=True)
             with (self.output_dir / LOG_NAME).open("a") as log:

@@ -60,7 +60,12 @@ def ignore(step: int) -> None:
 def train(config: Path, output: Path, *overrides: str, nproc: int = 2) -> None:
     command = torchrun_command(config, [f"train.output_dir={output}", *overrides], nproc=nproc)
     result = run_command(*command, timeout_s=200)
-    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.returncode == 0, last_words(result.stderr)
+
+
+def last_words(text: str) -> str:
+    """What a process says before torchrun's own report of it."""
+    return text.partition("ChildFailedError")[0][-3000:]
 
 
 def test_resumes_give_the_run_that_was_never_interrupted(dataset_folder: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -123,6 +128,39 @@ def test_a_killed_run_goes_on_bit_by_bit(dataset_folder: Path, tokenizer: Path, 
     ]
 
 
+def test_datasets_are_mixed_by_a_schedule_and_steps_skipped(
+    dataset_folder: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    config = write_config(
+        tmp_path / "run.yaml",
+        dataset_folder,
+        tokenizer,
+        max_steps=4,
+        num_workers=2,
+        global_batch=8,
+        save_steps=1,
+        weights={0: {"one": 1, "two": 1}, 3: {"one": 3, "two": 1}},
+        skip_steps=[[1, 3]],
+    )
+    settings = yaml.safe_load(config.read_text())
+    one = settings.pop("dataset")
+    settings["datasets"] = {"one": one, "two": one | {"seed": 5}}
+    config.write_text(yaml.safe_dump(settings))
+    train(config, tmp_path / "out")
+    saved = checkpoints(tmp_path / "out" / "checkpoints")
+    cursors = [json.loads((path / "trainer.json").read_text())["cursor"] for path in saved]
+    assert [cursor["step"] for cursor in cursors] == [1, 4, 5, 6]
+    packs = [{name: place["packs"] for name, place in cursor["sources"].items()} for cursor in cursors]
+    assert packs == [{"one": a, "two": b} for a, b in ((4, 4), (18, 14), (24, 16), (30, 18))]
+    ids = [record["sample_ids"] for record in read_log(tmp_path / "out")]
+    assert all({sample.split(":")[0] for sample in step} == {"one", "two"} for step in ids)
+    settings["dataset"] = one
+    config.write_text(yaml.safe_dump(settings))
+    result = run_command(*module_command(config), timeout_s=100)
+    assert "error: " in result.stderr
+    assert "a run needs exactly one of dataset and datasets" in result.stderr
+
+
 def test_a_checkpoint_of_another_dataset_is_one_line_and_a_failure(
     dataset_folder: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -146,6 +184,8 @@ def test_settings_that_cannot_work_are_one_line_each(dataset_folder: Path, token
         ("dataset.packing_length=many", "dataset.packing_length: "),
         ("dataset.overlong=error", "are longer than packing_length 1024"),
         ("train.num_train_epochs=1", "train needs exactly one of max_steps and num_train_epochs"),
+        ("train.weights={other: 1}", "weights name 'other', the sources are data"),
+        ("train.skip_steps=[[3, 2]]", "train.skip_steps must be ranges [first, stop), got [3, 2]"),
         ("train.global_batch=0", "train.global_batch must be at least 1, got 0"),
     ):
         result = run_command(*module_command(config, override), timeout_s=100)
