@@ -41,5 +41,9 @@ class CheckpointError(LmmsStreamError):
     """A checkpoint is missing, incomplete or does not fit the run."""
 
 
+class WorkerError(LmmsStreamError):
+    """A process that makes batches died or gave no answer in time."""
+
+
 class TrainingError(LmmsStreamError):
     """Training cannot start or go on."""

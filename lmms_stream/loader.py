@@ -16,7 +16,7 @@ from .assign import PAD, assign, check_global_batch, num_steps
 from .collate import collate
 from .cursor import Cursor
 from .dataset import PackedStreamingDataset
-from .errors import ConfigError, DataError, LengthsError, LmmsStreamError
+from .errors import ConfigError, DataError, LengthsError, LmmsStreamError, WorkerError
 from .mixture import Mixture, Weights
 from .types import Batch, PackRange, Processed, World
 
@@ -102,15 +102,32 @@ class PackedLoader:
             pin_memory=self.pin_memory,
             timeout=self.timeout_s if self.num_workers else 0,
         )
-        for batch in batches:
-            if isinstance(batch, LmmsStreamError):
-                raise batch
+        for batch in self._until_a_worker_dies(batches):
             if batch.micro_batch == self.micro_batches - 1:
                 # Before the yield: when the consumer has the last batch of a step, the step is delivered.
                 self.cursor = self.mixture.step(self.cursor, global_batch=self.global_batch).after
             yield batch
         if self.drop_last and self.cursor.sources:
             self._pass_over_short_step()
+
+    def _until_a_worker_dies(self, batches: DataLoader[Batch | LmmsStreamError]) -> Iterator[Batch]:
+        """Batches as they come; a worker's error, its death and its silence are errors of ours."""
+        waiting = iter(batches)
+        while True:
+            try:
+                batch = next(waiting, None)
+            except RuntimeError as error:  # what torch raises for a dead worker and for one past the timeout
+                if not self.num_workers:
+                    raise
+                raise WorkerError(
+                    f"a loader worker died or gave nothing within {self.timeout_s:.0f} s ({error}): "
+                    "look for an out-of-memory kill, or set num_workers to 0 to see what happens"
+                ) from error
+            if batch is None:
+                return
+            if isinstance(batch, LmmsStreamError):
+                raise batch
+            yield batch
 
     def _pass_over_short_step(self) -> None:
         step = self.mixture.step(self.cursor, global_batch=self.global_batch)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.dataset import PackedStreamingDataset
-from lmms_stream.errors import ConfigError, CursorError, DataError, LengthsError
+from lmms_stream.errors import ConfigError, CursorError, DataError, LengthsError, WorkerError
 from lmms_stream.lengths import LengthIndex, lengths_names
 from lmms_stream.loader import PackedLoader
 from lmms_stream.order import OrderConfig
@@ -283,3 +286,25 @@ def test_an_error_of_the_processor_names_the_sample(dataset_folder: Path, chat_p
     dataset = open_dataset(dataset_folder, _Refusing(chat_processor.tokenizer))
     with pytest.raises(DataError, match=r"sample \d+ of .*: cannot be read"):
         next(iter(PackedLoader(dataset, global_batch=GLOBAL_BATCH)))
+
+
+class _Dying(ChatProcessor):
+    """Its process is killed at the first sample, as the kernel does when memory runs out."""
+
+    def process(self, sample: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Sleeping(ChatProcessor):
+    def process(self, sample: Any) -> Any:
+        time.sleep(30)
+
+
+@pytest.mark.parametrize("processor", [_Dying, _Sleeping])
+def test_a_worker_that_dies_or_hangs_is_an_error_in_bounded_time(
+    dataset_folder: Path, chat_processor: ChatProcessor, processor: type[ChatProcessor]
+) -> None:
+    dataset = open_dataset(dataset_folder, processor(chat_processor.tokenizer))
+    loader = PackedLoader(dataset, global_batch=GLOBAL_BATCH, num_workers=2, timeout_s=5)
+    with pytest.raises(WorkerError, match="a loader worker died or gave nothing within 5 s"):
+        next(iter(loader))
