@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,15 @@ class LengthIndex:
             content_hash=content.hexdigest(),
             processor=processor or {},
         )
+
+    def release(self) -> None:
+        """Give pages of a memory-mapped index back to the kernel, which keeps them as long as it has room.
+
+        A pass over an index larger than memory would otherwise count as resident memory of this process.
+        """
+        mapped = getattr(self.lengths, "_mmap", None)  # of a numpy.memmap
+        if isinstance(mapped, mmap.mmap):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def write(self, folder: Path) -> tuple[str, str]:
         """Write both files below a dataset's folder; returns their names relative to it."""

@@ -162,6 +162,7 @@ class _EpochPlan:
 
         def count(place: tuple[int, int]) -> tuple[int, int, int]:
             packs = _pack_block(self._plan, self._order, *place)[2]
+            self._plan.index.release()
             return len(packs), packs.num_tokens, packs.num_overlong
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

@@ -154,3 +154,13 @@ def test_an_empty_file_and_a_description_without_its_parts_are_refused(tmp_path:
     (tmp_path / array).write_bytes(b"")
     with pytest.raises(LengthsError, match="cannot be read"):
         LengthIndex.open(tmp_path / array, text, fingerprint="f")
+
+
+def test_a_released_index_reads_the_same(tmp_path: Path) -> None:
+    lengths = np.arange(1, 100_000)
+    array, description = LengthIndex.from_array(lengths, fingerprint="f").write(tmp_path)
+    index = LengthIndex.open(tmp_path / array, (tmp_path / description).read_bytes(), fingerprint="f")
+    assert index.lengths.sum() == lengths.sum()
+    index.release()
+    assert np.array_equal(index.lengths, lengths)
+    LengthIndex.from_array(lengths).release()
