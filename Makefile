@@ -22,5 +22,11 @@ check: setup
 test: check
 	$(BIN)/python -m pytest
 
+bench: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"
+	$(BIN)/python benchmarks/packing.py
+	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/assign.py
+
 clean:
 	rm -rf demo-output build .pytest_cache .mypy_cache .ruff_cache

@@ -69,6 +69,8 @@ def assign(
     """
     check_global_batch(global_batch, world_size)
     costs = pack_costs(packs, linear_cost=linear_cost)
+    if len(packs) == global_batch:
+        costs -= costs.min()  # every rank has as many packs: only what they cost above the cheapest can be balanced
     room = global_batch // num_nodes
     home = home_nodes(packs, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
     per_node: list[list[int]] = [[] for _ in range(num_nodes)]

@@ -55,7 +55,7 @@ class LengthIndex:
     def release(self) -> None:
         """Give pages of a memory-mapped index back to the kernel, which keeps them as long as it has room.
 
-        A pass over an index larger than memory would otherwise count as resident memory of this process.
+        Reading all over an index larger than memory would otherwise count as resident memory of this process.
         """
         mapped = getattr(self.lengths, "_mmap", None)  # of a numpy.memmap
         if isinstance(mapped, mmap.mmap):

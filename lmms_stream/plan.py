@@ -13,6 +13,7 @@ import os
 from collections import OrderedDict
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,12 @@ class PackPlan:
 
     def _epoch(self, epoch: int) -> _EpochPlan:
         if epoch not in self._epochs:
-            self._epochs[epoch] = _EpochPlan(self, epoch, self._counts_cache)
+            inputs = _Inputs(
+                index=self.index, samples_per_shard=self.samples_per_shard, order=self.order, packing=self.packing
+            )
+            self._epochs[epoch] = _EpochPlan(
+                inputs, epoch, fingerprint=self.fingerprint, counts_cache=self._counts_cache
+            )
             if len(self._epochs) > 2:
                 self._epochs.popitem(last=False)
         return self._epochs[epoch]
@@ -109,12 +115,22 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Inputs:
+    """What the packs of a plan follow from, apart from the epoch."""
+
+    index: LengthIndex
+    samples_per_shard: NDArray[np.int64]
+    order: OrderConfig
+    packing: PackingConfig
+
+
 class _BlockPacks:
     """The packs of one shuffle block: segments in pack order, and where each pack begins."""
 
-    def __init__(self, plan: PackPlan, order: EpochOrder, node: int, block: int):
-        ids, lengths, packs = _pack_block(plan, order, node, block)
-        limit = plan.packing.packing_length
+    def __init__(self, inputs: _Inputs, order: EpochOrder, node: int, block: int):
+        ids, lengths, packs = _pack_block(inputs, order, node, block)
+        limit = inputs.packing.packing_length
         self.sample_ids = ids[packs.order]
         self.starts = None if packs.pieces is None else packs.pieces.astype(np.int64) * limit
         left = lengths[packs.order].astype(np.int64)
@@ -123,14 +139,15 @@ class _BlockPacks:
 
 
 def _pack_block(
-    plan: PackPlan, order: EpochOrder, node: int, block: int
+    inputs: _Inputs, order: EpochOrder, node: int, block: int
 ) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]], Packs]:
     """Sample ids of a block, their lengths, and its packs over them."""
     ids = order.block(node, block)
-    lengths = plan.lengths[ids]
+    lengths = inputs.index.lengths[ids]
+    inputs.index.release()
     # node + 1, as in EpochOrder.block; the 1 at the end makes it another stream than the block's own.
-    seed = np.random.SeedSequence([plan.order.seed, order.epoch, node + 1, block, 1]).generate_state(1, np.uint64)
-    return ids, lengths, pack(lengths, config=plan.packing, seed=int(seed[0]))
+    seed = np.random.SeedSequence([order.config.seed, order.epoch, node + 1, block, 1]).generate_state(1, np.uint64)
+    return ids, lengths, pack(lengths, config=inputs.packing, seed=int(seed[0]))
 
 
 class _EpochPlan:
@@ -138,12 +155,12 @@ class _EpochPlan:
 
     MAX_CACHED_SAMPLES = 1 << 23  # blocks replayed lately are kept up to this size (16 bytes a sample)
 
-    def __init__(self, plan: PackPlan, epoch: int, counts_cache: CountsCache):
-        self._plan = plan
-        self._order = EpochOrder(plan.samples_per_shard, config=plan.order, epoch=epoch)
+    def __init__(self, inputs: _Inputs, epoch: int, *, fingerprint: str, counts_cache: CountsCache):
+        self._inputs = inputs
+        self._order = EpochOrder(inputs.samples_per_shard, config=inputs.order, epoch=epoch)
         self._blocks: OrderedDict[tuple[int, int], _BlockPacks] = OrderedDict()
         num_blocks = [self._order.num_blocks(node) for node in range(self._order.num_canonical_nodes)]
-        key = f"{plan.fingerprint}-{epoch}"
+        key = f"{fingerprint}-{epoch}"
         counts = counts_cache.get(key)
         if counts is None or counts.shape != (sum(num_blocks), 3):
             counts = self._count([(node, b) for node, count in enumerate(num_blocks) for b in range(count)])
@@ -161,11 +178,10 @@ class _EpochPlan:
         """Packs, tokens and overlong samples of each block: int64[num_blocks, 3]."""
 
         def count(place: tuple[int, int]) -> tuple[int, int, int]:
-            packs = _pack_block(self._plan, self._order, *place)[2]
-            self._plan.index.release()
+            packs = _pack_block(self._inputs, self._order, *place)[2]
             return len(packs), packs.num_tokens, packs.num_overlong
 
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             return np.array(list(pool.map(count, blocks)), dtype=np.int64).reshape(-1, 3)
 
     def _interleave(self, packs_per_node: list[int]) -> None:
@@ -224,10 +240,10 @@ class _EpochPlan:
     def _block(self, node: int, block: int) -> _BlockPacks:
         key = node, block
         if key not in self._blocks:
-            self._blocks[key] = _BlockPacks(self._plan, self._order, node, block)
+            self._blocks[key] = _BlockPacks(self._inputs, self._order, node, block)
             keep = max(
                 self._order.num_canonical_nodes,
-                self.MAX_CACHED_SAMPLES // self._plan.order.shuffle_block_size,
+                self.MAX_CACHED_SAMPLES // self._order.config.shuffle_block_size,
             )
             if len(self._blocks) > keep:
                 self._blocks.popitem(last=False)

@@ -1,0 +1,96 @@
+"""Claim: dealt by cost, the ranks of a global batch have alike work: the busiest does at most 3 % more than the mean.
+
+The work of a rank is the sum over its packs' samples of length ** 2 (attention); the imbalance of a global batch is
+max over mean of its ranks. Beside it: the same global batches dealt in plan order, so many consecutive packs a rank.
+
+    python benchmarks/assign.py
+    python benchmarks/assign.py --global-batch 128 --world-size 16 --batches 500
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from data import sample_lengths
+from lmms_stream.assign import LINEAR_COST, assign, pack_costs
+from lmms_stream.order import OrderConfig
+from lmms_stream.packing import PackingConfig
+from lmms_stream.plan import PackPlan
+from measure import keep_to_one_core, print_table, verdict
+from numpy.typing import NDArray
+
+MAX_IMBALANCE = 1.03
+SAMPLES_PER_SHARD = 16384
+
+
+def imbalance(costs: NDArray[np.int64], dealt: NDArray[np.int64]) -> float:
+    """max / mean over ranks of the work dealt to them; dealt: int64[world_size, packs a rank], numbers into costs."""
+    work = costs[dealt].sum(axis=1)
+    return float(work.max() / work.mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--global-batch", type=int, default=64, help="packs of a step")
+    parser.add_argument("--world-size", type=int, default=8)
+    parser.add_argument("--batches", type=int, default=300, help="global batches")
+    parser.add_argument("--samples", type=int, default=10**6, help="chat-like lengths of the epoch that they come from")
+    parser.add_argument("--packing-length", type=int, default=4096)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    keep_to_one_core()
+
+    lengths = sample_lengths("chat", args.samples, limit=args.packing_length, seed=args.seed)
+    shards = np.full(-(-args.samples // SAMPLES_PER_SHARD), SAMPLES_PER_SHARD, np.int64)
+    shards[-1] -= shards.sum() - args.samples
+    packing = PackingConfig(packing_length=args.packing_length)
+    plan = PackPlan(lengths, shards, order=OrderConfig(seed=args.seed), packing=packing)
+    num_batches = min(args.batches, plan.num_packs(0) // args.global_batch)
+    in_order = np.arange(args.global_batch).reshape(args.world_size, -1)
+
+    # imbalances[:, 0]: work without the linear part, as claimed; [:, 1]: with it, as the library deals by default
+    imbalances: dict[str, list[tuple[float, float]]] = {"plan order": [], "attention": [], "default": []}
+    for batch in range(num_batches):
+        packs = plan.packs(0, batch * args.global_batch, (batch + 1) * args.global_batch)
+        attention, whole = pack_costs(packs, linear_cost=0), pack_costs(packs)
+        shape = {
+            "global_batch": args.global_batch,
+            "world_size": args.world_size,
+            "num_canonical_nodes": plan.num_canonical_nodes,
+        }
+        for name, dealt in {
+            "plan order": in_order,
+            "attention": assign(packs, linear_cost=0, **shape),
+            "default": assign(packs, **shape),
+        }.items():
+            imbalances[name].append((imbalance(attention, dealt), imbalance(whole, dealt)))
+    measured = {name: np.array(values) for name, values in imbalances.items()}
+    names = {
+        "plan order": "in plan order",
+        "attention": "by cost (linear_cost=0)",
+        "default": f"by cost (linear_cost={LINEAR_COST}, the default)",
+    }
+    excess = {name: values[:, 0].mean() - 1 for name, values in measured.items()}
+    print_table(
+        f"{num_batches} global batches of {args.global_batch} packs of {args.packing_length} tokens over "
+        f"{args.world_size} ranks: max / mean of the ranks' work",
+        ["dealt", "len**2, mean", "worst", "excess, ratio", f"len**2 + {LINEAR_COST} len, mean", "worst"],
+        [
+            [
+                names[name],
+                f"{values[:, 0].mean():.4f}",
+                f"{values[:, 0].max():.4f}",
+                f"{excess[name] / excess['plan order']:.3f}",
+                f"{values[:, 1].mean():.4f}",
+                f"{values[:, 1].max():.4f}",
+            ]
+            for name, values in measured.items()
+        ],
+    )
+    mean = 1 + excess["attention"]
+    print(f"at most {MAX_IMBALANCE} by len**2: {verdict(bool(mean <= MAX_IMBALANCE))} ({mean:.4f})")
+
+
+if __name__ == "__main__":
+    main()

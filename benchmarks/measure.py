@@ -1,0 +1,106 @@
+"""How the benchmarks measure: one core, wall time of warm calls, memory of fresh processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+MIB = 1 << 20
+_POLL_S = 0.01
+
+
+def keep_to_one_core() -> None:
+    """Pin this process to one core and, once, start it again with one thread in every numeric library.
+
+    The libraries read their settings when they are imported, hence the new start; the affinity passes on to it.
+    """
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    if any(os.environ.get(name) != "1" for name in THREAD_SETTINGS):
+        os.environ.update(dict.fromkeys(THREAD_SETTINGS, "1"))
+        os.execv(sys.executable, sys.orig_argv)
+
+
+def timed(call: Callable[[], Result], *, repeats: int = 1) -> tuple[float, Result]:
+    """Median seconds of `repeats` calls, and what the last one returned. Compile before: nothing is excluded here."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds), result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeakMemory:
+    """Peaks of a process, in bytes: all its resident pages; the private ones; those mapped from files."""
+
+    resident: int
+    anonymous: int
+    file: int
+
+
+def status_bytes(pid: int | str = "self") -> Mapping[str, int]:
+    """The sizes in /proc/PID/status by name (VmHWM, RssAnon, …); empty once the process has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    fields = [line.split() for line in lines if line.endswith(" kB")]
+    return {name.rstrip(":"): int(value) * 1024 for name, value, _ in fields}
+
+
+def in_fresh_process(task: Callable[..., Result], *arguments: Any) -> tuple[Result, PeakMemory]:
+    """Run task(*arguments) in a new interpreter; what it returned, and the process's peaks until then.
+
+    The kernel keeps the peak of all resident pages (VmHWM; getrusage would pass on that of this process); the other
+    two are read every 10 ms.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_send_result, args=(sending, task, arguments))
+    process.start()
+    sending.close()
+    resident = anonymous = file = 0
+    while not receiving.poll(_POLL_S) and process.is_alive():
+        status = status_bytes(process.pid or 0)
+        resident = max(resident, status.get("VmHWM", 0))
+        anonymous = max(anonymous, status.get("RssAnon", 0))
+        file = max(file, status.get("RssFile", 0))
+    try:
+        result, at_end = receiving.recv()
+    except EOFError:
+        raise SystemExit(f"{task.__name__} ended without a result, see above") from None
+    process.join()
+    return result, PeakMemory(resident=max(resident, at_end), anonymous=anonymous, file=file)
+
+
+def _send_result(sending: Any, task: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    result = task(*arguments)
+    sending.send((result, status_bytes()["VmHWM"]))
+
+
+def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """A Markdown table: the first column to the left, figures to the right."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+
+    def line(cells: list[str]) -> str:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        return " | ".join([f"| {cells[0].ljust(widths[0])}", *padded[1:]]) + " |"
+
+    print(f"\n{title}\n\n{line(columns)}")
+    print("|".join(["", "-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:]), ""]))
+    print(*map(line, rows), "", sep="\n", flush=True)
+
+
+def verdict(met: bool) -> str:
+    return "met" if met else "MISSED"
