@@ -379,4 +379,5 @@ def test_the_packs_of_a_plan_version_never_change() -> None:
     # Checkpoints name packs by number. When this fails, old checkpoints no longer resume: raise PLAN_VERSION,
     # and only then write the new digests here.
     plan = small_plan()
+    assert plan.fingerprint == "1-7bb7411063df4bef-c1359816a45df046-0d98acbef052877c-eca03c76a98fec87"
     assert (PLAN_VERSION, digest(plan, 0), digest(plan, 1)) == (1, "fe657e0ae25db616", "6b45746fe61fa746")
