@@ -50,13 +50,13 @@ class LocalCache:
     ) -> Path:
         """The local path of an object, downloaded unless a copy that is `valid` is there.
 
-        A local dataset's object that is valid as it is is read where it lies. `decode` changes the object's bytes
-        (decompression) into what is kept under `name`.
+        The copy is kept under `name` (default: the key); `decode` changes its bytes first (decompression). A local
+        dataset's object that is valid as it is is read where it lies.
         Raises StorageError when it cannot be had, when another process holds its download for longer than
         `timeout_s`, and when what was downloaded is not valid.
         """
         if isinstance(self.storage, LocalStorage):
-            original = self.storage.folder / (name or key)
+            original = self.storage.folder / (key if decode is None else name or key)
             if original.exists() and valid(original):
                 return original
         path = self.folder / (name or key)

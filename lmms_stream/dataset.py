@@ -24,7 +24,7 @@ from torch.utils.data import get_worker_info
 
 from .cache import CountsFolder, LocalCache, fetch_shard
 from .errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
-from .lengths import LengthIndex, lengths_names
+from .lengths import LengthIndex, lengths_names, parse_description
 from .order import EpochOrder, OrderConfig
 from .packing import Overlong, PackingConfig
 from .plan import PackPlan
@@ -162,11 +162,14 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
                 f"{self.storage.url} has no lengths index for this processor ({fingerprint}): write one with "
                 f"lmms-stream index {self.storage.url} --tokenizer …"
             ) from error
+        content_hash = parse_description(description, fingerprint=fingerprint)["content_hash"]
 
         def valid(path: Path) -> bool:  # 128: the header that NumPy writes for a small 1-d array
             return path.stat().st_size == 4 * self.num_samples + 128
 
-        return LengthIndex.open(self.cache.fetch(array_name, valid=valid), description, fingerprint=fingerprint)
+        # Kept under its content's name, so that an index that was written again is not mistaken for the old one.
+        array_path = self.cache.fetch(array_name, name=f"_lmms/lengths/{content_hash}.npy", valid=valid)
+        return LengthIndex.open(array_path, description, fingerprint=fingerprint)
 
     def _last_fingerprint(self) -> str:
         try:

@@ -27,6 +27,22 @@ def lengths_names(fingerprint: str) -> tuple[str, str]:
     return f"{LENGTHS_FOLDER}/{fingerprint}.npy", f"{LENGTHS_FOLDER}/{fingerprint}.json"
 
 
+def parse_description(data: bytes, *, fingerprint: str) -> dict[str, Any]:
+    """num_samples, content_hash and processor of an index, as its JSON file says; LengthsError when it does not."""
+    try:
+        described = json.loads(data)
+        return {
+            "num_samples": int(described["num_samples"]),
+            "content_hash": str(described["content_hash"]),
+            "processor": dict(described["processor"]),
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise LengthsError(
+            f"the description of lengths index {fingerprint} cannot be read ({error}): "
+            "write it again with lmms-stream index"
+        ) from error
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthIndex:
     """lengths: uint32[num_samples], tokens, in shard order, possibly memory-mapped.
@@ -79,12 +95,11 @@ class LengthIndex:
     @staticmethod
     def open(array_path: Path, description: bytes, *, fingerprint: str) -> LengthIndex:
         """Memory-map an index whose description was read already; LengthsError when they do not fit."""
+        described = parse_description(description, fingerprint=fingerprint)
+        num_samples = described["num_samples"]
         try:
-            described = json.loads(description)
             lengths = np.load(array_path, mmap_mode="r", allow_pickle=False)
-            num_samples, content_hash = described["num_samples"], described["content_hash"]
-            processor = dict(described["processor"])
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError) as error:
             raise LengthsError(
                 f"lengths index {fingerprint} at {array_path} cannot be read ({error}): "
                 "write it again with lmms-stream index"
@@ -97,6 +112,6 @@ class LengthIndex:
         return LengthIndex(
             lengths=lengths,
             fingerprint=fingerprint,
-            content_hash=content_hash,
-            processor=processor,
+            content_hash=described["content_hash"],
+            processor=described["processor"],
         )

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from lmms_stream.dataset import DatasetConfig, PackedStreamingDataset
 from lmms_stream.errors import ConfigError, LengthsError, ShardError, StorageError
+from lmms_stream.lengths import LengthIndex
 from lmms_stream.order import OrderConfig
 from lmms_stream.packing import PackingConfig
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.storage import open_storage
 from lmms_stream.types import Sample, World
 from streaming import MDSWriter, StreamingDataset
 from torch.utils.data import DataLoader
@@ -123,3 +125,26 @@ def test_a_dataset_config_builds_what_it_says(dataset_folder: Path, tokenizer: P
     assert plan.order == OrderConfig(seed=3, shuffle=False)
     with pytest.raises(ConfigError, match=r"processor\.tokenizer is missing"):
         DatasetConfig(remote="x").build()
+
+
+def test_an_index_that_was_written_again_is_not_mistaken_for_the_old_one(
+    dataset_folder: Path, s3: str, chat_processor: ChatProcessor, tmp_path: Path
+) -> None:
+    store = open_storage(f"{s3}/written-again")
+    for path in dataset_folder.rglob("*"):
+        if path.is_file():
+            store.upload(path, str(path.relative_to(dataset_folder)))
+
+    def read() -> LengthIndex:
+        return PackedStreamingDataset(store.url, tmp_path / "cache", processor=chat_processor).length_index()
+
+    old = read()
+    changed = LengthIndex.from_array(np.array(old.lengths)[::-1], fingerprint=old.fingerprint, processor=old.processor)
+    for name in changed.write(tmp_path):
+        store.upload(tmp_path / name, name)
+    new = read()
+    assert np.array_equal(new.lengths, changed.lengths)
+    assert not np.array_equal(new.lengths, old.lengths)
+    store.write(f"_lmms/lengths/{old.fingerprint}.json", b"{}")
+    with pytest.raises(LengthsError, match=r"the description of lengths index .* cannot be read \('num_samples'\)"):
+        read()
