@@ -138,7 +138,7 @@ class Mixture:
                 ranges.append(SourceRange(source=name, epoch=place.epoch, first=place.packs, stop=place.packs + count))
                 places[name] = self._advance(name, place, count)
                 left -= count
-        ends_epoch = left > 0 or self.packs_left(Cursor(sources=places)) == 0
+        ends_epoch = left > 0 or self._is_over(places)
         if self.schedule is None and ends_epoch:
             for name in self.names:
                 places[name] = Place(plan=places[name].plan, epoch=places[name].epoch + 1)
@@ -165,6 +165,13 @@ class Mixture:
             canonical_nodes=_join(part.canonical_nodes * scale for part, scale in zip(parts, scales, strict=True)),
             sources=_join(np.full(len(part), number) for part, number in zip(parts, numbers, strict=True)),
         )
+
+    def _is_over(self, places: Mapping[str, Place]) -> bool:
+        """Whether the epoch (with weights: every source's last epoch) is consumed; counts no packs ahead of time."""
+        if self.schedule is None:
+            return not any(self._left_in_epoch(name, places[name]) for name in self.names)
+        weighted = [name for name in self.names if any(weights.get(name) for _, weights in self.schedule)]
+        return all(places[name].epoch >= self.max_epochs.get(name, math.inf) for name in weighted)
 
     def _left_in_epoch(self, name: str, place: Place) -> int:
         return self.plans[name].num_packs(place.epoch) - place.packs
