@@ -104,6 +104,8 @@ class Mixture:
             if self.schedule is not None and place.packs == num_packs:
                 place = Place(plan=place.plan, epoch=place.epoch + 1, taken=place.taken)
             sources[name] = place
+        if self.schedule is None and self._is_over(sources):  # the source that had packs left is mixed no more
+            self._begin_epoch(sources)
         return Cursor(step=cursor.step, phase=cursor.phase, sources=sources)
 
     def packs_left(self, cursor: Cursor) -> int | None:
@@ -140,8 +142,7 @@ class Mixture:
                 left -= count
         ends_epoch = left > 0 or self._is_over(places)
         if self.schedule is None and ends_epoch:
-            for name in self.names:
-                places[name] = Place(plan=places[name].plan, epoch=places[name].epoch + 1)
+            self._begin_epoch(places)
         after = Cursor(step=cursor.step + 1, phase=phase, sources=places)
         return Step(ranges=tuple(ranges), after=after, ends_epoch=ends_epoch)
 
@@ -165,6 +166,10 @@ class Mixture:
             canonical_nodes=_join(part.canonical_nodes * scale for part, scale in zip(parts, scales, strict=True)),
             sources=_join(np.full(len(part), number) for part, number in zip(parts, numbers, strict=True)),
         )
+
+    def _begin_epoch(self, places: dict[str, Place]) -> None:
+        for name in self.names:
+            places[name] = Place(plan=places[name].plan, epoch=places[name].epoch + 1)
 
     def _is_over(self, places: Mapping[str, Place]) -> bool:
         """Whether the epoch (with weights: every source's last epoch) is consumed; counts no packs ahead of time."""

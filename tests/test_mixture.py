@@ -175,6 +175,15 @@ def test_a_source_that_is_added_in_mid_epoch_is_read_once_with_the_rest_of_the_o
     ]
 
 
+def test_when_the_only_source_with_packs_left_is_left_out_the_next_epoch_begins() -> None:
+    used_up = {"a": Place(plan=PLANS["a"].fingerprint, packs=PLANS["a"].num_packs(0))}
+    alone = Mixture({"a": PLANS["a"]})
+    cursor = alone.adopt(Cursor(sources=used_up | {"b": Place(plan=PLANS["b"].fingerprint, packs=3)}))
+    assert cursor.sources["a"] == Place(plan=PLANS["a"].fingerprint, epoch=1)
+    assert cursor.sources["b"].packs == 3
+    assert reads(alone.step(cursor, global_batch=2)) == [("a", 1, 0), ("a", 1, 1)]
+
+
 def test_weights_may_follow_an_epoch_in_which_a_source_was_used_up() -> None:
     mixture = Mixture(PLANS)
     ended = {"a": Place(plan=PLANS["a"].fingerprint, packs=PLANS["a"].num_packs(0))}
