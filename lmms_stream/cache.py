@@ -27,9 +27,15 @@ _POLL_S = 0.02
 
 
 def default_cache_folder(remote: str) -> Path:
-    """A folder of this user's below the system's temporary folder, one per remote."""
-    name = hashlib.blake2b(remote.encode(), digest_size=16).hexdigest()
-    return Path(tempfile.gettempdir()) / f"lmms_stream-{os.getuid()}" / name
+    """A folder for a remote below one of this user's alone, in the system's temporary folder.
+
+    StorageError when somebody else has made that one: they could change what is read.
+    """
+    mine = Path(tempfile.gettempdir()) / f"lmms_stream-{os.getuid()}"
+    mine.mkdir(mode=0o700, exist_ok=True)
+    if mine.is_symlink() or mine.stat().st_uid != os.getuid():
+        raise StorageError(f"{mine} belongs to somebody else: name a folder of yours as local")
+    return mine / hashlib.blake2b(remote.encode(), digest_size=16).hexdigest()
 
 
 class LocalCache:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,8 @@ class PackedLoader:
     state_dict() counts only steps whose batches have all been delivered; it can be loaded at another world
     size, worker count or global_batch, and with other weights or more sources. drop_last drops a short last step
     (num_dropped_packs counts its packs), which is padded with label-free packs otherwise.
-    Raises ConfigError when global_batch cannot be shared equally.
+    start_method: how workers are started (default: torch's). Raises ConfigError when global_batch cannot be
+    shared equally.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class PackedLoader:
         pad_to: int | None = None,
         drop_last: bool = False,
         pin_memory: bool = False,
+        start_method: Literal["fork", "spawn", "forkserver"] | None = None,
         timeout_s: float = 600.0,
         collator: Collator = collate,
     ):
@@ -68,6 +70,7 @@ class PackedLoader:
         self.num_workers = num_workers
         self.drop_last = drop_last
         self.pin_memory = pin_memory
+        self.start_method = start_method
         self.timeout_s = timeout_s
         self.cursor = self.mixture.start()
         self.num_dropped_packs = 0
@@ -100,6 +103,7 @@ class PackedLoader:
             batch_size=None,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
+            multiprocessing_context=self.start_method if self.num_workers else None,
             timeout=self.timeout_s if self.num_workers else 0,
         )
         for batch in self._until_a_worker_dies(batches):

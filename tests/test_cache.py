@@ -109,6 +109,16 @@ def test_default_folders_differ_by_remote() -> None:
     assert f"lmms_stream-{os.getuid()}" in str(default_cache_folder("s3://a/x"))
 
 
+def test_a_default_folder_that_somebody_else_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert default_cache_folder("s3://a/x").parent.stat().st_mode & 0o077 == 0
+    (tmp_path / f"lmms_stream-{os.getuid()}").rmdir()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / f"lmms_stream-{os.getuid()}").symlink_to(tmp_path / "theirs")
+    with pytest.raises(StorageError, match="belongs to somebody else: name a folder of yours as local"):
+        default_cache_folder("s3://a/x")
+
+
 def test_counts_on_disk_come_back_and_damaged_ones_are_missing(tmp_path: Path) -> None:
     counts = CountsFolder(tmp_path / "counts")
     assert len(counts) == 0

@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -113,6 +113,15 @@ def test_global_batches_do_not_depend_on_the_world(
 def test_global_batches_and_states_do_not_depend_on_workers(dataset: PackedStreamingDataset, num_workers: int) -> None:
     assert read_steps(dataset, num_workers=num_workers, num_steps=7) == read_steps(dataset, num_steps=7)
     assert read_steps(dataset, num_workers=num_workers) == read_steps(dataset)
+
+
+@pytest.mark.timeout(200)
+def test_spawned_workers_deliver_what_forked_ones_do(dataset: PackedStreamingDataset) -> None:
+    def batches(start_method: Literal["fork", "spawn"]) -> list[list[int]]:
+        loader = PackedLoader(dataset, global_batch=8, num_workers=2, timeout_s=90, start_method=start_method)
+        return [batch.sample_ids.tolist() for _, batch in zip(range(12), loader, strict=False)]
+
+    assert batches("spawn") == batches("fork")
 
 
 def test_a_state_is_small_json_and_resumes_at_another_world_size_and_worker_count(
