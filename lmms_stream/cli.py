@@ -190,7 +190,7 @@ def _plan(options: argparse.Namespace) -> int:
     compared = {}
     if options.compare:
         compared = {
-            f"{name} {strategy}".strip() if len(plans) > 1 else strategy: with_strategy(plan, strategy)
+            f"{name} {strategy}" if len(plans) > 1 else strategy: with_strategy(plan, strategy)
             for name, plan in plans.items()
             for strategy in COMPARED_STRATEGIES
         }

@@ -93,6 +93,14 @@ class PackedLoader:
             raise ConfigError("sources with weights and without max_epochs have no end: count steps instead")
         return num_steps(global_batch=self.global_batch, num_packs=packs_left, drop_last=self.drop_last)
 
+    def steps_of_epochs(self, num_epochs: int) -> int:
+        """Steps in the first `num_epochs` epochs, where each holds every source once."""
+        plans = self.mixture.plans.values()
+        packs = [sum(plan.num_packs(epoch) for plan in plans) for epoch in range(num_epochs)]
+        return sum(
+            num_steps(global_batch=self.global_batch, num_packs=count, drop_last=self.drop_last) for count in packs
+        )
+
     def __len__(self) -> int:
         return self.steps_left * self.micro_batches
 
@@ -111,7 +119,7 @@ class PackedLoader:
                 # Before the yield: when the consumer has the last batch of a step, the step is delivered.
                 self.cursor = self.mixture.step(self.cursor, global_batch=self.global_batch).after
             yield batch
-        if self.drop_last and self.cursor.sources:
+        if self.drop_last:
             self._pass_over_short_step()
 
     def _until_a_worker_dies(self, batches: DataLoader[Batch | LmmsStreamError]) -> Iterator[Batch]:

@@ -9,7 +9,6 @@ ends, or (without weights) an epoch begins; what was consumed before is never to
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from .cursor import Cursor, Place
 from .errors import ConfigError
-from .plan import PackPlan
+from .plan import PackPlan, short_digest
 from .types import PackRange
 
 Weights = Mapping[str, float]  # source -> share of the tokens, in any unit
@@ -119,7 +118,7 @@ class Mixture:
                 continue
             if name not in self.max_epochs:
                 return None
-            if place.epoch < self.max_epochs[name]:
+            if self._has_epochs_left(name, place):
                 total += self._left_in_epoch(name, place)
                 total += sum(self.plans[name].num_packs(e) for e in range(place.epoch + 1, self.max_epochs[name]))
         return total
@@ -176,7 +175,10 @@ class Mixture:
         if self.schedule is None:
             return not any(self._left_in_epoch(name, places[name]) for name in self.names)
         weighted = [name for name in self.names if any(weights.get(name) for _, weights in self.schedule)]
-        return all(places[name].epoch >= self.max_epochs.get(name, math.inf) for name in weighted)
+        return not any(self._has_epochs_left(name, places[name]) for name in weighted)
+
+    def _has_epochs_left(self, name: str, place: Place) -> bool:
+        return place.epoch < self.max_epochs.get(name, math.inf)
 
     def _left_in_epoch(self, name: str, place: Place) -> int:
         return self.plans[name].num_packs(place.epoch) - place.packs
@@ -187,7 +189,7 @@ class Mixture:
         A new phase sets `taken` of all places to 0. No quotas: everything is consumed.
         """
         if self.schedule is None:
-            identity = _digest(f"{_EVERY_SOURCE_ONCE}: {', '.join(self.names)}")
+            identity = short_digest(f"{_EVERY_SOURCE_ONCE}: {', '.join(self.names)}".encode())
             left = {name: self._left_in_epoch(name, places[name]) for name in self.names}
             quotas = {
                 name: count + (places[name].taken if identity == phase else 0) if any(left.values()) else 0
@@ -198,11 +200,11 @@ class Mixture:
             shares = {
                 name: Fraction(repr(float(weights[name])))
                 for name in self.names
-                if weights.get(name) and places[name].epoch < self.max_epochs.get(name, places[name].epoch + 1)
+                if weights.get(name) and self._has_epochs_left(name, places[name])
             }
             scale = math.lcm(*(share.denominator for share in shares.values()))
             quotas = {name: int(share * scale) for name, share in shares.items()}
-            identity = _digest(json.dumps(quotas))
+            identity = short_digest(json.dumps(quotas).encode())
         if identity != phase:
             for name, place in places.items():
                 places[name] = Place(plan=place.plan, epoch=place.epoch, packs=place.packs)
@@ -214,11 +216,12 @@ class Mixture:
         left = [self._left_in_epoch(name, places[name]) for name in names]
         if len(names) == 1:
             return {names[0]: min(count, left[0])}
+        shares = list(quotas.values())
         taken = [places[name].taken for name in names]
         before = list(taken)
         open_ended = self.schedule is not None
         for _ in range(count):
-            chosen = _chairman([quotas[name] for name in names], taken)
+            chosen = _chairman(shares, taken)
             taken[chosen] += 1
             left[chosen] -= 1
             if left[chosen] == 0 and (open_ended or not any(left)):
@@ -268,10 +271,6 @@ def _parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[st
             raise ConfigError(f"the weights from step {step} on are all 0: nothing would be read")
         checked.append((int(step), dict(shares)))
     return checked
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _join(arrays: object) -> NDArray[np.int64]:

@@ -103,15 +103,16 @@ class PackPlan:
         return "-".join(
             [
                 str(PLAN_VERSION),
-                _digest(lengths_hash.encode()),
-                _digest(self.samples_per_shard.tobytes()),
-                _digest(json.dumps(order, sort_keys=True).encode()),
-                _digest(json.dumps(dataclasses.asdict(self.packing), sort_keys=True).encode()),
+                short_digest(lengths_hash.encode()),
+                short_digest(self.samples_per_shard.tobytes()),
+                short_digest(json.dumps(order, sort_keys=True).encode()),
+                short_digest(json.dumps(dataclasses.asdict(self.packing), sort_keys=True).encode()),
             ]
         )
 
 
-def _digest(data: bytes) -> str:
+def short_digest(data: bytes) -> str:
+    """64 bits as hex, enough to tell settings apart in a fingerprint."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 

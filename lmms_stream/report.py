@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .assign import assign, count_spilled, pack_costs
+from .assign import assign, count_spilled, num_steps, pack_costs
 from .errors import ConfigError
 from .mixture import Mixture
 from .plan import PackPlan
@@ -117,7 +116,7 @@ def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen:
         if step.ends_epoch:
             break
     return StepsReport(
-        num_steps=None if packs_left is None else math.ceil(packs_left / global_batch),
+        num_steps=None if packs_left is None else num_steps(global_batch=global_batch, num_packs=packs_left),
         num_seen=len(shards),
         shards_per_step_median=float(np.median(shards)) if shards else 0.0,
         shards_per_step_max=max(shards, default=0),

@@ -150,7 +150,7 @@ class FSDP2SFTTrainer:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay
         )
-        self.max_steps = args.max_steps or self._steps_of_epochs(args.num_train_epochs or 0)
+        self.max_steps = args.max_steps or self.loader.steps_of_epochs(args.num_train_epochs or 0)
         self.scheduler = get_scheduler(
             args.lr_scheduler_type, self.optimizer, args.warmup_steps, num_training_steps=self.max_steps
         )
@@ -266,11 +266,6 @@ class FSDP2SFTTrainer:
         load_checkpoint(found[-1], self.model, self.optimizer)
         self.scheduler.load_state_dict(state["scheduler"])
         self.step = state["step"]
-
-    def _steps_of_epochs(self, epochs: int) -> int:
-        plans = self.loader.mixture.plans.values()
-        packs = [sum(plan.num_packs(epoch) for plan in plans) for epoch in range(epochs)]
-        return sum(-(-count // self.args.global_batch) for count in packs)
 
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
         mesh = init_device_mesh(self.device.type, (self.world.world_size,))
