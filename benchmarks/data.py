@@ -1,14 +1,17 @@
-"""Sample lengths that resemble real datasets, the same on every machine. seed -> [data] -> lengths.
+"""Sample lengths that resemble real datasets, and shards of samples, the same on every machine. seed -> [data].
 
 Lengths are made in blocks with a random stream each, so that a billion of them can be written to a file without
-being held, and so that the first N are the same whatever the total.
+being held, and so that the first N are the same whatever the total. Shards are written once by MDSWriter; a larger
+dataset is made of hard links to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,9 @@ Lengths = NDArray[np.uint32]
 
 SHORTEST = 8  # tokens
 BLOCK = 5_000_000  # lengths made at a time
+VOCABULARY = 32_000
+TEXT_BYTES = 1024
+_POOL = 1 << 20  # random letters or tokens that samples are cut from
 
 
 def sample_lengths(kind: Kind, count: int, *, limit: int, seed: int = 0) -> Lengths:
@@ -69,3 +75,110 @@ def fewest_packs(lengths: Lengths, *, limit: int) -> int:
     below = np.where(sizes > 0, tokens_up_to[sizes - 1], 0)
     needed = np.maximum(0, -(-(tokens_up_to[half] - below - room_beside_large) // limit))
     return int((alone + large + needed).max())
+
+
+def text_samples(count: int, *, seed: int = 0) -> Iterator[dict[str, str]]:
+    """`count` samples {"text": str} of 1 KB each."""
+    rng = np.random.default_rng([seed, 1])
+    letters = rng.choice(np.frombuffer(b"etaoin shrdlu", np.uint8), _POOL + TEXT_BYTES).tobytes().decode()
+    for start in rng.integers(0, _POOL, count).tolist():
+        yield {"text": letters[start : start + TEXT_BYTES]}
+
+
+def token_samples(lengths: Lengths, *, seed: int = 0) -> Iterator[dict[str, NDArray[np.int32]]]:
+    """Tokenized samples of these lengths, the second half of each trained on (schema "tokens")."""
+    rng = np.random.default_rng([seed, 2])
+    tokens = rng.integers(0, VOCABULARY, _POOL + int(lengths.max())).astype(np.int32)
+    starts = rng.integers(0, _POOL, len(lengths))
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        spans = np.array([[length // 2, length]], np.int32)
+        yield {"input_ids": tokens[start : start + length], "loss_spans": spans}
+
+
+def write_texts(folder: Path, count: int, *, shard_bytes: int, seed: int = 0) -> None:
+    """`text_samples` as MDS shards."""
+    from streaming import MDSWriter
+
+    columns = {"text": "str"}
+    with MDSWriter(columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=shard_bytes) as writer:
+        for sample in text_samples(count, seed=seed):
+            writer.write(sample)
+
+
+def write_tokens(folder: Path, lengths: Lengths, *, shard_bytes: int, seed: int = 0) -> None:
+    """`token_samples` as MDS shards with their lengths index."""
+    from lmms_stream.converters.schema import COLUMNS
+    from streaming import MDSWriter
+
+    columns = COLUMNS["tokens"]
+    with MDSWriter(columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=shard_bytes) as writer:
+        for sample in token_samples(lengths, seed=seed):
+            writer.write(sample)
+    _write_lengths_index(folder, lengths)
+
+
+def link_tokens(source: Path, folder: Path, *, samples: int = 0, shards: int = 0) -> int:
+    """A dataset of hard links to the shards of `source`, over and over, until both sizes are reached; its samples.
+
+    Every shard has a name, an entry in index.json and its part of the lengths index of its own.
+    """
+    index = json.loads((source / "index.json").read_text())
+    lengths = np.load(next((source / "_lmms/lengths").glob("*.npy")))
+    ends = np.cumsum([shard["samples"] for shard in index["shards"]])
+    parts = np.split(lengths, ends[:-1])
+    entries: list[dict[str, object]] = []
+    num_samples = 0
+    folder.mkdir(parents=True)
+    while num_samples < samples or len(entries) < shards:
+        shard = index["shards"][len(entries) % len(parts)]
+        name = f"shard.{len(entries):06}.mds"
+        os.link(source / shard["raw_data"]["basename"], folder / name)
+        entries.append(shard | {"raw_data": shard["raw_data"] | {"basename": name}})
+        num_samples += shard["samples"]
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
+    _write_lengths_index(folder, np.concatenate([parts[number % len(parts)] for number in range(len(entries))]))
+    return num_samples
+
+
+def write_litdata(
+    folder: Path, samples: Callable[[], Iterator[Any]], *, chunk_bytes: int, tokens_only: bool = False
+) -> None:
+    """Samples in litdata's format; with tokens_only, their tokens alone, end to end, as its TokensLoader reads them.
+
+    Runs litdata's own processes: call it in a process whose environment may change.
+    """
+    from litdata import TokensLoader, optimize
+
+    os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = f"{folder}-cache"
+    os.environ["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = f"{folder}-data-cache"
+    optimize(
+        _LitdataSource(samples, tokens_only),
+        [0],
+        str(folder),
+        chunk_bytes=chunk_bytes,
+        num_workers=1,
+        item_loader=TokensLoader() if tokens_only else None,
+        verbose=False,
+    )
+
+
+class _LitdataSource:
+    """A function that litdata may call in a process of its own: all samples for its one input."""
+
+    def __init__(self, samples: Callable[[], Iterator[Any]], tokens_only: bool):
+        self._samples = samples
+        self._tokens_only = tokens_only
+
+    def __call__(self, _: int) -> Iterator[Any]:
+        for sample in self._samples():
+            yield sample["input_ids"] if self._tokens_only else sample
+
+
+def _write_lengths_index(folder: Path, lengths: Lengths) -> None:
+    from lmms_stream.lengths import LengthIndex
+    from lmms_stream.processors.base import processor_fingerprint
+    from lmms_stream.processors.text import TokensProcessor
+
+    processor = TokensProcessor()
+    fingerprint = processor_fingerprint(processor)
+    LengthIndex.from_array(lengths, fingerprint=fingerprint, processor=processor.description).write(folder)

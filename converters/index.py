@@ -1,47 +1,97 @@
-"""The lengths index of a dataset that is there already: shards -> measure -> index."""
+"""The lengths index of a dataset that is there already: shards -> measure -> index, in many processes, restartable.
+
+A shard is the unit: once measured, its lengths are kept in the work folder, and a run that was ended goes on with the
+shards that are missing there. Only the command's own process writes lengths, so a worker that dies leaves no halves.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
-import tempfile
-from collections.abc import Callable, Sequence
+import operator
+import os
+import pickle
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from multiprocessing import connection, get_context, resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..cache import LocalCache, fetch_shard
-from ..errors import ObjectMissingError
+from ..cache import LocalCache, default_cache_folder, fetch_shard
+from ..errors import ConfigError, DataError, LmmsStreamError, ObjectMissingError, StorageError, WorkerError
 from ..lengths import LengthIndex
 from ..processors.base import Processor, processor_fingerprint
-from ..shards import DATASET_NAME, INDEX_NAME, Shard, parse_index
+from ..shards import DATASET_NAME, INDEX_NAME, Shard, ShardInfo, parse_index
 from ..storage import Storage, open_storage
 
+_LENGTH = np.dtype("<u4")
+_DIGEST_BYTES = 16
+_REPORT_INTERVAL_S = 0.2
+_Task = tuple[ShardInfo, int]  # a shard, and the sample id of its first sample
 
-def index_dataset(remote: str, processor: Processor, *, on_sample: Callable[[], None] = lambda: None) -> LengthIndex:
-    """Measure every sample of `remote` and write its lengths index there; returns it."""
+
+def index_dataset(
+    remote: str,
+    processor: Processor,
+    *,
+    num_workers: int | None = None,
+    work: Path | None = None,
+    on_start: Callable[[Sequence[ShardInfo], Sequence[ShardInfo]], None] = lambda shards, missing: None,
+    on_samples: Callable[[int], None] = lambda count: None,
+) -> LengthIndex:
+    """Measure every sample of `remote`, write its lengths index there, and return it, memory-mapped.
+
+    num_workers: processes that measure (default: the cores this process may use); 1 measures in this one. The index
+    does not depend on it. More are spawned, so a script calls this below `if __name__ == "__main__":`. work: folder
+    for the lengths of finished shards until all are (default: below the dataset's default cache folder), known by the
+    processor's fingerprint and their entry in index.json. on_start: told all shards, and those that no earlier run
+    measured. on_samples: told how many more samples were measured. Raises what the processor raises, naming the
+    sample; DataError for one of 0 or 2^32 tokens; WorkerError when a process dies; StorageError, also when another
+    process indexes the same; ShardError; ConfigError.
+    """
+    if num_workers is not None and num_workers < 1:
+        raise ConfigError(f"the number of workers must be at least 1, got {num_workers}")
     storage = open_storage(remote)
-    infos = parse_index(storage.read(INDEX_NAME), source=f"{storage.url}/{INDEX_NAME}")
-    lengths = []
-    with tempfile.TemporaryDirectory(prefix="lmms_stream-index-") as folder:
-        cache = LocalCache(storage, Path(folder))
-        for info in infos:
-            path = fetch_shard(cache, info)
-            shard = Shard(path, info, columns=processor.columns)
-            for place in range(len(shard)):
-                lengths.append(processor.measure(shard[place]))
-                on_sample()
-            if path.is_relative_to(folder):
-                path.unlink()
-        index = LengthIndex.from_array(
-            np.array(lengths, np.uint32),
-            fingerprint=processor_fingerprint(processor),
-            processor=processor.description,
-        )
-        names = index.write(Path(folder))
+    tasks = _read_tasks(storage)
+    fingerprint = processor_fingerprint(processor)
+    with _work_folder(storage.url, fingerprint, work) as (folder, downloads):
+        missing = [(info, first_id) for info, first_id in tasks if _read_lengths(folder, info) is None]
+        on_start([info for info, _ in tasks], [info for info, _ in missing])
+        measurer = _Measurer(processor, LocalCache(storage, downloads))
+        num_processes = min(num_workers or len(os.sched_getaffinity(0)), len(missing))
+        if num_processes > 1:
+            _measure_in_processes(measurer, missing, folder, num_processes=num_processes, on_samples=on_samples)
+        else:
+            for task in missing:
+                _keep_lengths(folder, task[0], measurer.measure(task, on_samples))
+        lengths = _join_lengths(folder, tasks)
+        index = LengthIndex.from_array(lengths, fingerprint=fingerprint, processor=processor.description)
+        names = index.write(folder)
         for name in names:
-            storage.upload(Path(folder) / name, name)
-    _list_index(storage, index.fingerprint, names)
+            storage.upload(folder / name, name)
+        with _locked(_lock_folder(storage.url) / "listing", wait=True):
+            _list_index(storage, fingerprint, names)
     return index
+
+
+def _read_tasks(storage: Storage) -> list[_Task]:
+    source = f"{storage.url}/{INDEX_NAME}"
+    infos = parse_index(storage.read(INDEX_NAME), source=source)
+    first_ids = list(accumulate((info.num_samples for info in infos), initial=0))
+    if not first_ids[-1]:
+        raise DataError(f"{source} lists no samples: convert the dataset again")
+    return list(zip(infos, first_ids, strict=False))
 
 
 def _list_index(storage: Storage, fingerprint: str, names: Sequence[str]) -> None:
@@ -53,3 +103,198 @@ def _list_index(storage: Storage, fingerprint: str, names: Sequence[str]) -> Non
     dataset["lengths"] = [*(other for other in dataset["lengths"] if other != fingerprint), fingerprint]
     dataset["other_files"] = sorted({*dataset["other_files"], *names})
     storage.write(DATASET_NAME, json.dumps(dataset, indent=1, sort_keys=True).encode() + b"\n")
+
+
+@contextmanager
+def _work_folder(url: str, fingerprint: str, work: Path | None) -> Iterator[tuple[Path, Path]]:
+    """A folder of this dataset and processor, removed only by success, and one for downloads, removed in any case."""
+    locks = _lock_folder(url)
+    base = work.absolute() if work else locks
+    folder = base / f"{locks.parent.name}-{fingerprint}"
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+        with _locked(locks / f"{folder.name}.lock"):
+            for left in base.glob(f"{locks.parent.name}-*/downloads-*"):  # by killed runs, also for other processors
+                lock = locks / f"{left.parent.name}.lock"
+                with suppress(BlockingIOError), nullcontext() if left.parent == folder else _locked(lock):
+                    shutil.rmtree(left, ignore_errors=True)  # a worker that outlives its command may write there yet
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix="downloads-", dir=folder, ignore_cleanup_errors=True) as downloads:
+                yield folder, Path(downloads)
+            shutil.rmtree(folder, ignore_errors=True)  # over NFS a file that is still mapped stays
+    except BlockingIOError:
+        raise StorageError(f"another process indexes {url} for this processor: wait until it ends") from None
+    except OSError as error:
+        raise StorageError(f"{folder}: {error}: correct it, or name another folder with --work") from error
+
+
+def _lock_folder(url: str) -> Path:
+    """Where a dataset's locks lie, whatever the work folder is and however a local path is written."""
+    return default_cache_folder(url if "://" in url else str(Path(url).resolve())) / "index-work"
+
+
+@contextmanager
+def _locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock that the kernel gives back when this process dies; BlockingIOError when it is taken."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+
+
+def _digest(info: ShardInfo, lengths: bytes = b"") -> bytes:
+    """Of all that the index says of a shard, and of its lengths."""
+    entry = json.dumps(asdict(info), sort_keys=True).encode()
+    return hashlib.blake2b(entry + lengths, digest_size=_DIGEST_BYTES).digest()
+
+
+def _keep_lengths(folder: Path, info: ShardInfo, lengths: bytes) -> None:
+    temporary = folder / "lengths.tmp"  # the folder has one writer
+    temporary.write_bytes(_digest(info, lengths) + lengths)
+    temporary.replace(folder / f"{_digest(info).hex()}.lengths")
+
+
+def _read_lengths(folder: Path, info: ShardInfo) -> bytes | None:
+    """Lengths of a shard that was measured, as bytes; None when they are not there, cut short or damaged."""
+    path = folder / f"{_digest(info).hex()}.lengths"
+    kept = path.read_bytes() if path.exists() else b""
+    lengths = kept[_DIGEST_BYTES:]
+    return lengths if kept == _digest(info, lengths) + lengths else None
+
+
+def _join_lengths(folder: Path, tasks: Sequence[_Task]) -> NDArray[np.uint32]:
+    """All lengths in shard order, mapped: 10^9 of them are 4 GB."""
+    with (folder / "all").open("wb") as file:
+        for info, _ in tasks:
+            lengths = _read_lengths(folder, info)
+            if lengths is None:
+                raise StorageError(f"lengths of {info.name} were changed in {folder}: run the same command again")
+            file.write(lengths)
+    return np.memmap(folder / "all", dtype=_LENGTH, mode="r")
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurer:
+    """Measures shards in the process it is in, one at a time; what it downloads is deleted once it is measured."""
+
+    processor: Processor
+    cache: LocalCache
+
+    def measure(self, task: _Task, on_samples: Callable[[int], None]) -> bytes:
+        """The lengths of a shard, as bytes; on_samples is told now and then how many more samples were measured."""
+        info, first_id = task
+        path = fetch_shard(self.cache, info)
+        try:
+            shard = Shard(path, info, columns=self.processor.columns)
+            lengths = np.empty(len(shard), _LENGTH)
+            reported, reported_at = 0, time.monotonic()
+            for place in range(len(shard)):
+                lengths[place] = self._measure_sample(shard, place, sample_id=first_id + place)
+                if time.monotonic() - reported_at > _REPORT_INTERVAL_S:
+                    on_samples(place + 1 - reported)
+                    reported, reported_at = place + 1, time.monotonic()
+            on_samples(len(shard) - reported)
+        finally:
+            if path.is_relative_to(self.cache.folder):
+                path.unlink(missing_ok=True)
+        return lengths.tobytes()
+
+    def _measure_sample(self, shard: Shard, place: int, *, sample_id: int) -> int:
+        where = f"sample {sample_id} (number {place} of {shard.info.name})"
+        try:
+            length = operator.index(self.processor.measure(shard[place]))
+        except LmmsStreamError as error:
+            raise type(error)(f"{where}: {error}") from error
+        except Exception as error:
+            raise DataError(f"{where}: {error!r}") from error
+        if not 0 < length < 1 << 32:
+            raise DataError(f"{where} has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
+        return length
+
+
+def _measure_in_processes(
+    measurer: _Measurer, tasks: Sequence[_Task], folder: Path, *, num_processes: int, on_samples: Callable[[int], None]
+) -> None:
+    waiting = iter(tasks)
+    given: dict[connection.Connection, _Task] = {}
+    with _started_workers(measurer, num_processes) as workers:
+        idle = list(workers)
+        while True:
+            for pipe, task in zip(idle, waiting, strict=False):
+                given[pipe] = task
+                with suppress(BrokenPipeError):  # it died; _receive says so
+                    pipe.send(task)
+            if not given:
+                return
+            idle = []
+            for ready in connection.wait(list(given)):
+                assert isinstance(ready, connection.Connection)
+                answer = _receive(ready, workers[ready], given[ready])
+                if isinstance(answer, int):
+                    on_samples(answer)
+                else:
+                    _keep_lengths(folder, given.pop(ready)[0], answer)
+                    idle.append(ready)
+
+
+def _receive(pipe: connection.Connection, worker: BaseProcess, task: _Task) -> int | bytes:
+    """How many more samples a worker measured, or all lengths of its task; raises what it sends, and WorkerError."""
+    try:
+        answer: int | bytes | Exception = pipe.recv()
+    except (EOFError, OSError) as error:
+        worker.join(10)
+        code = worker.exitcode or 0
+        cause = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended (status {code})"
+        raise WorkerError(
+            f"worker process {worker.pid} {cause} at {task[0].name}: run the same command again, with fewer --workers "
+            "if memory ran out; it goes on (a script must call index_dataset below `if __name__ == '__main__':`)"
+        ) from error
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+@contextmanager
+def _started_workers(measurer: _Measurer, num_processes: int) -> Iterator[dict[connection.Connection, BaseProcess]]:
+    """Workers by the pipe to each; spawned, because tokenizers and threads do not survive a fork; killed at the end."""
+    try:
+        pickled = pickle.dumps(measurer)
+    except Exception as error:
+        raise ConfigError(f"the processor cannot be sent to other processes ({error!r}): pass num_workers=1") from error
+    workers: dict[connection.Connection, BaseProcess] = {}
+
+    def start() -> None:
+        resource_tracker.ensure_running()  # its own start would end the block
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C reaches the command alone
+        for _ in range(num_processes):
+            pipe, theirs = connection.Pipe()
+            worker = get_context("spawn").Process(target=_work, args=(theirs, pickled), daemon=True)
+            worker.start()
+            theirs.close()
+            workers[pipe] = worker
+
+    try:
+        with ThreadPoolExecutor(1) as thread:  # an interrupt is raised in the main one, so no start is cut short
+            thread.submit(start).result()
+        yield workers
+    finally:
+        for pipe, worker in workers.items():
+            worker.kill()
+            worker.join()
+            pipe.close()
+
+
+def _work(pipe: connection.Connection, pickled: bytes) -> None:
+    """A worker: tasks in; counts of samples, lengths and errors out. It ends when nobody listens any more."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core for each worker
+    measurer: _Measurer | None = None
+    with suppress(EOFError, ConnectionError):
+        while True:
+            task = pipe.recv()
+            try:
+                measurer = measurer or pickle.loads(pickled)
+                answer: bytes | Exception = measurer.measure(task, pipe.send)
+            except (LmmsStreamError, OSError) as error:
+                answer = error
+            except Exception as error:  # noqa: BLE001 - it is raised by the process that waits
+                answer = WorkerError(f"{task[0].name}: {error!r}")
+            pipe.send(answer)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .config import load_config as load_config
     from .converters.convert import convert as convert
     from .cursor import Cursor as Cursor
-    from .dataset import DatasetConfig as DatasetConfig
     from .dataset import PackedStreamingDataset as PackedStreamingDataset
+    from .dataset_config import DatasetConfig as DatasetConfig
     from .errors import ConfigError as ConfigError
     from .errors import LmmsStreamError as LmmsStreamError
     from .lengths import LengthIndex as LengthIndex
@@ -48,7 +48,7 @@ _HOME = {
     "ChatProcessor": "processors.chat",
     "ConfigError": "errors",
     "Cursor": "cursor",
-    "DatasetConfig": "dataset",
+    "DatasetConfig": "dataset_config",
     "FSDP2SFTTrainer": "train.trainer",
     "LengthIndex": "lengths",
     "LmmsStreamError": "errors",

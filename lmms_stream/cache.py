@@ -1,29 +1,39 @@
 """Files of a remote dataset on this node: each fetched once, however many processes ask.
 
-A file in the cache is complete: it is downloaded under a temporary name and renamed. Who downloads holds a
-lock on a file beside it, which the kernel releases when the process dies, so nobody waits for the dead.
+A file in the cache is complete: it is downloaded under a temporary name, checked and renamed. Beside it lies a
+record `.NAME.lock`. Who downloads holds the kernel's lock on it, which is released when the process dies, so nobody
+waits for the dead; what it says vouches for a file that was checked since this machine was started, and for what is
+ours to delete.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .decoding import decompress
 from .errors import StorageError
+from .retry import DEFAULT_RETRY, Retry, disk_error
+from .room import CacheRoom, Record, touch
 from .shards import ShardInfo, file_matches
 from .storage import LocalStorage, Storage
 
-LOCK_TIMEOUT_S = 600.0
 _POLL_S = 0.02
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+-\d+\.tmp")
+_downloads = itertools.count()
 
 
 def default_cache_folder(remote: str) -> Path:
@@ -38,88 +48,186 @@ def default_cache_folder(remote: str) -> Path:
     return mine / hashlib.blake2b(remote.encode(), digest_size=16).hexdigest()
 
 
-class LocalCache:
-    """Local copies of the objects of `storage` in `folder` (default: see default_cache_folder)."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a local copy must be. identity: names its content; valid: whether a file has it (reads all of it).
 
-    def __init__(self, storage: Storage, folder: Path | None = None):
+    name: of the copy, in the cache folder. num_bytes: room it takes there, and while it is made.
+    decode: what makes it of the downloaded bytes (decompression; ValueError when they are damaged).
+    """
+
+    name: str
+    identity: str
+    num_bytes: int
+    valid: Callable[[Path], bool]
+    decode: Callable[[bytes], bytes] | None = None
+
+
+class LocalCache:
+    """Local copies of the objects of `storage` in `folder` (default: see default_cache_folder).
+
+    room: the limit that the copies keep to, if any. retry: how often and how long an object is tried for.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        folder: Path | None = None,
+        *,
+        room: CacheRoom | None = None,
+        retry: Retry = DEFAULT_RETRY,
+    ):
         self.storage = storage
         self.folder = folder or default_cache_folder(storage.url)
+        self.retry = retry
+        self.room = room
 
-    def fetch(
-        self,
-        key: str,
-        *,
-        valid: Callable[[Path], bool],
-        name: str | None = None,
-        decode: Callable[[bytes], bytes] | None = None,
-        timeout_s: float = LOCK_TIMEOUT_S,
-    ) -> Path:
-        """The local path of an object, downloaded unless a copy that is `valid` is there.
+    def fetch(self, key: str, wanted: Wanted, *, wait: bool = True) -> Path | None:
+        """The local path of an object, downloaded unless a valid copy is there; None when it would have to wait.
 
-        The copy is kept under `name` (default: the key); `decode` changes its bytes first (decompression). A local
-        dataset's object that is valid as it is is read where it lies.
-        Raises StorageError when it cannot be had, when another process holds its download for longer than
-        `timeout_s`, and when what was downloaded is not valid.
+        A local dataset's object that is valid as it is is read where it lies. `wait`: for another process that
+        downloads it. Raises StorageError when it cannot be had in time, and when what comes is not valid.
         """
         if isinstance(self.storage, LocalStorage):
-            original = self.storage.folder / (key if decode is None else name or key)
-            if original.exists() and valid(original):
+            original = self.storage.folder / (key if wanted.decode is None else wanted.name)
+            if original.exists() and wanted.valid(original):
                 return original
-        path = self.folder / (name or key)
-        if path.exists() and valid(path):
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _exclusive(path.with_name(f".{path.name}.lock"), timeout_s=timeout_s):
-            if path.exists() and valid(path):
+        path = self.folder / wanted.name
+        record_path = path.with_name(f".{path.name}.lock")
+        try:
+            if Record.read(record_path).vouches_for(path, wanted.identity):
                 return path
-            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            try:
-                self.storage.download(key, temporary)
-                if decode is not None:
-                    temporary.write_bytes(decode(temporary.read_bytes()))
-                if not valid(temporary):
-                    raise StorageError(
-                        f"{self.storage.url}/{key}: what was downloaded does not match the size or checksum in its "
-                        "index: the object is damaged or was replaced; convert the dataset again"
-                    )
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(record_path, timeout_s=self.retry.timeout_s if wait else 0) as lock:
+                if lock is None:
+                    return None
+                if not Record.read(record_path).vouches_for(path, wanted.identity):
+                    ours = self._have(key, path, wanted, record_path)
+                    Record.of(path, wanted.identity, ours=ours).write(lock)
+                    self.touch(path)
+        except OSError as error:
+            raise disk_error(str(path), error) from error
         return path
+
+    def touch(self, path: Path) -> None:
+        """Note that a file is in use, which keeps it longer than others where there is a limit."""
+        if self.room is not None:
+            touch(path.with_name(f".{path.name}.lock"))
+
+    def _have(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
+        """Make a valid copy lie at `path`; returns whether it is a download of ours."""
+        if path.is_dir():
+            raise StorageError(f"{path} is a folder, a file of the dataset belongs there: move it away")
+        if path.exists() and wanted.valid(path):
+            return Record.read(record_path).owns(path)
+        for attempt in range(1, self.retry.attempts + 1):
+            if self._download(key, path, wanted, record_path):
+                return True
+            if attempt < self.retry.attempts:
+                time.sleep(min(0.05 * 2**attempt, 2.0))
+        raise StorageError(
+            f"{self.storage.url}/{key}: what was downloaded does not match the size or checksum in its "
+            f"index ({self.retry.attempts} attempts): the object is damaged or was replaced; convert the dataset again"
+        )
+
+    def _download(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
+        """Download, check and rename; False when what comes is not valid."""
+        _remove_leftovers(path)
+        if self.room is not None and path.parent == self.folder:  # shards; the lengths index is always kept
+            self.room.reserve(record_path, wanted.num_bytes, timeout_s=self.retry.timeout_s)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_downloads)}.tmp")
+        try:
+            self.storage.download(key, temporary)
+            if wanted.decode is not None:
+                try:
+                    temporary.write_bytes(wanted.decode(temporary.read_bytes()))
+                except ValueError:
+                    return False
+            if not wanted.valid(temporary):
+                return False
+            temporary.replace(path)
+            return True
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        """Remove temporary files that killed processes left in the folder."""
+        folders = (self.folder, self.folder / "_lmms" / "lengths")
+        for path in [path for folder in folders for path in _leftovers(folder)]:
+            with _locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
+                if lock is not None:
+                    _remove_leftovers(path)
 
 
 def fetch_shard(cache: LocalCache, info: ShardInfo) -> Path:
     """The local path of a shard with the size and checksum of its index entry, decompressed."""
+    path = try_fetch_shard(cache, info, wait=True)
+    assert path is not None
+    return path
+
+
+def try_fetch_shard(cache: LocalCache, info: ShardInfo, *, wait: bool = False) -> Path | None:
+    """fetch_shard, but None at once when another process downloads it (unless `wait`)."""
 
     def valid(path: Path) -> bool:
         return file_matches(path, size=info.size, checksum=info.checksum)
 
     def decode(data: bytes) -> bytes:
-        from streaming.base.compression import decompress
+        return decompress(str(info.compression), data, size=info.size)
 
-        return bytes(decompress(info.compression, data))
-
+    identity = f"{info.size} {info.checksum}"
     if info.zip_name is None:
-        return cache.fetch(info.name, valid=valid)
-    return cache.fetch(info.zip_name, name=info.name, valid=valid, decode=decode)
+        return cache.fetch(
+            info.name, Wanted(name=info.name, identity=identity, num_bytes=info.size, valid=valid), wait=wait
+        )
+    num_bytes = info.size + (info.zip_size or 0)
+    wanted = Wanted(name=info.name, identity=identity, num_bytes=num_bytes, valid=valid, decode=decode)
+    return cache.fetch(info.zip_name, wanted, wait=wait)
+
+
+def _leftovers(folder: Path) -> dict[Path, list[Path]]:
+    """Temporary files in a folder, by the file that each was to become."""
+    found: dict[Path, list[Path]] = {}
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        leftover = _LEFTOVER.fullmatch(entry.name)
+        if leftover:
+            found.setdefault(folder / leftover["name"], []).append(Path(entry.path))
+    return found
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Temporary files of downloads of `path` that no process works on any more: the caller holds its lock."""
+    for leftover in _leftovers(path.parent).get(path, []):
+        leftover.unlink(missing_ok=True)
 
 
 @contextmanager
-def _exclusive(lock_path: Path, *, timeout_s: float) -> Iterator[None]:
+def _locked(path: Path, *, timeout_s: float) -> Iterator[IO[bytes] | None]:
+    """The file at `path`, locked; None when another process holds it and timeout_s is 0.
+
+    Raises StorageError when the wait is over.
+    """
     deadline = time.monotonic() + timeout_s
-    with lock_path.open("a") as lock:
-        while True:
+    while True:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StorageError(
-                        f"{lock_path} was held by another process for {timeout_s:.0f} s: "
-                        "is its download stuck? End that process and try again"
-                    ) from None
-                time.sleep(_POLL_S)
-        yield
+                pass
+            else:
+                if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:  # else it was removed
+                    yield file
+                    return
+                continue
+        if not timeout_s:
+            yield None
+            return
+        if time.monotonic() > deadline:
+            raise StorageError(
+                f"{path} was held by another process for {timeout_s:g} s: "
+                "is its download stuck? End that process and try again"
+            )
+        time.sleep(_POLL_S)
 
 
 class CountsFolder(MutableMapping[str, NDArray[np.int64]]):
@@ -137,9 +245,15 @@ class CountsFolder(MutableMapping[str, NDArray[np.int64]]):
 
     def __setitem__(self, key: str, counts: NDArray[np.int64]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = self._folder / f".{key}.{os.getpid()}.tmp.npy"
-        np.save(temporary, counts)
-        temporary.replace(self._folder / f"{key}.npy")
+        path = self._folder / f"{key}.npy"
+        with _locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
+            if lock is None:  # another process is about to write the same
+                return
+            _remove_leftovers(path)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_downloads)}.tmp")
+            with temporary.open("wb") as file:
+                np.save(file, counts)
+            temporary.replace(path)
 
     def __delitem__(self, key: str) -> None:
         (self._folder / f"{key}.npy").unlink()

@@ -93,6 +93,13 @@ def _add_index(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = _add(commands, "index", _index, "Measure a dataset's samples and write its lengths index.")
     parser.add_argument("remote", help="the dataset's folder or URL")
     parser.add_argument("--tokenizer", help="folder or hub id (not for a tokenized dataset)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that measure; default: one for each core")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        metavar="FOLDER",
+        help="keep what a run that was ended had measured here (default: in the system's temporary folder)",
+    )
 
 
 def _add_plan(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -162,12 +169,29 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _index(options: argparse.Namespace) -> int:
-    from .console import counter, print_record
+    from .console import bar, console, print_record
     from .converters.index import index_dataset
     from .processors.text import TokensProcessor
+    from .shards import ShardInfo
 
-    with counter("measuring", unit="samples") as advance:
-        report = index_dataset(options.remote, _processor(options.tokenizer) or TokensProcessor(), on_sample=advance)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # samples are measured one by one
+    processor = _processor(options.tokenizer) or TokensProcessor()
+    with bar("measuring", unit="samples") as progress:
+
+        def begin(shards: Sequence[ShardInfo], missing: Sequence[ShardInfo]) -> None:
+            num_samples, num_missing = (sum(shard.num_samples for shard in some) for some in (shards, missing))
+            progress.begin(num_samples, done=num_samples - num_missing)
+            if len(missing) < len(shards):
+                console.print(f"{len(shards) - len(missing)} of {len(shards)} shards were measured before")
+
+        report = index_dataset(
+            options.remote,
+            processor,
+            num_workers=options.workers,
+            work=options.work,
+            on_start=begin,
+            on_samples=progress.advance,
+        )
     print_record(options.remote, report)
     return 0
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .processors.base import IGNORED_LABEL
-from .types import Batch, Processed
+from .types import Batch, PackRows, Processed
 
 PAD_TOKEN_ID = 0
 MIN_PAD_TOKENS = 2  # a pad pack must have a next token to predict, or a model's shapes degenerate
@@ -29,24 +30,67 @@ def collate(
     give a pad pack: only such a segment.
     """
     lengths = [len(sample["input_ids"]) for sample in samples]
-    padding = max((pad_to or 0) - sum(lengths), 0 if samples else MIN_PAD_TOKENS)
-    input_ids = [np.asarray(sample["input_ids"], np.int64) for sample in samples]
-    labels = [np.asarray(sample["labels"], np.int64) for sample in samples]
+    rows = new_rows(sum(lengths), len(lengths), pad_to=pad_to)
+    start = num_loss_tokens = 0
+    for number, sample in enumerate(samples):
+        at = slice(start, start + lengths[number])
+        rows.input_ids[0, at] = sample["input_ids"]
+        rows.labels[0, at] = sample["labels"]
+        rows.labels[0, start] = IGNORED_LABEL
+        rows.position_ids[0, at] = np.arange(lengths[number])
+        num_loss_tokens += int(np.count_nonzero(rows.labels[0, at] != IGNORED_LABEL))
+        start = at.stop
+        rows.cu_seqlens[number + 1] = start
+    return finish(
+        rows,
+        np.array(sample_ids, np.int64),
+        max_seqlen=max(lengths, default=0),
+        num_loss_tokens=num_loss_tokens,
+        source=source,
+        step=step,
+        micro_batch=micro_batch,
+    )
+
+
+def new_rows(num_tokens: int, num_segments: int, *, pad_to: int | None = None) -> PackRows:
+    """Rows for so many tokens in segments, and behind them the padding, a segment of its own that is written."""
+    total = max(num_tokens, pad_to or 0, MIN_PAD_TOKENS if num_tokens == 0 else 0)
+    padding = total - num_tokens
+    rows = PackRows(
+        input_ids=np.empty((1, total), np.int64),
+        labels=np.empty((1, total), np.int64),
+        position_ids=np.empty((1, total), np.int64),
+        cu_seqlens=np.empty(num_segments + 1 + (padding > 0), np.int32),
+    )
+    rows.cu_seqlens[0] = 0
     if padding:
-        lengths.append(padding)
-        input_ids.append(np.full(padding, PAD_TOKEN_ID, np.int64))
-        labels.append(np.full(padding, IGNORED_LABEL, np.int64))
-    bounds = np.concatenate([[0], np.cumsum(lengths)])
-    all_labels = np.concatenate(labels)
-    all_labels[bounds[:-1]] = IGNORED_LABEL
+        rows.input_ids[0, num_tokens:] = PAD_TOKEN_ID
+        rows.labels[0, num_tokens:] = IGNORED_LABEL
+        rows.position_ids[0, num_tokens:] = np.arange(padding)
+        rows.cu_seqlens[-1] = total
+    return rows
+
+
+def finish(
+    rows: PackRows,
+    sample_ids: NDArray[np.int64],
+    *,
+    max_seqlen: int,
+    num_loss_tokens: int,
+    source: str,
+    step: int,
+    micro_batch: int,
+) -> Batch:
+    """The batch of rows that are filled; max_seqlen: of their segments, without the padding."""
+    padding = rows.cu_seqlens.item(-1) - rows.cu_seqlens.item(-2)
     return Batch(
-        input_ids=torch.from_numpy(np.concatenate(input_ids))[None],
-        labels=torch.from_numpy(all_labels)[None],
-        position_ids=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths]))[None],
-        cu_seqlens=torch.from_numpy(bounds.astype(np.int32)),
-        max_seqlen=max(lengths),
-        num_loss_tokens=int(np.count_nonzero(all_labels != IGNORED_LABEL)),
-        sample_ids=torch.tensor(list(sample_ids), dtype=torch.int64),
+        input_ids=torch.from_numpy(rows.input_ids),
+        labels=torch.from_numpy(rows.labels),
+        position_ids=torch.from_numpy(rows.position_ids),
+        cu_seqlens=torch.from_numpy(rows.cu_seqlens),
+        max_seqlen=max(padding, max_seqlen),  # where there is no padding, the last segment itself
+        num_loss_tokens=num_loss_tokens,
+        sample_ids=torch.from_numpy(sample_ids),
         source=source,
         step=step,
         micro_batch=micro_batch,

@@ -10,8 +10,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from .report import EpochReport, StepsReport
@@ -31,6 +43,44 @@ def counter(description: str, *, unit: str) -> Iterator[Callable[[], None]]:
     with Progress(*columns, TaskProgressColumn(show_speed=True), console=console) as progress:
         task = progress.add_task(description, total=None)
         yield lambda: progress.advance(task)
+
+
+class _RateColumn(ProgressColumn):
+    def __init__(self, unit: str):
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        rate = task.finished_speed or task.speed
+        return Text(f"{rate:,.0f} {self._unit}/s" if rate else "")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bar:
+    """A progress bar with an end that `begin` sets; what was done before it is no part of the rate."""
+
+    _progress: Progress
+    _task: TaskID
+
+    def begin(self, total: int, *, done: int = 0) -> None:
+        self._progress.reset(self._task, total=total, completed=done)
+
+    def advance(self, count: int = 1) -> None:
+        self._progress.advance(self._task, count)
+
+
+@contextmanager
+def bar(description: str, *, unit: str) -> Iterator[Bar]:
+    """A bar with count, rate and remaining time; it begins empty."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit),
+        _RateColumn(unit),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield Bar(progress, progress.add_task(description, total=0))
 
 
 def print_record(title: str, record: Any) -> None:

@@ -64,6 +64,11 @@ class Cursor:
         """Read what to_dict wrote; CursorError for another version or a damaged state."""
         if not isinstance(data, Mapping):
             raise CursorError(f"the saved cursor is damaged ({data!r}): use another checkpoint")
+        if "lanes" in data:
+            raise CursorError(
+                "the saved cursor is one of lanes, and this run takes its packs from a lengths index: "
+                "set packing_mode to lanes"
+            )
         version = data.get("version")
         if version is True or version != CURSOR_VERSION:
             raise CursorError(
@@ -89,17 +94,19 @@ class Cursor:
         for name, built in fingerprints.items():
             saved = self.sources[name].plan if name in self.sources else built
             if saved != built:
-                raise CursorError(
-                    f"the checkpoint follows plan {saved} of {name!r}, this run built {built}: they differ in "
-                    f"{_difference(saved, built)}; restore that, or start over in another output_dir"
-                )
+                raise CursorError(explain_other_plan(name, saved, built))
 
 
-def _difference(saved: str, built: str) -> str:
+def explain_other_plan(name: str, saved: str, built: str) -> str:
+    """What to say where a saved place of source `name` follows another plan: the parts that differ, and the remedy."""
     parts = saved.split("-"), built.split("-")
-    if not len(parts[0]) == len(parts[1]) == len(FINGERPRINT_PARTS):
-        return "everything"
-    return " and ".join(name for name, a, b in zip(FINGERPRINT_PARTS, *parts, strict=True) if a != b)
+    difference = "everything"
+    if len(parts[0]) == len(parts[1]) == len(FINGERPRINT_PARTS):
+        difference = " and ".join(part for part, a, b in zip(FINGERPRINT_PARTS, *parts, strict=True) if a != b)
+    return (
+        f"the checkpoint follows plan {saved} of {name!r}, this run built {built}: they differ in "
+        f"{difference}; restore that, or start over in another output_dir"
+    )
 
 
 def _count(value: Any) -> int:

@@ -100,3 +100,13 @@ class EpochOrder:
         run_lengths = np.diff(starts, append=stop)
         ids: NDArray[np.int64] = np.arange(start, stop, dtype=np.int64) + np.repeat(shifts, run_lengths)
         return ids
+
+
+def shards_of(sample_ids: NDArray[np.int64], first_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The shard of each sample, from the first id of every shard: int64, of the same shape.
+
+    >>> shards_of(np.array([0, 4, 5]), np.array([0, 5]))
+    array([0, 0, 1])
+    """
+    shard_ids: NDArray[np.int64] = np.searchsorted(first_ids, sample_ids, side="right") - 1
+    return shard_ids

@@ -14,8 +14,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from . import packing_kernels as kernels
 from .errors import ConfigError, PackingError
+from .first_fit import first_fit, next_fit
+from .packing_kernels import best_fit
 
 Overlong = Literal["error", "drop", "truncate", "split"]
 
@@ -47,6 +48,13 @@ class PackingConfig:
         if self.max_samples_per_pack is not None and self.max_samples_per_pack < 1:
             raise ConfigError(f"max_samples_per_pack must be at least 1, got {self.max_samples_per_pack}")
 
+    @property
+    def samples_at_once(self) -> int | None:
+        """Samples that are packed together; None where that is all of a shuffle block (first_fit)."""
+        if self.strategy == "first_fit":
+            return None
+        return self.window if self.strategy in ("best_fit", "next_fit") else _window_n(self.strategy)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packs:
@@ -67,6 +75,49 @@ class Packs:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segments:
+    """What there is to pack of a sequence of samples.
+
+    lengths: int32[num_segments], tokens, each from 1 to packing_length. positions: int32[num_segments], the sample of
+    each segment. pieces: None, or int32[num_segments], as in Packs.
+    """
+
+    lengths: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    pieces: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenPacks:
+    """Packs that wait for the next window, in the order that the packer keeps them.
+
+    lengths: int32[num_segments], pack after pack. offsets: int64[num_packs + 1]. firsts: int64[num_packs], the place
+    of each pack's first segment in the whole sequence.
+    """
+
+    lengths: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowPacks:
+    """Packs of one window and of the packs that waited for it.
+
+    order, offsets: as in Packs; the positions count through the segments of the packs that waited, then those of the
+    window. The first num_closed packs are done, the others wait for the next window. firsts: as in OpenPacks, of these.
+    """
+
+    order: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    num_closed: int
+    firsts: NDArray[np.int64]
+
+
+NO_OPEN_PACKS = OpenPacks(lengths=np.empty(0, np.int32), offsets=np.zeros(1, np.int64), firsts=np.empty(0, np.int64))
 
 
 def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int = 0) -> Packs:
@@ -99,25 +150,64 @@ def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int 
 
 def _pack_overlong(tokens: NDArray[np.int32], config: PackingConfig, seed: int, num_overlong: int) -> Packs:
     """Packs where some lengths are above packing_length, by the policy of the config."""
-    limit = config.packing_length
     if config.overlong == "error":
         raise PackingError(
-            f"{num_overlong} of {len(tokens)} samples are longer than packing_length {limit} (the longest has "
-            f"{tokens.max()} tokens): raise packing_length, or set overlong to drop, truncate or split"
+            f"{num_overlong} of {len(tokens)} samples are longer than packing_length {config.packing_length} (the "
+            f"longest has {tokens.max()} tokens): raise packing_length, or set overlong to drop, truncate or split"
         )
-    if config.overlong == "truncate":
-        packs = _pack_tokens(np.minimum(tokens, np.int32(limit)), config, seed)
-        return replace(packs, num_overlong=num_overlong)
+    segments = cut_overlong(tokens, config=config)
+    packs = _pack_tokens(segments.lengths, config, seed)
+    return replace(
+        packs,
+        order=segments.positions[packs.order],
+        num_overlong=num_overlong,
+        pieces=None if segments.pieces is None else segments.pieces[packs.order],
+    )
+
+
+def block_seed(seed: int, *, epoch: int, node: int, block: int) -> int:
+    """The seed of a shuffle block's packs, another stream than that of its order (see EpochOrder.block)."""
+    return int(np.random.SeedSequence([seed, epoch, node + 1, block, 1]).generate_state(1, np.uint64)[0])
+
+
+def cut_overlong(tokens: NDArray[np.int32], *, config: PackingConfig) -> Segments:
+    """What is packed of samples of these lengths (1 or more) where overlong is drop, truncate or split."""
+    limit = config.packing_length
     if config.overlong == "drop":
         kept = np.flatnonzero(tokens <= limit).astype(np.int32)
-        packs = _pack_tokens(tokens[kept], config, seed)
-        return replace(packs, order=kept[packs.order], num_overlong=num_overlong)
+        return Segments(lengths=tokens[kept], positions=kept)
+    positions = np.arange(len(tokens), dtype=np.int32)
+    if config.overlong != "split":
+        return Segments(lengths=np.minimum(tokens, np.int32(limit)), positions=positions)
     num_pieces = -(-tokens // limit)
-    positions = np.repeat(np.arange(len(tokens), dtype=np.int32), num_pieces)
+    positions = np.repeat(positions, num_pieces)
     first_piece = np.cumsum(num_pieces) - num_pieces
     pieces = (np.arange(len(positions)) - first_piece[positions]).astype(np.int32)
-    packs = _pack_tokens(np.minimum(tokens[positions] - pieces * np.int32(limit), limit), config, seed)
-    return replace(packs, order=positions[packs.order], num_overlong=num_overlong, pieces=pieces[packs.order])
+    lengths = np.minimum(tokens[positions] - pieces * np.int32(limit), limit).astype(np.int32)
+    return Segments(lengths=lengths, positions=positions, pieces=pieces)
+
+
+def pack_window(
+    lengths: NDArray[np.int32], *, config: PackingConfig, seed: int, waiting: OpenPacks, place: int, last: bool
+) -> WindowPacks:
+    """Packs of the next window of a sequence, as `pack` makes them of the whole.
+
+    lengths: of the window's segments, each from 1 to packing_length; config.samples_at_once of them unless the
+    sequence ends before. waiting: the packs that the window before left open. place: of the window's first segment in
+    the sequence. last: whether the sequence ends with the window; then no pack waits.
+    """
+    tokens = np.concatenate([waiting.lengths, lengths])
+    if config.strategy == "next_fit":
+        # The pack that waited begins where a pack begins, so that packing it again gives it again.
+        packs = _pack_tokens(tokens, config, seed)
+        num_closed = len(packs) if last else max(0, len(packs) - 1)
+        firsts = packs.offsets[num_closed:-1] + (place - len(waiting.lengths))
+        return WindowPacks(order=packs.order, offsets=packs.offsets, num_closed=num_closed, firsts=firsts)
+    if config.strategy == "first_fit":
+        packs = _pack_tokens(tokens, config, seed)
+        return WindowPacks(order=packs.order, offsets=packs.offsets, num_closed=len(packs), firsts=waiting.firsts)
+    order, offsets, firsts = _best_fit(tokens, config, seed, waiting=waiting, place=place, last=last)
+    return WindowPacks(order=order, offsets=offsets, num_closed=len(offsets) - 1 - len(firsts), firsts=firsts)
 
 
 def _pack_tokens(tokens: NDArray[np.int32], config: PackingConfig, seed: int) -> Packs:
@@ -125,12 +215,27 @@ def _pack_tokens(tokens: NDArray[np.int32], config: PackingConfig, seed: int) ->
     tokens = np.ascontiguousarray(tokens, dtype=np.int32)
     limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
     if config.strategy == "next_fit":
-        order, offsets = kernels.next_fit(tokens, limit, max_samples)
+        order, offsets = next_fit(tokens, limit, max_samples)
     elif config.strategy == "first_fit":
-        order, offsets = kernels.first_fit(tokens, limit, max_samples)
+        order, offsets = first_fit(tokens, limit, max_samples)
     else:
-        window, filler_share, carry = config.window, FILLER_SHARE, True
-        if config.strategy != "best_fit":
-            window, filler_share, carry = int(config.strategy.removeprefix("window_")), 1.0, False
-        order, offsets = kernels.best_fit(tokens, limit, max_samples, window, filler_share, carry, np.uint64(seed))
+        order, offsets, _ = _best_fit(tokens, config, seed, waiting=NO_OPEN_PACKS, place=0, last=True)
     return Packs(order=order, offsets=offsets, num_tokens=int(tokens.sum(dtype=np.int64)))
+
+
+def _best_fit(
+    tokens: NDArray[np.int32], config: PackingConfig, seed: int, *, waiting: OpenPacks, place: int, last: bool
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """best_fit and window_N; see the kernel."""
+    limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
+    window, filler_share, carry = config.window, FILLER_SHARE, True
+    if config.strategy != "best_fit":
+        window, filler_share, carry = _window_n(config.strategy), 1.0, False
+    settings = (limit, max_samples, window, filler_share, carry, np.uint64(seed))
+    packed: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
+    packed = best_fit(tokens, waiting.offsets, waiting.firsts, place, last, *settings)
+    return packed
+
+
+def _window_n(strategy: str) -> int:
+    return int(strategy.removeprefix("window_"))

@@ -1,24 +1,16 @@
-"""The compiled loops of packing.py: int32 lengths, each from 1 to `limit`, in; order and offsets out."""
+"""The compiled loops of best fit: int32 lengths, each from 1 to `limit`, in; order and offsets out."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from .bitmap import clear_bit, least_bit, set_bit
+
 CLOSED_BELOW = 1 / 512  # of a pack: with less room than that left it is not kept open for another window
-
-_LOW_BIT_TABLE = np.zeros(64, dtype=np.int64)
-_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
-for _bit in range(64):
-    _LOW_BIT_TABLE[((1 << _bit) * int(_DE_BRUIJN) & (1 << 64) - 1) >> 58] = _bit
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _low_bit(word: np.uint64) -> int:
-    """Index of the lowest set bit of a word that is not 0 (de Bruijn multiplication)."""
-    isolated = word & (~word + np.uint64(1))
-    return _LOW_BIT_TABLE[(isolated * _DE_BRUIJN) >> np.uint64(58)]
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -29,110 +21,61 @@ def _mix(value: np.uint64) -> np.uint64:
     return value ^ (value >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)
-def _least_room(words: NDArray[np.uint64], summary: NDArray[np.uint64], length: int) -> int:
-    """The least set bit of the two-level bitmap that is `length` or more; -1 when there is none."""
-    at = length >> 6
-    word = words[at] >> np.uint64(length & 63)
-    if word != np.uint64(0):
-        return length + _low_bit(word)
-    at += 1
-    block_at = at >> 6
-    if block_at >= len(summary):
-        return -1
-    block = (summary[block_at] >> np.uint64(at & 63)) << np.uint64(at & 63)
-    while block == np.uint64(0):
-        block_at += 1
-        if block_at == len(summary):
-            return -1
-        block = summary[block_at]
-    at = (block_at << 6) + _low_bit(block)
-    return (at << 6) + _low_bit(words[at])
+class _Bins(NamedTuple):
+    """Open packs, and scratch for one window.
+
+    Bins with r tokens of room form a linked list `by_room[r]` through `next_bin`; a two-level bitmap over r finds the
+    least r that is enough in a few instructions. A bin's samples form a linked list, the last one first, through
+    `following`, where a sample has the slot `position & (len(following) - 1)`: slots are used again.
+    """
+
+    words: NDArray[np.uint64]
+    summary: NDArray[np.uint64]
+    by_room: NDArray[np.int32]
+    next_bin: NDArray[np.int32]
+    following: NDArray[np.int32]
+    head: NDArray[np.int32]
+    first: NDArray[np.int64]  # place of a bin's first sample in the sequence, see best_fit
+    size: NDArray[np.int32]
+    room: NDArray[np.int32]
+    opened: NDArray[np.int32]  # bins that are open; those from the last window come first
+    unused: NDArray[np.int32]  # the others, a stack
+    turns: NDArray[np.int32]
+    counts: NDArray[np.int32]
 
 
 @njit(cache=True, nogil=True)
-def _set(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> None:
-    words[bit >> 6] |= np.uint64(1) << np.uint64(bit & 63)
-    summary[bit >> 12] |= np.uint64(1) << np.uint64((bit >> 6) & 63)
-
-
-@njit(cache=True, nogil=True)
-def _clear(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> None:
-    words[bit >> 6] &= ~(np.uint64(1) << np.uint64(bit & 63))
-    if words[bit >> 6] == np.uint64(0):
-        summary[bit >> 12] &= ~(np.uint64(1) << np.uint64((bit >> 6) & 63))
-
-
-@njit(cache=True, nogil=True)
-def next_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    count = len(lengths)
-    offsets = np.empty(count + 1, np.int64)
-    num_packs = 0
-    room = 0
-    samples_left = 0
-    for position in range(count):
-        length = lengths[position]
-        if length > room or samples_left == 0:
-            offsets[num_packs] = position
-            num_packs += 1
-            room = limit
-            samples_left = max_samples
-        room -= length
-        samples_left -= 1
-    offsets[num_packs] = count
-    return np.arange(count).astype(np.int32), offsets[: num_packs + 1].copy()
-
-
-@njit(cache=True, nogil=True)
-def first_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Each sample into the pack that was opened first among those with room, found in a tree of maxima."""
-    count = len(lengths)
-    leaves = 1
-    while leaves < count:
-        leaves *= 2
-    rooms = np.zeros(2 * leaves, np.int32)  # node n has children 2n and 2n + 1; leaf `leaves + pack`
-    pack_of = np.empty(count, np.int32)
-    sizes = np.zeros(count + 1, np.int64)
-    num_packs = 0
-    for position in range(count):
-        length = lengths[position]
-        if rooms[1] >= length:
-            node = 1
-            while node < leaves:
-                node = 2 * node if rooms[2 * node] >= length else 2 * node + 1
-            chosen = node - leaves
-        else:
-            chosen = num_packs
-            num_packs += 1
-            rooms[leaves + chosen] = limit
-        pack_of[position] = chosen
-        sizes[chosen + 1] += 1
-        node = leaves + chosen
-        rooms[node] = rooms[node] - length if sizes[chosen + 1] < max_samples else 0
-        while node > 1:
-            node >>= 1
-            rooms[node] = max(rooms[2 * node], rooms[2 * node + 1])
-    offsets = np.cumsum(sizes[: num_packs + 1])
-    order = np.empty(count, np.int32)
-    filled = offsets[:num_packs].copy()
-    for position in range(count):
-        order[filled[pack_of[position]]] = position
-        filled[pack_of[position]] += 1
-    return order, offsets
+def _new_bins(num_positions: int, window: int, limit: int) -> _Bins:
+    """Bins for up to `num_positions` positions, one after another, of which up to `window` are placed at a time."""
+    slots = 1
+    while slots < num_positions:
+        slots *= 2
+    num_words = (limit >> 6) + 1
+    return _Bins(
+        np.zeros(num_words, np.uint64),
+        np.zeros((num_words >> 6) + 1, np.uint64),
+        np.full(limit + 1, -1, np.int32),
+        np.empty(slots, np.int32),
+        np.empty(slots, np.int32),
+        np.empty(slots, np.int32),
+        np.empty(slots, np.int64),
+        np.empty(slots, np.int32),
+        np.empty(slots, np.int32),
+        np.empty(slots, np.int32),
+        np.arange(slots).astype(np.int32),
+        np.empty(window, np.int32),
+        np.zeros(limit + 2, np.int32),
+    )
 
 
 @njit(cache=True, nogil=True)
 def _sort_window(
-    lengths: NDArray[np.int32],
-    start: int,
-    stop: int,
-    share: float,
-    counts: NDArray[np.int32],
-    fillers: NDArray[np.int32],
-) -> tuple[int, int]:
-    """Put the fillers of a window, longest first, into `fillers`; their number, and the longest filler's length.
+    lengths: NDArray[np.int32], start: int, stop: int, share: float, counts: NDArray[np.int32], turns: NDArray[np.int32]
+) -> None:
+    """Write the order in which a window is placed: samples as they come, then the fillers, longest first.
 
-    `counts` is zeroed scratch of limit + 2 entries and is zero again on return (counting sort).
+    share: of the window's tokens, those of the fillers, its shortest samples. `counts` is zeroed scratch of limit + 2
+    entries and is zero again on return (counting sort).
     """
     total = np.int64(0)
     shortest = np.int64(len(counts))
@@ -146,51 +89,134 @@ def _sort_window(
     budget = np.int64(total * share)
     threshold = np.int64(0)
     held = np.int64(0)
-    num_fillers = 0
+    place = stop - start
     for length in range(shortest, longest + 1):
         held += np.int64(counts[length]) * length
         if held > budget:
             break
         threshold = length
-        num_fillers += counts[length]
-    place = 0
+        place -= counts[length]
     for length in range(threshold, shortest - 1, -1):
         number = counts[length]
         counts[length] = place
         place += number
+    num_large = 0
     for position in range(start, stop):
         length = lengths[position]
-        if length <= threshold:
-            fillers[counts[length]] = position
+        if length > threshold:
+            turns[num_large] = position
+            num_large += 1
+        else:
+            turns[counts[length]] = position
             counts[length] += 1
-    for length in range(shortest, longest + 1):
-        counts[length] = 0
-    return num_fillers, threshold
+    counts[shortest : longest + 1] = 0
 
 
 @njit(cache=True, nogil=True)
-def _sort_by_hash(
-    keys: NDArray[np.uint64],
-    bins: NDArray[np.int32],
-    count: int,
-    sorted_keys: NDArray[np.uint64],
-    sorted_bins: NDArray[np.int32],
-    buckets: NDArray[np.int32],
-) -> None:
-    """Sort `count` bins by their keys, which are spread evenly: one bucket a bin by high bits, then insertion."""
-    bits = 0
+def _place_window(
+    bins: _Bins, lengths: NDArray[np.int32], num_samples: int, shift: int, num_open: int, limit: int, max_samples: int
+) -> int:
+    """Put samples, in the order of bins.turns, into the fullest packs that take them; the number of open bins.
+
+    The loop works on arrays of its own: through functions or through `bins` it would take twice as long, because
+    numba counts references to every array that is passed on.
+    """
+    words, summary, by_room, next_bin, following = bins.words, bins.summary, bins.by_room, bins.next_bin, bins.following
+    head, first, size, rooms, opened = bins.head, bins.first, bins.size, bins.room, bins.opened
+    unused, turns = bins.unused, bins.turns
+    mask = len(following) - 1
+    for turn in range(num_samples):
+        position = turns[turn]
+        length = lengths[position]
+        room = least_bit(words, summary, length)
+        if room >= 0:
+            chosen = by_room[room]
+            by_room[room] = next_bin[chosen]
+            if by_room[room] < 0:
+                clear_bit(words, summary, room)
+        else:
+            chosen = unused[mask - num_open]
+            opened[num_open] = chosen
+            num_open += 1
+            head[chosen] = -1
+            first[chosen] = position + shift
+            size[chosen] = 0
+            room = limit
+        following[position & mask] = head[chosen]
+        head[chosen] = position
+        size[chosen] += 1
+        room -= length
+        rooms[chosen] = room
+        if room > 0 and size[chosen] < max_samples:  # a full bin is in no list
+            if by_room[room] < 0:
+                set_bit(words, summary, room)
+            next_bin[chosen] = by_room[room]
+            by_room[room] = chosen
+    return num_open
+
+
+@njit(cache=True, nogil=True)
+def _enter(bins: _Bins, num_open: int) -> None:
+    """Enter the open bins into lists that are empty."""
+    words, summary, by_room, next_bin = bins.words, bins.summary, bins.by_room, bins.next_bin
+    opened, rooms = bins.opened, bins.room
+    for at in range(num_open):
+        chosen = opened[at]
+        room = rooms[chosen]
+        set_bit(words, summary, room)
+        next_bin[chosen] = by_room[room]
+        by_room[room] = chosen
+
+
+@njit(cache=True, nogil=True)
+def _close(
+    bins: _Bins, num_last: int, num_open: int, limit: int, max_samples: int, seed: np.uint64
+) -> tuple[NDArray[np.int32], int]:
+    """Close the first `num_last` open bins and all that are full enough: these, in hash order; how many stay open."""
+    words, summary, by_room, unused, opened = bins.words, bins.summary, bins.by_room, bins.unused, bins.opened
+    first, size, rooms = bins.first, bins.size, bins.room
+    closing = np.empty(num_open, np.int32)
+    keys = np.empty(num_open, np.uint64)
+    least_room = max(1, np.int64(limit * CLOSED_BELOW))
+    num_closing = 0
+    num_kept = 0
+    for at in range(num_open):
+        chosen = opened[at]
+        room = rooms[chosen]
+        if room > 0:  # every list is emptied; the bins that stay open are entered again below
+            by_room[room] = -1
+            words[room >> 6] = np.uint64(0)
+            summary[room >> 12] = np.uint64(0)
+        if at < num_last or room < least_room or size[chosen] >= max_samples:
+            keys[num_closing] = _mix(seed + np.uint64(first[chosen]) * np.uint64(0x9E3779B97F4A7C15))
+            closing[num_closing] = chosen
+            unused[len(unused) - num_open + num_closing] = chosen
+            num_closing += 1
+        else:
+            opened[num_kept] = chosen
+            num_kept += 1
+    _enter(bins, num_kept)
+    return _sort_by_hash(keys[:num_closing], closing[:num_closing]), num_kept
+
+
+@njit(cache=True, nogil=True)
+def _sort_by_hash(keys: NDArray[np.uint64], bins: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The bins by their keys, which are spread evenly: one bucket a bin by high bits, then insertion."""
+    count = len(bins)
+    bits = 1
     while (1 << bits) < count:
         bits += 1
-    shift = np.uint64(63 - bits)
-    half = np.uint64(1)
-    buckets[: (1 << bits) + 1] = 0
-    for at in range(count):
-        buckets[((keys[at] >> half) >> shift) + 1] += 1
+    shift = np.uint64(64 - bits)
+    buckets = np.zeros((1 << bits) + 1, np.int32)
+    for key in keys:
+        buckets[(key >> shift) + np.uint64(1)] += 1
     for at in range(1 << bits):
         buckets[at + 1] += buckets[at]
+    sorted_keys = np.empty(count, np.uint64)
+    sorted_bins = np.empty(count, np.int32)
     for at in range(count):
-        place = buckets[(keys[at] >> half) >> shift]
-        buckets[(keys[at] >> half) >> shift] += 1
+        place = buckets[keys[at] >> shift]
+        buckets[keys[at] >> shift] += 1
         sorted_keys[place] = keys[at]
         sorted_bins[place] = bins[at]
     for at in range(1, count):
@@ -202,138 +228,88 @@ def _sort_by_hash(
             place -= 1
         sorted_keys[place] = key
         sorted_bins[place] = chosen
+    return sorted_bins
+
+
+@njit(cache=True, nogil=True)
+def _emit(
+    bins: _Bins, emitted: NDArray[np.int32], order: NDArray[np.int32], offsets: NDArray[np.int64], num_packs: int
+) -> int:
+    """Write the samples of bins behind the packs that are there; the number of packs then."""
+    head, size, following = bins.head, bins.size, bins.following
+    mask = len(following) - 1
+    stop = offsets[num_packs]
+    for chosen in emitted:
+        stop += size[chosen]
+        write = stop
+        position = head[chosen]
+        while position >= 0:
+            write -= 1
+            order[write] = position
+            position = following[position & mask]
+        num_packs += 1
+        offsets[num_packs] = stop
+    return num_packs
+
+
+@njit(cache=True, nogil=True)
+def _open_again(
+    bins: _Bins, lengths: NDArray[np.int32], offsets: NDArray[np.int64], firsts: NDArray[np.int64], limit: int
+) -> None:
+    """Open a bin for each pack of the first samples, in the order of the packs."""
+    for number in range(len(firsts)):
+        chosen = bins.unused[len(bins.unused) - 1 - number]
+        bins.opened[number] = chosen
+        bins.first[chosen] = firsts[number]
+        bins.size[chosen] = offsets[number + 1] - offsets[number]
+        bins.room[chosen] = limit - lengths[offsets[number] : offsets[number + 1]].sum()
+        bins.head[chosen] = -1
+        for position in range(offsets[number], offsets[number + 1]):
+            bins.following[position] = bins.head[chosen]
+            bins.head[chosen] = position
+    _enter(bins, len(firsts))
 
 
 @njit(cache=True, nogil=True)
 def best_fit(
     lengths: NDArray[np.int32],
+    carried: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    place: int,
+    last: bool,
     limit: int,
     max_samples: int,
     window: int,
     filler_share: float,
     carry: bool,
     seed: np.uint64,
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Best fit over windows; see packing.pack for what it does, and the notes below for how.
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """Best fit over windows of a sequence, or of a part of it; see packing.pack for what it does, and _Bins for how.
 
-    filler_share: of a window's tokens, its shortest samples, placed last and longest first; 1 is best fit
-    decreasing. carry: whether packs with room stay open for one more window.
-
-    Open bins with r tokens of room form a linked list `by_room[r]`; a two-level bitmap over r finds the least
-    r that is enough in a few instructions. A bin's samples form a linked list through `following`, whose slots
-    are reused every second window. At most 2 * window bins are open at any time.
+    A part begins with a window. carried: offsets of the packs that are open then; `lengths` begins with theirs.
+    firsts: places in the sequence of their first samples. place: that of the part's first sample. last: the
+    sequence ends with the part.
+    filler_share: see _sort_window; 1 is best fit decreasing. carry: whether packs with room stay open for one more
+    window. Returns order and offsets over `lengths`; firsts of the last packs in them, which are still open.
     """
     count = len(lengths)
+    start_of_part = carried[-1]
+    num_open = len(firsts)
     order = np.empty(count, np.int32)
     offsets = np.empty(count + 1, np.int64)
+    offsets[0] = 0
     num_packs = 0
-    num_out = 0
-    window = min(window, max(count, 1))
-    ring = 1
-    while ring < 2 * window:
-        ring *= 2
-    slot = ring - 1  # position & slot is where a sample of the last two windows is kept
-    num_words = (limit >> 6) + 1
-    words = np.zeros(num_words, np.uint64)
-    summary = np.zeros((num_words >> 6) + 1, np.uint64)
-    by_room = np.full(limit + 1, -1, np.int32)
-    bin_next = np.empty(ring, np.int32)
-    bin_room = np.empty(ring, np.int32)
-    bin_head = np.empty(ring, np.int32)
-    bin_first = np.empty(ring, np.int32)
-    bin_size = np.zeros(ring, np.int32)
-    following = np.empty(ring, np.int32)
-    free_bins = np.arange(ring).astype(np.int32)
-    num_free = ring
-    opened = np.empty(ring, np.int32)  # bins that are open; the first num_carried come from the last window
-    num_carried = 0
-    counts = np.zeros(limit + 2, np.int32)
-    fillers = np.empty(window, np.int32)
-    closing = np.empty(ring, np.int32)
-    keys = np.empty(ring, np.uint64)
-    sorted_keys = np.empty(ring, np.uint64)
-    sorted_bins = np.empty(ring, np.int32)
-    buckets = np.empty(ring + 1, np.int32)
-    least_room = max(1, np.int64(limit * CLOSED_BELOW))
-
-    for start in range(0, count, window):
+    window = min(window, max(count - start_of_part, 1))
+    bins = _new_bins(window + max(window, start_of_part), window, limit)
+    _open_again(bins, lengths, carried, firsts, limit)
+    for start in range(start_of_part, count, window):
         stop = min(start + window, count)
-        num_fillers, threshold = _sort_window(lengths, start, stop, filler_share, counts, fillers)
-        num_open = num_carried
-        num_large = stop - start
-        for turn in range(num_large + num_fillers):
-            if turn < num_large:
-                position = start + turn
-                length = lengths[position]
-                if length <= threshold:
-                    continue
-            else:
-                position = fillers[turn - num_large]
-                length = lengths[position]
-            room = _least_room(words, summary, length)
-            if room >= 0:
-                chosen = by_room[room]
-                by_room[room] = bin_next[chosen]
-                if by_room[room] < 0:
-                    _clear(words, summary, room)
-            else:
-                num_free -= 1
-                chosen = free_bins[num_free]
-                opened[num_open] = chosen
-                num_open += 1
-                bin_head[chosen] = -1
-                bin_first[chosen] = position
-                bin_size[chosen] = 0
-                room = limit
-            following[position & slot] = bin_head[chosen]
-            bin_head[chosen] = position
-            bin_size[chosen] += 1
-            room -= length
-            bin_room[chosen] = room
-            if room > 0 and bin_size[chosen] < max_samples:  # a full bin is in no list
-                if by_room[room] < 0:
-                    _set(words, summary, room)
-                bin_next[chosen] = by_room[room]
-                by_room[room] = chosen
-        # Close what is full enough or was carried already, keep the rest open.
-        last = stop == count
-        num_closing = 0
-        kept = 0
-        for at in range(num_open):
-            chosen = opened[at]
-            room = bin_room[chosen]
-            if room > 0:  # every list is emptied; the bins that stay open are entered again below
-                by_room[room] = -1
-                words[room >> 6] = np.uint64(0)
-                summary[room >> 12] = np.uint64(0)
-            full = room < least_room or bin_size[chosen] >= max_samples
-            if full or at < num_carried or last or not carry:
-                keys[num_closing] = _mix(seed + np.uint64(bin_first[chosen]) * np.uint64(0x9E3779B97F4A7C15))
-                closing[num_closing] = chosen
-                num_closing += 1
-            else:
-                opened[kept] = chosen
-                kept += 1
-        for at in range(kept):
-            chosen = opened[at]
-            room = bin_room[chosen]
-            _set(words, summary, room)
-            bin_next[chosen] = by_room[room]
-            by_room[room] = chosen
-        num_carried = kept
-        _sort_by_hash(keys, closing, num_closing, sorted_keys, sorted_bins, buckets)
-        for at in range(num_closing):
-            chosen = sorted_bins[at]
-            offsets[num_packs] = num_out
-            num_packs += 1
-            num_out += bin_size[chosen]
-            write = num_out
-            position = bin_head[chosen]
-            while position >= 0:
-                write -= 1
-                order[write] = position
-                position = following[position & slot]
-            free_bins[num_free] = chosen
-            num_free += 1
-    offsets[num_packs] = num_out
-    return order, offsets[: num_packs + 1].copy()
+        _sort_window(lengths, start, stop, filler_share, bins.counts, bins.turns)
+        num_carried = num_open
+        num_open = _place_window(bins, lengths, stop - start, place - start_of_part, num_open, limit, max_samples)
+        keep = carry and not (last and stop == count)
+        closing, num_open = _close(bins, num_carried if keep else num_open, num_open, limit, max_samples, seed)
+        num_packs = _emit(bins, closing, order, offsets, num_packs)
+    still_open = bins.opened[:num_open]
+    num_packs = _emit(bins, still_open, order, offsets, num_packs)
+    return order, offsets[: num_packs + 1].copy(), bins.first[still_open]

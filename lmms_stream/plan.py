@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from .errors import LengthsError, PackingError
 from .lengths import LengthIndex
 from .order import EpochOrder, OrderConfig
-from .packing import PackingConfig, Packs, pack
+from .packing import PackingConfig, Packs, block_seed, pack
 from .types import PackRange
 
 PLAN_VERSION = 1  # changes when the same inputs give other packs
@@ -55,7 +55,7 @@ class PackPlan:
                 "samples: write it again with lmms-stream index"
             )
         self.index = index
-        self.lengths = index.lengths
+        self.lengths = np.asarray(index.lengths)  # a plain view: a memmap is slow to index
         self.order = order
         self.packing = packing
         self.num_canonical_nodes = EpochOrder(self.samples_per_shard, config=order, epoch=0).num_canonical_nodes
@@ -99,16 +99,30 @@ class PackPlan:
 
     def _fingerprint(self, lengths_hash: str) -> str:
         """Five hashes with dashes between them, so that two can be compared part by part (cursor.py)."""
-        order = dataclasses.asdict(self.order) | {"num_canonical_nodes": self.num_canonical_nodes}
-        return "-".join(
-            [
-                str(PLAN_VERSION),
-                short_digest(lengths_hash.encode()),
-                short_digest(self.samples_per_shard.tobytes()),
-                short_digest(json.dumps(order, sort_keys=True).encode()),
-                short_digest(json.dumps(dataclasses.asdict(self.packing), sort_keys=True).encode()),
-            ]
+        order = dataclasses.replace(self.order, num_canonical_nodes=self.num_canonical_nodes)
+        return plan_fingerprint(
+            str(PLAN_VERSION), lengths_hash, self.samples_per_shard, order=order, packing=self.packing
         )
+
+
+def plan_fingerprint(
+    version: str,
+    lengths_hash: str,
+    samples_per_shard: NDArray[np.int64],
+    *,
+    order: OrderConfig,
+    packing: PackingConfig,
+) -> str:
+    """All that packs follow from; the parts are cursor.py's FINGERPRINT_PARTS."""
+    return "-".join(
+        [
+            version,
+            short_digest(lengths_hash.encode()),
+            short_digest(samples_per_shard.tobytes()),
+            short_digest(json.dumps(dataclasses.asdict(order), sort_keys=True).encode()),
+            short_digest(json.dumps(dataclasses.asdict(packing), sort_keys=True).encode()),
+        ]
+    )
 
 
 def short_digest(data: bytes) -> str:
@@ -146,9 +160,8 @@ def _pack_block(
     ids = order.block(node, block)
     lengths = inputs.index.lengths[ids]
     inputs.index.release()
-    # node + 1, as in EpochOrder.block; the 1 at the end makes it another stream than the block's own.
-    seed = np.random.SeedSequence([order.config.seed, order.epoch, node + 1, block, 1]).generate_state(1, np.uint64)
-    return ids, lengths, pack(lengths, config=inputs.packing, seed=int(seed[0]))
+    seed = block_seed(order.config.seed, epoch=order.epoch, node=node, block=block)
+    return ids, lengths, pack(lengths, config=inputs.packing, seed=seed)
 
 
 class _EpochPlan:
@@ -204,35 +217,52 @@ class _EpochPlan:
         self._phase_starts = np.array(phase_starts, np.int64)
         self._phase_rounds = np.array(phase_rounds, np.int64)
 
-    def _locate(self, number: int) -> tuple[int, int, int]:
-        """Canonical node, block and place in the block of a pack."""
-        phase = int(np.searchsorted(self._phase_starts, number, side="right")) - 1
-        nodes = self._phase_nodes[phase]
-        rounds, turn = divmod(number - int(self._phase_starts[phase]), len(nodes))
-        node = int(nodes[turn])
-        place = int(self._phase_rounds[phase]) + rounds
-        before = self._packs_before_block[node]
-        block = int(np.searchsorted(before, place, side="right")) - 1
-        return node, block, place - int(before[block])
+    def _locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Canonical node, block and place in the block of each pack."""
+        nodes, blocks, places = (np.empty_like(numbers) for _ in range(3))
+        phases = np.searchsorted(self._phase_starts, numbers, side="right") - 1
+        for phase in range(phases[0], phases[-1] + 1):
+            here = phases == phase
+            rounds, turns = np.divmod(numbers[here] - self._phase_starts[phase], len(self._phase_nodes[phase]))
+            nodes[here] = self._phase_nodes[phase][turns]
+            places[here] = self._phase_rounds[phase] + rounds
+        for node in set(nodes.tolist()):
+            here = nodes == node
+            before = self._packs_before_block[node]
+            blocks[here] = np.searchsorted(before, places[here], side="right") - 1
+            places[here] -= before[blocks[here]]
+        return nodes, blocks, places
 
     def packs(self, first: int, stop: int) -> PackRange:
-        ids, starts, lengths = [], [], []
-        nodes = np.empty(stop - first, np.int64)
-        offsets = np.zeros(stop - first + 1, np.int64)
-        for at, number in enumerate(range(first, stop)):
-            node, block, place = self._locate(number)
+        numbers = np.arange(first, stop)
+        if not len(numbers):
+            nothing = np.empty(0, np.int64)
+            return PackRange(
+                sample_ids=nothing, starts=nothing, lengths=nothing, offsets=np.zeros(1, np.int64),
+                canonical_nodes=nothing, sources=nothing,
+            )  # fmt: skip
+        nodes, blocks, places = self._locate(numbers)
+        parts = []  # of each block: which packs, its packs, and their first segments
+        counts = np.empty(stop - first, np.int64)
+        for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
+            here = (nodes == node) & (blocks == block)
             packs = self._block(node, block)
-            segments = slice(packs.offsets[place], packs.offsets[place + 1])
-            ids.append(packs.sample_ids[segments])
-            lengths.append(packs.lengths[segments])
-            starts.append(np.zeros_like(ids[-1]) if packs.starts is None else packs.starts[segments])
-            nodes[at] = node
-            offsets[at + 1] = offsets[at] + len(ids[-1])
-        empty = np.empty(0, np.int64)
+            begins = packs.offsets[places[here]]
+            counts[here] = packs.offsets[places[here] + 1] - begins
+            parts.append((here, packs, begins))
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        sample_ids, lengths = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+        starts = np.zeros(offsets[-1], np.int64)
+        for here, packs, begins in parts:
+            source, target = _runs(begins, counts[here]), _runs(offsets[:-1][here], counts[here])
+            sample_ids[target] = packs.sample_ids[source]
+            lengths[target] = packs.lengths[source]
+            if packs.starts is not None:
+                starts[target] = packs.starts[source]
         return PackRange(
-            sample_ids=np.concatenate([empty, *ids]),
-            starts=np.concatenate([empty, *starts]),
-            lengths=np.concatenate([empty, *lengths]),
+            sample_ids=sample_ids,
+            starts=starts,
+            lengths=lengths,
             offsets=offsets,
             canonical_nodes=nodes,
             sources=np.zeros(stop - first, np.int64),
@@ -250,3 +280,14 @@ class _EpochPlan:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)
         return self._blocks[key]
+
+
+def _runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers [begin, begin + count) of each run, one run after another.
+
+    >>> _runs(np.array([5, 20]), np.array([3, 2]))
+    array([ 5,  6,  7, 20, 21])
+    """
+    ends = np.cumsum(counts)
+    runs: NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(begins - ends + counts, counts)
+    return runs

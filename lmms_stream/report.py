@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from .assign import assign, count_spilled, num_steps, pack_costs
 from .errors import ConfigError
 from .mixture import Mixture
+from .order import shards_of
 from .plan import PackPlan
 from .types import PackRange, World
 
@@ -130,8 +131,8 @@ def _num_shards(mixture: Mixture, packs: PackRange) -> int:
     sources = np.repeat(packs.sources, np.diff(packs.offsets))
     total = 0
     for number, name in enumerate(mixture.names):
-        ends = np.cumsum(mixture.plans[name].samples_per_shard)
-        total += len(np.unique(np.searchsorted(ends, packs.sample_ids[sources == number], side="right")))
+        sizes = mixture.plans[name].samples_per_shard
+        total += len(np.unique(shards_of(packs.sample_ids[sources == number], np.cumsum(sizes) - sizes)))
     return total
 
 

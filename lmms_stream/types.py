@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,15 @@ class World:
             raise ConfigError(
                 f"replication {self.replication} does not divide the world size {self.world_size}: choose a divisor"
             )
+
+    @staticmethod
+    def detect() -> World:
+        """This process's place as torchrun puts it into the environment; alone where there is none."""
+        rank, world_size, local = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        if rank is None or world_size is None:
+            return World()
+        num_nodes = max(1, int(world_size) // int(local or world_size))
+        return World(rank=int(rank), world_size=int(world_size), num_nodes=num_nodes)
 
     @property
     def num_groups(self) -> int:
@@ -72,6 +82,16 @@ class PackRange:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackRows:
+    """The rows of a pack while they are filled: int64[1, T] each, and int32 offsets of its segments, as in Batch."""
+
+    input_ids: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    position_ids: NDArray[np.int64]
+    cu_seqlens: NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

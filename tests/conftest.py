@@ -9,11 +9,17 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.demo.corpus import Corpus, build_corpus, train_tokenizer
 from lmms_stream.demo.endpoint import s3_endpoint
+from lmms_stream.lengths import LengthIndex
+from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.text import TokensProcessor
+from numpy.typing import NDArray
+from streaming import MDSWriter
 
 S3_BUCKET = "lmms-stream-demo"  # what s3_endpoint makes
 
@@ -54,6 +60,25 @@ def s3() -> Iterator[str]:
 def s3_folder(s3: str, request: pytest.FixtureRequest) -> str:
     """A prefix of this test's own."""
     return f"{s3}/{request.node.name}"
+
+
+def write_tokens(
+    folder: Path, *, num_samples: int, with_index: bool = True, compression: str | None = None, longest: int = 60
+) -> NDArray[np.uint32]:
+    """A dataset of tokenized samples in shards of 16 KiB: sample n is its number, 20 or more times; their lengths."""
+    lengths = np.random.default_rng(7).integers(20, longest, num_samples).astype(np.uint32)
+    columns = {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"}
+    with MDSWriter(
+        columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=1 << 14, compression=compression
+    ) as writer:
+        for number, length in enumerate(lengths.tolist()):
+            tokens = np.full(length, number, np.int32)
+            writer.write({"input_ids": tokens, "loss_spans": np.array([[length // 2, length]], np.int32)})
+    if with_index:
+        processor = TokensProcessor()
+        fingerprint = processor_fingerprint(processor)
+        LengthIndex.from_array(lengths, fingerprint=fingerprint, processor=processor.description).write(folder)
+    return lengths
 
 
 def run_command(*command: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lmms_stream.cache import CountsFolder, LocalCache, default_cache_folder, fetch_shard
+from lmms_stream.cache import CountsFolder, LocalCache, Wanted, default_cache_folder, fetch_shard
 from lmms_stream.dataset import PackedStreamingDataset
 from lmms_stream.errors import StorageError
+from lmms_stream.retry import Retry
 from lmms_stream.storage import LocalStorage
 
 
@@ -28,12 +29,12 @@ def test_many_processes_fetch_an_object_once(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from lmms_stream.cache import LocalCache\n"
+        "from lmms_stream.cache import LocalCache, Wanted\n"
         "from tests.test_cache import CountingStorage\n"
         "store = CountingStorage(Path(sys.argv[1]) / 'store')\n"
         "cache = LocalCache(store, Path(sys.argv[1]) / 'cache')\n"
-        "calls = []\n"
-        "path = cache.fetch('object', valid=lambda p: p.is_relative_to(cache.folder) and p.stat().st_size == 1 << 20)\n"
+        "valid = lambda p: p.is_relative_to(cache.folder) and p.stat().st_size == 1 << 20\n"
+        "path = cache.fetch('object', Wanted(name='object', identity='1', num_bytes=1 << 20, valid=valid))\n"
         "assert path.stat().st_size == 1 << 20\n"
     )
     processes = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(4)]
@@ -73,7 +74,7 @@ def test_an_object_that_is_damaged_at_its_source_is_an_error(dataset_folder: Pat
 def test_a_download_that_another_process_holds_is_waited_for_in_bounded_time(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "object").write_bytes(b"x")
-    cache = LocalCache(LocalStorage(tmp_path / "store"), tmp_path / "cache")
+    cache = LocalCache(LocalStorage(tmp_path / "store"), tmp_path / "cache", retry=Retry(timeout_s=0.2))
     (tmp_path / "cache").mkdir()
     script = (
         "import fcntl, sys, time\n"
@@ -91,11 +92,15 @@ def test_a_download_that_another_process_holds_is_waited_for_in_bounded_time(tmp
         def in_cache(path: Path) -> bool:
             return path.is_relative_to(cache.folder)
 
-        with pytest.raises(StorageError, match="was held by another process for 0 s"):
-            cache.fetch("object", valid=in_cache, timeout_s=0.2)
+        wanted = Wanted(name="object", identity="1", num_bytes=1, valid=in_cache)
+        assert cache.fetch("object", wanted, wait=False) is None
+        with pytest.raises(StorageError, match=r"was held by another process for 0\.2 s"):
+            cache.fetch("object", wanted)
         holder.kill()
         holder.wait(timeout=10)
-        assert cache.fetch("object", valid=in_cache, timeout_s=5).read_bytes() == b"x"
+        path = cache.fetch("object", wanted)
+        assert path is not None
+        assert path.read_bytes() == b"x"
 
 
 def test_a_local_dataset_is_read_where_it_lies(dataset_folder: Path, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import pickle
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
-from lmms_stream.dataset import DatasetConfig, PackedStreamingDataset
-from lmms_stream.errors import ConfigError, LengthsError, ShardError, StorageError
+from lmms_stream.dataset import PackedStreamingDataset
+from lmms_stream.dataset_config import DatasetConfig
+from lmms_stream.errors import ConfigError, CursorError, LengthsError, ShardError, StorageError
 from lmms_stream.lengths import LengthIndex
 from lmms_stream.order import OrderConfig
 from lmms_stream.packing import PackingConfig
@@ -15,7 +17,7 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage import open_storage
 from lmms_stream.types import Sample, World
-from streaming import MDSWriter, StreamingDataset
+from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from torch.utils.data import DataLoader
 
 
@@ -68,10 +70,11 @@ def test_shards_of_a_plain_mds_writer_are_read_compressed_ones_too(tmp_path: Pat
     assert [sample["number"] for sample in dataset[:]] == list(range(50))
 
 
-def test_shards_of_finds_the_shard_of_each_sample(dataset_folder: Path) -> None:
+def test_the_reader_locates_each_sample(dataset_folder: Path) -> None:
     dataset = PackedStreamingDataset(dataset_folder)
-    expected = np.repeat(np.arange(len(dataset.shard_infos)), dataset.samples_per_shard)
-    assert np.array_equal(dataset.shards_of(np.arange(len(dataset))), expected)
+    shard_ids, places = dataset.reader.locate(np.arange(len(dataset)))
+    assert np.array_equal(shard_ids, np.repeat(np.arange(len(dataset.shard_infos)), dataset.samples_per_shard))
+    assert np.array_equal(places, np.concatenate([np.arange(count) for count in dataset.samples_per_shard]))
 
 
 def test_a_pickled_dataset_reads_the_same(dataset_folder: Path, chat_processor: ChatProcessor) -> None:
@@ -91,7 +94,7 @@ def test_missing_parts_are_named_with_the_remedy(
         PackedStreamingDataset(tmp_path)
     with pytest.raises(LengthsError, match=r"has no lengths index for this processor.*lmms-stream index"):
         PackedStreamingDataset(dataset_folder, processor=TokensProcessor()).length_index()
-    with pytest.raises(ConfigError, match="a plan needs packing"):
+    with pytest.raises(ConfigError, match="packs need packing: give the dataset a PackingConfig"):
         _ = PackedStreamingDataset(dataset_folder, processor=chat_processor).plan
     with MDSWriter(columns={"number": "int"}, out=str(tmp_path / "plain")) as writer:
         writer.write({"number": 1})
@@ -102,12 +105,41 @@ def test_missing_parts_are_named_with_the_remedy(
         PackedStreamingDataset(tmp_path)
 
 
-def test_the_place_belongs_to_the_loader(dataset_folder: Path) -> None:
-    dataset = PackedStreamingDataset(dataset_folder)
-    with pytest.raises(ConfigError, match=r"save PackedLoader\.state_dict"):
-        dataset.state_dict(0, True)
-    with pytest.raises(ConfigError, match=r"use PackedLoader\.load_state_dict"):
-        dataset.load_state_dict({})
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_mosaics_loader_resumes_in_the_middle_of_an_epoch_and_at_its_end(
+    dataset_folder: Path, num_workers: int
+) -> None:
+    def texts_of(samples: list[Sample]) -> dict[str, list[str]]:
+        return {"messages": [sample["messages"] for sample in samples]}
+
+    def open_loader() -> StreamingDataLoader:
+        dataset = PackedStreamingDataset(dataset_folder, batch_size=8)
+        return StreamingDataLoader(dataset, batch_size=8, num_workers=num_workers, collate_fn=texts_of)
+
+    def texts(loader: StreamingDataLoader, *, num_batches: int | None = None) -> list[str]:
+        return [text for batch in islice(loader, num_batches) for text in batch["messages"]]
+
+    whole = open_loader()
+    epochs = [texts(whole), texts(whole), texts(whole)]
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert len({*map(tuple, epochs)}) == 3
+    loader = open_loader()
+    texts(loader)
+    first = texts(loader, num_batches=5)
+    resumed = open_loader()
+    resumed.load_state_dict(loader.state_dict())
+    assert first + texts(resumed) == epochs[1]
+    at_end = open_loader()
+    at_end.load_state_dict(resumed.state_dict())
+    assert texts(at_end) == epochs[2]
+
+
+def test_a_place_in_another_order_is_refused(dataset_folder: Path) -> None:
+    state = PackedStreamingDataset(dataset_folder).state_dict(3, True)
+    with pytest.raises(CursorError, match="the saved place has seed 0, this dataset has 1: restore it"):
+        PackedStreamingDataset(dataset_folder, order=OrderConfig(seed=1)).load_state_dict(state)
+    with pytest.raises(CursorError, match=r"the saved place is damaged \(.*\): use another checkpoint"):
+        PackedStreamingDataset(dataset_folder).load_state_dict(state | {"epoch": None})
 
 
 def test_a_dataset_config_builds_what_it_says(dataset_folder: Path, tokenizer: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, PackingError
-from lmms_stream.packing import Overlong, PackingConfig, Packs, pack
+from lmms_stream.packing import NO_OPEN_PACKS, OpenPacks, Overlong, PackingConfig, Packs, pack, pack_window
 
 from .strategies import STRATEGIES, Lengths, PackingCase, chat_lengths, examples, packing_cases
 
@@ -373,3 +373,27 @@ def test_window_n_packs_each_window_on_its_own(case: PackingCase) -> None:
 def test_max_samples_per_pack_below_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^max_samples_per_pack must be at least 1, got 0$"):
         PackingConfig(packing_length=8, max_samples_per_pack=0)
+
+
+@given(case=packing_cases(), max_samples=st.none() | st.integers(1, 5))
+@examples(100)
+def test_windows_packed_one_by_one_give_the_packs_of_the_whole(case: PackingCase, max_samples: int | None) -> None:
+    config = replace(case.config, max_samples_per_pack=max_samples)
+    count = len(case.lengths)
+    step = config.samples_at_once or max(1, count)
+    found: list[list[int]] = []
+    waiting, held = NO_OPEN_PACKS, np.empty(0, np.int64)  # held: positions of the segments that wait
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        window = case.lengths[start:stop].astype(np.int32)
+        packs = pack_window(window, config=config, seed=case.seed, waiting=waiting, place=start, last=stop == count)
+        positions = np.concatenate([held, np.arange(start, stop)])[packs.order]
+        done = packs.offsets[: packs.num_closed + 1]
+        found += [positions[a:b].tolist() for a, b in pairwise(done)]
+        held = positions[done[-1] :]
+        offsets = packs.offsets[packs.num_closed :] - done[-1]
+        waiting = OpenPacks(lengths=case.lengths[held].astype(np.int32), offsets=offsets, firsts=packs.firsts)
+        assert waiting.firsts.tolist() == held[offsets[:-1]].tolist()
+    whole = pack(case.lengths, config=config, seed=case.seed)
+    assert found == [whole.order[a:b].tolist() for a, b in pairwise(whole.offsets)]
+    assert len(held) == 0

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.errors import ConfigError, LengthsError, ObjectMissingError, StorageError
-from lmms_stream.storage import LocalStorage, S3Storage, Storage, open_storage
+from lmms_stream.s3 import S3Storage
+from lmms_stream.storage import LocalStorage, Storage, open_storage
 
 from .conftest import run_cli
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from ..types import Processed, Sample
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..shards import ShardInfo
+from ..types import PackRows, Processed, Sample
 
 IGNORED_LABEL = -100  # transformers' and torch's ignore_index
 
@@ -39,6 +44,41 @@ class Processor(Protocol):
         Raises DataError for a sample that does not fit.
         """
         ...
+
+
+@runtime_checkable
+class PackFiller(Protocol):
+    """What a processor may have besides: it makes whole packs from memory-mapped shards, without single samples."""
+
+    def fill_pack(
+        self,
+        info: ShardInfo,
+        addresses: NDArray[np.int64],
+        places: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        expected: NDArray[np.int64],
+        rows: PackRows,
+    ) -> tuple[int, int]:
+        """Write the segments of a pack into its rows, as `process` and `collate` would.
+
+        Returns the tokens of the longest segment, and the number of loss tokens.
+
+        Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample places[s] of the shard that lies at
+        addresses[s] (see Shard), which must have expected[s] tokens (-1: at least those of the segment). info: what the
+        columns of all shards are.
+        Raises SegmentError.
+        """
+        ...
+
+
+class SegmentError(DataError):
+    """A segment of a pack does not fit; num_tokens: how many its sample has where that is what is wrong."""
+
+    def __init__(self, message: str, *, segment: int, num_tokens: int | None = None):
+        super().__init__(message)
+        self.segment = segment
+        self.num_tokens = num_tokens
 
 
 def processor_fingerprint(processor: Processor) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..types import Processed, Sample
-from .base import IGNORED_LABEL
+from ..shards import ShardInfo
+from ..types import PackRows, Processed, Sample
+from .base import IGNORED_LABEL, SegmentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,71 @@ class TokensProcessor:
     def process(self, sample: Sample) -> Processed:
         input_ids = np.asarray(sample["input_ids"], dtype=np.int64)
         labels = np.full_like(input_ids, IGNORED_LABEL)
+        before = 0
         for start, stop in sample["loss_spans"]:
             if not 0 <= start < stop <= len(input_ids):
                 raise DataError(f"loss span [{start}, {stop}) lies outside the sample's {len(input_ids)} tokens")
+            if start < before:
+                raise DataError(f"loss span [{start}, {stop}) comes after one that begins later: sort them")
             labels[start:stop] = input_ids[start:stop]
+            before = start
         return {"input_ids": input_ids, "labels": labels}
+
+    def fill_pack(
+        self,
+        info: ShardInfo,
+        addresses: NDArray[np.int64],
+        places: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        expected: NDArray[np.int64],
+        rows: PackRows,
+    ) -> tuple[int, int]:
+        """See PackFiller."""
+        kernels = _kernels()
+        outcome, segment, value, num_loss_tokens = kernels.fill(
+            addresses,
+            places,
+            starts,
+            lengths,
+            expected,
+            *_layout(info.column_names, info.column_encodings, info.column_sizes),
+            IGNORED_LABEL,
+            rows.input_ids[0],
+            rows.labels[0],
+            rows.position_ids[0],
+            rows.cu_seqlens,
+        )
+        if outcome == kernels.FITS:
+            return int(value), int(num_loss_tokens)
+        what = {
+            kernels.TORN: "its columns do not fill it: the shard is corrupt",
+            kernels.OTHER_LENGTH: "it has another length",
+            kernels.BAD_SPAN: "its loss spans lie outside the sample, or do not ascend",
+        }
+        num_tokens = value if outcome == kernels.OTHER_LENGTH else None
+        raise SegmentError(what[outcome], segment=segment, num_tokens=num_tokens)
+
+
+@cache
+def _kernels() -> Any:
+    """The compiled loops, imported when they are first needed: numba takes a while."""
+    from . import token_kernels
+
+    return token_kernels
+
+
+@lru_cache
+def _layout(
+    names: tuple[str, ...], encodings: tuple[str, ...], sizes: tuple[int | None, ...]
+) -> tuple[NDArray[np.int64], int, int]:
+    """Bytes of a sample's columns, -1 where they vary; the numbers of the columns of tokens and of spans."""
+    encoding_of = dict(zip(names, encodings, strict=True))
+    for name in TokensProcessor.columns:
+        if encoding_of.get(name) != "ndarray:int32":
+            raise DataError(
+                f"the dataset has no column {name!r} of int32 arrays: convert it with --tokenize, "
+                "or use another processor"
+            )
+    column_bytes = np.array([-1 if size is None else size for size in sizes], np.int64)
+    return column_bytes, names.index("input_ids"), names.index("loss_spans")

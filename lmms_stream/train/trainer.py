@@ -18,10 +18,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import get_scheduler
 
+from ..batch_maker import Collator
 from ..collate import collate
-from ..dataset import DatasetConfig, PackedStreamingDataset
+from ..dataset import PackedStreamingDataset
+from ..dataset_config import DatasetConfig
 from ..errors import ConfigError, TrainingError
-from ..loader import Collator, PackedLoader
+from ..loader import PackedLoader
 from ..types import Batch, World
 from .checkpoint import checkpoints, load_checkpoint, read_state, save_checkpoint
 from .loss import token_loss_sum
@@ -178,7 +180,7 @@ class FSDP2SFTTrainer:
     def _skip(self) -> bool:
         """Pass over the packs of the next step if it is to be skipped, again and again; whether any was."""
         skipped = False
-        while any(first <= self.loader.cursor.step < stop for first, stop in self.args.skip_steps):
+        while any(first <= self.loader.step < stop for first, stop in self.args.skip_steps):
             self.loader.skip_steps(1)
             skipped = True
         return skipped
@@ -234,7 +236,7 @@ class FSDP2SFTTrainer:
             mine = [(batch.source, int(sample_id)) for batch in batches for sample_id in batch.sample_ids]
             gathered: list[list[tuple[str, int]]] = [[] for _ in range(self.world.world_size)]
             dist.all_gather_object(gathered, mine)
-            several = len(self.loader.mixture.names) > 1
+            several = len(self.loader.sources) > 1
             ids = sorted(sample for samples in gathered for sample in samples)
             record["sample_ids"] = [f"{source}:{i}" if several else i for source, i in ids]
         if self.world.rank == 0:
@@ -247,7 +249,12 @@ class FSDP2SFTTrainer:
         return self.step == self.max_steps or (every > 0 and self.step % every == 0)
 
     def _save(self) -> None:
-        state = {"cursor": self.loader.state_dict(), "scheduler": self.scheduler.state_dict()}
+        cursor = self.loader.state_dict()
+        if self.loader.state_is_per_rank:
+            cursors: list[dict[str, Any]] = [{} for _ in range(self.world.world_size)]
+            dist.all_gather_object(cursors, cursor)
+            cursor = PackedLoader.merge_states(cursors)
+        state = {"cursor": cursor, "scheduler": self.scheduler.state_dict()}
         save_checkpoint(
             self.output_dir / CHECKPOINTS_NAME,
             self.model,

@@ -68,6 +68,22 @@ def last_words(text: str) -> str:
     return text.partition("ChildFailedError")[0][-3000:]
 
 
+def test_a_run_in_lanes_resumes_on_another_number_of_ranks(
+    dataset_folder: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Without a lengths index: the states of all ranks' lanes are in the checkpoint."""
+    lanes = ["dataset.packing_mode=lanes", "dataset.num_canonical_nodes=4", "dataset.packing_window=32"]
+    config = write_config(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=6, lr_scheduler_type="constant")
+    train(config, tmp_path / "whole", *lanes)
+    whole = read_run(tmp_path / "whole", name="whole", tolerance=0)
+    stopped = tmp_path / "stopped"
+    train(config, stopped, *lanes, "train.max_steps=2")
+    train(config, stopped, *lanes, nproc=1)
+    resumed = read_run(stopped, name="resumed", tolerance=1e-3)
+    _, differences = compare_runs(whole, [resumed], first_step=1, last_step=6)
+    assert differences == []
+
+
 def test_resumes_give_the_run_that_was_never_interrupted(dataset_folder: Path, tokenizer: Path, tmp_path: Path) -> None:
     """Two epochs at once; against them: stopped after the first epoch's last step, resumed, and resumed again."""
     config = write_config(tmp_path / "run.yaml", dataset_folder, tokenizer, num_train_epochs=2, save_steps=1)

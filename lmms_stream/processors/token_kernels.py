@@ -1,0 +1,155 @@
+"""The compiled loop that makes packs of tokenized samples straight from their memory-mapped shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+FITS, TORN, OTHER_LENGTH, BAD_SPAN = 0, 1, 2, 3  # what became of a pack; all but the first name the segment
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    """The address of a file's bytes in this process's memory, as a pointer that `carray` reads through."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.uintp), generate
+
+
+@njit(inline="always")
+def _uint32(data: NDArray[np.uint8], at: int) -> np.int64:
+    return (
+        np.int64(data[at]) | np.int64(data[at + 1]) << 8 | np.int64(data[at + 2]) << 16 | np.int64(data[at + 3]) << 24
+    )
+
+
+@njit(inline="always")
+def _array(data: NDArray[np.uint8], at: int, stop: int) -> tuple[int, int]:
+    """First byte and number of the int32 values of an MDS array of any shape; -1 values when it is torn."""
+    if stop - at < 1:
+        return at, -1
+    first = at + 1 + (np.int64(data[at]) >> 2) * (np.int64(1) << (np.int64(data[at]) & 3))
+    return (first, (stop - first) // 4) if first <= stop and (stop - first) % 4 == 0 else (at, -1)
+
+
+@njit(cache=True, nogil=True)
+def _find(
+    addresses: NDArray[np.int64],
+    places: NDArray[np.int64],
+    column_sizes: NDArray[np.int64],
+    ids_column: int,
+    spans_column: int,
+    found: NDArray[np.int64],
+) -> int:
+    """Where the tokens and spans of each sample lie: rows (address of tokens, their number, of bounds, their number).
+
+    Returns the first sample that is torn, or -1. In two passes, so that reads of many shards are under way at once.
+    """
+    for segment in range(len(places)):
+        offsets = carray(_pointer(addresses[segment]), (4 * (places[segment] + 3),), np.uint8)
+        found[segment, 0] = _uint32(offsets, 4 * (places[segment] + 1))
+        found[segment, 1] = _uint32(offsets, 4 * (places[segment] + 2))
+    num_varying = 0
+    for column_size in column_sizes:
+        num_varying += column_size < 0
+    for segment in range(len(places)):
+        address = addresses[segment] + found[segment, 0]
+        size = found[segment, 1] - found[segment, 0]
+        data = carray(_pointer(address), (size,), np.uint8)
+        at = np.int64(4 * num_varying)
+        if at > size:
+            return segment
+        ids_at = ids_stop = spans_at = spans_stop = np.int64(0)
+        varying = 0
+        for column in range(len(column_sizes)):
+            column_size = column_sizes[column]
+            if column_size < 0:
+                column_size = _uint32(data, 4 * varying)
+                varying += 1
+            if column == ids_column:
+                ids_at, ids_stop = at, at + column_size
+            if column == spans_column:
+                spans_at, spans_stop = at, at + column_size
+            at += column_size
+        if at != size:
+            return segment
+        first, num_tokens = _array(data, ids_at, ids_stop)
+        first_bound, num_bounds = _array(data, spans_at, spans_stop)
+        if num_tokens < 0 or num_bounds < 0 or num_bounds % 2:
+            return segment
+        found[segment, 0], found[segment, 1] = address + first, num_tokens
+        found[segment, 2], found[segment, 3] = address + first_bound, num_bounds
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def fill(
+    addresses: NDArray[np.int64],
+    places: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    column_sizes: NDArray[np.int64],
+    ids_column: int,
+    spans_column: int,
+    ignored_label: int,
+    input_ids: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    position_ids: NDArray[np.int64],
+    cu_seqlens: NDArray[np.int32],
+) -> tuple[int, int, int, int]:
+    """Write the segments one after another into the three rows; loss spans ascend (they may overlap).
+
+    Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample places[s] of the shard at addresses[s],
+    whose tokens number expected[s], or are enough where that is -1. column_sizes: bytes of each column of a sample, -1
+    where they vary. The shards' offsets were checked when they were opened; here a sample's own sizes are.
+    Returns what became of it, the segment that does not fit and a value of it (or the longest segment's tokens when
+    all fit), and the number of loss tokens.
+    Tokens may lie at any byte, which the processors that NumPy supports read as well as aligned ones.
+    """
+    found = np.empty((len(places), 4), np.int64)
+    torn = _find(addresses, places, column_sizes, ids_column, spans_column, found)
+    if torn >= 0:
+        return TORN, torn, 0, 0
+    write = 0
+    longest = 0
+    num_loss_tokens = 0
+    for segment in range(len(places)):
+        start, length, num_tokens = starts[segment], lengths[segment], found[segment, 1]
+        other = 0 <= expected[segment] != num_tokens
+        if other or start + length > num_tokens or write + length > len(input_ids):
+            return OTHER_LENGTH, segment, num_tokens, 0
+        tokens = carray(_pointer(found[segment, 0] + 4 * start), (length,), np.int32)
+        bounds = carray(_pointer(found[segment, 2]), (found[segment, 3],), np.int32)
+        ids_row = input_ids[write : write + length]
+        label_row = labels[write : write + length]
+        position_row = position_ids[write : write + length]
+        for n in range(length):
+            ids_row[n] = tokens[n]
+            position_row[n] = n
+        label_row[:1] = ignored_label  # a segment's first token is not learnt, there is none to predict it from
+        written = 1
+        for bound in range(0, len(bounds), 2):
+            span_start, span_stop = np.int64(bounds[bound]), np.int64(bounds[bound + 1])
+            ascends = bound == 0 or bounds[bound - 2] <= bounds[bound]
+            if not (0 <= span_start < span_stop <= num_tokens and ascends):
+                return BAD_SPAN, segment, bound // 2, 0
+            from_token = min(max(span_start - start, written), length)
+            to_token = min(max(span_stop - start, from_token), length)
+            label_row[written:from_token] = ignored_label
+            for n in range(from_token, to_token):
+                label_row[n] = ids_row[n]
+            num_loss_tokens += to_token - from_token
+            written = max(written, to_token)
+        label_row[written:] = ignored_label
+        write += length
+        cu_seqlens[segment + 1] = write
+        longest = max(longest, length)
+    return FITS, 0, longest, num_loss_tokens
