@@ -47,7 +47,7 @@ def index_dataset(
     *,
     num_workers: int | None = None,
     work: Path | None = None,
-    on_start: Callable[[Sequence[ShardInfo], Sequence[ShardInfo]], None] = lambda shards, missing: None,
+    on_start: Callable[[Sequence[int], Sequence[int]], None] = lambda shards, missing: None,
     on_samples: Callable[[int], None] = lambda count: None,
 ) -> LengthIndex:
     """Measure every sample of `remote`, write its lengths index there, and return it, memory-mapped.
@@ -55,10 +55,10 @@ def index_dataset(
     num_workers: processes that measure (default: the cores this process may use); 1 measures in this one. The index
     does not depend on it. More are spawned, so a script calls this below `if __name__ == "__main__":`. work: folder
     for the lengths of finished shards until all are (default: below the dataset's default cache folder), known by the
-    processor's fingerprint and their entry in index.json. on_start: told all shards, and those that no earlier run
-    measured. on_samples: told how many more samples were measured. Raises what the processor raises, naming the
-    sample; DataError for one of 0 or 2^32 tokens; WorkerError when a process dies; StorageError, also when another
-    process indexes the same; ShardError; ConfigError.
+    processor's fingerprint and their entry in index.json. on_start: told the numbers of samples of all shards,
+    and of those that no earlier run measured. on_samples: told how many more samples were measured. Raises what the
+    processor raises, naming the sample; DataError for one of 0 or 2^32 tokens; WorkerError when a process dies;
+    StorageError, also when another process indexes the same; ShardError; ConfigError.
     """
     if num_workers is not None and num_workers < 1:
         raise ConfigError(f"the number of workers must be at least 1, got {num_workers}")
@@ -67,7 +67,7 @@ def index_dataset(
     fingerprint = processor_fingerprint(processor)
     with _work_folder(storage.url, fingerprint, work) as (folder, downloads):
         missing = [(info, first_id) for info, first_id in tasks if _read_lengths(folder, info) is None]
-        on_start([info for info, _ in tasks], [info for info, _ in missing])
+        on_start([info.num_samples for info, _ in tasks], [info.num_samples for info, _ in missing])
         measurer = _Measurer(processor, LocalCache(storage, downloads))
         num_processes = min(num_workers or len(os.sched_getaffinity(0)), len(missing))
         if num_processes > 1:

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from .packing import Packs as Packs
     from .packing import pack as pack
     from .plan import PackPlan as PackPlan
+    from .prefetch import FetchConfig as FetchConfig
     from .processors import ProcessorConfig as ProcessorConfig
     from .processors.base import Processor as Processor
     from .processors.chat import ChatProcessor as ChatProcessor
     from .processors.text import TokensProcessor as TokensProcessor
+    from .streams import Stream as Stream
     from .train.model import ModelConfig as ModelConfig
     from .train.trainer import (
         FSDP2SFTTrainer as FSDP2SFTTrainer,
@@ -50,6 +52,7 @@ _HOME = {
     "Cursor": "cursor",
     "DatasetConfig": "dataset_config",
     "FSDP2SFTTrainer": "train.trainer",
+    "FetchConfig": "prefetch",
     "LengthIndex": "lengths",
     "LmmsStreamError": "errors",
     "ModelConfig": "train.model",
@@ -63,6 +66,7 @@ _HOME = {
     "Processor": "processors.base",
     "ProcessorConfig": "processors",
     "RunConfig": "train.trainer",
+    "Stream": "streams",
     "TokensProcessor": "processors.text",
     "TrainConfig": "train.trainer",
     "World": "types",

@@ -172,15 +172,13 @@ def _index(options: argparse.Namespace) -> int:
     from .console import bar, console, print_record
     from .converters.index import index_dataset
     from .processors.text import TokensProcessor
-    from .shards import ShardInfo
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # samples are measured one by one
     processor = _processor(options.tokenizer) or TokensProcessor()
     with bar("measuring", unit="samples") as progress:
 
-        def begin(shards: Sequence[ShardInfo], missing: Sequence[ShardInfo]) -> None:
-            num_samples, num_missing = (sum(shard.num_samples for shard in some) for some in (shards, missing))
-            progress.begin(num_samples, done=num_samples - num_missing)
+        def begin(shards: Sequence[int], missing: Sequence[int]) -> None:
+            progress.begin(sum(shards), done=sum(shards) - sum(missing))
             if len(missing) < len(shards):
                 console.print(f"{len(shards) - len(missing)} of {len(shards)} shards were measured before")
 

@@ -63,7 +63,7 @@ class Bar:
     _task: TaskID
 
     def begin(self, total: int, *, done: int = 0) -> None:
-        self._progress.reset(self._task, total=total, completed=done)
+        self._progress.reset(self._task, total=total, completed=done, visible=True)
 
     def advance(self, count: int = 1) -> None:
         self._progress.advance(self._task, count)
@@ -71,7 +71,7 @@ class Bar:
 
 @contextmanager
 def bar(description: str, *, unit: str) -> Iterator[Bar]:
-    """A bar with count, rate and remaining time; it begins empty."""
+    """A bar with count, rate and remaining time, shown from its `begin` on."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -80,7 +80,7 @@ def bar(description: str, *, unit: str) -> Iterator[Bar]:
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
     with Progress(*columns, console=console) as progress:
-        yield Bar(progress, progress.add_task(description, total=0))
+        yield Bar(progress, progress.add_task(description, total=0, visible=False))
 
 
 def print_record(title: str, record: Any) -> None:

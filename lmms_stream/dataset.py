@@ -184,9 +184,7 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
         """Reads what packs are made of: of each sample the processor's columns."""
         columns = {(info.column_names, info.column_encodings, info.column_sizes) for info in self.one.shards}
         if len(columns) > 1:
-            raise ConfigError(
-                f"the shards of {self.url} have other columns one than another: convert the dataset again"
-            )
+            raise ConfigError(f"the shards of {self.url} differ in their columns: convert the dataset again")
         return self._open_reader(self.processor.columns if self.processor is not None else None)
 
     # Samples

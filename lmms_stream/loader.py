@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
+import torch
 from torch.utils.data import DataLoader
 
 from .assign import check_global_batch, num_steps
@@ -37,8 +38,9 @@ class PackedLoader:
     state_dict() counts only steps whose batches have all been delivered; it can be loaded at another world
     size, worker count or global_batch, and with other weights or more sources (in lanes: after merge_states).
     drop_last drops a short last step (num_dropped_packs counts its packs), which is padded with label-free packs
-    otherwise. start_method: how workers are started (default: torch's). persistent_workers: they are kept from one
-    iteration to the next. Raises ConfigError when global_batch cannot be shared equally.
+    otherwise. pin_memory: batches are page-locked where there is a GPU. start_method: how workers are started
+    (default: torch's). persistent_workers: they are kept from one iteration to the next. Raises ConfigError when
+    global_batch cannot be shared equally.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class PackedLoader:
             self._worker, self._place = planned, PlanPlace(planned.mixture, self.settings)
         self.sources = tuple(datasets)
         self.num_workers = num_workers
-        self.pin_memory = pin_memory
+        self.pin_memory = pin_memory and torch.cuda.is_available()
         self.persistent_workers = persistent
         self.start_method = start_method
         self.timeout_s = timeout_s

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -212,3 +212,37 @@ def test_what_lanes_cannot_do_is_said(folder: Path) -> None:
         loader.skip_steps(1)
     with pytest.raises(ConfigError, match="packs of lanes are not known beforehand"):
         _ = loader.mixture
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("mode", ["plan", "lanes"])
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_workers_that_persist_follow_the_cursor_wherever_it_goes(
+    folder: Path, mode: PackingMode, start_method: Literal["fork", "spawn"]
+) -> None:
+    loader = PackedLoader(
+        open_dataset(folder, mode),
+        global_batch=GLOBAL_BATCH,
+        num_workers=2,
+        persistent_workers=True,
+        start_method=start_method,
+        pin_memory=True,  # has no effect without a GPU
+        timeout_s=90,
+    )
+
+    def steps(num_steps: int) -> list[list[int]]:
+        first, found = loader.step, []
+        for batch in loader:
+            found.append(batch.sample_ids.tolist())
+            if loader.step == first + num_steps:
+                break
+        return found
+
+    start = loader.state_dict()
+    whole = steps(7)
+    place = loader.state_dict()
+    further = steps(2)
+    loader.load_state_dict(start)
+    assert steps(3) + steps(4) == whole
+    loader.load_state_dict(place)
+    assert steps(2) == further
