@@ -104,6 +104,7 @@ def _name(task: Callable[..., Any]) -> str:
 
 
 def _send_result(sending: Any, task: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]  # the platform's, not this process's
     result = task(*arguments)
     sending.send((result, status_bytes()["VmHWM"]))
     # Ended like any interpreter, which multiprocessing does not do: streaming frees its shared memory at exit.

@@ -51,7 +51,7 @@ from measure import in_fresh_process, print_table, verdict
 
 MIN_SHARE = 0.7
 RANKS, WORKERS = 2, 2
-PACKING_LENGTH, GLOBAL_BATCH = 4096, 64
+GLOBAL_BATCH = 64
 TIMEOUT_S = 900.0
 BYTES_PER_SAMPLE = 2130  # of chat lengths as they are stored
 REAL_SHARDS = 4  # the others are links to them
@@ -67,6 +67,7 @@ class Target:
     prefix: str
     names: tuple[str, ...]
     total_bytes: int
+    packing_length: int
 
 
 # What is timed: each of these runs in processes that start together
@@ -81,7 +82,7 @@ def read_epoch(target: Target, threads: int, local: Path, rank: int) -> int:
         f"s3://{target.bucket}/{target.prefix}",
         local,
         processor=TokensProcessor(),
-        packing=PackingConfig(packing_length=PACKING_LENGTH),
+        packing=PackingConfig(packing_length=target.packing_length),
         world=World(rank=rank, world_size=RANKS),
         fetch=FetchConfig(threads=threads),
     )
@@ -222,7 +223,7 @@ def server(bucket: str | None) -> Iterator[tuple[str, str]]:
 def uploaded(endpoint: str, bucket: str, folder: Path, args: argparse.Namespace) -> Iterator[Target]:
     """The dataset on the server, under a prefix of its own until the end."""
     count = REAL_SHARDS * args.shard_bytes // BYTES_PER_SAMPLE
-    lengths = sample_lengths("chat", count, limit=PACKING_LENGTH, seed=args.seed)
+    lengths = sample_lengths("chat", count, limit=args.packing_length, seed=args.seed)
     write_tokens(folder / "real", lengths, shard_bytes=args.shard_bytes, seed=args.seed)
     link_tokens(folder / "real", folder / "dataset", shards=args.shards)
     prefix = f"lmms-stream-benchmark-{uuid.uuid4().hex[:12]}"
@@ -239,6 +240,7 @@ def uploaded(endpoint: str, bucket: str, folder: Path, args: argparse.Namespace)
             prefix=prefix,
             names=tuple(path.name for path in shards),
             total_bytes=sum(path.stat().st_size for path in shards),
+            packing_length=args.packing_length,
         )
     finally:
         for name in names:
@@ -273,7 +275,7 @@ def measure(target: Target, folder: Path, args: argparse.Namespace) -> None:
     reference = min(best[name] for name in downloads)
     print_table(
         f"{len(target.names)} shards, {target.total_bytes / 1e6:,.0f} MB, {num_tokens:,} tokens in packs of "
-        f"{PACKING_LENGTH}, {len(os.sched_getaffinity(0))} cores",
+        f"{target.packing_length}, {len(os.sched_getaffinity(0))} cores",
         ["", "seconds", "MB/s", "of the fastest download"],
         [
             [name, f"{each:.2f}", f"{target.total_bytes / each / 1e6:,.0f}", f"{reference / each:.2f}"]
@@ -290,6 +292,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=64)
     parser.add_argument("--shard-bytes", type=int, default=16_000_000)
     parser.add_argument("--threads", type=int, default=FetchConfig().threads, help="downloads at once of a process")
+    parser.add_argument("--packing-length", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-count", action="store_true", help="do not count requests")
     parser.add_argument("--folder", type=Path, help="for the cache and the downloads; default: the temporary folder")

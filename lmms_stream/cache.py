@@ -54,6 +54,7 @@ class Wanted:
 
     name: of the copy, in the cache folder. num_bytes: room it takes there, and while it is made.
     decode: what makes it of the downloaded bytes (decompression; ValueError when they are damaged).
+    remember: of a local dataset's own object too, that it was found valid, so that it is read through once.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Wanted:
     num_bytes: int
     valid: Callable[[Path], bool]
     decode: Callable[[bytes], bytes] | None = None
+    remember: bool = False
 
 
 class LocalCache:
@@ -88,13 +90,13 @@ class LocalCache:
         A local dataset's object that is valid as it is is read where it lies. `wait`: for another process that
         downloads it. Raises StorageError when it cannot be had in time, and when what comes is not valid.
         """
-        if isinstance(self.storage, LocalStorage):
-            original = self.storage.folder / (key if wanted.decode is None else wanted.name)
-            if original.exists() and wanted.valid(original):
-                return original
         path = self.folder / wanted.name
         record_path = path.with_name(f".{path.name}.lock")
         try:
+            if isinstance(self.storage, LocalStorage):
+                original = self.storage.folder / (key if wanted.decode is None else wanted.name)
+                if original.exists() and self._is_valid(original, wanted, record_path):
+                    return original
             if Record.read(record_path).vouches_for(path, wanted.identity):
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +110,21 @@ class LocalCache:
         except OSError as error:
             raise disk_error(str(path), error) from error
         return path
+
+    @staticmethod
+    def _is_valid(original: Path, wanted: Wanted, record_path: Path) -> bool:
+        """Whether a local dataset's own object is what is wanted."""
+        if not wanted.remember:
+            return wanted.valid(original)
+        if Record.read(record_path).vouches_for(original, wanted.identity):
+            return True
+        valid = wanted.valid(original)
+        if valid:
+            record_path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(record_path, timeout_s=0) as lock:
+                if lock is not None:  # else another process is about to note the same
+                    Record.of(original, wanted.identity, ours=False).write(lock)
+        return valid
 
     def touch(self, path: Path) -> None:
         """Note that a file is in use, which keeps it longer than others where there is a limit."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from .errors import LengthsError
 
 LENGTHS_FOLDER = "_lmms/lengths"
+_HASH_BYTES = 16
 
 
 def lengths_names(fingerprint: str) -> tuple[str, str]:
@@ -43,6 +44,21 @@ def parse_description(data: bytes, *, fingerprint: str) -> dict[str, Any]:
         ) from error
 
 
+def array_matches(path: Path, *, content_hash: str) -> bool:
+    """Whether the .npy file at `path` holds the lengths that hash to this; reads all of it, a little at a time."""
+    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
+    try:
+        with path.open("rb") as file:
+            if np.lib.format.read_magic(file) != (1, 0):  # type: ignore[no-untyped-call]
+                return False
+            np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except (OSError, ValueError):
+        return False
+    return digest.hexdigest() == content_hash
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthIndex:
     """lengths: uint32[num_samples], tokens, in shard order, possibly memory-mapped.
@@ -60,7 +76,7 @@ class LengthIndex:
     def from_array(
         lengths: NDArray[np.integer[Any]], *, fingerprint: str = "", processor: Mapping[str, Any] | None = None
     ) -> LengthIndex:
-        content = hashlib.blake2b(np.ascontiguousarray(lengths, dtype=np.uint32).data, digest_size=16)
+        content = hashlib.blake2b(np.ascontiguousarray(lengths, dtype=np.uint32).data, digest_size=_HASH_BYTES)
         return LengthIndex(
             lengths=lengths,
             fingerprint=fingerprint,

@@ -168,20 +168,27 @@ class PackedLoader:
                     raise made
                 yield made._replace(batch=made.batch.pin_memory()) if self.pin_memory else made
             return
-        waiting = iter(self._started_workers())
+        waiting: Any = iter(self._started_workers())
+        keep = False
         try:
             while (item := next(waiting, None)) is not None:
                 if isinstance(item, LmmsStreamError):
                     raise item
                 yield item
+            keep = self.persistent_workers
+        except GeneratorExit:
+            keep = self.persistent_workers
+            raise
         except RuntimeError as error:  # what torch raises for a dead worker and for one past the timeout
-            self._batches = None
-            with suppress(RuntimeError):  # torch raises the death of a second worker wherever we happen to be
-                waiting._shutdown_workers()  # type: ignore[attr-defined]
             raise WorkerError(
                 f"a loader worker died or gave nothing within {self.timeout_s:.0f} s ({error}): "
                 "look for an out-of-memory kill, or set num_workers to 0 to see what happens"
             ) from error
+        finally:
+            if not keep:
+                self._batches = None
+                with suppress(RuntimeError):  # torch raises the death of a second worker wherever we happen to be
+                    waiting._shutdown_workers()
 
     def _started_workers(self) -> DataLoader[Made | LmmsStreamError]:
         if self._batches is None or not self.persistent_workers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,10 +67,11 @@ class S3Storage:
     def _chunks(answer: Any, proceed: Callable[[], None]) -> Iterator[bytes]:
         """The body of an answer, whole; ConnectionError when it is shorter than the answer says."""
         received = 0
-        for chunk in answer["Body"].iter_chunks(CHUNK_BYTES):
-            proceed()
-            received += len(chunk)
-            yield chunk
+        with closing(answer["Body"]) as body:
+            for chunk in body.iter_chunks(CHUNK_BYTES):
+                proceed()
+                received += len(chunk)
+                yield chunk
         if received != answer["ContentLength"]:
             raise ConnectionError(f"got {received} of {answer['ContentLength']} bytes")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .cache import LocalCache, Wanted, default_cache_folder
 from .errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
-from .lengths import LengthIndex, lengths_names, parse_description
+from .lengths import LengthIndex, array_matches, lengths_names, parse_description
 from .prefetch import FetchConfig
 from .processors.base import Processor, processor_fingerprint
 from .room import CacheRoom
@@ -98,16 +98,22 @@ class StoredDataset:
                 f"lmms-stream index {self.url} --tokenizer …"
             )
         content_hash = str(parse_description(description, fingerprint=fingerprint)["content_hash"])
-        num_bytes = 4 * self.num_samples + 128  # 128: the header that NumPy writes for a small 1-d array
 
         # Kept under its content's name, so that an index that was written again is not mistaken for the old one.
         wanted = Wanted(
             name=f"_lmms/lengths/{content_hash}.npy",
             identity=content_hash,
-            num_bytes=num_bytes,
-            valid=lambda path: path.stat().st_size == num_bytes,
+            num_bytes=4 * self.num_samples,
+            valid=lambda path: array_matches(path, content_hash=content_hash),
+            remember=True,
         )
-        array_path = self.cache.fetch(array_name, wanted)
+        try:
+            array_path = self.cache.fetch(array_name, wanted)
+        except ObjectMissingError as error:
+            raise LengthsError(
+                f"{self.url} has the description of a lengths index without the index ({array_name}): write it again "
+                f"with lmms-stream index {self.url} --tokenizer …"
+            ) from error
         assert array_path is not None
         return LengthIndex.open(array_path, description, fingerprint=fingerprint)
 
