@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .collate import collate, finish, new_rows
+from .collate import collate, padded_length, to_batch, write_padding
 from .dataset import PackedStreamingDataset
 from .errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from .processors.base import PackFiller, Processor, SegmentError
@@ -22,13 +22,17 @@ NOTHING = np.empty(0, np.int64)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderSettings:
-    """What both halves of a loader know. pad_to and collator: see collate; the others: see PackedLoader."""
+    """What both halves of a loader know. pad_to and collator: see collate; the others: see PackedLoader.
+
+    packs_per_item: how many batches a worker process hands over together.
+    """
 
     global_batch: int
     world: World
     pad_to: int | None = None
     drop_last: bool = False
     collator: Collator = collate
+    packs_per_item: int = 1
 
     @property
     def micro_batches(self) -> int:
@@ -37,16 +41,17 @@ class LoaderSettings:
 
 
 class Work(NamedTuple):
-    """A batch to be made: a pack's segments (int64[num_segments] each), none for a pad pack.
+    """Packs of one source to be made into batches, those of some micro-batches of a step.
 
-    shard_ids and places: where the samples lie. expected: tokens that each must have in all, -1
-    where that is not known.
+    Pack p holds segments [bounds[p], bounds[p + 1]). Of each segment, int64[num_segments]: sample_ids, starts and
+    lengths as in PackRange; shard_ids and places: where the sample lies; expected: its tokens in all, -1 where that
+    is not known. Pad packs have no source and no segments.
     """
 
     source: str
     step: int
-    micro_batch: int
-    num_tokens: int = 0
+    micro_batches: Sequence[int]
+    bounds: Ids = np.zeros(2, np.int64)
     sample_ids: Ids = NOTHING
     starts: Ids = NOTHING
     lengths: Ids = NOTHING
@@ -64,44 +69,68 @@ class BatchMaker:
         processors = {name: processor_of(dataset) for name, dataset in datasets.items()}
         self._fillers = {name: each for name, each in processors.items() if isinstance(each, PackFiller)}
 
-    def make(self, work: Work) -> Batch:
-        """The batch of a pack, through the processor of its source."""
+    def make(self, work: Work) -> Iterator[Batch]:
+        """The batches of some packs, through the processor of their source."""
         settings = self.settings
         if work.source in self._fillers and settings.collator is collate:
-            return self._filled(work)
-        samples: list[Processed] = []
-        if work.source:
-            dataset = self.datasets[work.source]
-            samples = [_process(dataset, work, segment) for segment in range(len(work.sample_ids))]
-        return settings.collator(
-            samples,
-            work.sample_ids.tolist(),
-            pad_to=settings.pad_to,
-            source=work.source,
-            step=work.step,
-            micro_batch=work.micro_batch,
-        )
+            yield from self._fill(work)
+            return
+        for pack, micro_batch in enumerate(work.micro_batches):
+            segments = range(work.bounds[pack], work.bounds[pack + 1])
+            dataset = self.datasets[work.source] if segments else None
+            yield settings.collator(
+                [_process(dataset, work, segment) for segment in segments] if dataset is not None else [],
+                work.sample_ids[segments.start : segments.stop].tolist(),
+                pad_to=settings.pad_to,
+                source=work.source,
+                step=work.step,
+                micro_batch=micro_batch,
+            )
 
-    def _filled(self, work: Work) -> Batch:
-        """The batch of a pack whose processor makes it straight from the shards."""
-        dataset = self.datasets[work.source]
-        rows = new_rows(work.num_tokens, len(work.sample_ids), pad_to=self.settings.pad_to)
+    def _fill(self, work: Work) -> Iterator[Batch]:
+        """The batches of packs whose processor makes them straight from the shards, in rows that they share."""
+        dataset, pad_to = self.datasets[work.source], self.settings.pad_to
+        ends = np.concatenate([[0], np.cumsum(work.lengths)])
+        num_tokens = int(ends[-1])
+        rows = np.empty((3, num_tokens), np.int64)
         addresses = dataset.pack_reader.addresses(work.shard_ids)
         try:
-            max_seqlen, num_loss_tokens = self._fillers[work.source].fill_pack(
+            learnt = self._fillers[work.source].fill_packs(
                 dataset.shard_infos[0], addresses, work.places, work.starts, work.lengths, work.expected, rows
             )
         except SegmentError as error:
             raise _explain(dataset, work, error) from error
-        return finish(
-            rows,
-            work.sample_ids,
-            max_seqlen=max_seqlen,
-            num_loss_tokens=num_loss_tokens,
-            source=work.source,
-            step=work.step,
-            micro_batch=work.micro_batch,
-        )
+        firsts = work.bounds[:-1]
+        longest = np.maximum.reduceat(work.lengths, firsts).tolist()
+        num_loss_tokens = np.add.reduceat(learnt, firsts).tolist()
+        bounds, tokens = work.bounds.tolist(), ends[work.bounds].tolist()
+        ends_of_tokens = ends.astype(np.int32)
+        for pack, micro_batch in enumerate(work.micro_batches):
+            first, stop = bounds[pack], bounds[pack + 1]
+            mine = rows[:, tokens[pack] : tokens[pack + 1]]
+            cu_seqlens = ends_of_tokens[first : stop + 1] - ends_of_tokens[first]
+            max_seqlen = longest[pack]
+            total = padded_length(mine.shape[1], pad_to)
+            if total > mine.shape[1]:
+                mine, max_seqlen = _padded(mine, total), max(max_seqlen, total - mine.shape[1])
+                cu_seqlens = np.append(cu_seqlens, np.int32(total))
+            yield to_batch(
+                mine,
+                cu_seqlens,
+                work.sample_ids[first:stop],
+                max_seqlen=max_seqlen,
+                num_loss_tokens=num_loss_tokens[pack],
+                source=work.source,
+                step=work.step,
+                micro_batch=micro_batch,
+            )
+
+
+def _padded(rows: Ids, total: int) -> Ids:
+    padded = np.empty((3, total), np.int64)
+    padded[:, : rows.shape[1]] = rows
+    write_padding(padded, rows.shape[1])
+    return padded
 
 
 def processor_of(dataset: PackedStreamingDataset) -> Processor:

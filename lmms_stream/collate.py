@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from .processors.base import IGNORED_LABEL
-from .types import Batch, PackRows, Processed
+from .types import Batch, Processed
 
 PAD_TOKEN_ID = 0
 MIN_PAD_TOKENS = 2  # a pad pack must have a next token to predict, or a model's shapes degenerate
@@ -30,49 +30,46 @@ def collate(
     give a pad pack: only such a segment.
     """
     lengths = [len(sample["input_ids"]) for sample in samples]
-    rows = new_rows(sum(lengths), len(lengths), pad_to=pad_to)
-    start = num_loss_tokens = 0
-    for number, sample in enumerate(samples):
-        at = slice(start, start + lengths[number])
-        rows.input_ids[0, at] = sample["input_ids"]
-        rows.labels[0, at] = sample["labels"]
-        rows.labels[0, start] = IGNORED_LABEL
-        rows.position_ids[0, at] = np.arange(lengths[number])
-        num_loss_tokens += int(np.count_nonzero(rows.labels[0, at] != IGNORED_LABEL))
-        start = at.stop
-        rows.cu_seqlens[number + 1] = start
-    return finish(
+    num_tokens = sum(lengths)
+    total = padded_length(num_tokens, pad_to)
+    rows = np.empty((3, total), np.int64)
+    start = 0
+    for sample, length in zip(samples, lengths, strict=True):
+        at = slice(start, start + length)
+        rows[0, at] = sample["input_ids"]
+        rows[1, at] = sample["labels"]
+        rows[1, start] = IGNORED_LABEL
+        rows[2, at] = np.arange(length)
+        start += length
+    write_padding(rows, num_tokens)
+    padding = [total - num_tokens] if total > num_tokens else []
+    return to_batch(
         rows,
+        np.cumsum([0, *lengths, *padding], dtype=np.int32),
         np.array(sample_ids, np.int64),
-        max_seqlen=max(lengths, default=0),
-        num_loss_tokens=num_loss_tokens,
+        max_seqlen=max(lengths + padding),
+        num_loss_tokens=int(np.count_nonzero(rows[1] != IGNORED_LABEL)),
         source=source,
         step=step,
         micro_batch=micro_batch,
     )
 
 
-def new_rows(num_tokens: int, num_segments: int, *, pad_to: int | None = None) -> PackRows:
-    """Rows for so many tokens in segments, and behind them the padding, a segment of its own that is written."""
-    total = max(num_tokens, pad_to or 0, MIN_PAD_TOKENS if num_tokens == 0 else 0)
-    padding = total - num_tokens
-    rows = PackRows(
-        input_ids=np.empty((1, total), np.int64),
-        labels=np.empty((1, total), np.int64),
-        position_ids=np.empty((1, total), np.int64),
-        cu_seqlens=np.empty(num_segments + 1 + (padding > 0), np.int32),
-    )
-    rows.cu_seqlens[0] = 0
-    if padding:
-        rows.input_ids[0, num_tokens:] = PAD_TOKEN_ID
-        rows.labels[0, num_tokens:] = IGNORED_LABEL
-        rows.position_ids[0, num_tokens:] = np.arange(padding)
-        rows.cu_seqlens[-1] = total
-    return rows
+def padded_length(num_tokens: int, pad_to: int | None) -> int:
+    """Tokens of a pack with its padding."""
+    return max(num_tokens, pad_to or 0, 0 if num_tokens else MIN_PAD_TOKENS)
 
 
-def finish(
-    rows: PackRows,
+def write_padding(rows: NDArray[np.int64], num_tokens: int) -> None:
+    """Fill what lies behind the first num_tokens of int64[3, T] rows of input_ids, labels and position_ids."""
+    rows[0, num_tokens:] = PAD_TOKEN_ID
+    rows[1, num_tokens:] = IGNORED_LABEL
+    rows[2, num_tokens:] = np.arange(rows.shape[1] - num_tokens)
+
+
+def to_batch(
+    rows: NDArray[np.int64],
+    cu_seqlens: NDArray[np.int32],
     sample_ids: NDArray[np.int64],
     *,
     max_seqlen: int,
@@ -81,14 +78,13 @@ def finish(
     step: int,
     micro_batch: int,
 ) -> Batch:
-    """The batch of rows that are filled; max_seqlen: of their segments, without the padding."""
-    padding = rows.cu_seqlens.item(-1) - rows.cu_seqlens.item(-2)
+    """The batch of int64[3, T] rows of input_ids, labels and position_ids; they become its tensors, uncopied."""
     return Batch(
-        input_ids=torch.from_numpy(rows.input_ids),
-        labels=torch.from_numpy(rows.labels),
-        position_ids=torch.from_numpy(rows.position_ids),
-        cu_seqlens=torch.from_numpy(rows.cu_seqlens),
-        max_seqlen=max(padding, max_seqlen),  # where there is no padding, the last segment itself
+        input_ids=torch.from_numpy(rows[:1]),
+        labels=torch.from_numpy(rows[1:2]),
+        position_ids=torch.from_numpy(rows[2:]),
+        cu_seqlens=torch.from_numpy(cu_seqlens),
+        max_seqlen=max_seqlen,
         num_loss_tokens=num_loss_tokens,
         sample_ids=torch.from_numpy(sample_ids),
         source=source,

@@ -19,10 +19,13 @@ from .lane_cursor import LaneCursor
 from .lanes import check_lanes
 from .mixture import Mixture, Weights
 from .place import LanePlace, PlanPlace
+from .processors.base import PackFiller
 from .types import Batch, World
-from .worker import PREFETCH_PACKS, LaneWorker, Made, PackWorker, PlanWorker
+from .wire import WireBatch, from_wire
+from .worker import PREFETCH_PACKS, Item, LaneWorker, Made, PackWorker, PlanWorker
 
 SOURCE = "data"  # the name of a single source in the cursor
+ITEM_TOKENS = 1 << 15  # handed over at once by a worker, at least a pack: each costs some 0.2 ms
 
 
 class PackedLoader:
@@ -69,7 +72,12 @@ class PackedLoader:
         self.world = world or next(iter(datasets.values())).world
         check_global_batch(global_batch, self.world.num_groups)
         self.settings = LoaderSettings(
-            global_batch=global_batch, world=self.world, pad_to=pad_to, drop_last=drop_last, collator=collator
+            global_batch=global_batch,
+            world=self.world,
+            pad_to=pad_to,
+            drop_last=drop_last,
+            collator=collator,
+            packs_per_item=_packs_per_item(datasets, collator),
         )
         persistent = persistent_workers and num_workers > 0
         self._place: PlanPlace | LanePlace
@@ -86,8 +94,9 @@ class PackedLoader:
         self.persistent_workers = persistent
         self.start_method = start_method
         self.timeout_s = timeout_s
-        self._batches: DataLoader[Made | LmmsStreamError] | None = None
-        packs_ahead = (PREFETCH_PACKS + 3) * max(1, num_workers) * self.world.num_groups // self.world.num_group_nodes
+        self._batches: DataLoader[Item] | None = None
+        of_worker = PREFETCH_PACKS + 3 * self.settings.packs_per_item  # torch lets each have two items ready
+        packs_ahead = of_worker * max(1, num_workers) * self.world.num_groups // self.world.num_group_nodes
         for name, each in datasets.items():
             each.check_cache_limit(samples_ahead=self._place.samples_ahead(name, packs_ahead))
 
@@ -155,18 +164,20 @@ class PackedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self._worker.start_at(self._place.begin())
-        for made in self._until_a_worker_dies():
-            self._place.deliver(made)  # before the yield: who has the last batch of a step has the step
-            yield made.batch
+        for item in self._until_a_worker_dies():
+            for made in item:
+                batch = from_wire(made.batch) if isinstance(made.batch, WireBatch) else made.batch
+                self._place.deliver(made)  # before the yield: who has the last batch of a step has the step
+                yield batch.pin_memory() if self.pin_memory else batch
         self._place.end()
 
-    def _until_a_worker_dies(self) -> Iterator[Made]:
+    def _until_a_worker_dies(self) -> Iterator[list[Made]]:
         """What workers make, as it comes; a worker's error, its death and its silence are errors of ours."""
         if self.num_workers == 0:
             for made in self._worker:
                 if isinstance(made, LmmsStreamError):
                     raise made
-                yield made._replace(batch=made.batch.pin_memory()) if self.pin_memory else made
+                yield made
             return
         waiting: Any = iter(self._started_workers())
         keep = False
@@ -179,7 +190,7 @@ class PackedLoader:
         except GeneratorExit:
             keep = self.persistent_workers
             raise
-        except RuntimeError as error:  # what torch raises for a dead worker and for one past the timeout
+        except (RuntimeError, ConnectionError, EOFError) as error:  # a worker is dead, or past the timeout
             raise WorkerError(
                 f"a loader worker died or gave nothing within {self.timeout_s:.0f} s ({error}): "
                 "look for an out-of-memory kill, or set num_workers to 0 to see what happens"
@@ -190,14 +201,13 @@ class PackedLoader:
                 with suppress(RuntimeError):  # torch raises the death of a second worker wherever we happen to be
                     waiting._shutdown_workers()
 
-    def _started_workers(self) -> DataLoader[Made | LmmsStreamError]:
+    def _started_workers(self) -> DataLoader[Item]:
         if self._batches is None or not self.persistent_workers:
             self._batches = DataLoader(
                 self._worker,
                 batch_size=None,
                 collate_fn=_as_it_is,
                 num_workers=self.num_workers,
-                pin_memory=self.pin_memory,
                 multiprocessing_context=self.start_method,
                 persistent_workers=self.persistent_workers,
                 timeout=self.timeout_s,
@@ -226,6 +236,14 @@ class PackedLoader:
     def skip_steps(self, num_steps: int) -> None:
         """Pass over the next steps without reading them; ConfigError in lanes."""
         self._place.skip(num_steps)
+
+
+def _packs_per_item(datasets: Mapping[str, PackedStreamingDataset], collator: Collator) -> int:
+    """Batches that are handed over together: several where they are short and made in no time; one in lanes."""
+    fast = collator is collate and all(isinstance(each.processor, PackFiller) for each in datasets.values())
+    if not fast or any(each.mode == "lanes" for each in datasets.values()):
+        return 1
+    return max(1, ITEM_TOKENS // max(each.needed_packing.packing_length for each in datasets.values()))
 
 
 def _as_it_is(made: Any) -> Any:

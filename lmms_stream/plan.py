@@ -167,7 +167,7 @@ def _pack_block(
 class _EpochPlan:
     """One epoch of a plan: block counts, and the map from a pack's number to its node, block and place."""
 
-    MAX_CACHED_SAMPLES = 1 << 23  # blocks replayed lately are kept up to this size (16 bytes a sample)
+    MAX_CACHED_SAMPLES = 1 << 20  # blocks replayed lately are kept up to this size (16 bytes a sample)
 
     def __init__(self, inputs: _Inputs, epoch: int, *, fingerprint: str, counts_cache: CountsCache):
         self._inputs = inputs
@@ -254,7 +254,7 @@ class _EpochPlan:
         sample_ids, lengths = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
         starts = np.zeros(offsets[-1], np.int64)
         for here, packs, begins in parts:
-            source, target = _runs(begins, counts[here]), _runs(offsets[:-1][here], counts[here])
+            source, target = runs(begins, counts[here]), runs(offsets[:-1][here], counts[here])
             sample_ids[target] = packs.sample_ids[source]
             lengths[target] = packs.lengths[source]
             if packs.starts is not None:
@@ -273,7 +273,7 @@ class _EpochPlan:
         if key not in self._blocks:
             self._blocks[key] = _BlockPacks(self._inputs, self._order, node, block)
             keep = max(
-                self._order.num_canonical_nodes,
+                2 * self._order.num_canonical_nodes,  # at the end of a block a step may reach into the next
                 self.MAX_CACHED_SAMPLES // self._order.config.shuffle_block_size,
             )
             if len(self._blocks) > keep:
@@ -282,10 +282,10 @@ class _EpochPlan:
         return self._blocks[key]
 
 
-def _runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The numbers [begin, begin + count) of each run, one run after another.
 
-    >>> _runs(np.array([5, 20]), np.array([3, 2]))
+    >>> runs(np.array([5, 20]), np.array([3, 2]))
     array([ 5,  6,  7, 20, 21])
     """
     ends = np.cumsum(counts)

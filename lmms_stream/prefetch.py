@@ -67,6 +67,8 @@ class Prefetcher:
         """Fetch these shards in the background, after those requested before."""
         with self._changed:
             for shard_id in shard_ids:
+                if isinstance(self._done.get(shard_id), Exception):
+                    del self._done[shard_id]  # nobody took it: ask the store again
                 if shard_id not in self._done and shard_id not in self._under_way:
                     self._queue.setdefault(shard_id, 0.0)
             self._start_threads()

@@ -85,16 +85,6 @@ class PackRange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackRows:
-    """The rows of a pack while they are filled: int64[1, T] each, and int32 offsets of its segments, as in Batch."""
-
-    input_ids: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    position_ids: NDArray[np.int64]
-    cu_seqlens: NDArray[np.int32]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """One pack as one sequence, ready for a model.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -15,13 +16,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from .assign import PAD, assign
 from .batch_maker import BatchMaker, Ids, LoaderSettings, Work, naming, processor_of
+from .collate import collate
 from .cursor import Cursor
 from .dataset import PackedStreamingDataset
 from .errors import ConfigError, DataError, LmmsStreamError
 from .lane_cursor import LaneCursor
 from .lanes import Lane, LaneState
 from .mixture import Mixture, Weights
+from .plan import runs
 from .types import Batch, PackRange
+from .wire import WireBatch, to_wire
 
 PREFETCH_PACKS = 32  # shards are fetched this many packs of a worker ahead
 MAX_START_BYTES = 1 << 20  # of a place that persistent workers are told
@@ -30,13 +34,31 @@ MAX_START_BYTES = 1 << 20  # of a place that persistent workers are told
 class Made(NamedTuple):
     """What a worker hands over: a batch; in lanes, also the number of its lane and the lane's state after it."""
 
-    batch: Batch
+    batch: Batch | WireBatch
     lane: int = -1
     state: LaneState | None = None
 
 
-class PackWorker(IterableDataset[Made | LmmsStreamError]):
-    """Worker w of n makes the batches w, w + n, … of this rank, from a start that its loader tells.
+Item = list[Made] | LmmsStreamError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """Which of a rank's batches a worker makes: items of packs_per_item, every num_workers-th of them."""
+
+    worker: int = 0
+    num_workers: int = 1
+    packs_per_item: int = 1
+
+    def takes(self, number: int) -> bool:
+        return number // self.packs_per_item % self.num_workers == self.worker
+
+    def ends_item(self, number: int) -> bool:
+        return (number + 1) % self.packs_per_item == 0
+
+
+class PackWorker(IterableDataset[Item]):
+    """Worker w of n makes the items w, w + n, … of this rank's batches, from a start that its loader tells.
 
     An error of ours is the last item, so that the consumer raises it as it is, without a worker's traceback.
     persistent: the workers outlive an iteration, so they read the next start from memory that they share.
@@ -72,14 +94,30 @@ class PackWorker(IterableDataset[Made | LmmsStreamError]):
         place: dict[str, Any] = json.loads(text)
         return place
 
-    def __iter__(self) -> Iterator[Made | LmmsStreamError]:
+    def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
+        turn, on_wire = Turn(), False
+        if worker is not None:
+            per_item = self.settings.packs_per_item
+            turn = Turn(worker=worker.id, num_workers=worker.num_workers, packs_per_item=per_item)
+            on_wire = self.settings.collator is collate
+        item: list[Made] = []
         try:
-            yield from self._made(self._told(), *((worker.id, worker.num_workers) if worker else (0, 1)))
+            for number, made in self._made(self._told(), turn):
+                batch = made.batch
+                item.append(made._replace(batch=to_wire(batch)) if on_wire and isinstance(batch, Batch) else made)
+                if turn.ends_item(number):
+                    yield item
+                    item = []
+            if item:
+                yield item
         except LmmsStreamError as error:
+            if item:
+                yield item
             yield error
 
-    def _made(self, place: dict[str, Any], first: int, stride: int) -> Iterator[Made]:
+    def _made(self, place: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
+        """The batches of a turn, each with its number among this rank's from the start on."""
         raise NotImplementedError
 
 
@@ -107,36 +145,42 @@ class PlanWorker(PackWorker):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "mixture"}
 
-    def _made(self, place: dict[str, Any], first: int, stride: int) -> Iterator[Made]:
+    def _made(self, place: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
         waiting: deque[Work] = deque()
-        for work in self._assigned(Cursor.from_dict(place), first, stride):
+        num_waiting = 0
+        for work in self._assigned(Cursor.from_dict(place), turn):
             if work.source:
                 self.datasets[work.source].pack_reader.prefetch(work.shard_ids)
             waiting.append(work)
-            if len(waiting) > PREFETCH_PACKS:
-                yield Made(self.batches.make(waiting.popleft()))
+            num_waiting += len(work.micro_batches)
+            if num_waiting > PREFETCH_PACKS:
+                num_waiting -= len(waiting[0].micro_batches)
+                yield from self._make(waiting.popleft())
         while waiting:
-            yield Made(self.batches.make(waiting.popleft()))
+            yield from self._make(waiting.popleft())
 
-    def _assigned(self, cursor: Cursor, first: int, stride: int) -> Iterator[Work]:
-        """Every stride-th batch of this rank, from the first on, to the end of the epoch."""
+    def _make(self, work: Work) -> Iterator[tuple[int, Made]]:
+        first = work.step * self.settings.micro_batches
+        for batch in self.batches.make(work):
+            yield first + batch.micro_batch, Made(batch)
+
+    def _assigned(self, cursor: Cursor, turn: Turn) -> Iterator[Work]:
+        """What is to be made in a turn, to the end of the epoch."""
         settings = self.settings
-        number = first
         for step_number in count():
             step = self.mixture.step(cursor, global_batch=settings.global_batch)
             if not step.num_packs or (settings.drop_last and step.num_packs < settings.global_batch):
                 return
             cursor = step.after
-            stop = (step_number + 1) * settings.micro_batches
-            if number < stop:
-                mine = range(number % settings.micro_batches, settings.micro_batches, stride)
+            first = step_number * settings.micro_batches
+            mine = [batch for batch in range(settings.micro_batches) if turn.takes(first + batch)]
+            if mine:
                 yield from self._work(self.mixture.packs(step.ranges), step_number, mine)
-                number += stride * len(mine)
             if step.ends_epoch:
                 return
 
-    def _work(self, packs: PackRange, step: int, micro_batches: range) -> Iterator[Work]:
-        """What is to be done for these batches of this rank in a step."""
+    def _work(self, packs: PackRange, step: int, micro_batches: Sequence[int]) -> Iterator[Work]:
+        """What is to be done for these batches of this rank in a step: packs of one source, some at a time."""
         world = self.settings.world
         dealt = assign(
             packs,
@@ -144,50 +188,52 @@ class PlanWorker(PackWorker):
             world_size=world.num_groups,
             num_nodes=world.num_group_nodes,
             num_canonical_nodes=self.mixture.num_canonical_nodes,
-        )[world.group]
-        located = self._locate(packs)
-        num_tokens = np.add.reduceat(packs.lengths, packs.offsets[:-1]).tolist()
-        offsets, sources = packs.offsets.tolist(), packs.sources.tolist()
-        for micro_batch in micro_batches:
-            pack = int(dealt[micro_batch])
-            if pack == PAD:
-                yield Work("", step, micro_batch)
-                continue
-            at = slice(offsets[pack], offsets[pack + 1])
+        )[world.group, micro_batches]
+        real = dealt[dealt != PAD]
+        counts = np.diff(packs.offsets)[real]
+        segments = runs(packs.offsets[real], counts)
+        bounds = np.concatenate([[0], np.cumsum(counts)])
+        values = packs.sample_ids[segments], packs.starts[segments], packs.lengths[segments]
+        located = self._locate(values[0], np.repeat(packs.sources[real], counts))
+        sources = packs.sources[real].tolist()
+        first = 0
+        while first < len(real):
+            stop = first + 1
+            while stop < len(real) and sources[stop] == sources[first] and stop - first < self.settings.packs_per_item:
+                stop += 1
+            at = slice(bounds[first], bounds[stop])
             yield Work(
-                self.mixture.names[sources[pack]],
+                self.mixture.names[sources[first]],
                 step,
-                micro_batch,
-                num_tokens[pack],
-                packs.sample_ids[at],
-                packs.starts[at],
-                packs.lengths[at],
-                *(values[at] for values in located),
+                micro_batches[first:stop],
+                bounds[first : stop + 1] - bounds[first],
+                *(each[at] for each in (*values, *located)),
             )
+            first = stop
+        for micro_batch in micro_batches[len(real) :]:  # a rank's pad packs come last
+            yield Work("", step, [micro_batch])
 
-    def _locate(self, packs: PackRange) -> tuple[Ids, Ids, Ids]:
-        """Shard, place in it, and tokens of the sample of every segment."""
-        shard_ids, places, expected = (np.empty_like(packs.sample_ids) for _ in range(3))
-        source_of_segment = np.repeat(packs.sources, np.diff(packs.offsets))
+    def _locate(self, sample_ids: Ids, sources: Ids) -> tuple[Ids, Ids, Ids]:
+        """Shard, place in it, and tokens of each sample, whose sources are given by number."""
+        shard_ids, places, expected = (np.empty_like(sample_ids) for _ in range(3))
         for number, name in enumerate(self.mixture.names):
-            here: Any = slice(None) if len(self.mixture.names) == 1 else source_of_segment == number
-            sample_ids = packs.sample_ids[here]
-            shard_ids[here], places[here] = self.datasets[name].pack_reader.locate(sample_ids)
-            expected[here] = self.mixture.plans[name].lengths[sample_ids]
+            here: Any = slice(None) if len(self.mixture.names) == 1 else sources == number
+            shard_ids[here], places[here] = self.datasets[name].pack_reader.locate(sample_ids[here])
+            expected[here] = self.mixture.plans[name].lengths[sample_ids[here]]
         return shard_ids, places, expected
 
 
 class LaneWorker(PackWorker):
     """Packs of lanes: pack g comes from lane g mod M, and this worker owns whole lanes."""
 
-    def _made(self, place: dict[str, Any], first: int, stride: int) -> Iterator[Made]:
+    def _made(self, place: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
         cursor = LaneCursor.from_dict(place)
         ((source, dataset),) = self.datasets.items()
         world, order = self.settings.world, dataset.lane_order
         num_lanes = int(order.num_canonical_nodes or 1)
         lanes: dict[int, Lane] = {}
         begin = cursor.packs + (world.group - cursor.packs) % world.num_groups
-        for batch_number in count(first, stride):
+        for batch_number in count(turn.worker, turn.num_workers):
             number = (begin + batch_number * world.num_groups) % num_lanes
             if number not in lanes:
                 lanes[number] = Lane(
@@ -201,10 +247,10 @@ class LaneWorker(PackWorker):
             pack = lanes[number].next_pack()
             step, micro_batch = divmod(batch_number, self.settings.micro_batches)
             located = dataset.pack_reader.locate(pack.sample_ids)
-            num_tokens = int(pack.lengths.sum())
             segments = pack.sample_ids, pack.starts, pack.lengths, *located, pack.expected
-            work = Work(source, step, micro_batch, num_tokens, *segments)
-            yield Made(self.batches.make(work), number, lanes[number].state)
+            work = Work(source, step, [micro_batch], np.array([0, len(pack.sample_ids)]), *segments)
+            for batch in self.batches.make(work):
+                yield batch_number, Made(batch, number, lanes[number].state)
 
 
 def measure(dataset: PackedStreamingDataset, sample_ids: Ids) -> Ids:

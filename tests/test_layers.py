@@ -52,13 +52,17 @@ ALLOWED = {
     "dataset_config": {"types", "dataset", "order", "packing", "prefetch", "processors"},
     "mixture": {"errors", "types", "cursor", "plan"},
     "batch_maker": {"errors", "types", "collate", "dataset", "processors"},
-    "worker": {"errors", "types", "assign", "batch_maker", "cursor", "dataset", "lane_cursor", "lanes", "mixture"},
+    "wire": {"types", "collate"},
+    "worker": {
+        "errors", "types", "assign", "batch_maker", "collate", "cursor", "dataset", "lane_cursor", "lanes", "mixture",
+        "plan", "wire",
+    },
     "place": {
         "errors", "batch_maker", "cursor", "dataset", "lane_cursor", "lanes", "mixture", "plan", "processors", "worker",
     },
     "loader": {
         "errors", "types", "assign", "batch_maker", "collate", "cursor", "dataset", "lane_cursor", "lanes", "mixture",
-        "place", "worker",
+        "place", "processors", "wire", "worker",
     },
     "train": {
         "errors", "types", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader", "processors",

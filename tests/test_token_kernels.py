@@ -14,23 +14,26 @@ from lmms_stream.dataset import PackedStreamingDataset
 from lmms_stream.errors import LmmsStreamError, ShardError
 from lmms_stream.loader import PackedLoader
 from lmms_stream.packing import Overlong, PackingConfig
-from lmms_stream.processors.base import PackFiller, SegmentError
+from lmms_stream.processors.base import IGNORED_LABEL, PackFiller, SegmentError
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.reader import ShardReader
 from lmms_stream.shards import Shard, parse_index
-from lmms_stream.types import Batch, PackRows
+from lmms_stream.types import Batch
+from numpy.typing import NDArray
 from streaming import MDSWriter
 
 from .conftest import write_tokens
+
+Ids = NDArray[np.int64]
 
 COLUMNS = {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"}
 EXTRA = {"a_name": "str", "input_ids": "ndarray:int32", "kind": "int", "loss_spans": "ndarray:int32", "z": "bytes"}
 
 
 class SampleBySample(TokensProcessor):
-    """The same processor without fill_pack, so that the loader takes the other way."""
+    """The same processor without fill_packs, so that the loader takes the other way."""
 
-    fill_pack = None  # type: ignore[assignment]
+    fill_packs = None  # type: ignore[assignment]
 
 
 def same(first: Batch, second: Batch) -> bool:
@@ -58,20 +61,12 @@ def test_a_loader_gives_what_it_gives_sample_by_sample(tmp_path: Path, overlong:
     assert all(same(a, b) for a, b in zip(direct, by_sample, strict=True))
 
 
-def rows_for(lengths: list[int]) -> PackRows:
-    total = sum(lengths)
-    shape = 1, total
-    return PackRows(
-        input_ids=np.full(shape, 99), labels=np.full(shape, 99), position_ids=np.full(shape, 99),
-        cu_seqlens=np.zeros(len(lengths) + 1, np.int32),
-    )  # fmt: skip
-
-
-def fill(shard: Shard, places: list[int], starts: list[int], lengths: list[int]) -> tuple[PackRows, tuple[int, int]]:
-    rows = rows_for(lengths)
+def fill(shard: Shard, places: list[int], starts: list[int], lengths: list[int]) -> tuple[Ids, Ids]:
+    """The rows of these segments, and the loss tokens of each."""
+    rows = np.full((3, sum(lengths)), 99)
     at, begins, sizes, expected = (np.array(values) for values in (places, starts, lengths, [-1] * len(places)))
     addresses = np.full(len(places), shard.address, np.int64)
-    return rows, TokensProcessor().fill_pack(shard.info, addresses, at, begins, sizes, expected, rows)
+    return rows, TokensProcessor().fill_packs(shard.info, addresses, at, begins, sizes, expected, rows)
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,16 +96,16 @@ def test_any_segments_of_any_samples_are_written_as_process_and_collate_do(
         data.draw(st.integers(1, len(samples[place]["input_ids"]) - start))
         for place, start in zip(places, starts, strict=True)
     ]
-    rows, (longest, num_loss_tokens) = fill(shard, places, starts, lengths)
+    rows, num_loss_tokens = fill(shard, places, starts, lengths)
     whole = [TokensProcessor().process(shard[place]) for place in places]
     parts = [
         {name: values[start : start + length] for name, values in sample.items()}
         for sample, start, length in zip(whole, starts, lengths, strict=True)
     ]
     expected = collate(parts, list(range(len(parts))))
-    for name in ("input_ids", "labels", "position_ids", "cu_seqlens"):
-        assert np.array_equal(getattr(rows, name), getattr(expected, name).numpy()), name
-    assert (longest, num_loss_tokens) == (expected.max_seqlen, expected.num_loss_tokens)
+    for row, name in zip(rows, ("input_ids", "labels", "position_ids"), strict=True):
+        assert np.array_equal(row, getattr(expected, name)[0].numpy()), name
+    assert num_loss_tokens.tolist() == [int(np.count_nonzero(part["labels"][1:] != IGNORED_LABEL)) for part in parts]
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +141,7 @@ def test_damaged_bytes_never_leave_the_sample(
         except SegmentError:
             continue
         if length:  # both took it: then both read the same
-            assert np.array_equal(rows.input_ids[0], processed["input_ids"])
+            assert np.array_equal(rows[0], processed["input_ids"])
 
 
 def test_spans_that_do_not_ascend_and_lengths_that_differ_are_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..shards import ShardInfo
-from ..types import PackRows, Processed, Sample
+from ..types import Processed, Sample
 
 IGNORED_LABEL = -100  # transformers' and torch's ignore_index
 
@@ -48,9 +48,9 @@ class Processor(Protocol):
 
 @runtime_checkable
 class PackFiller(Protocol):
-    """What a processor may have besides: it makes whole packs from memory-mapped shards, without single samples."""
+    """What a processor may have besides: it makes packs from memory-mapped shards, without single samples."""
 
-    def fill_pack(
+    def fill_packs(
         self,
         info: ShardInfo,
         addresses: NDArray[np.int64],
@@ -58,11 +58,11 @@ class PackFiller(Protocol):
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         expected: NDArray[np.int64],
-        rows: PackRows,
-    ) -> tuple[int, int]:
-        """Write the segments of a pack into its rows, as `process` and `collate` would.
+        rows: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Write segments one after another into rows, int64[3, T], of input_ids, labels and position_ids.
 
-        Returns the tokens of the longest segment, and the number of loss tokens.
+        They are what `process` and `collate` would make. Returns the loss tokens of each segment: int64[num_segments].
 
         Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample places[s] of the shard that lies at
         addresses[s] (see Shard), which must have expected[s] tokens (-1: at least those of the segment). info: what the

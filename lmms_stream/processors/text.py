@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..shards import ShardInfo
-from ..types import PackRows, Processed, Sample
+from ..types import Processed, Sample
 from .base import IGNORED_LABEL, SegmentError
 
 
@@ -43,7 +43,7 @@ class TokensProcessor:
             before = start
         return {"input_ids": input_ids, "labels": labels}
 
-    def fill_pack(
+    def fill_packs(
         self,
         info: ShardInfo,
         addresses: NDArray[np.int64],
@@ -51,11 +51,12 @@ class TokensProcessor:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         expected: NDArray[np.int64],
-        rows: PackRows,
-    ) -> tuple[int, int]:
+        rows: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
         """See PackFiller."""
         kernels = _kernels()
-        outcome, segment, value, num_loss_tokens = kernels.fill(
+        num_loss_tokens = np.empty(len(places), np.int64)
+        outcome, segment, value = kernels.fill(
             addresses,
             places,
             starts,
@@ -63,13 +64,11 @@ class TokensProcessor:
             expected,
             *_layout(info.column_names, info.column_encodings, info.column_sizes),
             IGNORED_LABEL,
-            rows.input_ids[0],
-            rows.labels[0],
-            rows.position_ids[0],
-            rows.cu_seqlens,
+            *rows,
+            num_loss_tokens,
         )
         if outcome == kernels.FITS:
-            return int(value), int(num_loss_tokens)
+            return num_loss_tokens
         what = {
             kernels.TORN: "its columns do not fill it: the shard is corrupt",
             kernels.OTHER_LENGTH: "it has another length",

@@ -103,29 +103,26 @@ def fill(
     input_ids: NDArray[np.int64],
     labels: NDArray[np.int64],
     position_ids: NDArray[np.int64],
-    cu_seqlens: NDArray[np.int32],
-) -> tuple[int, int, int, int]:
+    num_loss_tokens: NDArray[np.int64],
+) -> tuple[int, int, int]:
     """Write the segments one after another into the three rows; loss spans ascend (they may overlap).
 
     Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample places[s] of the shard at addresses[s],
     whose tokens number expected[s], or are enough where that is -1. column_sizes: bytes of each column of a sample, -1
     where they vary. The shards' offsets were checked when they were opened; here a sample's own sizes are.
-    Returns what became of it, the segment that does not fit and a value of it (or the longest segment's tokens when
-    all fit), and the number of loss tokens.
+    Returns what became of it, the segment that does not fit, and a value of it; num_loss_tokens is of each segment.
     Tokens may lie at any byte, which the processors that NumPy supports read as well as aligned ones.
     """
     found = np.empty((len(places), 4), np.int64)
     torn = _find(addresses, places, column_sizes, ids_column, spans_column, found)
     if torn >= 0:
-        return TORN, torn, 0, 0
+        return TORN, torn, 0
     write = 0
-    longest = 0
-    num_loss_tokens = 0
     for segment in range(len(places)):
         start, length, num_tokens = starts[segment], lengths[segment], found[segment, 1]
         other = 0 <= expected[segment] != num_tokens
         if other or start + length > num_tokens or write + length > len(input_ids):
-            return OTHER_LENGTH, segment, num_tokens, 0
+            return OTHER_LENGTH, segment, num_tokens
         tokens = carray(_pointer(found[segment, 0] + 4 * start), (length,), np.int32)
         bounds = carray(_pointer(found[segment, 2]), (found[segment, 3],), np.int32)
         ids_row = input_ids[write : write + length]
@@ -136,20 +133,20 @@ def fill(
             position_row[n] = n
         label_row[:1] = ignored_label  # a segment's first token is not learnt, there is none to predict it from
         written = 1
+        num_learnt = 0
         for bound in range(0, len(bounds), 2):
             span_start, span_stop = np.int64(bounds[bound]), np.int64(bounds[bound + 1])
             ascends = bound == 0 or bounds[bound - 2] <= bounds[bound]
             if not (0 <= span_start < span_stop <= num_tokens and ascends):
-                return BAD_SPAN, segment, bound // 2, 0
+                return BAD_SPAN, segment, bound // 2
             from_token = min(max(span_start - start, written), length)
             to_token = min(max(span_stop - start, from_token), length)
             label_row[written:from_token] = ignored_label
             for n in range(from_token, to_token):
                 label_row[n] = ids_row[n]
-            num_loss_tokens += to_token - from_token
+            num_learnt += to_token - from_token
             written = max(written, to_token)
         label_row[written:] = ignored_label
+        num_loss_tokens[segment] = num_learnt
         write += length
-        cu_seqlens[segment + 1] = write
-        longest = max(longest, length)
-    return FITS, 0, longest, num_loss_tokens
+    return FITS, 0, 0

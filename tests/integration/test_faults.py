@@ -764,7 +764,7 @@ def test_nothing_temporary_is_left_after_a_run(num_workers: int, reading: Readin
     shared = Path("/dev/shm")
     before, children = set(shared.iterdir()), multiprocessing.active_children()
     assert replace(reading, num_workers=num_workers).deliver() == expected
-    assert set(shared.iterdir()) - before == set()
+    wait_until(lambda: set(shared.iterdir()) <= before)  # what other processes of the machine make there passes
     assert multiprocessing.active_children() == children
     assert temporary_files(reading.cache) == []
 
