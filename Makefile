@@ -27,6 +27,10 @@ bench: setup
 	$(BIN)/python benchmarks/packing.py
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/assign.py
+	$(BIN)/python benchmarks/reading.py
+	$(BIN)/python benchmarks/resume.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/s3.py
 
 clean:
 	rm -rf demo-output build .pytest_cache .mypy_cache .ruff_cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from .assign import check_global_batch, num_steps
-from .batch_maker import Collator, LoaderSettings
+from .batch_maker import Collator, FilledPacks, LoaderSettings
 from .collate import collate
 from .cursor import Cursor
 from .dataset import PackedStreamingDataset
@@ -166,9 +166,9 @@ class PackedLoader:
         self._worker.start_at(self._place.begin())
         for item in self._until_a_worker_dies():
             for made in item:
-                batch = from_wire(made.batch) if isinstance(made.batch, WireBatch) else made.batch
-                self._place.deliver(made)  # before the yield: who has the last batch of a step has the step
-                yield batch.pin_memory() if self.pin_memory else batch
+                for batch in _batches_of(made):
+                    self._place.deliver(batch, made)  # before the yield: who has a step's last batch has the step
+                    yield batch.pin_memory() if self.pin_memory else batch
         self._place.end()
 
     def _until_a_worker_dies(self) -> Iterator[list[Made]]:
@@ -244,6 +244,12 @@ def _packs_per_item(datasets: Mapping[str, PackedStreamingDataset], collator: Co
     if not fast or any(each.mode == "lanes" for each in datasets.values()):
         return 1
     return max(1, ITEM_TOKENS // max(each.needed_packing.packing_length for each in datasets.values()))
+
+
+def _batches_of(made: Made) -> Iterable[Batch]:
+    if isinstance(made.batch, FilledPacks):
+        return made.batch.batches()
+    return [from_wire(made.batch) if isinstance(made.batch, WireBatch) else made.batch]
 
 
 def _as_it_is(made: Any) -> Any:

@@ -14,6 +14,7 @@ from .lanes import LaneState
 from .mixture import Mixture
 from .plan import plan_fingerprint
 from .processors.base import processor_fingerprint
+from .types import Batch
 from .worker import Made
 
 LANES_VERSION = "lanes1"  # changes when the same inputs give other packs
@@ -40,8 +41,8 @@ class PlanPlace:
     def begin(self) -> dict[str, Any]:
         return self.cursor.to_dict()
 
-    def deliver(self, made: Made) -> None:
-        if made.batch.micro_batch == self.settings.micro_batches - 1:
+    def deliver(self, batch: Batch, made: Made) -> None:
+        if batch.micro_batch == self.settings.micro_batches - 1:
             self.cursor = self.mixture.step(self.cursor, global_batch=self.settings.global_batch).after
 
     def end(self) -> None:
@@ -88,10 +89,10 @@ class LanePlace:
         self._pending = {}
         return self.cursor.to_dict()
 
-    def deliver(self, made: Made) -> None:
+    def deliver(self, batch: Batch, made: Made) -> None:
         assert made.state is not None
         self._pending[made.lane] = made.state
-        if made.batch.micro_batch == self.settings.micro_batches - 1:
+        if batch.micro_batch == self.settings.micro_batches - 1:
             self.cursor = LaneCursor(
                 plan=self._plan,
                 num_lanes=self.cursor.num_lanes,

@@ -87,8 +87,8 @@ def _parse_shard(entry: dict[str, Any], *, source: str) -> ShardInfo:
     counts = len(entry["column_names"]), len(entry["column_encodings"]), len(sizes)
     if len(set(counts)) > 1:
         raise ShardError(
-            f"{source}: shard {raw['basename']!r} lists {counts[0]} column names, {counts[1]} encodings and {counts[2]} "
-            "sizes: convert the dataset again"
+            f"{source}: shard {raw['basename']!r} lists {counts[0]} column names, {counts[1]} encodings and "
+            f"{counts[2]} sizes: convert the dataset again"
         )
     for name, encoding, size in zip(entry["column_names"], entry["column_encodings"], sizes, strict=True):
         check_encoding(encoding, column=name, source=source)

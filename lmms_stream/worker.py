@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .assign import PAD, assign
-from .batch_maker import BatchMaker, Ids, LoaderSettings, Work, naming, processor_of
+from .batch_maker import BatchMaker, FilledPacks, Ids, LoaderSettings, Work, naming, processor_of
 from .collate import collate
 from .cursor import Cursor
 from .dataset import PackedStreamingDataset
@@ -32,9 +32,9 @@ MAX_START_BYTES = 1 << 20  # of a place that persistent workers are told
 
 
 class Made(NamedTuple):
-    """What a worker hands over: a batch; in lanes, also the number of its lane and the lane's state after it."""
+    """What a worker hands over: batches; in lanes one, and the number of its lane and the lane's state after it."""
 
-    batch: Batch | WireBatch
+    batch: Batch | WireBatch | FilledPacks
     lane: int = -1
     state: LaneState | None = None
 
@@ -49,6 +49,7 @@ class Turn:
     worker: int = 0
     num_workers: int = 1
     packs_per_item: int = 1
+    is_sent: bool = False  # to another process
 
     def takes(self, number: int) -> bool:
         return number // self.packs_per_item % self.num_workers == self.worker
@@ -96,11 +97,10 @@ class PackWorker(IterableDataset[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
-        turn, on_wire = Turn(), False
+        turn = Turn(packs_per_item=self.settings.packs_per_item)
         if worker is not None:
-            per_item = self.settings.packs_per_item
-            turn = Turn(worker=worker.id, num_workers=worker.num_workers, packs_per_item=per_item)
-            on_wire = self.settings.collator is collate
+            turn = replace(turn, worker=worker.id, num_workers=worker.num_workers, is_sent=True)
+        on_wire = turn.is_sent and self.settings.collator is collate
         item: list[Made] = []
         try:
             for number, made in self._made(self._told(), turn):
@@ -155,13 +155,17 @@ class PlanWorker(PackWorker):
             num_waiting += len(work.micro_batches)
             if num_waiting > PREFETCH_PACKS:
                 num_waiting -= len(waiting[0].micro_batches)
-                yield from self._make(waiting.popleft())
+                yield from self._make(waiting.popleft(), turn)
         while waiting:
-            yield from self._make(waiting.popleft())
+            yield from self._make(waiting.popleft(), turn)
 
-    def _make(self, work: Work) -> Iterator[tuple[int, Made]]:
+    def _make(self, work: Work, turn: Turn) -> Iterator[tuple[int, Made]]:
         first = work.step * self.settings.micro_batches
-        for batch in self.batches.make(work):
+        made = self.batches.make(work, to_send=turn.is_sent)
+        if isinstance(made, FilledPacks):
+            yield first + work.micro_batches[-1], Made(made)
+            return
+        for batch in made:
             yield first + batch.micro_batch, Made(batch)
 
     def _assigned(self, cursor: Cursor, turn: Turn) -> Iterator[Work]:
@@ -175,12 +179,12 @@ class PlanWorker(PackWorker):
             first = step_number * settings.micro_batches
             mine = [batch for batch in range(settings.micro_batches) if turn.takes(first + batch)]
             if mine:
-                yield from self._work(self.mixture.packs(step.ranges), step_number, mine)
+                yield from self._work(self.mixture.packs(step.ranges), step_number, mine, turn)
             if step.ends_epoch:
                 return
 
-    def _work(self, packs: PackRange, step: int, micro_batches: Sequence[int]) -> Iterator[Work]:
-        """What is to be done for these batches of this rank in a step: packs of one source, some at a time."""
+    def _work(self, packs: PackRange, step: int, micro_batches: Sequence[int], turn: Turn) -> Iterator[Work]:
+        """What is to be done for these batches of this rank in a step: packs of one source and item at a time."""
         world = self.settings.world
         dealt = assign(
             packs,
@@ -199,7 +203,12 @@ class PlanWorker(PackWorker):
         first = 0
         while first < len(real):
             stop = first + 1
-            while stop < len(real) and sources[stop] == sources[first] and stop - first < self.settings.packs_per_item:
+            before = step * self.settings.micro_batches - 1
+            while (
+                stop < len(real)
+                and sources[stop] == sources[first]
+                and not turn.ends_item(before + micro_batches[stop])
+            ):
                 stop += 1
             at = slice(bounds[first], bounds[stop])
             yield Work(
@@ -249,8 +258,9 @@ class LaneWorker(PackWorker):
             located = dataset.pack_reader.locate(pack.sample_ids)
             segments = pack.sample_ids, pack.starts, pack.lengths, *located, pack.expected
             work = Work(source, step, [micro_batch], np.array([0, len(pack.sample_ids)]), *segments)
-            for batch in self.batches.make(work):
-                yield batch_number, Made(batch, number, lanes[number].state)
+            made = self.batches.make(work, to_send=turn.is_sent)
+            batch = made if isinstance(made, FilledPacks) else next(made)
+            yield batch_number, Made(batch, number, lanes[number].state)
 
 
 def measure(dataset: PackedStreamingDataset, sample_ids: Ids) -> Ids:

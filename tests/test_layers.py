@@ -58,7 +58,8 @@ ALLOWED = {
         "plan", "wire",
     },
     "place": {
-        "errors", "batch_maker", "cursor", "dataset", "lane_cursor", "lanes", "mixture", "plan", "processors", "worker",
+        "errors", "types", "batch_maker", "cursor", "dataset", "lane_cursor", "lanes", "mixture", "plan", "processors",
+        "worker",
     },
     "loader": {
         "errors", "types", "assign", "batch_maker", "collate", "cursor", "dataset", "lane_cursor", "lanes", "mixture",
