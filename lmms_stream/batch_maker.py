@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,13 +69,15 @@ class BatchMaker:
         processors = {name: processor_of(dataset) for name, dataset in datasets.items()}
         self._fillers = {name: each for name, each in processors.items() if isinstance(each, PackFiller)}
 
-    def make(self, work: Work, *, to_send: bool = False) -> FilledPacks | Iterator[Batch]:
-        """The batches of some packs; to_send: in as few bytes as can be, where the processor fills packs."""
-        if work.source in self._fillers and self.settings.collator is collate:
-            return self._fill(work, to_send=to_send)
-        return self._make_by_sample(work)
+    def fills(self, source: str) -> bool:
+        """Whether packs of a source are made straight from the shards: in no time, wherever the shards are mapped."""
+        return source in self._fillers and self.settings.collator is collate
 
-    def _make_by_sample(self, work: Work) -> Iterator[Batch]:
+    def make(self, work: Work) -> Iterator[Batch]:
+        """The batches of some packs."""
+        if self.fills(work.source):
+            yield from self._fill(work)
+            return
         for pack, micro_batch in enumerate(work.micro_batches):
             segments = range(work.bounds[pack], work.bounds[pack + 1])
             dataset = self.datasets[work.source] if segments else None
@@ -88,80 +90,42 @@ class BatchMaker:
                 micro_batch=micro_batch,
             )
 
-    def _fill(self, work: Work, *, to_send: bool) -> FilledPacks:
-        dataset = self.datasets[work.source]
-        ends = np.concatenate([[0], np.cumsum(work.lengths)])
-        rows = np.empty((2, ends[-1]), np.int32) if to_send else np.empty((3, ends[-1]), np.int64)
+    def _fill(self, work: Work) -> Iterator[Batch]:
+        """The batches of packs whose processor makes them straight from the shards, in rows that they share."""
+        dataset, pad_to = self.datasets[work.source], self.settings.pad_to
+        ends = np.zeros(len(work.lengths) + 1, np.int32)
+        np.cumsum(work.lengths, out=ends[1:])
+        rows = np.empty((3, ends[-1]), np.int64)
         addresses = dataset.pack_reader.addresses(work.shard_ids)
         try:
-            num_loss_tokens = self._fillers[work.source].fill_packs(
+            learnt = self._fillers[work.source].fill_packs(
                 dataset.shard_infos[0], addresses, work.places, work.starts, work.lengths, work.expected, rows
             )
         except SegmentError as error:
             raise _explain(dataset, work, error) from error
-        return FilledPacks(
-            work.source,
-            work.step,
-            tuple(work.micro_batches),
-            self.settings.pad_to,
-            work.bounds,
-            work.sample_ids,
-            num_loss_tokens,
-            ends.astype(np.int32),
-            rows,
-        )
-
-
-class FilledPacks(NamedTuple):
-    """Packs that a processor made straight from the shards, in rows that they share; see Work for the rest.
-
-    num_loss_tokens: of each segment. ends: int32[num_segments + 1], tokens before each segment, and in all.
-    rows: int64[3, T] of input_ids, labels and position_ids, or int32[2, T] without the latter, which follow from ends.
-    """
-
-    source: str
-    step: int
-    micro_batches: tuple[int, ...]
-    pad_to: int | None
-    bounds: Ids
-    sample_ids: Ids
-    num_loss_tokens: Ids
-    ends: NDArray[np.int32]
-    rows: NDArray[np.integer[Any]]
-
-    def batches(self) -> Iterator[Batch]:
-        rows, firsts = self._whole_rows(), self.bounds[:-1]
-        longest = np.maximum.reduceat(np.diff(self.ends), firsts).tolist()
-        num_loss_tokens = np.add.reduceat(self.num_loss_tokens, firsts).tolist()
-        bounds, tokens = self.bounds.tolist(), self.ends[self.bounds].tolist()
-        for pack, micro_batch in enumerate(self.micro_batches):
+        firsts = work.bounds[:-1]
+        longest = np.maximum.reduceat(work.lengths, firsts).tolist()
+        num_loss_tokens = np.add.reduceat(learnt, firsts).tolist()
+        bounds, tokens = work.bounds.tolist(), ends[work.bounds].tolist()
+        for pack, micro_batch in enumerate(work.micro_batches):
             first, stop = bounds[pack], bounds[pack + 1]
             mine = rows[:, tokens[pack] : tokens[pack + 1]]
-            cu_seqlens = self.ends[first : stop + 1] - self.ends[first]
+            cu_seqlens = ends[first : stop + 1] - ends[first]
             max_seqlen = longest[pack]
-            total = padded_length(mine.shape[1], self.pad_to)
+            total = padded_length(mine.shape[1], pad_to)
             if total > mine.shape[1]:
                 mine, max_seqlen = _padded(mine, total), max(max_seqlen, total - mine.shape[1])
                 cu_seqlens = np.append(cu_seqlens, np.int32(total))
             yield to_batch(
                 mine,
                 cu_seqlens,
-                self.sample_ids[first:stop],
+                work.sample_ids[first:stop],
                 max_seqlen=max_seqlen,
                 num_loss_tokens=num_loss_tokens[pack],
-                source=self.source,
-                step=self.step,
+                source=work.source,
+                step=work.step,
                 micro_batch=micro_batch,
             )
-
-    def _whole_rows(self) -> Ids:
-        if self.rows.dtype == np.int64:
-            return self.rows.astype(np.int64, copy=False)
-        rows = np.empty((3, self.rows.shape[1]), np.int64)
-        rows[:2] = self.rows
-        rows[2] = np.arange(rows.shape[1])
-        rows[2] -= np.repeat(self.ends[:-1], np.diff(self.ends))
-        return rows
 
 
 def _padded(rows: Ids, total: int) -> Ids:

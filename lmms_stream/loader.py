@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from .assign import check_global_batch, num_steps
-from .batch_maker import Collator, FilledPacks, LoaderSettings
+from .batch_maker import Collator, LoaderSettings, Work
 from .collate import collate
 from .cursor import Cursor
 from .dataset import PackedStreamingDataset
@@ -166,10 +166,15 @@ class PackedLoader:
         self._worker.start_at(self._place.begin())
         for item in self._until_a_worker_dies():
             for made in item:
-                for batch in _batches_of(made):
+                for batch in self._batches_of(made):
                     self._place.deliver(batch, made)  # before the yield: who has a step's last batch has the step
                     yield batch.pin_memory() if self.pin_memory else batch
         self._place.end()
+
+    def _batches_of(self, made: Made) -> Iterable[Batch]:
+        if isinstance(made.batch, Work):
+            return self._worker.batches.make(made.batch)
+        return [from_wire(made.batch) if isinstance(made.batch, WireBatch) else made.batch]
 
     def _until_a_worker_dies(self) -> Iterator[list[Made]]:
         """What workers make, as it comes; a worker's error, its death and its silence are errors of ours."""
@@ -244,12 +249,6 @@ def _packs_per_item(datasets: Mapping[str, PackedStreamingDataset], collator: Co
     if not fast or any(each.mode == "lanes" for each in datasets.values()):
         return 1
     return max(1, ITEM_TOKENS // max(each.needed_packing.packing_length for each in datasets.values()))
-
-
-def _batches_of(made: Made) -> Iterable[Batch]:
-    if isinstance(made.batch, FilledPacks):
-        return made.batch.batches()
-    return [from_wire(made.batch) if isinstance(made.batch, WireBatch) else made.batch]
 
 
 def _as_it_is(made: Any) -> Any:

@@ -289,5 +289,5 @@ def runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int
     array([ 5,  6,  7, 20, 21])
     """
     ends = np.cumsum(counts)
-    runs: NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(begins - ends + counts, counts)
-    return runs
+    numbers: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - ends + counts, counts)
+    return numbers

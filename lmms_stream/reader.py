@@ -50,16 +50,25 @@ class ShardReader:
         self._forget()
 
     def _forget(self) -> None:
-        """What belongs to one process: after a fork or in a copy, begin anew."""
+        """Begin with what belongs to one process."""
         self._pid = os.getpid()
         self._open: dict[int, Shard] = {}
         self._addresses = np.zeros(len(self._shards), np.int64)  # of open shards
+        self._fetched = np.zeros(len(self._shards), bool)  # that were waited for and not opened
         self._used: dict[int, float] = {}
         self._prefetcher: Prefetcher | None = None
         self._max_open = min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": {}, "_addresses": None, "_used": {}, "_prefetcher": None, "_pid": 0}
+        return {name: getattr(self, name) for name in ("_shards", "_config", "_columns")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_shards"], config=state["_config"], columns=state["_columns"])  # type: ignore[misc]
+
+    def _own(self) -> None:
+        """Threads, locks and open files do not survive a fork: a child begins with none."""
+        if self._pid != os.getpid():
+            self._forget()
 
     def __getitem__(self, sample_id: int) -> Sample:
         if not 0 <= sample_id < self.num_samples:
@@ -78,6 +87,7 @@ class ShardReader:
 
     def read_all(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Sample]:
         """The samples of each array of ids in turn; while one is read, the shards of the next are fetched."""
+        self._own()
         ahead = iter(chunks)
         located: deque[tuple[NDArray[np.int64], NDArray[np.int64]]] = deque()
         opened = self._open if self._config.cache_limit is None else {}
@@ -94,16 +104,23 @@ class ShardReader:
 
     def prefetch(self, shard_ids: NDArray[np.int64]) -> None:
         """Begin to fetch, in the background, those of these shards that are not open, in this order."""
-        if self._pid != os.getpid():
-            self._forget()
-        addresses = self._addresses[shard_ids]
-        if not addresses.all():
-            self._fetching().request(dict.fromkeys(shard_ids[addresses == 0].tolist()))
+        self._own()
+        needed = (self._addresses[shard_ids] == 0) & ~self._fetched[shard_ids]
+        if needed.any():
+            self._fetching().request(dict.fromkeys(shard_ids[needed].tolist()))
+
+    def wait_for(self, shard_ids: NDArray[np.int64]) -> None:
+        """Return when these shards are on this node and checked; they are not opened."""
+        self._own()
+        limited = self._config.cache_limit is not None  # then a shard may be gone again
+        for shard_id in dict.fromkeys(shard_ids.tolist()):
+            if not self._fetched[shard_id]:
+                self._fetching().take(shard_id)
+                self._fetched[shard_id] = not limited
 
     def addresses(self, shard_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where these shards lie in memory (see Shard), fetched and open until the next call: int64."""
-        if self._pid != os.getpid():
-            self._forget()
+        self._own()
         addresses = self._addresses[shard_ids]
         if self._config.cache_limit is not None or not addresses.all():
             needed = dict.fromkeys(shard_ids.tolist())
@@ -116,8 +133,7 @@ class ShardReader:
 
     def shard(self, shard_id: int) -> Shard:
         """A shard, open; it is fetched first when it is not on this node."""
-        if self._pid != os.getpid():
-            self._forget()
+        self._own()
         shard = self._open.get(shard_id)
         if shard is None:
             shard = self._open_shard(shard_id)

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .assign import PAD, assign
-from .batch_maker import BatchMaker, FilledPacks, Ids, LoaderSettings, Work, naming, processor_of
+from .batch_maker import BatchMaker, Ids, LoaderSettings, Work, naming, processor_of
 from .collate import collate
 from .cursor import Cursor
 from .dataset import PackedStreamingDataset
@@ -32,9 +32,11 @@ MAX_START_BYTES = 1 << 20  # of a place that persistent workers are told
 
 
 class Made(NamedTuple):
-    """What a worker hands over: batches; in lanes one, and the number of its lane and the lane's state after it."""
+    """What a worker hands over: a batch, or packs whose shards it fetched and that the loader fills faster than it
+    could receive them. In lanes, also the number of the lane and its state after it.
+    """
 
-    batch: Batch | WireBatch | FilledPacks
+    batch: Batch | WireBatch | Work
     lane: int = -1
     state: LaneState | None = None
 
@@ -116,6 +118,16 @@ class PackWorker(IterableDataset[Item]):
                 yield item
             yield error
 
+    def _make(self, work: Work, turn: Turn) -> Iterator[tuple[int, Made]]:
+        """Batches with their numbers among this rank's; or the work, with the number of its last batch."""
+        first = work.step * self.settings.micro_batches
+        if turn.is_sent and self.batches.fills(work.source):
+            self.datasets[work.source].pack_reader.wait_for(work.shard_ids)
+            yield first + work.micro_batches[-1], Made(work)
+            return
+        for batch in self.batches.make(work):
+            yield first + batch.micro_batch, Made(batch)
+
     def _made(self, place: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
         """The batches of a turn, each with its number among this rank's from the start on."""
         raise NotImplementedError
@@ -158,15 +170,6 @@ class PlanWorker(PackWorker):
                 yield from self._make(waiting.popleft(), turn)
         while waiting:
             yield from self._make(waiting.popleft(), turn)
-
-    def _make(self, work: Work, turn: Turn) -> Iterator[tuple[int, Made]]:
-        first = work.step * self.settings.micro_batches
-        made = self.batches.make(work, to_send=turn.is_sent)
-        if isinstance(made, FilledPacks):
-            yield first + work.micro_batches[-1], Made(made)
-            return
-        for batch in made:
-            yield first + batch.micro_batch, Made(batch)
 
     def _assigned(self, cursor: Cursor, turn: Turn) -> Iterator[Work]:
         """What is to be made in a turn, to the end of the epoch."""
@@ -258,9 +261,8 @@ class LaneWorker(PackWorker):
             located = dataset.pack_reader.locate(pack.sample_ids)
             segments = pack.sample_ids, pack.starts, pack.lengths, *located, pack.expected
             work = Work(source, step, [micro_batch], np.array([0, len(pack.sample_ids)]), *segments)
-            made = self.batches.make(work, to_send=turn.is_sent)
-            batch = made if isinstance(made, FilledPacks) else next(made)
-            yield batch_number, Made(batch, number, lanes[number].state)
+            for at, made in self._make(work, turn):
+                yield at, made._replace(lane=number, state=lanes[number].state)
 
 
 def measure(dataset: PackedStreamingDataset, sample_ids: Ids) -> Ids:

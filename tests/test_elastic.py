@@ -131,6 +131,18 @@ def test_resumed_around_the_end_of_an_epoch_the_global_batches_are_the_same(fold
         assert before.steps | after.steps == whole.steps
 
 
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_ranks_and_workers_without_packs_in_a_short_step_pad_it(folder: Path, num_workers: int) -> None:
+    dataset = open_dataset(folder, "plan")
+    num_packs = dataset.plan.num_packs(0)
+    global_batch = num_packs // 4 // 3 * 12 - 12  # which leaves some packs for a last step, fewer than a quarter
+    assert 0 < num_packs % global_batch < global_batch // 4
+    whole = read(dataset, num_steps=2, global_batch=global_batch)
+    assert len(real_packs(whole.steps)) == num_packs
+    shared = read(dataset, num_steps=2, global_batch=global_batch, world=(4, 2), num_workers=num_workers)
+    assert shared == whole
+
+
 def real_packs(steps: Steps) -> list[Tokens]:
     return sorted(pack for packs in steps.values() for pack in packs if any(pack))
 

@@ -58,12 +58,11 @@ class PackFiller(Protocol):
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         expected: NDArray[np.int64],
-        rows: NDArray[np.integer[Any]],
+        rows: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Write segments one after another into rows of input_ids, labels and, where there is a third, position_ids.
+        """Write segments one after another into rows, int64[3, T], of input_ids, labels and position_ids.
 
-        rows: int64[3, T], or int32[2, T] to be sent from a worker. They are what `process` and `collate` would make.
-        Returns the loss tokens of each segment: int64[num_segments].
+        They are what `process` and `collate` would make. Returns the loss tokens of each segment: int64[num_segments].
 
         Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample places[s] of the shard that lies at
         addresses[s] (see Shard), which must have expected[s] tokens (-1: at least those of the segment). info: what the

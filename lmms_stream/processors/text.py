@@ -51,7 +51,7 @@ class TokensProcessor:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         expected: NDArray[np.int64],
-        rows: NDArray[np.integer[Any]],
+        rows: NDArray[np.int64],
     ) -> NDArray[np.int64]:
         """See PackFiller."""
         kernels = _kernels()
@@ -64,9 +64,7 @@ class TokensProcessor:
             expected,
             *_layout(info.column_names, info.column_encodings, info.column_sizes),
             IGNORED_LABEL,
-            rows[0],
-            rows[1],
-            rows[2] if len(rows) > 2 else rows[0, :0],
+            *rows,
             num_loss_tokens,
         )
         if outcome == kernels.FITS:

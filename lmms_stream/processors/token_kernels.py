@@ -100,14 +100,12 @@ def fill(
     ids_column: int,
     spans_column: int,
     ignored_label: int,
-    input_ids: NDArray[np.integer[Any]],
-    labels: NDArray[np.integer[Any]],
-    position_ids: NDArray[np.integer[Any]],
+    input_ids: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    position_ids: NDArray[np.int64],
     num_loss_tokens: NDArray[np.int64],
 ) -> tuple[int, int, int]:
     """Write the segments one after another into the three rows; loss spans ascend (they may overlap).
-
-    The rows are of any integer dtype; without position_ids (length 0) these are left out.
 
     Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample places[s] of the shard at addresses[s],
     whose tokens number expected[s], or are enough where that is -1. column_sizes: bytes of each column of a sample, -1
@@ -132,7 +130,6 @@ def fill(
         position_row = position_ids[write : write + length]
         for n in range(length):
             ids_row[n] = tokens[n]
-        for n in range(len(position_row)):
             position_row[n] = n
         label_row[:1] = ignored_label  # a segment's first token is not learnt, there is none to predict it from
         written = 1
