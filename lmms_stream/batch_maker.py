@@ -24,7 +24,8 @@ NOTHING = np.empty(0, np.int64)
 class LoaderSettings:
     """What both halves of a loader know. pad_to and collator: see collate; the others: see PackedLoader.
 
-    packs_per_item: how many batches a worker process hands over together.
+    packs_per_item: how many batches a worker process hands over together. packs_per_fill: how many packs that are
+    made straight from the shards share their rows.
     """
 
     global_batch: int
@@ -33,6 +34,7 @@ class LoaderSettings:
     drop_last: bool = False
     collator: Collator = collate
     packs_per_item: int = 1
+    packs_per_fill: int = 1
 
     @property
     def micro_batches(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from .wire import WireBatch, from_wire
 from .worker import PREFETCH_PACKS, Item, LaneWorker, Made, PackWorker, PlanWorker
 
 SOURCE = "data"  # the name of a single source in the cursor
-ITEM_TOKENS = 1 << 15  # handed over at once by a worker, at least a pack: each costs some 0.2 ms
+TOKENS_PER_FILL = 1 << 15  # of packs that share their rows, so that some calls serve many short packs
 
 
 class PackedLoader:
@@ -71,14 +72,10 @@ class PackedLoader:
                 raise ConfigError(f"a PackedLoader needs a processor: give dataset {name!r} one")
         self.world = world or next(iter(datasets.values())).world
         check_global_batch(global_batch, self.world.num_groups)
-        self.settings = LoaderSettings(
-            global_batch=global_batch,
-            world=self.world,
-            pad_to=pad_to,
-            drop_last=drop_last,
-            collator=collator,
-            packs_per_item=_packs_per_item(datasets, collator),
+        settings = LoaderSettings(
+            global_batch=global_batch, world=self.world, pad_to=pad_to, drop_last=drop_last, collator=collator
         )
+        self.settings = _with_items(settings, datasets)
         persistent = persistent_workers and num_workers > 0
         self._place: PlanPlace | LanePlace
         if any(each.mode == "lanes" for each in datasets.values()):
@@ -243,12 +240,13 @@ class PackedLoader:
         self._place.skip(num_steps)
 
 
-def _packs_per_item(datasets: Mapping[str, PackedStreamingDataset], collator: Collator) -> int:
-    """Batches that are handed over together: several where they are short and made in no time; one in lanes."""
-    fast = collator is collate and all(isinstance(each.processor, PackFiller) for each in datasets.values())
+def _with_items(settings: LoaderSettings, datasets: Mapping[str, PackedStreamingDataset]) -> LoaderSettings:
+    """The settings with what workers hand over at once: whole steps where packs are only fetched, else single packs."""
+    fast = settings.collator is collate and all(isinstance(each.processor, PackFiller) for each in datasets.values())
     if not fast or any(each.mode == "lanes" for each in datasets.values()):
-        return 1
-    return max(1, ITEM_TOKENS // max(each.needed_packing.packing_length for each in datasets.values()))
+        return settings
+    longest = max(each.needed_packing.packing_length for each in datasets.values())
+    return replace(settings, packs_per_item=settings.micro_batches, packs_per_fill=max(1, TOKENS_PER_FILL // longest))
 
 
 def _as_it_is(made: Any) -> Any:

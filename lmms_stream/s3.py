@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_CONNECTIONS = 64  # of one process to one store
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 20
 
 
 class S3Storage:

@@ -182,12 +182,12 @@ class PlanWorker(PackWorker):
             first = step_number * settings.micro_batches
             mine = [batch for batch in range(settings.micro_batches) if turn.takes(first + batch)]
             if mine:
-                yield from self._work(self.mixture.packs(step.ranges), step_number, mine, turn)
+                yield from self._work(self.mixture.packs(step.ranges), step_number, mine)
             if step.ends_epoch:
                 return
 
-    def _work(self, packs: PackRange, step: int, micro_batches: Sequence[int], turn: Turn) -> Iterator[Work]:
-        """What is to be done for these batches of this rank in a step: packs of one source and item at a time."""
+    def _work(self, packs: PackRange, step: int, micro_batches: Sequence[int]) -> Iterator[Work]:
+        """What is to be done for these batches of this rank in a step: packs of one source, some at a time."""
         world = self.settings.world
         dealt = assign(
             packs,
@@ -206,12 +206,8 @@ class PlanWorker(PackWorker):
         first = 0
         while first < len(real):
             stop = first + 1
-            before = step * self.settings.micro_batches - 1
-            while (
-                stop < len(real)
-                and sources[stop] == sources[first]
-                and not turn.ends_item(before + micro_batches[stop])
-            ):
+            limit = min(len(real), first + self.settings.packs_per_fill)
+            while stop < limit and sources[stop] == sources[first]:
                 stop += 1
             at = slice(bounds[first], bounds[stop])
             yield Work(
