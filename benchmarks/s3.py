@@ -42,6 +42,7 @@ from urllib.parse import urlsplit
 from data import link_tokens, sample_lengths, write_tokens
 from lmms_stream.dataset import PackedStreamingDataset
 from lmms_stream.demo.endpoint import BUCKET, s3_endpoint
+from lmms_stream.order import OrderConfig
 from lmms_stream.packing import PackingConfig
 from lmms_stream.prefetch import FetchConfig
 from lmms_stream.processors.text import TokensProcessor
@@ -53,6 +54,8 @@ MIN_SHARE = 0.7
 RANKS, WORKERS = 2, 2
 GLOBAL_BATCH = 64
 TIMEOUT_S = 900.0
+SHUFFLE_BLOCK = 1 << 15  # samples, a few shards: with the default, this dataset would be a block or two, all of which
+# must be there before the first packs are, so that downloading and reading would take turns
 BYTES_PER_SAMPLE = 2130  # of chat lengths as they are stored
 REAL_SHARDS = 4  # the others are links to them
 IMPORTED = ("boto3", "lmms_stream.loader", "lmms_stream.packing_kernels", "lmms_stream.processors.text")
@@ -83,6 +86,7 @@ def read_epoch(target: Target, threads: int, local: Path, rank: int) -> int:
         local,
         processor=TokensProcessor(),
         packing=PackingConfig(packing_length=target.packing_length),
+        order=OrderConfig(shuffle_block_size=SHUFFLE_BLOCK),
         world=World(rank=rank, world_size=RANKS),
         fetch=FetchConfig(threads=threads),
     )
@@ -122,10 +126,23 @@ def together(task: Callable[..., int], processes: int) -> tuple[float, int]:
 
 
 def timed_task(task: Callable[..., int], number: int, barrier: Any) -> tuple[float, float, int]:
+    compile_loops()
     barrier.wait(TIMEOUT_S)
     start = time.monotonic()  # the same clock in all processes
     value = task(number)
     return start, time.monotonic(), value
+
+
+def compile_loops() -> None:
+    """Read a few samples as packs, from a folder of their own."""
+    from lmms_stream.loader import PackedLoader
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "few")
+        write_tokens(folder, sample_lengths("chat", 8, limit=4096), shard_bytes=1 << 20)
+        packing = PackingConfig(packing_length=4096)
+        dataset = PackedStreamingDataset(folder, Path(name), processor=TokensProcessor(), packing=packing)
+        next(iter(PackedLoader(dataset, global_batch=1)))
 
 
 class CountingProxy(socketserver.ThreadingTCPServer):

@@ -12,7 +12,7 @@ from .errors import ConfigError, StorageError
 from .retry import Retry
 from .room import parse_bytes
 
-_BUSY_S = 0.02  # a shard that another process downloads is asked for again after that
+_BUSY_S, _NEEDED_S = 0.2, 0.02  # a shard that another process downloads is asked for again after that
 _GRACE_S = 5.0  # the request's own error, which says more, comes first
 
 
@@ -85,6 +85,8 @@ class Prefetcher:
         deadline = time.monotonic() + self._config.timeout_s + _GRACE_S
         with self._changed:
             self._needed.add(shard_id)
+            if shard_id in self._queue:
+                self._queue[shard_id] = 0.0
             try:
                 while shard_id not in self._done:
                     if shard_id not in self._under_way and shard_id not in self._queue:
@@ -128,7 +130,8 @@ class Prefetcher:
             with self._changed:
                 self._under_way.discard(shard_id)
                 if result is None:  # back to its place, which is before all that is requested later
-                    self._queue = {shard_id: time.monotonic() + _BUSY_S} | self._queue
+                    again_s = _NEEDED_S if shard_id in self._needed else _BUSY_S
+                    self._queue = {shard_id: time.monotonic() + again_s} | self._queue
                 else:
                     self._done[shard_id] = result
                 self._changed.notify_all()

@@ -30,6 +30,7 @@ class S3Storage:
         if not self.bucket:
             raise StorageError(f"{url!r} names no bucket: write s3://BUCKET/PREFIX")
         self._made: tuple[int, S3Client] | None = None
+        self._session: Any = None  # holds the parsed descriptions of the service, which a forked process can use
         self._making = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,7 +90,8 @@ class S3Storage:
                     response_checksum_validation="when_required",  # shards are checked with the index's own
                 )
                 endpoint = os.environ.get("S3_ENDPOINT_URL") or None
-                self._made = os.getpid(), boto3.session.Session().client("s3", config=config, endpoint_url=endpoint)
+                self._session = self._session or boto3.session.Session()
+                self._made = os.getpid(), self._session.client("s3", config=config, endpoint_url=endpoint)
             return self._made[1]
 
     def _run(self, key: str, action: Callable[[S3Client, Any, Callable[[], None]], T]) -> T:
