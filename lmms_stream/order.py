@@ -68,6 +68,7 @@ class EpochOrder:
         permutation = np.arange(len(sizes))
         if config.shuffle:
             permutation = np.random.default_rng([config.seed, epoch]).permutation(len(sizes))
+        self._permutation = permutation
         # A position in the laid-out sequence, minus its shard's start there, plus its shard's first id.
         self._starts = np.cumsum(sizes[permutation]) - sizes[permutation]
         self._first_ids = (np.cumsum(sizes) - sizes)[permutation]
@@ -91,12 +92,27 @@ class EpochOrder:
             np.random.default_rng([self.config.seed, self.epoch, node + 1, block]).shuffle(ids)
         return ids
 
+    def shards_of_block(self, node: int, block: int) -> NDArray[np.int64]:
+        """The shards that hold samples of a block, in the order in which they are laid out; none beyond the last."""
+        first, stop = self.node_bounds(node)
+        start = first + block * self.config.shuffle_block_size
+        if start >= stop:
+            return np.empty(0, np.int64)
+        shards: NDArray[np.int64] = self._permutation[
+            self._runs(start, min(stop, start + self.config.shuffle_block_size))
+        ]
+        return shards
+
+    def _runs(self, start: int, stop: int) -> slice:
+        """The shards, by their place in the laid-out sequence, that hold its positions [start, stop)."""
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        return slice(first, int(np.searchsorted(self._starts, stop, side="left")))
+
     def _ids(self, start: int, stop: int) -> NDArray[np.int64]:
         """Sample ids at positions [start, stop) of the laid-out sequence, one run per shard."""
-        first_run = int(np.searchsorted(self._starts, start, side="right")) - 1
-        last_run = int(np.searchsorted(self._starts, stop, side="left"))
-        starts = np.maximum(self._starts[first_run:last_run], start)
-        shifts = self._first_ids[first_run:last_run] - self._starts[first_run:last_run]
+        here = self._runs(start, stop)
+        starts = np.maximum(self._starts[here], start)
+        shifts = self._first_ids[here] - self._starts[here]
         run_lengths = np.diff(starts, append=stop)
         ids: NDArray[np.int64] = np.arange(start, stop, dtype=np.int64) + np.repeat(shifts, run_lengths)
         return ids

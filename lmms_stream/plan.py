@@ -85,6 +85,14 @@ class PackPlan:
             raise PackingError(f"packs [{first}, {stop}) asked of epoch {epoch}, which has packs [0, {total})")
         return self._epoch(epoch).packs(first, stop)
 
+    def blocks(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
+        """The canonical nodes and shuffle blocks that packs [first, stop) of an epoch come from, ascending."""
+        return self._epoch(epoch).blocks(first, stop)
+
+    def shards_of_block(self, epoch: int, node: int, block: int) -> NDArray[np.int64]:
+        """The shards that hold samples of a block; none beyond a canonical node's last block."""
+        return self._epoch(epoch).order.shards_of_block(node, block)
+
     def _epoch(self, epoch: int) -> _EpochPlan:
         if epoch not in self._epochs:
             inputs = _Inputs(
@@ -171,9 +179,9 @@ class _EpochPlan:
 
     def __init__(self, inputs: _Inputs, epoch: int, *, fingerprint: str, counts_cache: CountsCache):
         self._inputs = inputs
-        self._order = EpochOrder(inputs.samples_per_shard, config=inputs.order, epoch=epoch)
+        self.order = EpochOrder(inputs.samples_per_shard, config=inputs.order, epoch=epoch)
         self._blocks: OrderedDict[tuple[int, int], _BlockPacks] = OrderedDict()
-        num_blocks = [self._order.num_blocks(node) for node in range(self._order.num_canonical_nodes)]
+        num_blocks = [self.order.num_blocks(node) for node in range(self.order.num_canonical_nodes)]
         key = f"{fingerprint}-{epoch}"
         counts = counts_cache.get(key)
         if counts is None or counts.shape != (sum(num_blocks), 3):
@@ -192,7 +200,7 @@ class _EpochPlan:
         """Packs, tokens and overlong samples of each block: int64[num_blocks, 3]."""
 
         def count(place: tuple[int, int]) -> tuple[int, int, int]:
-            packs = _pack_block(self._inputs, self._order, *place)[2]
+            packs = _pack_block(self._inputs, self.order, *place)[2]
             return len(packs), packs.num_tokens, packs.num_overlong
 
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
@@ -233,6 +241,12 @@ class _EpochPlan:
             places[here] -= before[blocks[here]]
         return nodes, blocks, places
 
+    def blocks(self, first: int, stop: int) -> list[tuple[int, int]]:
+        if first == stop:
+            return []
+        nodes, blocks, _ = self._locate(np.arange(first, stop))
+        return sorted(set(zip(nodes.tolist(), blocks.tolist(), strict=True)))
+
     def packs(self, first: int, stop: int) -> PackRange:
         numbers = np.arange(first, stop)
         if not len(numbers):
@@ -271,10 +285,10 @@ class _EpochPlan:
     def _block(self, node: int, block: int) -> _BlockPacks:
         key = node, block
         if key not in self._blocks:
-            self._blocks[key] = _BlockPacks(self._inputs, self._order, node, block)
+            self._blocks[key] = _BlockPacks(self._inputs, self.order, node, block)
             keep = max(
-                2 * self._order.num_canonical_nodes,  # at the end of a block a step may reach into the next
-                self.MAX_CACHED_SAMPLES // self._order.config.shuffle_block_size,
+                2 * self.order.num_canonical_nodes,  # at the end of a block a step may reach into the next
+                self.MAX_CACHED_SAMPLES // self.order.config.shuffle_block_size,
             )
             if len(self._blocks) > keep:
                 self._blocks.popitem(last=False)

@@ -74,11 +74,13 @@ class Prefetcher:
             self._start_threads()
             self._changed.notify_all()
 
-    def cancel(self) -> None:
-        """Forget what was requested and not taken."""
+    def forget(self, shard_ids: Iterable[int]) -> None:
+        """Requests of these shards that were not taken are no longer needed."""
         with self._changed:
-            self._queue.clear()
-            self._done.clear()
+            for shard_id in shard_ids:
+                self._queue.pop(shard_id, None)
+                self._done.pop(shard_id, None)
+            self._changed.notify_all()
 
     def take(self, shard_id: int) -> Path:
         """The file of a shard, at once or when it is there; StorageError when it cannot be had in time."""

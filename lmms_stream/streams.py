@@ -66,6 +66,7 @@ class StoredDataset:
                 "lmms-stream convert"
             ) from error
         self.shards: list[ShardInfo] = parse_index(index, source=source, dataset=self._read(DATASET_NAME))
+        self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there
         self.num_samples = sum(info.num_samples for info in self.shards)
         if self.num_samples == 0:
             raise ShardError(f"{source} lists no samples: convert the dataset again")
@@ -82,7 +83,9 @@ class StoredDataset:
         return not isinstance(self.storage, LocalStorage) or any(info.zip_name for info in self.shards)
 
     def has_lengths(self, processor: Processor) -> bool:
-        return self._read(lengths_names(processor_fingerprint(processor))[1]) is not None
+        name = lengths_names(processor_fingerprint(processor))[1]
+        self._descriptions[name] = self._read(name)
+        return self._descriptions[name] is not None
 
     def length_index(self, processor: Processor | None) -> LengthIndex:
         """The lengths that a processor measured, memory-mapped; LengthsError when there is none.
@@ -91,7 +94,7 @@ class StoredDataset:
         """
         fingerprint = processor_fingerprint(processor) if processor is not None else self._last_fingerprint()
         array_name, description_name = lengths_names(fingerprint)
-        description = self._read(description_name)
+        description = self._descriptions.pop(description_name, None) or self._read(description_name)
         if description is None:
             raise LengthsError(
                 f"{self.url} has no lengths index for this processor ({fingerprint}): write one with "

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from .ahead import BlocksAhead
 from .assign import PAD, assign
 from .batch_maker import BatchMaker, Ids, LoaderSettings, Work, naming, processor_of
 from .collate import collate
@@ -174,6 +175,7 @@ class PlanWorker(PackWorker):
     def _assigned(self, cursor: Cursor, turn: Turn) -> Iterator[Work]:
         """What is to be made in a turn, to the end of the epoch."""
         settings = self.settings
+        ahead = {name: BlocksAhead(dataset, settings.world) for name, dataset in self.datasets.items()}
         for step_number in count():
             step = self.mixture.step(cursor, global_batch=settings.global_batch)
             if not step.num_packs or (settings.drop_last and step.num_packs < settings.global_batch):
@@ -183,6 +185,8 @@ class PlanWorker(PackWorker):
             mine = [batch for batch in range(settings.micro_batches) if turn.takes(first + batch)]
             if mine:
                 yield from self._work(self.mixture.packs(step.ranges), step_number, mine)
+                for part in step.ranges:
+                    ahead[part.source].follow(part.epoch, part.first, part.stop)
             if step.ends_epoch:
                 return
 

@@ -52,10 +52,11 @@ ALLOWED = {
     "dataset_config": {"types", "dataset", "order", "packing", "prefetch", "processors"},
     "mixture": {"errors", "types", "cursor", "plan"},
     "batch_maker": {"errors", "types", "collate", "dataset", "processors"},
+    "ahead": {"types", "dataset"},
     "wire": {"types", "collate"},
     "worker": {
-        "errors", "types", "assign", "batch_maker", "collate", "cursor", "dataset", "lane_cursor", "lanes", "mixture",
-        "plan", "wire",
+        "errors", "types", "ahead", "assign", "batch_maker", "collate", "cursor", "dataset", "lane_cursor", "lanes",
+        "mixture", "plan", "wire",
     },
     "place": {
         "errors", "types", "batch_maker", "cursor", "dataset", "lane_cursor", "lanes", "mixture", "plan", "processors",
