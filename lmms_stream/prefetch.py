@@ -13,6 +13,7 @@ from .retry import Retry
 from .room import parse_bytes
 
 _BUSY_S, _NEEDED_S = 0.2, 0.02  # a shard that another process downloads is asked for again after that
+_IDLE_S = 2.0  # a thread without work ends after that
 _GRACE_S = 5.0  # the request's own error, which says more, comes first
 
 
@@ -49,7 +50,8 @@ class FetchConfig:
 class Prefetcher:
     """Fetches shards by number with a `fetch` that gives None for one that another process is at.
 
-    Its threads do not keep the process from ending. It belongs to the process that made it.
+    Its threads end when there is nothing to do for a while, and do not keep the process from ending. It belongs to
+    the process that made it.
     """
 
     def __init__(self, fetch: Callable[[int], Path | None], *, name: Callable[[int], str], config: FetchConfig):
@@ -61,7 +63,7 @@ class Prefetcher:
         self._under_way: set[int] = set()
         self._done: dict[int, Path | Exception] = {}
         self._needed: set[int] = set()  # a reader waits for it
-        self._threads: list[threading.Thread] = []
+        self._num_threads = 0
 
     def request(self, shard_ids: Iterable[int]) -> None:
         """Fetch these shards in the background, after those requested before."""
@@ -80,7 +82,9 @@ class Prefetcher:
             for shard_id in shard_ids:
                 self._queue.pop(shard_id, None)
                 self._done.pop(shard_id, None)
-            self._changed.notify_all()
+            if self._queue:
+                self._start_threads()
+                self._changed.notify_all()
 
     def take(self, shard_id: int) -> Path:
         """The file of a shard, at once or when it is there; StorageError when it cannot be had in time."""
@@ -91,8 +95,8 @@ class Prefetcher:
                 self._queue[shard_id] = 0.0
             try:
                 while shard_id not in self._done:
-                    if shard_id not in self._under_way and shard_id not in self._queue:
-                        self._queue[shard_id] = 0.0
+                    if shard_id not in self._under_way:
+                        self._queue.setdefault(shard_id, 0.0)
                         self._start_threads()
                     self._changed.notify_all()
                     if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() > deadline:
@@ -104,23 +108,27 @@ class Prefetcher:
             finally:
                 self._needed.discard(shard_id)
             result = self._done.pop(shard_id)
-            self._changed.notify_all()
+            if self._queue:  # there may be room ahead again
+                self._start_threads()
+                self._changed.notify_all()
         if isinstance(result, Exception):
             raise result
         return result
 
     def _start_threads(self) -> None:
-        while len(self._threads) < self._config.threads:
-            thread = threading.Thread(target=self._work, name="lmms-fetch", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        while self._num_threads < self._config.threads:
+            self._num_threads += 1
+            threading.Thread(target=self._work, name="lmms-fetch", daemon=True).start()
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 shard_id, wait_s = self._next()
                 while shard_id is None:
-                    self._changed.wait(wait_s)
+                    woken = self._changed.wait(_IDLE_S if wait_s is None else wait_s)
+                    if not woken and wait_s is None:  # a thread that waits would keep all that it could read alive
+                        self._num_threads -= 1
+                        return
                     shard_id, wait_s = self._next()
                 del self._queue[shard_id]
                 self._under_way.add(shard_id)

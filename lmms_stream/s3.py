@@ -31,7 +31,7 @@ class S3Storage:
             raise StorageError(f"{url!r} names no bucket: write s3://BUCKET/PREFIX")
         self._made: tuple[int, S3Client] | None = None
         self._session: Any = None  # holds the parsed descriptions of the service, which a forked process can use
-        self._making = threading.Lock()
+        self._making: dict[int, threading.Lock] = {}  # by process: a fork copies a lock as it is, held or not
 
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url, "retry": self.retry}
@@ -77,7 +77,7 @@ class S3Storage:
             raise ConnectionError(f"got {received} of {answer['ContentLength']} bytes")
 
     def _client(self) -> S3Client:
-        with self._making:
+        with self._making.setdefault(os.getpid(), threading.Lock()):
             if self._made is None or self._made[0] != os.getpid():
                 import boto3
                 from botocore.config import Config

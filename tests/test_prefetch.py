@@ -110,3 +110,19 @@ def test_the_wait_for_a_shard_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         FetchConfig(**settings)
+
+
+def test_threads_end_when_there_is_nothing_to_do_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmms_stream.prefetch._IDLE_S", 0.05)
+
+    def num_threads() -> int:
+        return sum(thread.name == "lmms-fetch" for thread in threading.enumerate())
+
+    before = num_threads()
+    ahead = prefetcher(lambda shard_id: Path(str(shard_id)), threads=3, ahead=2)
+    ahead.request(range(10))
+    wait_until(lambda: num_threads() == before)
+    assert ahead.take(9) == Path("9")
+    wait_until(lambda: num_threads() == before)
+    assert [ahead.take(shard_id) for shard_id in range(9)] == [Path(str(n)) for n in range(9)]
+    wait_until(lambda: num_threads() == before)
