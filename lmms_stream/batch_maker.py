@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .collate import collate, padded_length, to_batch, write_padding
+from .collate import Rows, collate, new_rows, padded_length, to_batch, write_padding
 from .dataset import PackedStreamingDataset
 from .errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from .processors.base import PackFiller, Processor, SegmentError
@@ -97,11 +97,11 @@ class BatchMaker:
         dataset, pad_to = self.datasets[work.source], self.settings.pad_to
         ends = np.zeros(len(work.lengths) + 1, np.int32)
         np.cumsum(work.lengths, out=ends[1:])
-        rows = np.empty((3, ends[-1]), np.int64)
+        rows = new_rows(int(ends[-1]))
         addresses = dataset.pack_reader.addresses(work.shard_ids)
         try:
             learnt = self._fillers[work.source].fill_packs(
-                dataset.shard_infos[0], addresses, work.places, work.starts, work.lengths, work.expected, rows
+                dataset.shard_infos[0], addresses, work.places, work.starts, work.lengths, work.expected, *rows
             )
         except SegmentError as error:
             raise _explain(dataset, work, error) from error
@@ -111,12 +111,13 @@ class BatchMaker:
         bounds, tokens = work.bounds.tolist(), ends[work.bounds].tolist()
         for pack, micro_batch in enumerate(work.micro_batches):
             first, stop = bounds[pack], bounds[pack + 1]
-            mine = rows[:, tokens[pack] : tokens[pack + 1]]
+            at = slice(tokens[pack], tokens[pack + 1])
+            mine = rows[0][at], rows[1][at], rows[2][at]
             cu_seqlens = ends[first : stop + 1] - ends[first]
-            max_seqlen = longest[pack]
-            total = padded_length(mine.shape[1], pad_to)
-            if total > mine.shape[1]:
-                mine, max_seqlen = _padded(mine, total), max(max_seqlen, total - mine.shape[1])
+            max_seqlen, num_tokens = longest[pack], at.stop - at.start
+            total = padded_length(num_tokens, pad_to)
+            if total > num_tokens:
+                mine, max_seqlen = _padded(mine, total), max(max_seqlen, total - num_tokens)
                 cu_seqlens = np.append(cu_seqlens, np.int32(total))
             yield to_batch(
                 mine,
@@ -130,10 +131,12 @@ class BatchMaker:
             )
 
 
-def _padded(rows: Ids, total: int) -> Ids:
-    padded = np.empty((3, total), np.int64)
-    padded[:, : rows.shape[1]] = rows
-    write_padding(padded, rows.shape[1])
+def _padded(rows: Rows, total: int) -> Rows:
+    padded = new_rows(total)
+    num_tokens = len(rows[0])
+    for target, source in zip(padded, rows, strict=True):
+        target[:num_tokens] = source
+    write_padding(padded, num_tokens)
     return padded
 
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from .processors.base import IGNORED_LABEL
 from .types import Batch, Processed
 
+Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # input_ids, labels, position_ids: int64[T]
+
 PAD_TOKEN_ID = 0
 MIN_PAD_TOKENS = 2  # a pad pack must have a next token to predict, or a model's shapes degenerate
 
@@ -32,14 +34,15 @@ def collate(
     lengths = [len(sample["input_ids"]) for sample in samples]
     num_tokens = sum(lengths)
     total = padded_length(num_tokens, pad_to)
-    rows = np.empty((3, total), np.int64)
+    rows = new_rows(total)
+    input_ids, labels, position_ids = rows
     start = 0
     for sample, length in zip(samples, lengths, strict=True):
         at = slice(start, start + length)
-        rows[0, at] = sample["input_ids"]
-        rows[1, at] = sample["labels"]
-        rows[1, start] = IGNORED_LABEL
-        rows[2, at] = np.arange(length)
+        input_ids[at] = sample["input_ids"]
+        labels[at] = sample["labels"]
+        labels[start] = IGNORED_LABEL
+        position_ids[at] = np.arange(length)
         start += length
     write_padding(rows, num_tokens)
     padding = [total - num_tokens] if total > num_tokens else []
@@ -48,7 +51,7 @@ def collate(
         np.cumsum([0, *lengths, *padding], dtype=np.int32),
         np.array(sample_ids, np.int64),
         max_seqlen=max(lengths + padding),
-        num_loss_tokens=int(np.count_nonzero(rows[1] != IGNORED_LABEL)),
+        num_loss_tokens=int(np.count_nonzero(labels != IGNORED_LABEL)),
         source=source,
         step=step,
         micro_batch=micro_batch,
@@ -60,15 +63,21 @@ def padded_length(num_tokens: int, pad_to: int | None) -> int:
     return max(num_tokens, pad_to or 0, 0 if num_tokens else MIN_PAD_TOKENS)
 
 
-def write_padding(rows: NDArray[np.int64], num_tokens: int) -> None:
-    """Fill what lies behind the first num_tokens of int64[3, T] rows of input_ids, labels and position_ids."""
-    rows[0, num_tokens:] = PAD_TOKEN_ID
-    rows[1, num_tokens:] = IGNORED_LABEL
-    rows[2, num_tokens:] = np.arange(rows.shape[1] - num_tokens)
+def new_rows(total: int) -> Rows:
+    """Three arrays, not one: the allocator keeps memory of their size at hand, and gives larger pieces back."""
+    return np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+
+
+def write_padding(rows: Rows, num_tokens: int) -> None:
+    """Fill what lies behind the first num_tokens."""
+    input_ids, labels, position_ids = rows
+    input_ids[num_tokens:] = PAD_TOKEN_ID
+    labels[num_tokens:] = IGNORED_LABEL
+    position_ids[num_tokens:] = np.arange(len(position_ids) - num_tokens)
 
 
 def to_batch(
-    rows: NDArray[np.int64],
+    rows: Rows,
     cu_seqlens: NDArray[np.int32],
     sample_ids: NDArray[np.int64],
     *,
@@ -78,11 +87,12 @@ def to_batch(
     step: int,
     micro_batch: int,
 ) -> Batch:
-    """The batch of int64[3, T] rows of input_ids, labels and position_ids; they become its tensors, uncopied."""
+    """The batch of rows, which become its tensors, uncopied."""
+    input_ids, labels, position_ids = rows
     return Batch(
-        input_ids=torch.from_numpy(rows[:1]),
-        labels=torch.from_numpy(rows[1:2]),
-        position_ids=torch.from_numpy(rows[2:]),
+        input_ids=torch.from_numpy(input_ids[None]),
+        labels=torch.from_numpy(labels[None]),
+        position_ids=torch.from_numpy(position_ids[None]),
         cu_seqlens=torch.from_numpy(cu_seqlens),
         max_seqlen=max_seqlen,
         num_loss_tokens=num_loss_tokens,

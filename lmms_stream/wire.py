@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .collate import to_batch
+from .collate import new_rows, to_batch
 from .types import Batch
 
 LIMIT = 1 << 31  # of what an int32 holds
@@ -50,11 +50,11 @@ def to_wire(batch: Batch) -> Batch | WireBatch:
 def from_wire(wire: WireBatch) -> Batch:
     """The batch that was put on the wire."""
     num_tokens, num_bounds = wire.num_tokens, wire.num_bounds
-    rows = np.empty((3, num_tokens), np.int64)
-    rows[:2] = np.frombuffer(wire.payload, np.int32, 2 * num_tokens).reshape(2, -1)
+    input_ids, labels, position_ids = rows = new_rows(num_tokens)
+    input_ids[:], labels[:] = np.frombuffer(wire.payload, np.int32, 2 * num_tokens).reshape(2, -1)
     bounds = np.frombuffer(wire.payload, np.int32, num_bounds, 8 * num_tokens).copy()
-    rows[2] = np.arange(num_tokens)
-    rows[2] -= np.repeat(bounds[:-1], np.diff(bounds))
+    position_ids[:] = np.arange(num_tokens)
+    position_ids -= np.repeat(bounds[:-1], np.diff(bounds))
     return to_batch(
         rows,
         bounds,

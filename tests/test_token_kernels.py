@@ -66,7 +66,7 @@ def fill(shard: Shard, places: list[int], starts: list[int], lengths: list[int])
     rows = np.full((3, sum(lengths)), 99)
     at, begins, sizes, expected = (np.array(values) for values in (places, starts, lengths, [-1] * len(places)))
     addresses = np.full(len(places), shard.address, np.int64)
-    return rows, TokensProcessor().fill_packs(shard.info, addresses, at, begins, sizes, expected, rows)
+    return rows, TokensProcessor().fill_packs(shard.info, addresses, at, begins, sizes, expected, *rows)
 
 
 @settings(max_examples=60, deadline=None)

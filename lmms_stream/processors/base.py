@@ -58,9 +58,11 @@ class PackFiller(Protocol):
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         expected: NDArray[np.int64],
-        rows: NDArray[np.int64],
+        input_ids: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        position_ids: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Write segments one after another into rows, int64[3, T], of input_ids, labels and position_ids.
+        """Write segments one after another into input_ids, labels and position_ids: int64[T] each.
 
         They are what `process` and `collate` would make. Returns the loss tokens of each segment: int64[num_segments].
 

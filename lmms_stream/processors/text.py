@@ -51,7 +51,9 @@ class TokensProcessor:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         expected: NDArray[np.int64],
-        rows: NDArray[np.int64],
+        input_ids: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        position_ids: NDArray[np.int64],
     ) -> NDArray[np.int64]:
         """See PackFiller."""
         kernels = _kernels()
@@ -64,7 +66,9 @@ class TokensProcessor:
             expected,
             *_layout(info.column_names, info.column_encodings, info.column_sizes),
             IGNORED_LABEL,
-            *rows,
+            input_ids,
+            labels,
+            position_ids,
             num_loss_tokens,
         )
         if outcome == kernels.FITS:
