@@ -91,14 +91,15 @@ class Prefetcher:
         deadline = time.monotonic() + self._config.timeout_s + _GRACE_S
         with self._changed:
             self._needed.add(shard_id)
-            if shard_id in self._queue:
-                self._queue[shard_id] = 0.0
+            self._start_threads()
+            self._changed.notify_all()
             try:
                 while shard_id not in self._done:
-                    if shard_id not in self._under_way:
-                        self._queue.setdefault(shard_id, 0.0)
+                    soon = time.monotonic() + _NEEDED_S
+                    if shard_id not in self._under_way and not self._queue.get(shard_id, soon + 1) <= soon:
+                        self._queue[shard_id] = 0.0  # at once, wherever it stands in the order of need
                         self._start_threads()
-                    self._changed.notify_all()
+                        self._changed.notify_all()
                     if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() > deadline:
                         raise StorageError(
                             f"{self._name(shard_id)} was not to be had within {self._config.timeout_s:g} s: another "
