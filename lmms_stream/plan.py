@@ -175,12 +175,10 @@ def _pack_block(
 class _EpochPlan:
     """One epoch of a plan: block counts, and the map from a pack's number to its node, block and place."""
 
-    MAX_CACHED_SAMPLES = 1 << 20  # blocks replayed lately are kept up to this size (16 bytes a sample)
-
     def __init__(self, inputs: _Inputs, epoch: int, *, fingerprint: str, counts_cache: CountsCache):
         self._inputs = inputs
         self.order = EpochOrder(inputs.samples_per_shard, config=inputs.order, epoch=epoch)
-        self._blocks: OrderedDict[tuple[int, int], _BlockPacks] = OrderedDict()
+        self._blocks: dict[int, tuple[int, _BlockPacks]] = {}  # of each canonical node: a block, 16 bytes a sample
         num_blocks = [self.order.num_blocks(node) for node in range(self.order.num_canonical_nodes)]
         key = f"{fingerprint}-{epoch}"
         counts = counts_cache.get(key)
@@ -283,17 +281,11 @@ class _EpochPlan:
         )
 
     def _block(self, node: int, block: int) -> _BlockPacks:
-        key = node, block
-        if key not in self._blocks:
-            self._blocks[key] = _BlockPacks(self._inputs, self.order, node, block)
-            keep = max(
-                2 * self.order.num_canonical_nodes,  # at the end of a block a step may reach into the next
-                self.MAX_CACHED_SAMPLES // self.order.config.shuffle_block_size,
-            )
-            if len(self._blocks) > keep:
-                self._blocks.popitem(last=False)
-        self._blocks.move_to_end(key)
-        return self._blocks[key]
+        """The packs of a block; of each canonical node the last one is kept, for packs are read one after another."""
+        kept = self._blocks.get(node)
+        if kept is None or kept[0] != block:
+            kept = self._blocks[node] = block, _BlockPacks(self._inputs, self.order, node, block)
+        return kept[1]
 
 
 def runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -130,7 +130,7 @@ def test_any_range_of_packs_is_a_slice_of_the_epoch(case: PlanCase, epoch: int, 
 
 
 def test_more_blocks_than_a_plan_keeps_in_memory_are_read_again_alike() -> None:
-    block_size, num_blocks = 1 << 20, 9  # 8 blocks of this size are kept
+    block_size, num_blocks = 1 << 20, 9  # one block of a canonical node is kept
     lengths = np.ones(num_blocks * block_size, np.uint8)
     order = OrderConfig(shuffle=False, num_canonical_nodes=1, shuffle_block_size=block_size)
     packing = PackingConfig(packing_length=block_size, strategy="next_fit")
