@@ -6,6 +6,7 @@ one pack count per shuffle block; a block's packs are computed again when they a
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import json
@@ -83,6 +84,9 @@ class PackPlan:
         total = self.num_packs(epoch)
         if not 0 <= first <= stop <= total:
             raise PackingError(f"packs [{first}, {stop}) asked of epoch {epoch}, which has packs [0, {total})")
+        for other, plan in self._epochs.items():
+            if other != epoch:
+                plan.forget_blocks()
         return self._epoch(epoch).packs(first, stop)
 
     def blocks(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
@@ -149,15 +153,30 @@ class _Inputs:
 
 
 class _BlockPacks:
-    """The packs of one shuffle block: segments in pack order, and where each pack begins."""
+    """The packs of one shuffle block: segments in pack order, and where each pack begins.
 
-    def __init__(self, inputs: _Inputs, order: EpochOrder, node: int, block: int):
+    They lie in the arrays of the block before, if those are given and large enough: pieces of this size that come and
+    go would leave an allocator with holes that nothing fits.
+    """
+
+    _memory: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+    def __init__(self, inputs: _Inputs, order: EpochOrder, node: int, block: int, *, before: _BlockPacks | None):
         ids, lengths, packs = _pack_block(inputs, order, node, block)
         limit = inputs.packing.packing_length
-        self.sample_ids = ids[packs.order]
+        num_segments = len(packs.order)
+        if before is not None and len(before._memory[0]) >= num_segments:
+            self._memory = before._memory
+        else:
+            room = max(num_segments, order.config.shuffle_block_size if order.num_blocks(node) > 1 else 0)
+            self._memory = np.empty(room, np.int64), np.empty(room, np.int64)
+        self.sample_ids, self.lengths = (memory[:num_segments] for memory in self._memory)
+        np.take(ids, packs.order, out=self.sample_ids)
+        self.lengths[:] = lengths[packs.order]
         self.starts = None if packs.pieces is None else packs.pieces.astype(np.int64) * limit
-        left = lengths[packs.order].astype(np.int64)
-        self.lengths = np.minimum(left if self.starts is None else left - self.starts, limit)
+        if self.starts is not None:
+            self.lengths -= self.starts
+        np.minimum(self.lengths, limit, out=self.lengths)
         self.offsets = packs.offsets
 
 
@@ -202,7 +221,9 @@ class _EpochPlan:
             return len(packs), packs.num_tokens, packs.num_overlong
 
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            return np.array(list(pool.map(count, blocks)), dtype=np.int64).reshape(-1, 3)
+            counts = np.array(list(pool.map(count, blocks)), dtype=np.int64).reshape(-1, 3)
+        _give_back_memory()
+        return counts
 
     def _interleave(self, packs_per_node: list[int]) -> None:
         """Rounds take one pack of every canonical node that has packs left.
@@ -254,23 +275,25 @@ class _EpochPlan:
                 canonical_nodes=nothing, sources=nothing,
             )  # fmt: skip
         nodes, blocks, places = self._locate(numbers)
-        parts = []  # of each block: which packs, its packs, and their first segments
+        parts = []  # of each block: which packs, and their segments, copied before the next block takes the memory
         counts = np.empty(stop - first, np.int64)
         for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
             here = (nodes == node) & (blocks == block)
             packs = self._block(node, block)
             begins = packs.offsets[places[here]]
             counts[here] = packs.offsets[places[here] + 1] - begins
-            parts.append((here, packs, begins))
+            source = runs(begins, counts[here])
+            starts_here = None if packs.starts is None else packs.starts[source]
+            parts.append((here, packs.sample_ids[source], packs.lengths[source], starts_here))
         offsets = np.concatenate([[0], np.cumsum(counts)])
         sample_ids, lengths = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
         starts = np.zeros(offsets[-1], np.int64)
-        for here, packs, begins in parts:
-            source, target = runs(begins, counts[here]), runs(offsets[:-1][here], counts[here])
-            sample_ids[target] = packs.sample_ids[source]
-            lengths[target] = packs.lengths[source]
-            if packs.starts is not None:
-                starts[target] = packs.starts[source]
+        for here, ids_here, lengths_here, starts_here in parts:
+            target = runs(offsets[:-1][here], counts[here])
+            sample_ids[target] = ids_here
+            lengths[target] = lengths_here
+            if starts_here is not None:
+                starts[target] = starts_here
         return PackRange(
             sample_ids=sample_ids,
             starts=starts,
@@ -280,12 +303,26 @@ class _EpochPlan:
             sources=np.zeros(stop - first, np.int64),
         )
 
+    def forget_blocks(self) -> None:
+        """Let go of the blocks that were replayed, all but their counts."""
+        self._blocks.clear()
+
     def _block(self, node: int, block: int) -> _BlockPacks:
         """The packs of a block; of each canonical node the last one is kept, for packs are read one after another."""
         kept = self._blocks.get(node)
         if kept is None or kept[0] != block:
-            kept = self._blocks[node] = block, _BlockPacks(self._inputs, self.order, node, block)
+            before = None if kept is None else kept[1]
+            self._blocks.pop(node, None)
+            kept = self._blocks[node] = block, _BlockPacks(self._inputs, self.order, node, block, before=before)
+            _give_back_memory()
         return kept[1]
+
+
+def _give_back_memory() -> None:
+    """Return to the system what packing a block took; glibc would keep it for each thread that ever did so."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:

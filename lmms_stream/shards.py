@@ -168,9 +168,10 @@ def file_matches(path: Path, *, size: int | None, checksum: str | None) -> bool:
         return True
     algorithm, _, expected = checksum.partition(":")
     digest = getattr(xxhash, algorithm)() if algorithm.startswith("xxh") else hashlib.new(algorithm)
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
+    piece = memoryview(bytearray(1 << 18))  # one for all reads: pieces that come and go in threads are not given back
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
     return bool(digest.hexdigest() == expected)
 
 
