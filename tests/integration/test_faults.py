@@ -401,7 +401,7 @@ def test_a_shard_that_changes_after_the_index_was_read_is_named(
         reading, remote=s3_folder, num_workers=num_workers, fetch=FetchConfig(attempts=2, timeout_s=10)
     ).loader()
     open_storage(s3_folder).write(SHARD, change((dataset_folder / SHARD).read_bytes()))
-    with within(SLACK_S):
+    with within(10 + SLACK_S):
         delivered, message = read_until_error(loader, StorageError)
     assert delivered == expected[: len(delivered)]
     assert f"{s3_folder}/{SHARD}: what was downloaded does not match the size or checksum in its index" in message
