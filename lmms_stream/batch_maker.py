@@ -101,7 +101,7 @@ class BatchMaker:
         addresses = dataset.pack_reader.addresses(work.shard_ids)
         try:
             learnt = self._fillers[work.source].fill_packs(
-                dataset.shard_infos[0], addresses, work.places, work.starts, work.lengths, work.expected, *rows
+                dataset.one.shards[0], addresses, work.places, work.starts, work.lengths, work.expected, *rows
             )
         except SegmentError as error:
             raise _explain(dataset, work, error) from error
