@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .assign import home_nodes
 from .dataset import PackedStreamingDataset
 from .types import World
 
@@ -17,7 +18,12 @@ class BlocksAhead:
 
     def __init__(self, dataset: PackedStreamingDataset, world: World):
         self._dataset = dataset
-        self._world = world
+        homes = home_nodes(
+            np.arange(dataset.plan.num_canonical_nodes),
+            num_nodes=world.num_group_nodes,
+            num_canonical_nodes=dataset.plan.num_canonical_nodes,
+        )
+        self._served = homes == world.group * world.num_group_nodes // world.num_groups
         self._at: dict[int, tuple[int, int]] = {}  # canonical node -> epoch and block
 
     def follow(self, epoch: int, first: int, stop: int) -> None:
@@ -26,7 +32,7 @@ class BlocksAhead:
         entered = []
         for node, block in plan.blocks(epoch, first, stop):
             before = self._at.get(node)
-            if self._serves(node) and (before is None or before < (epoch, block)):
+            if self._served[node] and (before is None or before < (epoch, block)):
                 self._at[node] = epoch, block
                 entered.append((node, block))
                 if before is not None:
@@ -36,9 +42,3 @@ class BlocksAhead:
         for next_block in (0,) if limited else (0, 1):
             for node, block in entered:
                 reader.prefetch(plan.shards_of_block(epoch, node, block + next_block))
-
-    def _serves(self, node: int) -> bool:
-        """Whether packs of a canonical node are dealt to this machine (see assign)."""
-        num_nodes = self._world.num_group_nodes
-        machine = self._world.group * num_nodes // self._world.num_groups
-        return node * num_nodes // self._dataset.plan.num_canonical_nodes == machine

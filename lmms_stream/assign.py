@@ -38,14 +38,14 @@ def pack_costs(packs: PackRange, *, linear_cost: int = LINEAR_COST) -> NDArray[n
     return costs
 
 
-def home_nodes(packs: PackRange, *, num_nodes: int, num_canonical_nodes: int) -> NDArray[np.int64]:
-    """The physical node that serves each pack's canonical node: int64[num_packs]."""
-    return packs.canonical_nodes * num_nodes // num_canonical_nodes
+def home_nodes(canonical_nodes: NDArray[np.int64], *, num_nodes: int, num_canonical_nodes: int) -> NDArray[np.int64]:
+    """The physical node that serves each canonical node: int64, of the same shape."""
+    return canonical_nodes * num_nodes // num_canonical_nodes
 
 
 def count_spilled(packs: PackRange, dealt: NDArray[np.int64], *, num_nodes: int, num_canonical_nodes: int) -> int:
     """Packs that `assign` dealt to another node than their home, because that one had no room."""
-    home = home_nodes(packs, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
+    home = home_nodes(packs.canonical_nodes, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
     node_of_rank = np.arange(len(dealt)) * num_nodes // len(dealt)
     read_on = np.broadcast_to(node_of_rank[:, None], dealt.shape)[dealt != PAD]
     return int(np.count_nonzero(home[dealt[dealt != PAD]] != read_on))
@@ -72,7 +72,7 @@ def assign(
     if len(packs) == global_batch:
         costs -= costs.min()  # every rank has as many packs: only what they cost above the cheapest can be balanced
     room = global_batch // num_nodes
-    home = home_nodes(packs, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
+    home = home_nodes(packs.canonical_nodes, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
     per_node: list[list[int]] = [[] for _ in range(num_nodes)]
     spilled: list[int] = []
     for number, node in enumerate(home):

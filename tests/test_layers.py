@@ -52,7 +52,7 @@ ALLOWED = {
     "dataset_config": {"types", "dataset", "order", "packing", "prefetch", "processors"},
     "mixture": {"errors", "types", "cursor", "plan"},
     "batch_maker": {"errors", "types", "collate", "dataset", "processors"},
-    "ahead": {"types", "dataset"},
+    "ahead": {"types", "assign", "dataset"},
     "wire": {"types", "collate"},
     "worker": {
         "errors", "types", "ahead", "assign", "batch_maker", "collate", "cursor", "dataset", "lane_cursor", "lanes",
