@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .lengths import LengthIndex as LengthIndex
     from .loader import PackedLoader as PackedLoader
     from .order import OrderConfig as OrderConfig
+    from .pack_range import PackRange as PackRange
     from .packing import PackingConfig as PackingConfig
     from .packing import Packs as Packs
     from .packing import pack as pack
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
         TrainConfig as TrainConfig,
     )
     from .types import Batch as Batch
-    from .types import PackRange as PackRange
     from .types import World as World
 
 _HOME = {
@@ -58,7 +58,7 @@ _HOME = {
     "ModelConfig": "train.model",
     "OrderConfig": "order",
     "PackPlan": "plan",
-    "PackRange": "types",
+    "PackRange": "pack_range",
     "PackedLoader": "loader",
     "PackedStreamingDataset": "dataset",
     "PackingConfig": "packing",

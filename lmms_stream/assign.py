@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 from numpy.typing import NDArray
 
+from .assign_kernels import PAD, deal
 from .errors import ConfigError
-from .types import PackRange
+from .pack_range import PackRange
 
-PAD = -1  # in a rank's list: a pack without samples, so that every rank has the same number
 LINEAR_COST = 12288  # linear work of a token in units of attention's len**2: 6 * hidden size, here of 2048
 
 
@@ -68,26 +66,36 @@ def assign(
     costly to cheap, so that ranks do alike work at the same micro-batch.
     """
     check_global_batch(global_batch, world_size)
-    costs = pack_costs(packs, linear_cost=linear_cost)
-    if len(packs) == global_batch:
-        costs -= costs.min()  # every rank has as many packs: only what they cost above the cheapest can be balanced
-    room = global_batch // num_nodes
-    home = home_nodes(packs.canonical_nodes, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
-    per_node: list[list[int]] = [[] for _ in range(num_nodes)]
-    spilled: list[int] = []
-    for number, node in enumerate(home):
-        (per_node[node] if len(per_node[node]) < room else spilled).append(number)
-    for number in spilled:
-        next(members for members in per_node if len(members) < room).append(number)
+    if len(packs) > global_batch:
+        raise ConfigError(f"a step of {global_batch} packs was given {len(packs)}: deal them with assign_steps")
+    dealt: NDArray[np.int64] = assign_steps(
+        packs,
+        global_batch=global_batch,
+        world_size=world_size,
+        num_nodes=num_nodes,
+        num_canonical_nodes=num_canonical_nodes,
+        linear_cost=linear_cost,
+    )[0]
+    return dealt
 
-    ranks_per_node = world_size // num_nodes
-    dealt = np.full((world_size, global_batch // world_size), PAD, np.int64)
-    for node, members in enumerate(per_node):
-        # (work so far, rank, packs so far); a rank whose list is full leaves the heap.
-        heap = [(0, rank, 0) for rank in range(node * ranks_per_node, (node + 1) * ranks_per_node)]
-        for number in sorted(members, key=lambda n: (-int(costs[n]), n)):
-            work, rank, count = heapq.heappop(heap)
-            dealt[rank, count] = number
-            if count + 1 < dealt.shape[1]:
-                heapq.heappush(heap, (work + int(costs[number]), rank, count + 1))
+
+def assign_steps(
+    packs: PackRange,
+    *,
+    global_batch: int,
+    world_size: int,
+    num_nodes: int = 1,
+    num_canonical_nodes: int = 1,
+    linear_cost: int = LINEAR_COST,
+) -> NDArray[np.int64]:
+    """`assign` for steps that follow one another, each of global_batch packs but the last, which may be short.
+
+    int64[num_steps, world_size, global_batch / world_size]; at least one step.
+    """
+    check_global_batch(global_batch, world_size)
+    costs = pack_costs(packs, linear_cost=linear_cost)
+    homes = home_nodes(packs.canonical_nodes, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
+    steps = max(1, num_steps(global_batch=global_batch, num_packs=len(packs)))
+    dealt = np.full((steps, world_size, global_batch // world_size), PAD, np.int64)
+    deal(costs, homes, num_nodes, dealt)
     return dealt

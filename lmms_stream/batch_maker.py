@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .collate import Rows, collate, new_rows, padded_length, to_batch, write_padding
+from .collate import collate, padded_length, to_batch, write_padding
 from .dataset import PackedStreamingDataset
 from .errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from .processors.base import PackFiller, Processor, SegmentError
+from .rows import RowMemory, Rows, new_rows
 from .types import Batch, Processed, World
 
 Collator = Callable[..., Batch]
@@ -69,6 +70,7 @@ class BatchMaker:
         self.datasets = datasets
         self.settings = settings
         processors = {name: processor_of(dataset) for name, dataset in datasets.items()}
+        self._memory = RowMemory()
         self._fillers = {name: each for name, each in processors.items() if isinstance(each, PackFiller)}
 
     def fills(self, source: str) -> bool:
@@ -97,11 +99,17 @@ class BatchMaker:
         dataset, pad_to = self.datasets[work.source], self.settings.pad_to
         ends = np.zeros(len(work.lengths) + 1, np.int32)
         np.cumsum(work.lengths, out=ends[1:])
-        rows = new_rows(int(ends[-1]))
+        rows = self._memory.rows(int(ends[-1]))
         addresses = dataset.pack_reader.addresses(work.shard_ids)
         try:
             learnt = self._fillers[work.source].fill_packs(
-                dataset.one.shards[0], addresses, work.places, work.starts, work.lengths, work.expected, *rows
+                dataset.one.shards[0],
+                addresses,
+                work.places,
+                work.starts,
+                work.lengths,
+                work.expected,
+                *(row[0] for row in rows),
             )
         except SegmentError as error:
             raise _explain(dataset, work, error) from error
@@ -112,7 +120,7 @@ class BatchMaker:
         for pack, micro_batch in enumerate(work.micro_batches):
             first, stop = bounds[pack], bounds[pack + 1]
             at = slice(tokens[pack], tokens[pack + 1])
-            mine = rows[0][at], rows[1][at], rows[2][at]
+            mine = rows[0][:, at], rows[1][:, at], rows[2][:, at]
             cu_seqlens = ends[first : stop + 1] - ends[first]
             max_seqlen, num_tokens = longest[pack], at.stop - at.start
             total = padded_length(num_tokens, pad_to)
@@ -133,9 +141,9 @@ class BatchMaker:
 
 def _padded(rows: Rows, total: int) -> Rows:
     padded = new_rows(total)
-    num_tokens = len(rows[0])
+    num_tokens = rows[0].shape[1]
     for target, source in zip(padded, rows, strict=True):
-        target[:num_tokens] = source
+        target[:, :num_tokens] = source
     write_padding(padded, num_tokens)
     return padded
 

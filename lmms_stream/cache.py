@@ -97,7 +97,7 @@ class LocalCache:
                 original = self.storage.folder / (key if wanted.decode is None else wanted.name)
                 if original.exists() and self._is_valid(original, wanted, record_path):
                     return original
-            if Record.read(record_path).vouches_for(path, wanted.identity):
+            if self.at_hand(wanted) is not None:
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(record_path, timeout_s=self.retry.timeout_s if wait else 0) as lock:
@@ -110,6 +110,11 @@ class LocalCache:
         except OSError as error:
             raise disk_error(str(path), error) from error
         return path
+
+    def at_hand(self, wanted: Wanted) -> Path | None:
+        """The local copy, if it was found valid since this machine was started; a look that takes no time."""
+        path = self.folder / wanted.name
+        return path if Record.read(path.with_name(f".{path.name}.lock")).vouches_for(path, wanted.identity) else None
 
     @staticmethod
     def _is_valid(original: Path, wanted: Wanted, record_path: Path) -> bool:
@@ -185,21 +190,28 @@ def fetch_shard(cache: LocalCache, info: ShardInfo) -> Path:
 
 def try_fetch_shard(cache: LocalCache, info: ShardInfo, *, wait: bool = False) -> Path | None:
     """fetch_shard, but None at once when another process downloads it (unless `wait`)."""
+    return cache.fetch(info.zip_name or info.name, _wanted(info), wait=wait)
 
+
+def shard_at_hand(cache: LocalCache, info: ShardInfo) -> Path | None:
+    """The local path of a shard that was fetched before, by whatever process; None when it must be fetched."""
+    return cache.at_hand(_wanted(info))
+
+
+def _wanted(info: ShardInfo) -> Wanted:
     def valid(path: Path) -> bool:
         return file_matches(path, size=info.size, checksum=info.checksum)
 
     def decode(data: bytes) -> bytes:
         return decompress(str(info.compression), data, size=info.size)
 
-    identity = f"{info.size} {info.checksum}"
-    if info.zip_name is None:
-        return cache.fetch(
-            info.name, Wanted(name=info.name, identity=identity, num_bytes=info.size, valid=valid), wait=wait
-        )
-    num_bytes = info.size + (info.zip_size or 0)
-    wanted = Wanted(name=info.name, identity=identity, num_bytes=num_bytes, valid=valid, decode=decode)
-    return cache.fetch(info.zip_name, wanted, wait=wait)
+    return Wanted(
+        name=info.name,
+        identity=f"{info.size} {info.checksum}",
+        num_bytes=info.size + (info.zip_size or 0),
+        valid=valid,
+        decode=None if info.zip_name is None else decode,
+    )
 
 
 def _leftovers(folder: Path) -> dict[Path, list[Path]]:

@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from .processors.base import IGNORED_LABEL
+from .rows import Rows, new_rows
 from .types import Batch, Processed
-
-Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # input_ids, labels, position_ids: int64[T]
 
 PAD_TOKEN_ID = 0
 MIN_PAD_TOKENS = 2  # a pad pack must have a next token to predict, or a model's shapes degenerate
@@ -35,7 +34,7 @@ def collate(
     num_tokens = sum(lengths)
     total = padded_length(num_tokens, pad_to)
     rows = new_rows(total)
-    input_ids, labels, position_ids = rows
+    input_ids, labels, position_ids = (row[0] for row in rows)
     start = 0
     for sample, length in zip(samples, lengths, strict=True):
         at = slice(start, start + length)
@@ -63,17 +62,12 @@ def padded_length(num_tokens: int, pad_to: int | None) -> int:
     return max(num_tokens, pad_to or 0, 0 if num_tokens else MIN_PAD_TOKENS)
 
 
-def new_rows(total: int) -> Rows:
-    """Three arrays, not one: the allocator keeps memory of their size at hand, and gives larger pieces back."""
-    return np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
-
-
 def write_padding(rows: Rows, num_tokens: int) -> None:
     """Fill what lies behind the first num_tokens."""
     input_ids, labels, position_ids = rows
-    input_ids[num_tokens:] = PAD_TOKEN_ID
-    labels[num_tokens:] = IGNORED_LABEL
-    position_ids[num_tokens:] = np.arange(len(position_ids) - num_tokens)
+    input_ids[:, num_tokens:] = PAD_TOKEN_ID
+    labels[:, num_tokens:] = IGNORED_LABEL
+    position_ids[:, num_tokens:] = np.arange(position_ids.shape[1] - num_tokens)
 
 
 def to_batch(
@@ -90,9 +84,9 @@ def to_batch(
     """The batch of rows, which become its tensors, uncopied."""
     input_ids, labels, position_ids = rows
     return Batch(
-        input_ids=torch.from_numpy(input_ids[None]),
-        labels=torch.from_numpy(labels[None]),
-        position_ids=torch.from_numpy(position_ids[None]),
+        input_ids=torch.from_numpy(input_ids),
+        labels=torch.from_numpy(labels),
+        position_ids=torch.from_numpy(position_ids),
         cu_seqlens=torch.from_numpy(cu_seqlens),
         max_seqlen=max_seqlen,
         num_loss_tokens=num_loss_tokens,

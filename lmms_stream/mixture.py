@@ -9,20 +9,21 @@ ends, or (without weights) an epoch begins; what was consumed before is never to
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .cursor import Cursor, Place
 from .errors import ConfigError
+from .pack_range import PackRange, ends_of, runs
 from .plan import PackPlan, short_digest
-from .types import PackRange
 
 Weights = Mapping[str, float]  # source -> share of the tokens, in any unit
 _EVERY_SOURCE_ONCE = "each source once"  # the phase without weights
@@ -36,6 +37,15 @@ class SourceRange:
     epoch: int
     first: int
     stop: int
+
+
+class SourceBlock(NamedTuple):
+    """A shuffle block of a canonical node in an epoch of a source."""
+
+    source: str
+    epoch: int
+    node: int
+    block: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,19 +162,33 @@ class Mixture:
         return cursor
 
     def packs(self, ranges: Sequence[SourceRange]) -> PackRange:
-        """The packs of a step, source after source; canonical nodes count to this mixture's num_canonical_nodes."""
-        parts = [self.plans[part.source].packs(part.epoch, part.first, part.stop) for part in ranges]
-        scales = [self.num_canonical_nodes // self.plans[part.source].num_canonical_nodes for part in ranges]
-        numbers = [self.names.index(part.source) for part in ranges]
-        sizes = np.concatenate([[0], *(np.diff(part.offsets) for part in parts)])
-        return PackRange(
+        """The packs of some ranges in turn; canonical nodes count to this mixture's num_canonical_nodes."""
+        parts = []
+        for part in _by_epoch(ranges):
+            plan = self.plans[part.source]
+            packs = plan.take(part.epoch, part.numbers)
+            nodes = packs.canonical_nodes * (self.num_canonical_nodes // plan.num_canonical_nodes)
+            sources = np.full(len(packs), self.names.index(part.source))
+            parts.append(dataclasses.replace(packs, canonical_nodes=nodes, sources=sources))
+        if len(parts) == 1:
+            return parts[0]
+        joined = PackRange(
             sample_ids=_join(part.sample_ids for part in parts),
             starts=_join(part.starts for part in parts),
             lengths=_join(part.lengths for part in parts),
-            offsets=np.cumsum(sizes, dtype=np.int64),
-            canonical_nodes=_join(part.canonical_nodes * scale for part, scale in zip(parts, scales, strict=True)),
-            sources=_join(np.full(len(part), number) for part, number in zip(parts, numbers, strict=True)),
+            offsets=ends_of(_join(np.diff(part.offsets) for part in parts)),
+            canonical_nodes=_join(part.canonical_nodes for part in parts),
+            sources=_join(part.sources for part in parts),
         )
+        return joined.take(np.argsort(_join(part.places for part in _by_epoch(ranges))))
+
+    def blocks(self, ranges: Sequence[SourceRange]) -> list[tuple[int, SourceBlock]]:
+        """The shuffle blocks that packs of some ranges come from, each with the place of its first among the packs."""
+        return [
+            (int(part.places[first]), SourceBlock(source=part.source, epoch=part.epoch, node=node, block=block))
+            for part in _by_epoch(ranges)
+            for first, node, block in self.plans[part.source].blocks(part.epoch, part.numbers)
+        ]
 
     def _begin_epoch(self, places: dict[str, Place]) -> None:
         for name in self.names:
@@ -271,6 +295,28 @@ def _parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[st
             raise ConfigError(f"the weights from step {step} on are all 0: nothing would be read")
         checked.append((int(step), dict(shares)))
     return checked
+
+
+class _Part(NamedTuple):
+    """Packs of one epoch of a source: their numbers in it, and their places among the packs of all ranges."""
+
+    source: str
+    epoch: int
+    numbers: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+
+def _by_epoch(ranges: Sequence[SourceRange]) -> list[_Part]:
+    counts = np.array([part.stop - part.first for part in ranges], np.int64)
+    firsts = np.array([part.first for part in ranges], np.int64)
+    begins = ends_of(counts)[:-1]
+    members: dict[tuple[str, int], list[int]] = {}
+    for number, part in enumerate(ranges):
+        members.setdefault((part.source, part.epoch), []).append(number)
+    return [
+        _Part(source, epoch, runs(firsts[mine], counts[mine]), runs(begins[mine], counts[mine]))
+        for (source, epoch), mine in members.items()
+    ]
 
 
 def _join(arrays: object) -> NDArray[np.int64]:

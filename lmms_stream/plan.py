@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 from .errors import LengthsError, PackingError
 from .lengths import LengthIndex
 from .order import EpochOrder, OrderConfig
+from .pack_range import PackRange, ends_of, runs
 from .packing import PackingConfig, Packs, block_seed, pack
-from .types import PackRange
 
 PLAN_VERSION = 1  # changes when the same inputs give other packs
+
+_NODE_BITS = 40  # below a canonical node's number; its packs are fewer
 
 CountsCache = MutableMapping[str, NDArray[np.int64]]
 
@@ -84,14 +86,18 @@ class PackPlan:
         total = self.num_packs(epoch)
         if not 0 <= first <= stop <= total:
             raise PackingError(f"packs [{first}, {stop}) asked of epoch {epoch}, which has packs [0, {total})")
+        return self.take(epoch, np.arange(first, stop))
+
+    def take(self, epoch: int, numbers: NDArray[np.int64]) -> PackRange:
+        """The packs of an epoch with these numbers, which ascend and are not checked."""
         for other, plan in self._epochs.items():
             if other != epoch:
                 plan.forget_blocks()
-        return self._epoch(epoch).packs(first, stop)
+        return self._epoch(epoch).packs(numbers)
 
-    def blocks(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
-        """The canonical nodes and shuffle blocks that packs [first, stop) of an epoch come from, ascending."""
-        return self._epoch(epoch).blocks(first, stop)
+    def blocks(self, epoch: int, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+        """The blocks that these packs come from: the place in `numbers` of the first of each, canonical node, block."""
+        return self._epoch(epoch).blocks(numbers)
 
     def shards_of_block(self, epoch: int, node: int, block: int) -> NDArray[np.int64]:
         """The shards that hold samples of a block; none beyond a canonical node's last block."""
@@ -206,12 +212,13 @@ class _EpochPlan:
             counts_cache[key] = counts
         self.num_packs, self.num_tokens, self.num_overlong = (int(n) for n in counts.sum(axis=0))
         ends = np.cumsum(num_blocks)
-        # Per canonical node, the number of its packs before each of its blocks, and in all.
-        self._packs_before_block = [
-            np.concatenate([[0], np.cumsum(counts[end - count : end, 0])])
-            for count, end in zip(num_blocks, ends, strict=True)
-        ]
-        self._interleave([int(before[-1]) for before in self._packs_before_block])
+        self._first_blocks = ends - num_blocks  # of each canonical node, in the row of all blocks of all
+        packs_before = np.cumsum(counts[:, 0]) - counts[:, 0]
+        nodes = np.repeat(np.arange(len(num_blocks)), num_blocks)
+        # The number of its canonical node's packs before each block; and that behind the node's number, to search in.
+        self._packs_before_block = packs_before - packs_before[self._first_blocks[nodes]]
+        self._block_keys = nodes << _NODE_BITS | self._packs_before_block
+        self._interleave([int(counts[end - count : end, 0].sum()) for count, end in zip(num_blocks, ends, strict=True)])
 
     def _count(self, blocks: list[tuple[int, int]]) -> NDArray[np.int64]:
         """Packs, tokens and overlong samples of each block: int64[num_blocks, 3]."""
@@ -246,28 +253,24 @@ class _EpochPlan:
 
     def _locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Canonical node, block and place in the block of each pack."""
-        nodes, blocks, places = (np.empty_like(numbers) for _ in range(3))
+        nodes, places = np.empty_like(numbers), np.empty_like(numbers)
         phases = np.searchsorted(self._phase_starts, numbers, side="right") - 1
         for phase in range(phases[0], phases[-1] + 1):
             here = phases == phase
             rounds, turns = np.divmod(numbers[here] - self._phase_starts[phase], len(self._phase_nodes[phase]))
             nodes[here] = self._phase_nodes[phase][turns]
             places[here] = self._phase_rounds[phase] + rounds
-        for node in set(nodes.tolist()):
-            here = nodes == node
-            before = self._packs_before_block[node]
-            blocks[here] = np.searchsorted(before, places[here], side="right") - 1
-            places[here] -= before[blocks[here]]
-        return nodes, blocks, places
+        found = np.searchsorted(self._block_keys, nodes << _NODE_BITS | places, side="right") - 1
+        return nodes, found - self._first_blocks[nodes], places - self._packs_before_block[found]
 
-    def blocks(self, first: int, stop: int) -> list[tuple[int, int]]:
-        if first == stop:
+    def blocks(self, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+        if not len(numbers):
             return []
-        nodes, blocks, _ = self._locate(np.arange(first, stop))
-        return sorted(set(zip(nodes.tolist(), blocks.tolist(), strict=True)))
+        nodes, blocks, _ = self._locate(numbers)
+        firsts = np.sort(np.unique(nodes << _NODE_BITS | blocks, return_index=True)[1])
+        return list(zip(firsts.tolist(), nodes[firsts].tolist(), blocks[firsts].tolist(), strict=True))
 
-    def packs(self, first: int, stop: int) -> PackRange:
-        numbers = np.arange(first, stop)
+    def packs(self, numbers: NDArray[np.int64]) -> PackRange:
         if not len(numbers):
             nothing = np.empty(0, np.int64)
             return PackRange(
@@ -276,7 +279,7 @@ class _EpochPlan:
             )  # fmt: skip
         nodes, blocks, places = self._locate(numbers)
         parts = []  # of each block: which packs, and their segments, copied before the next block takes the memory
-        counts = np.empty(stop - first, np.int64)
+        counts = np.empty(len(numbers), np.int64)
         for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
             here = (nodes == node) & (blocks == block)
             packs = self._block(node, block)
@@ -285,7 +288,7 @@ class _EpochPlan:
             source = runs(begins, counts[here])
             starts_here = None if packs.starts is None else packs.starts[source]
             parts.append((here, packs.sample_ids[source], packs.lengths[source], starts_here))
-        offsets = np.concatenate([[0], np.cumsum(counts)])
+        offsets = ends_of(counts)
         sample_ids, lengths = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
         starts = np.zeros(offsets[-1], np.int64)
         for here, ids_here, lengths_here, starts_here in parts:
@@ -300,7 +303,7 @@ class _EpochPlan:
             lengths=lengths,
             offsets=offsets,
             canonical_nodes=nodes,
-            sources=np.zeros(stop - first, np.int64),
+            sources=np.zeros(len(numbers), np.int64),
         )
 
     def forget_blocks(self) -> None:
@@ -323,14 +326,3 @@ def _give_back_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers [begin, begin + count) of each run, one run after another.
-
-    >>> runs(np.array([5, 20]), np.array([3, 2]))
-    array([ 5,  6,  7, 20, 21])
-    """
-    ends = np.cumsum(counts)
-    numbers: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - ends + counts, counts)
-    return numbers

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .cache import LocalCache, try_fetch_shard
+from .cache import LocalCache, shard_at_hand, try_fetch_shard
 from .errors import StorageError
 from .order import shards_of
 from .prefetch import FetchConfig, Prefetcher
@@ -150,7 +150,8 @@ class ShardReader:
         info = self._shards[shard_id][1]
         deadline = time.monotonic() + self._config.timeout_s
         while True:
-            path = self._fetching().take(shard_id)
+            path = shard_at_hand(*self._shards[shard_id]) if self._prefetcher is None else None  # a worker's, mostly
+            path = path or self._fetching().take(shard_id)
             try:
                 shard = Shard(path, info, columns=self._columns)
                 break

@@ -14,8 +14,9 @@ from .assign import assign, count_spilled, num_steps, pack_costs
 from .errors import ConfigError
 from .mixture import Mixture
 from .order import shards_of
+from .pack_range import PackRange
 from .plan import PackPlan
-from .types import PackRange, World
+from .types import World
 
 COMPARED_STRATEGIES = ("best_fit", "window_16384", "window_1024", "first_fit", "next_fit")
 _CHUNK = 1 << 22  # lengths looked at together

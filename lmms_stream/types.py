@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,29 +56,6 @@ class World:
     def num_group_nodes(self) -> int:
         """Nodes among which packs are dealt: 1 where a group spans nodes."""
         return self.num_nodes if self.num_groups % self.num_nodes == 0 else 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackRange:
-    """Consecutive packs of a plan.
-
-    sample_ids: int64[num_segments], global sample ids, pack after pack.
-    starts: int64[num_segments], the token of its sample that each segment begins with (0 unless samples are split).
-    lengths: int64[num_segments], tokens that each segment takes in its pack.
-    offsets: int64[num_packs + 1]; pack p holds segments [offsets[p], offsets[p + 1]).
-    canonical_nodes: int64[num_packs], the canonical node that each pack comes from.
-    sources: int64[num_packs], the number of each pack's source (0 in a plan of one source).
-    """
-
-    sample_ids: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    canonical_nodes: NDArray[np.int64]
-    sources: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .collate import new_rows, to_batch
+from .collate import to_batch
+from .rows import new_rows
 from .types import Batch
 
 LIMIT = 1 << 31  # of what an int32 holds

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .ahead import BlocksAhead
-from .assign import PAD, assign
+from .assign import assign_steps
+from .assign_kernels import PAD
 from .batch_maker import BatchMaker, Ids, LoaderSettings, Work, naming, processor_of
 from .collate import collate
 from .cursor import Cursor
@@ -23,12 +25,13 @@ from .dataset import PackedStreamingDataset
 from .errors import ConfigError, DataError, LmmsStreamError
 from .lane_cursor import LaneCursor
 from .lanes import Lane, LaneState
-from .mixture import Mixture, Weights
-from .plan import runs
-from .types import Batch, PackRange
+from .mixture import Mixture, SourceBlock, Step, Weights
+from .pack_range import PackRange
+from .types import Batch
 from .wire import WireBatch, to_wire
 
 PREFETCH_PACKS = 32  # shards are fetched this many packs of a worker ahead
+STRETCH_PACKS = 1024  # of the global batches whose packs are computed together
 MAX_START_BYTES = 1 << 20  # of a place that persistent workers are told
 
 
@@ -54,8 +57,9 @@ class Turn:
     packs_per_item: int = 1
     is_sent: bool = False  # to another process
 
-    def takes(self, number: int) -> bool:
-        return number // self.packs_per_item % self.num_workers == self.worker
+    def takes(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        taken: NDArray[np.bool_] = numbers // self.packs_per_item % self.num_workers == self.worker
+        return taken
 
     def ends_item(self, number: int) -> bool:
         return (number + 1) % self.packs_per_item == 0
@@ -100,9 +104,14 @@ class PackWorker(IterableDataset[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
-        turn = Turn(packs_per_item=self.settings.packs_per_item)
+        turn = Turn()
         if worker is not None:
-            turn = replace(turn, worker=worker.id, num_workers=worker.num_workers, is_sent=True)
+            turn = Turn(
+                worker=worker.id,
+                num_workers=worker.num_workers,
+                packs_per_item=self.settings.packs_per_item,
+                is_sent=True,
+            )
         on_wire = turn.is_sent and self.settings.collator is collate
         item: list[Made] = []
         try:
@@ -132,6 +141,14 @@ class PackWorker(IterableDataset[Item]):
     def _made(self, place: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
         """The batches of a turn, each with its number among this rank's from the start on."""
         raise NotImplementedError
+
+
+class Planned(NamedTuple):
+    """A step from the start on: its number, its packs, and which of a rank's batches a worker makes: int64[n]."""
+
+    number: int
+    step: Step
+    mine: NDArray[np.int64]
 
 
 class PlanWorker(PackWorker):
@@ -174,64 +191,94 @@ class PlanWorker(PackWorker):
 
     def _assigned(self, cursor: Cursor, turn: Turn) -> Iterator[Work]:
         """What is to be made in a turn, to the end of the epoch."""
+        ahead = BlocksAhead(self.datasets, self.settings.world)
+        for stretch in self._stretches(cursor, turn):
+            entered = self._entered(stretch)
+            for planned, works in zip(stretch, self._works(stretch), strict=True):
+                yield from works
+                if planned.number in entered:
+                    ahead.enter(entered[planned.number])
+
+    def _stretches(self, cursor: Cursor, turn: Turn) -> Iterator[list[Planned]]:
+        """The steps that have batches of a turn, some at a time."""
         settings = self.settings
-        ahead = {name: BlocksAhead(dataset, settings.world) for name, dataset in self.datasets.items()}
-        for step_number in count():
+        batches = np.arange(settings.micro_batches)
+        stretch: list[Planned] = []
+        for number in count():
             step = self.mixture.step(cursor, global_batch=settings.global_batch)
             if not step.num_packs or (settings.drop_last and step.num_packs < settings.global_batch):
-                return
+                break
             cursor = step.after
-            first = step_number * settings.micro_batches
-            mine = [batch for batch in range(settings.micro_batches) if turn.takes(first + batch)]
-            if mine:
-                yield from self._work(self.mixture.packs(step.ranges), step_number, mine)
-                for part in step.ranges:
-                    ahead[part.source].follow(part.epoch, part.first, part.stop)
+            mine = batches[turn.takes(number * settings.micro_batches + batches)]
+            if len(mine):
+                stretch.append(Planned(number, step, mine))
             if step.ends_epoch:
-                return
+                break
+            if len(stretch) * settings.global_batch >= STRETCH_PACKS:
+                yield stretch
+                stretch = []
+        if stretch:
+            yield stretch
 
-    def _work(self, packs: PackRange, step: int, micro_batches: Sequence[int]) -> Iterator[Work]:
-        """What is to be done for these batches of this rank in a step: packs of one source, some at a time."""
+    def _entered(self, stretch: Sequence[Planned]) -> dict[int, list[SourceBlock]]:
+        """The shuffle blocks that packs of the stretch come from, by the number of the first step that does."""
+        entered: dict[int, list[SourceBlock]] = {}
+        for place, block in self.mixture.blocks([part for planned in stretch for part in planned.step.ranges]):
+            entered.setdefault(stretch[place // self.settings.global_batch].number, []).append(block)
+        return entered
+
+    def _works(self, stretch: Sequence[Planned]) -> Iterator[list[Work]]:
+        """What is to be done in each step: packs of one source at a time, packs_per_fill of them or fewer."""
         world = self.settings.world
-        dealt = assign(
+        packs = self.mixture.packs([part for planned in stretch for part in planned.step.ranges])
+        dealt = assign_steps(
             packs,
             global_batch=self.settings.global_batch,
             world_size=world.num_groups,
             num_nodes=world.num_group_nodes,
             num_canonical_nodes=self.mixture.num_canonical_nodes,
-        )[world.group, micro_batches]
-        real = dealt[dealt != PAD]
-        counts = np.diff(packs.offsets)[real]
-        segments = runs(packs.offsets[real], counts)
-        bounds = np.concatenate([[0], np.cumsum(counts)])
-        values = packs.sample_ids[segments], packs.starts[segments], packs.lengths[segments]
-        located = self._locate(values[0], np.repeat(packs.sources[real], counts))
-        sources = packs.sources[real].tolist()
+        )[:, world.group]
+        chosen = [of_step[planned.mine] for of_step, planned in zip(dealt, stretch, strict=True)]
+        numbers = np.concatenate(chosen)
+        packs = packs.take(numbers[numbers != PAD])
+        located = self._locate(packs)
+        sources, offsets = packs.sources.tolist(), packs.offsets.tolist()
         first = 0
-        while first < len(real):
-            stop = first + 1
-            limit = min(len(real), first + self.settings.packs_per_fill)
-            while stop < limit and sources[stop] == sources[first]:
-                stop += 1
-            at = slice(bounds[first], bounds[stop])
-            yield Work(
-                self.mixture.names[sources[first]],
-                step,
-                micro_batches[first:stop],
-                bounds[first : stop + 1] - bounds[first],
-                *(each[at] for each in (*values, *located)),
-            )
-            first = stop
-        for micro_batch in micro_batches[len(real) :]:  # a rank's pad packs come last
-            yield Work("", step, [micro_batch])
+        for planned, of_step in zip(stretch, chosen, strict=True):
+            works = []
+            micro_batches = planned.mine.tolist()
+            begin, end = first, first + int(np.count_nonzero(of_step != PAD))  # a rank's pad packs come last
+            while first < end:
+                stop = first + 1
+                limit = min(end, first + self.settings.packs_per_fill)
+                while stop < limit and sources[stop] == sources[first]:
+                    stop += 1
+                at = slice(offsets[first], offsets[stop])
+                works.append(
+                    Work(
+                        self.mixture.names[sources[first]],
+                        planned.number,
+                        micro_batches[first - begin : stop - begin],
+                        packs.offsets[first : stop + 1] - offsets[first],
+                        packs.sample_ids[at],
+                        packs.starts[at],
+                        packs.lengths[at],
+                        *(each[at] for each in located),
+                    )
+                )
+                first = stop
+            works += [Work("", planned.number, [micro_batch]) for micro_batch in micro_batches[end - begin :]]
+            yield works
 
-    def _locate(self, sample_ids: Ids, sources: Ids) -> tuple[Ids, Ids, Ids]:
-        """Shard, place in it, and tokens of each sample, whose sources are given by number."""
-        shard_ids, places, expected = (np.empty_like(sample_ids) for _ in range(3))
+    def _locate(self, packs: PackRange) -> tuple[Ids, Ids, Ids]:
+        """Shard, place in it, and tokens of the sample of each segment."""
+        shard_ids, places, expected = (np.empty_like(packs.sample_ids) for _ in range(3))
+        sources = np.repeat(packs.sources, np.diff(packs.offsets)) if len(self.mixture.names) > 1 else None
         for number, name in enumerate(self.mixture.names):
-            here: Any = slice(None) if len(self.mixture.names) == 1 else sources == number
-            shard_ids[here], places[here] = self.datasets[name].pack_reader.locate(sample_ids[here])
-            expected[here] = self.mixture.plans[name].lengths[sample_ids[here]]
+            here: Any = slice(None) if sources is None else sources == number
+            sample_ids = packs.sample_ids[here]
+            shard_ids[here], places[here] = self.datasets[name].pack_reader.locate(sample_ids)
+            expected[here] = self.mixture.plans[name].lengths[sample_ids]
         return shard_ids, places, expected
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from lmms_stream.order import OrderConfig
+from lmms_stream.pack_range import PackRange
 from lmms_stream.packing import Overlong, PackingConfig
-from lmms_stream.types import PackRange
 from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream import assign as assign_module
-from lmms_stream.assign import LINEAR_COST, PAD, assign, check_global_batch, count_spilled, num_steps, pack_costs
+from lmms_stream.assign import LINEAR_COST, assign, check_global_batch, count_spilled, num_steps, pack_costs
+from lmms_stream.assign_kernels import PAD
 from lmms_stream.cursor import Cursor
 from lmms_stream.errors import ConfigError
 from lmms_stream.mixture import Mixture
 from lmms_stream.order import EpochOrder, OrderConfig
+from lmms_stream.pack_range import PackRange
 from lmms_stream.packing import PackingConfig
 from lmms_stream.plan import PackPlan
-from lmms_stream.types import PackRange
 from numpy.typing import NDArray
 
 from .strategies import chat_lengths, examples, pack_range

@@ -8,8 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PURE = {
-    "order", "packing", "packing_kernels", "bitmap", "first_fit", "measured_block", "plan", "mixture", "assign",
-    "cursor", "shares", "sample_order", "lanes", "lane_cursor",
+    "order", "packing", "packing_kernels", "bitmap", "first_fit", "measured_block", "pack_range", "plan", "mixture",
+    "assign", "assign_kernels", "cursor", "shares", "sample_order", "lanes", "lane_cursor",
 }  # fmt: skip
 PURE_LIBRARIES = {"numpy", "numba"}
 
@@ -32,8 +32,10 @@ ALLOWED = {
     "first_fit": set(),
     "packing": {"errors", "first_fit", "packing_kernels"},
     "measured_block": {"errors", "packing"},
-    "plan": {"errors", "types", "lengths", "order", "packing"},
-    "assign": {"errors", "types"},
+    "plan": {"errors", "lengths", "order", "pack_range", "packing"},
+    "pack_range": set(),
+    "assign_kernels": set(),
+    "assign": {"errors", "assign_kernels", "pack_range"},
     "cursor": {"errors"},
     "lanes": {"errors", "order", "packing", "measured_block"},
     "lane_cursor": {"errors", "cursor", "lanes"},
@@ -42,7 +44,8 @@ ALLOWED = {
     "prefetch": {"errors", "retry", "room"},
     "reader": {"errors", "types", "cache", "order", "prefetch", "shards"},
     "processors": {"errors", "types", "shards"},
-    "collate": {"types", "processors"},
+    "rows": set(),
+    "collate": {"types", "processors", "rows"},
     "streams": {"errors", "cache", "lengths", "prefetch", "processors", "room", "shards", "storage"},
     "epochs": set(),
     "dataset": {
@@ -50,13 +53,13 @@ ALLOWED = {
         "reader", "room", "sample_order", "shards", "shares", "storage", "streams",
     },
     "dataset_config": {"types", "dataset", "order", "packing", "prefetch", "processors"},
-    "mixture": {"errors", "types", "cursor", "plan"},
-    "batch_maker": {"errors", "types", "collate", "dataset", "processors"},
-    "ahead": {"types", "assign", "dataset"},
-    "wire": {"types", "collate"},
+    "mixture": {"errors", "cursor", "pack_range", "plan"},
+    "batch_maker": {"errors", "types", "collate", "dataset", "processors", "rows"},
+    "ahead": {"types", "assign", "dataset", "mixture"},
+    "wire": {"types", "collate", "rows"},
     "worker": {
-        "errors", "types", "ahead", "assign", "batch_maker", "collate", "cursor", "dataset", "lane_cursor", "lanes",
-        "mixture", "plan", "wire",
+        "errors", "types", "ahead", "assign", "assign_kernels", "batch_maker", "collate", "cursor", "dataset",
+        "lane_cursor", "lanes", "mixture", "pack_range", "wire",
     },
     "place": {
         "errors", "types", "batch_maker", "cursor", "dataset", "lane_cursor", "lanes", "mixture", "plan", "processors",
@@ -70,7 +73,7 @@ ALLOWED = {
         "errors", "types", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader", "processors",
     },
     "converters": {"__version__", "errors", "types", "storage", "shards", "lengths", "cache", "processors"},
-    "report": {"errors", "types", "assign", "mixture", "order", "plan"},
+    "report": {"errors", "types", "assign", "mixture", "order", "pack_range", "plan"},
     "console": {"report"},
     "demo": {"errors", "types", "config", "console", "converters", "mixture", "processors", "report", "train"},
     "cli": {

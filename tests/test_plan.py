@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from lmms_stream.errors import LengthsError, PackingError
 from lmms_stream.lengths import LengthIndex
 from lmms_stream.order import EpochOrder, OrderConfig
+from lmms_stream.pack_range import PackRange
 from lmms_stream.packing import Overlong, PackingConfig
 from lmms_stream.plan import PLAN_VERSION, PackPlan
-from lmms_stream.types import PackRange
 from numpy.typing import NDArray
 
 from .strategies import STRATEGIES, Lengths, chat_lengths, examples, order_configs, seeds, shard_sizes

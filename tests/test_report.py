@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lmms_stream.assign import PAD, assign, count_spilled
+from lmms_stream.assign import assign, count_spilled
+from lmms_stream.assign_kernels import PAD
 from lmms_stream.mixture import Mixture
 from lmms_stream.order import OrderConfig
 from lmms_stream.packing import PackingConfig

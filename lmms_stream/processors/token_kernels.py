@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 FITS, TORN, OTHER_LENGTH, BAD_SPAN = 0, 1, 2, 3  # what became of a pack; all but the first name the segment
+AHEAD = 2  # a segment's tokens are prefetched this many segments before they are copied
+LINE = 64  # bytes of a cache line
 
 
 @intrinsic
@@ -21,6 +24,21 @@ def _pointer(typing_context: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(types.uintp), generate
+
+
+@intrinsic
+def _prefetch(typing_context: Any, address: Any) -> Any:
+    """Have the cache line at an address loaded: reads of samples all over the shards would wait for each in turn."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
+        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        builder.call(function, [pointer, number(0), number(3), number(1)])  # to read, and to keep, data
+        return context.get_dummy_value()
+
+    return types.void(types.uintp), generate
 
 
 @njit(inline="always")
@@ -50,12 +68,15 @@ def _find(
 ) -> int:
     """Where the tokens and spans of each sample lie: rows (address of tokens, their number, of bounds, their number).
 
-    Returns the first sample that is torn, or -1. In two passes, so that reads of many shards are under way at once.
+    Returns the first sample that is torn, or -1.
     """
+    for segment in range(len(places)):
+        _prefetch(addresses[segment] + 4 * (places[segment] + 1))
     for segment in range(len(places)):
         offsets = carray(_pointer(addresses[segment]), (4 * (places[segment] + 3),), np.uint8)
         found[segment, 0] = _uint32(offsets, 4 * (places[segment] + 1))
         found[segment, 1] = _uint32(offsets, 4 * (places[segment] + 2))
+        _prefetch(addresses[segment] + found[segment, 0])
     num_varying = 0
     for column_size in column_sizes:
         num_varying += column_size < 0
@@ -125,28 +146,37 @@ def fill(
             return OTHER_LENGTH, segment, num_tokens
         tokens = carray(_pointer(found[segment, 0] + 4 * start), (length,), np.int32)
         bounds = carray(_pointer(found[segment, 2]), (found[segment, 3],), np.int32)
+        if segment + AHEAD < len(places):
+            following = found[segment + AHEAD, 0] + 4 * starts[segment + AHEAD]
+            for line in range(0, 4 * lengths[segment + AHEAD], LINE):
+                _prefetch(following + line)
         ids_row = input_ids[write : write + length]
         label_row = labels[write : write + length]
         position_row = position_ids[write : write + length]
-        for n in range(length):
-            ids_row[n] = tokens[n]
-            position_row[n] = n
-        label_row[:1] = ignored_label  # a segment's first token is not learnt, there is none to predict it from
-        written = 1
-        num_learnt = 0
+        first, stop = (
+            np.int64(1),
+            np.int64(1),
+        )  # a segment's first token is not learnt, there is none to predict it from
         for bound in range(0, len(bounds), 2):
             span_start, span_stop = np.int64(bounds[bound]), np.int64(bounds[bound + 1])
             ascends = bound == 0 or bounds[bound - 2] <= bounds[bound]
             if not (0 <= span_start < span_stop <= num_tokens and ascends):
                 return BAD_SPAN, segment, bound // 2
-            from_token = min(max(span_start - start, written), length)
-            to_token = min(max(span_stop - start, from_token), length)
-            label_row[written:from_token] = ignored_label
-            for n in range(from_token, to_token):
-                label_row[n] = ids_row[n]
-            num_learnt += to_token - from_token
-            written = max(written, to_token)
-        label_row[written:] = ignored_label
+            if bound == 0:
+                first = min(max(span_start - start, first), length)
+                stop = min(max(span_stop - start, first), length)
+        for n in range(length):
+            token = np.int64(tokens[n])
+            ids_row[n] = token
+            position_row[n] = n
+            label_row[n] = token if first <= n and n < stop else ignored_label
+        num_learnt = stop - first
+        for bound in range(2, len(bounds), 2):
+            from_token = min(max(np.int64(bounds[bound]) - start, stop), length)
+            stop = min(max(np.int64(bounds[bound + 1]) - start, from_token), length)
+            for n in range(from_token, stop):
+                label_row[n] = tokens[n]
+            num_learnt += stop - from_token
         num_loss_tokens[segment] = num_learnt
         write += length
     return FITS, 0, 0
