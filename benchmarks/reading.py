@@ -14,8 +14,9 @@ kinds of memcpy (`copied_tensors`, `copied_samples`):
 - of the stored bytes: np.copyto of each sample's bytes, in the plan's order, from all shards in one contiguous
   buffer to one fresh array a pack.
 
-A figure is the best of several rounds, in which the contestants take turns. Each runs in a process of its own, for one
-epoch or --seconds of it; imports, compilation and opening the dataset are not timed. The shards are in the page cache.
+A figure is the best of several rounds, in which the contestants take turns. Each runs in a process of its own, for
+--seconds, in which epochs follow one another; imports, compilation and opening the dataset are not timed. The shards
+are in the page cache; that ours checks each one's checksum when it first opens it is timed, as is packing each epoch.
 Rates of CPU time leave out what a contestant waits, for its own locks and timers or for other processes of the machine.
 
     python benchmarks/reading.py
@@ -81,18 +82,31 @@ class Rate:
     cpu: float
 
 
+class Epochs(Iterable[Any]):
+    """What begins anew each time it is iterated over."""
+
+    def __init__(self, epoch: Callable[[], Iterable[Any]]):
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._epoch())
+
+
 def rate(opened_by: Open, unit: str, seconds: float) -> Rate:
-    """To the end of the epoch, or for `seconds` of it."""
+    """For `seconds`: of one epoch, if it lasts that long, or of as many as there are in them."""
     opened = opened_by()
     total = 0
     start, cpu_start = time.perf_counter(), time.process_time()
     items = (item for item in opened)  # islice begins a dataset anew that is its own iterator
+    began_with = -1
     while time.perf_counter() - start < seconds:
         chunk = islice(items, CHUNK)
         count = sum(chunk) if unit == "tokens" else sum(1 for _ in chunk)
-        if not count:
-            break
         total += count
+        if not count:
+            if total == began_with:
+                raise RuntimeError("an epoch without items")
+            items, began_with = (item for item in opened), total
     return Rate(wall=total / (time.perf_counter() - start), cpu=total / (time.process_time() - cpu_start))
 
 
@@ -149,12 +163,12 @@ def _named(settings: Mapping[str, int]) -> str:
 # Packs
 
 
-def our_packs(folder: Path, limit: int) -> Iterator[int]:
+def our_packs(folder: Path, limit: int) -> Iterable[int]:
     from lmms_stream.loader import PackedLoader
 
     next(iter(PackedLoader(dataset_with_plan(folder, limit), global_batch=GLOBAL_BATCH)))  # compiles
     loader = PackedLoader(dataset_with_plan(folder, limit), global_batch=GLOBAL_BATCH)
-    return (batch.num_tokens for batch in loader)
+    return Epochs(lambda: (batch.num_tokens for batch in loader))
 
 
 def dataset_with_plan(folder: Path, limit: int) -> PackedStreamingDataset:
@@ -162,12 +176,16 @@ def dataset_with_plan(folder: Path, limit: int) -> PackedStreamingDataset:
     return PackedStreamingDataset(folder, folder.with_name("cache"), processor=TokensProcessor(), packing=packing)
 
 
-def next_fit_packs(opened: Callable[[], Iterable[Mapping[str, Any]]], limit: int) -> Iterator[int]:
+def next_fit_packs(opened: Callable[[], Iterable[Mapping[str, Any]]], limit: int) -> Iterable[int]:
     """The samples in the order they come, in packs of at most `limit` tokens."""
+    return Epochs(partial(next_fit, opened(), limit))
+
+
+def next_fit(samples: Iterable[Mapping[str, Any]], limit: int) -> Iterator[int]:
     positions = np.arange(limit)
     waiting: list[Mapping[str, Any]] = []
     length = 0
-    for sample in opened():
+    for sample in samples:
         tokens = len(sample["input_ids"])
         if length + tokens > limit:
             batch = lay_out(waiting, length, positions)
@@ -203,18 +221,26 @@ def lay_out(samples: list[Mapping[str, Any]], length: int, positions: NDArray[np
     }
 
 
-def litdata_blocks(folder: Path, limit: int, shuffle: bool) -> Iterator[int]:
+def litdata_blocks(folder: Path, limit: int, shuffle: bool) -> Iterable[int]:
     """Blocks of `limit` tokens, whatever samples they cut, as three tensors: one segment, all of it trained on."""
-    import torch
     from litdata import TokensLoader
 
-    for block in litdata(folder, item_loader=TokensLoader(block_size=limit), shuffle=shuffle):
+    return Epochs(
+        partial(blocks_as_packs, litdata(folder, item_loader=TokensLoader(block_size=limit), shuffle=shuffle))
+    )
+
+
+def blocks_as_packs(blocks: Iterable[NDArray[Any]]) -> Iterator[int]:
+    import torch
+
+    for block in blocks:
+        limit = len(block)
         input_ids = torch.from_numpy(block.astype(np.int64))[None]
         batch = input_ids, input_ids.clone(), torch.arange(limit)[None]
         yield int(batch[0].shape[1])
 
 
-def copied_tensors(limit: int, num_tokens: int) -> Iterator[int]:
+def copied_tensors(limit: int, num_tokens: int) -> Iterable[int]:
     """memcpy of the tensors of full packs with `num_tokens` tokens in all."""
     source = np.ones((max(1, MEMCPY_BUFFER // (24 * limit)), 3, limit), np.int64)
 
@@ -226,10 +252,10 @@ def copied_tensors(limit: int, num_tokens: int) -> Iterator[int]:
                 np.copyto(tensor[0], values)
             yield limit
 
-    return copies()
+    return Epochs(copies)
 
 
-def copied_samples(folder: Path, limit: int) -> Iterator[int]:
+def copied_samples(folder: Path, limit: int) -> Iterable[int]:
     """memcpy of the stored bytes of each sample of each pack."""
     dataset = dataset_with_plan(folder, limit)
     shards = [np.fromfile(folder / info.name, np.uint8) for info in dataset.shard_infos]
@@ -253,7 +279,7 @@ def copied_samples(folder: Path, limit: int) -> Iterator[int]:
                 np.copyto(pack[at : (at := at + stop - start)], source[start:stop])
             yield num_tokens
 
-    return copies()
+    return Epochs(copies)
 
 
 def show_samples(folder: Path, args: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ from .wire import WireBatch, from_wire
 from .worker import PREFETCH_PACKS, Item, LaneWorker, Made, PackWorker, PlanWorker
 
 SOURCE = "data"  # the name of a single source in the cursor
-TOKENS_PER_FILL = 1 << 16  # of packs that share their rows, so that some calls serve many short packs
+TOKENS_PER_FILL = 1 << 17  # of packs that share their rows, so that some calls serve many short packs
 
 
 class PackedLoader:
