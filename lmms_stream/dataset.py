@@ -218,7 +218,8 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
         nodes = self.order.num_canonical_nodes or default_canonical_nodes(self.num_samples)
         if self.mode == "lanes" and self.packing is not None:
             nodes = int(self.lane_order.num_canonical_nodes or 1)
-        served = nodes // self.world.num_nodes if nodes % self.world.num_nodes == 0 else nodes
+        num_nodes = self.world.num_group_nodes
+        served = nodes // num_nodes if nodes % num_nodes == 0 else nodes
         block = min(self.order.shuffle_block_size, -(-self.num_samples // nodes))
         least = least_room(
             np.array([info.size for info in infos]),

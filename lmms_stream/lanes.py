@@ -56,15 +56,6 @@ def check_lanes(num_lanes: int, num_ranks: int, num_workers: int) -> None:
         )
 
 
-def owned_lanes(num_lanes: int, *, rank: int, num_ranks: int, worker: int = 0, num_workers: int = 1) -> range:
-    """The lanes of a reader, in the order in which it takes one pack of each, over and over.
-
-    >>> [list(owned_lanes(8, rank=1, num_ranks=2, worker=w, num_workers=2)) for w in (0, 1)]
-    [[1, 5], [3, 7]]
-    """
-    return range(rank + num_ranks * worker, num_lanes, num_ranks * num_workers)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LanePack:
     """One pack, as in PackRange: sample_ids, starts and lengths are int64[num_segments].
