@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,7 +214,7 @@ class Mixture:
         A new phase sets `taken` of all places to 0. No quotas: everything is consumed.
         """
         if self.schedule is None:
-            identity = short_digest(f"{_EVERY_SOURCE_ONCE}: {', '.join(self.names)}".encode())
+            identity = _identity(f"{_EVERY_SOURCE_ONCE}: {', '.join(self.names)}")
             left = {name: self._left_in_epoch(name, places[name]) for name in self.names}
             quotas = {
                 name: count + (places[name].taken if identity == phase else 0) if any(left.values()) else 0
@@ -228,7 +229,7 @@ class Mixture:
             }
             scale = math.lcm(*(share.denominator for share in shares.values()))
             quotas = {name: int(share * scale) for name, share in shares.items()}
-            identity = short_digest(json.dumps(quotas).encode())
+            identity = _identity(json.dumps(quotas))
         if identity != phase:
             for name, place in places.items():
                 places[name] = Place(plan=place.plan, epoch=place.epoch, packs=place.packs)
@@ -295,6 +296,11 @@ def _parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[st
             raise ConfigError(f"the weights from step {step} on are all 0: nothing would be read")
         checked.append((int(step), dict(shares)))
     return checked
+
+
+@lru_cache  # it is asked for at every step
+def _identity(phase: str) -> str:
+    return short_digest(phase.encode())
 
 
 class _Part(NamedTuple):
