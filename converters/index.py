@@ -6,9 +6,9 @@ shards that are missing there. Only the command's own process writes lengths, so
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
+import math
 import operator
 import os
 import pickle
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from ..cache import LocalCache, default_cache_folder, fetch_shard
 from ..errors import ConfigError, DataError, LmmsStreamError, ObjectMissingError, StorageError, WorkerError
 from ..lengths import LengthIndex
+from ..locks import locked
 from ..processors.base import Processor, processor_fingerprint
 from ..shards import DATASET_NAME, INDEX_NAME, Shard, ShardInfo, parse_index
 from ..storage import Storage, open_storage
@@ -80,7 +81,7 @@ def index_dataset(
         names = index.write(folder)
         for name in names:
             storage.upload(folder / name, name)
-        with _locked(_lock_folder(storage.url) / "listing", wait=True):
+        with locked(_lock_folder(storage.url) / "listing", timeout_s=math.inf):
             _list_index(storage, fingerprint, names)
     return index
 
@@ -113,17 +114,18 @@ def _work_folder(url: str, fingerprint: str, work: Path | None) -> Iterator[tupl
     folder = base / f"{locks.parent.name}-{fingerprint}"
     try:
         locks.mkdir(parents=True, exist_ok=True)
-        with _locked(locks / f"{folder.name}.lock"):
+        with locked(locks / f"{folder.name}.lock", timeout_s=0) as ours:
+            if ours is None:
+                raise StorageError(f"another process indexes {url} for this processor: wait until it ends")
             for left in base.glob(f"{locks.parent.name}-*/downloads-*"):  # by killed runs, also for other processors
                 lock = locks / f"{left.parent.name}.lock"
-                with suppress(BlockingIOError), nullcontext() if left.parent == folder else _locked(lock):
-                    shutil.rmtree(left, ignore_errors=True)  # a worker that outlives its command may write there yet
+                with nullcontext(ours) if left.parent == folder else locked(lock, timeout_s=0) as free:
+                    if free is not None:  # a worker that outlives its command may write there yet
+                        shutil.rmtree(left, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix="downloads-", dir=folder, ignore_cleanup_errors=True) as downloads:
                 yield folder, Path(downloads)
             shutil.rmtree(folder, ignore_errors=True)  # over NFS a file that is still mapped stays
-    except BlockingIOError:
-        raise StorageError(f"another process indexes {url} for this processor: wait until it ends") from None
     except OSError as error:
         raise StorageError(f"{folder}: {error}: correct it, or name another folder with --work") from error
 
@@ -131,14 +133,6 @@ def _work_folder(url: str, fingerprint: str, work: Path | None) -> Iterator[tupl
 def _lock_folder(url: str) -> Path:
     """Where a dataset's locks lie, whatever the work folder is and however a local path is written."""
     return default_cache_folder(url if "://" in url else str(Path(url).resolve())) / "index-work"
-
-
-@contextmanager
-def _locked(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a lock that the kernel gives back when this process dies; BlockingIOError when it is taken."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
 
 
 def _digest(info: ShardInfo, lengths: bytes = b"") -> bytes:

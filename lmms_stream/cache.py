@@ -8,7 +8,6 @@ ours to delete.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import os
@@ -16,22 +15,20 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .decoding import decompress
 from .errors import StorageError
+from .locks import locked
 from .retry import DEFAULT_RETRY, Retry, disk_error
 from .room import CacheRoom, Record, touch
 from .shards import ShardInfo, file_matches
 from .storage import LocalStorage, Storage
 
-_POLL_S = 0.02
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+-\d+\.tmp")
 _downloads = itertools.count()
 
@@ -100,9 +97,14 @@ class LocalCache:
             if self.at_hand(wanted) is not None:
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(record_path, timeout_s=self.retry.timeout_s if wait else 0) as lock:
+            with locked(record_path, timeout_s=self.retry.timeout_s if wait else 0) as lock:
                 if lock is None:
-                    return None
+                    if not wait:
+                        return None
+                    raise StorageError(
+                        f"{record_path} was held by another process for {self.retry.timeout_s:g} s: "
+                        "is its download stuck? End that process and try again"
+                    )
                 if not Record.read(record_path).vouches_for(path, wanted.identity):
                     ours = self._have(key, path, wanted, record_path)
                     Record.of(path, wanted.identity, ours=ours).write(lock)
@@ -126,7 +128,7 @@ class LocalCache:
         valid = wanted.valid(original)
         if valid:
             record_path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(record_path, timeout_s=0) as lock:
+            with locked(record_path, timeout_s=0) as lock:
                 if lock is not None:  # else another process is about to note the same
                     Record.of(original, wanted.identity, ours=False).write(lock)
         return valid
@@ -176,7 +178,7 @@ class LocalCache:
         """Remove temporary files that killed processes left in the folder."""
         folders = (self.folder, self.folder / "_lmms" / "lengths")
         for path in [path for folder in folders for path in _leftovers(folder)]:
-            with _locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
+            with locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
                 if lock is not None:
                     _remove_leftovers(path)
 
@@ -230,35 +232,6 @@ def _remove_leftovers(path: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-@contextmanager
-def _locked(path: Path, *, timeout_s: float) -> Iterator[IO[bytes] | None]:
-    """The file at `path`, locked; None when another process holds it and timeout_s is 0.
-
-    Raises StorageError when the wait is over.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pass
-            else:
-                if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:  # else it was removed
-                    yield file
-                    return
-                continue
-        if not timeout_s:
-            yield None
-            return
-        if time.monotonic() > deadline:
-            raise StorageError(
-                f"{path} was held by another process for {timeout_s:g} s: "
-                "is its download stuck? End that process and try again"
-            )
-        time.sleep(_POLL_S)
-
-
 class CountsFolder(MutableMapping[str, NDArray[np.int64]]):
     """Pack counts of plans as files `<key>.npy` in a folder (see PackPlan's counts_cache)."""
 
@@ -275,7 +248,7 @@ class CountsFolder(MutableMapping[str, NDArray[np.int64]]):
     def __setitem__(self, key: str, counts: NDArray[np.int64]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{key}.npy"
-        with _locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
+        with locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
             if lock is None:  # another process is about to write the same
                 return
             _remove_leftovers(path)

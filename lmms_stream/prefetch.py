@@ -11,6 +11,7 @@ from pathlib import Path
 from .errors import ConfigError, StorageError
 from .retry import Retry
 from .room import parse_bytes
+from .threads import start_thread
 
 _BUSY_S, _NEEDED_S = 0.2, 0.02  # a shard that another process downloads is asked for again after that
 _IDLE_S = 2.0  # a thread without work ends after that
@@ -119,7 +120,7 @@ class Prefetcher:
     def _start_threads(self) -> None:
         while self._num_threads < self._config.threads:
             self._num_threads += 1
-            threading.Thread(target=self._work, name="lmms-fetch", daemon=True).start()
+            start_thread(self._work, name="lmms-fetch")
 
     def _work(self) -> None:
         while True:

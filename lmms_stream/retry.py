@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from .errors import ConfigError, StorageError
+from .threads import start_thread
 
 T = TypeVar("T")
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.25, 8.0
@@ -75,8 +76,7 @@ def persist(
                 backoff = min(FIRST_BACKOFF_S * 2 ** (num_attempts - 1), LONGEST_BACKOFF_S)
                 given_up.wait(backoff * random.SystemRandom().uniform(0.5, 1))
 
-    thread = threading.Thread(target=attempts, name="lmms-request", daemon=True)
-    thread.start()
+    thread = start_thread(attempts, name="lmms-request")
     thread.join(retry.timeout_s)
     if outcome:
         return outcome[0]

@@ -6,8 +6,8 @@ beside the files; times are the kernel's since the machine was started, so a clo
 
 from __future__ import annotations
 
-import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigError, StorageError
+from .locks import locked
 
 _POLL_S = 0.05
 _RECORD_BYTES = 1024
@@ -129,8 +130,7 @@ class CacheRoom:
         deadline = time.monotonic() + timeout_s
         while True:
             self.folders[0].mkdir(parents=True, exist_ok=True)
-            with (self.folders[0] / ".room.lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # held for a look at the folder; the kernel frees it from the dead
+            with locked(self.folders[0] / ".room.lock", timeout_s=math.inf):  # held for a look at the folder
                 if self._make_room(record_path, num_bytes):
                     with record_path.open("r+b") as file:
                         Record(size=num_bytes, boot=boot_id(), ours=True).write(file)
@@ -177,20 +177,14 @@ def _file_of(record_path: Path) -> Path:
 
 
 def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
+    with locked(path, timeout_s=0) as lock:
+        return lock is None
 
 
 def _delete(record_path: Path) -> bool:
     """Delete a file of ours and its record, unless somebody is at it."""
-    with record_path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with locked(record_path, timeout_s=0) as lock:
+        if lock is None:
             return False
         path = _file_of(record_path)
         if Record.read(record_path).owns(path):

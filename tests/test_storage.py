@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import ConfigError, LengthsError, ObjectMissingError, StorageError
 from lmms_stream.s3 import S3Storage
 from lmms_stream.storage import LocalStorage, Storage, open_storage
@@ -75,27 +72,14 @@ def test_uploads_into_a_missing_bucket_are_named_too(s3: str, tmp_path: Path) ->
 
 
 @pytest.fixture
-def strict_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def strict_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An S3 server that checks credentials, with none that are valid."""
-    port = 20000 + os.getpid() % 20000
-    environment = os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": "0"}
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with (tmp_path / "moto.log").open("w") as log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        for _ in range(200):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        monkeypatch.setenv("S3_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("INITIAL_NO_AUTH_ACTION_COUNT", "0")
+    with moto_server() as url:
+        monkeypatch.setenv("S3_ENDPOINT_URL", url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
         yield
-    finally:
-        server.kill()
-        server.wait(timeout=10)
 
 
 @pytest.mark.usefixtures("strict_s3")

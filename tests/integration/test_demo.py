@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_cli
+from tests.conftest import run_cli, run_command
 
 
 @pytest.mark.timeout(900)
@@ -24,3 +29,37 @@ def test_a_folder_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert f"error: {tmp_path} holds files that no demo wrote: pass another folder as --output" in result.stderr
     assert (tmp_path / "mine.txt").read_text() == "kept"
+
+
+def test_a_demo_without_moto_names_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "moto.py").write_text("raise ModuleNotFoundError(\"No module named 'moto'\")")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep))
+    monkeypatch.delenv("S3_ENDPOINT_URL", raising=False)
+    result = run_cli("demo", "--output", str(tmp_path / "demo"))
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        "No module named 'moto'",
+        "error: the S3 server of the demo does not start: pip install 'lmms-stream[demo]'",
+    ]
+
+
+def test_the_server_of_a_demo_that_is_killed_ends() -> None:
+    script = """
+import os, signal, sys
+from lmms_stream.demo.endpoint import moto_server
+with moto_server() as url:
+    print(url, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    result = run_command(sys.executable, "-c", script)
+    assert result.returncode == -signal.SIGKILL
+    port = int(result.stdout.rpartition(":")[2])
+    deadline = time.monotonic() + 30
+    while is_open(port):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0

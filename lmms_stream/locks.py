@@ -1,0 +1,52 @@
+"""Locks between processes: the kernel's, on files, so that a process that dies holds none."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+_POLL_S = 0.02
+
+
+@contextmanager
+def locked(path: Path, *, timeout_s: float) -> Iterator[IO[bytes] | None]:
+    """The file at `path`, made where it is missing, open and locked; None when it is held by another until the end.
+
+    timeout_s: 0 does not wait, math.inf waits for as long as it takes. Threads exclude each other as processes do.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            if _take(file, wait=timeout_s == math.inf):
+                try:
+                    if _is_at(file, path):
+                        yield file
+                        return
+                finally:  # closing is not enough: a process that was forked meanwhile has the file open, too
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                continue  # its last holder removed the file, and others lock the one that is there now
+        if time.monotonic() >= deadline:
+            yield None
+            return
+        time.sleep(_POLL_S)
+
+
+def _take(file: IO[bytes], *, wait: bool) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
