@@ -1,0 +1,76 @@
+"""What a source is cut into: units of rows, each read by one process. sources -> [units] -> rows.
+
+Sources cut themselves the same way each time, whatever the number of processes, and a unit travels to another process:
+it says where its rows lie (a range of a file, a row group, names of files), or carries them where only reading all
+that lies before finds them (in a compressed file, say).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+UNIT_BYTES = 1 << 24  # of a source, about: what a process reads, maps and keeps at once, and does again after a kill
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """number: in its unit, from 0; lines of text count even where they are blank and give no row.
+
+    values: column name -> value; None where the row cannot be read, and then error says why.
+    """
+
+    number: int
+    values: dict[str, Any] | None
+    error: str = ""
+
+
+class Unit(Protocol):
+    """Rows that one process reads, in order. Can be pickled; 32 MiB at most when it carries its rows.
+
+    num_bytes: of the source, for progress. folder: what relative paths of media in its rows start from, if known.
+    """
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def folder(self) -> str | None: ...
+
+    def rows(self) -> Iterator[Row]:
+        """All rows; DataError where what lies there is not of the format at all, OSError where it cannot be read."""
+        ...
+
+    def count(self) -> int:
+        """Rows and blank lines: one more than the highest number that rows() may give. Known once rows() has ended."""
+        ...
+
+
+class Source(Protocol):
+    """Something that the user named: a file, a folder, a dataset of the hub.
+
+    name: as messages call it; row n of it is `name:n`, counted from 1 (lines of text files are their rows).
+    identity: JSON values that change when its content does (size and modification time; an object's entity tag).
+    num_bytes: of all its units. first_row: the number of rows that a slice passes over before its first.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def identity(self) -> Mapping[str, Any]: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def first_row(self) -> int: ...
+
+    def units(self) -> Iterator[Unit]:
+        """In order, one after another: what a unit needs is there when it is given, and stays until `close`."""
+        ...
+
+    def close(self) -> None:
+        """No unit of it is read any more: what was fetched for them may go."""
+        ...
