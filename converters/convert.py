@@ -1,128 +1,321 @@
-"""Source files -> a dataset: read -> map -> measure -> write."""
+"""Sources -> a dataset: units of rows are read, mapped and encoded by processes, and their samples laid into shards.
+
+What is written follows from the sources and the options alone, whatever the number of processes and however often the
+work was ended and begun again.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
-import orjson
-import xxhash
 
-from ..errors import ConfigError, DataError
-from ..lengths import LengthIndex
-from ..processors.base import Processor, processor_fingerprint
+from ..errors import ConfigError
+from ..processors.base import Processor
 from ..processors.text import TokensProcessor
 from ..storage import open_storage
-from ..types import Sample
-from .readers import Row, read_rows
-from .schema import COLUMNS, to_messages, to_tokens
-from .writer import open_writer
+from .commit import commit, measured_lengths, other_files
+from .encoding import ShardFormat, check_compression, compression_extension
+from .laying import Laying
+from .outputs import Output
+from .part_files import OnError, PartMaker, UnitTask, about_path
+from .pool import Pool, num_cores, open_pool
+from .reading import Reading
+from .schema import SchemaOptions
+from .shard_files import ShardMaker, ShardTask, entry_bytes
+from .sources import open_sources
+from .units import UNIT_BYTES, Source
+from .work import Work, open_work, work_folder
 
 DEFAULT_SHARD_BYTES = 1 << 26
+_AHEAD = 4  # units a worker that may be done before the one that comes next
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertReport:
-    """What a conversion did. num_tokens is None without a lengths index; num_rejected rows were left out."""
+    """What a conversion did, all outputs together. num_tokens is None where nothing measured them.
 
+    num_rejected rows did not fit their schema; num_filtered were left out for their length.
+    """
+
+    schema: str
     num_rows: int
     num_rejected: int
+    num_filtered: int
     num_tokens: int | None
     num_shards: int
     num_bytes: int
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertOptions:
+    """What is asked of a conversion; all of it changes what is written.
+
+    format: of all sources (default: by content). schema: see SchemaOptions. processor: measures each sample, and a
+    lengths index is written beside the shards; with `tokenize` its tokens are stored in place of the sample.
+    compression: as MDSWriter takes it. on_error: a row that does not fit its schema ends the conversion, or goes to
+    `_lmms/rejects.jsonl` with the reason and is counted. limit: samples at most. shuffle_seed: all samples are put in
+    a random order. splits: name of a folder below the target -> its share of the samples, drawn by split_seed.
+    shortest, longest: samples of fewer or more tokens are left out, and counted.
+    """
+
+    format: str | None = None
+    schema: SchemaOptions = field(default_factory=SchemaOptions)
+    processor: Processor | None = None
+    tokenize: bool = False
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+    compression: str | None = None
+    on_error: OnError = "fail"
+    limit: int | None = None
+    shuffle_seed: int | None = None
+    splits: Mapping[str, float] | None = None
+    split_seed: int = 0
+    shortest: int | None = None
+    longest: int | None = None
+
+    def __post_init__(self) -> None:
+        check_compression(self.compression)
+        if self.tokenize and self.processor is None:
+            raise ConfigError("--tokenize needs a tokenizer: pass --tokenizer")
+        if (self.shortest or self.longest) and self.processor is None:
+            raise ConfigError("samples are left out by their tokens, which a tokenizer counts: pass --tokenizer")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit must be at least 1 sample, got {self.limit}")
+        if self.splits is not None and (
+            min(self.splits.values(), default=0) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6
+        ):
+            raise ConfigError(f"the shares of {dict(self.splits)} must be above 0 and add up to 1")
+
+    @property
+    def measured_by(self) -> Processor | None:
+        return TokensProcessor() if self.tokenize else self.processor
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a caller is told how far a conversion is: bytes of the sources in all and done, and rows."""
+
+    begin: Callable[[int], None] = lambda num_bytes: None
+    advance: Callable[[int], None] = lambda num_bytes: None
+    say: Callable[[str], None] = lambda text: None
+
+
 def convert(
-    sources: Sequence[Path],
+    sources: Sequence[str | Path],
     target: str,
     *,
-    processor: Processor | None = None,
-    tokenize: bool = False,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    on_error: Literal["fail", "skip"] = "fail",
+    num_workers: int | None = None,
     overwrite: bool = False,
-    on_row: Callable[[], None] = lambda: None,
+    work: Path | None = None,
+    progress: Progress | None = None,
+    options: ConvertOptions | None = None,
+    **changes: Any,
 ) -> ConvertReport:
     """Write the rows of `sources`, in order, as MDS shards below `target` (a folder or a URL).
 
-    processor: measures each sample, and a lengths index is written beside the shards; with `tokenize` its tokens
-    are stored in place of the messages. on_error: a row that does not fit its schema ends the conversion, or goes
-    to `_lmms/rejects.jsonl` with the reason and is counted. Raises DataError, StorageError, ConfigError.
+    sources: what open_sources knows. options, changes: see ConvertOptions. num_workers: processes (default: the cores
+    this one may use, or fewer for little data); more than one are spawned, so a script calls this below
+    `if __name__ == "__main__":`. work: folder for what a run that is ended leaves for the next (default: in the
+    system's temporary folder). overwrite: replace the dataset, or what is left of one, that lies at the target.
+
+    Raises DataError, StorageError, ConfigError, WorkerError; the same call goes on afterwards where that makes sense.
     """
+    started = time.monotonic()
+    options = replace(options or ConvertOptions(), **changes)
+    progress = progress or Progress()
+    folders = [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
+    targets = [open_storage(folder) for folder in folders]
+    scratch = work_folder(targets[0].url, work) / "sources"
+    opened = open_sources([str(source) for source in sources], format=options.format, scratch=scratch)
+    with open_work(
+        targets,
+        _asked(opened, options),
+        files=other_files(options.measured_by),
+        extension=f".{compression_extension(options.compression)}" if options.compression else "",
+        base=work,
+        overwrite=overwrite,
+    ) as begun:
+        total = sum(source.num_bytes for source in opened)
+        progress.begin(total)
+        reading = Reading(opened, options.schema, say=progress.say)
+        format = ShardFormat(reading.mapper.columns, shard_bytes=options.shard_bytes, compression=options.compression)
+        laying = Laying(format, options, begun)
+        num_workers = num_workers or min(num_cores(), total // UNIT_BYTES + 1)
+        with (
+            closing(reading),
+            open_pool(_job(begun, format, options), num_workers, name=_name, on_progress=progress.advance) as pool,
+        ):
+            _Run(pool, reading, laying, begun, ahead=_AHEAD * num_workers, progress=progress).go()
+        for output in laying.outputs:
+            _commit(begun, output, laying, reading, options, opened)
+    return _report(reading, laying, begun, time.monotonic() - started)
+
+
+def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:
+    """All that what is written follows from, as JSON values."""
     from .. import __version__
 
-    if tokenize and processor is None:
-        raise ConfigError("--tokenize needs a tokenizer: pass --tokenizer")
-    started = time.monotonic()
-    measured: Processor | None = TokensProcessor() if tokenize else processor
-    schema = "tokens" if tokenize else "messages"
-    lengths: list[int] = []
-    rejects: list[bytes] = []
-    num_rows = 0
-    storage = open_storage(target)
-    with open_writer(storage, columns=COLUMNS[schema], shard_bytes=shard_bytes, overwrite=overwrite) as writer:
-        for source in sources:
-            for row in read_rows(source):
-                try:
-                    sample = _to_sample(row, processor if tokenize else None)
-                    length = measured.measure(sample) if measured else None
-                    writer.write(sample)
-                except DataError as error:
-                    if on_error == "fail":
-                        raise DataError(
-                            f"{row.where}: {error} (or pass --on-error skip to leave such rows out)"
-                        ) from error
-                    rejects.append(_reject(row, error))
-                else:
-                    num_rows += 1
-                    if length is not None:
-                        lengths.append(length)
-                on_row()
-        if num_rows == 0:
-            raise DataError(f"none of {len(rejects)} rows fits its schema: {rejects[0].decode()}")
-        index = None
-        if measured is not None:
-            index = LengthIndex.from_array(
-                np.array(lengths, np.uint32),
-                fingerprint=processor_fingerprint(measured),
-                processor=measured.description,
-            )
-        description = {
-            "schema": schema,
-            "columns": COLUMNS[schema],
-            "num_samples": num_rows,
-            "num_rejected": len(rejects),
-            "source": [_source_fingerprint(source) for source in sources],
-            "converter": f"lmms_stream {__version__}",
-        }
-        dataset = writer.commit(description, index, b"".join(line + b"\n" for line in rejects))
-    return ConvertReport(
-        num_rows=num_rows,
-        num_rejected=len(rejects),
-        num_tokens=sum(lengths) if measured else None,
-        num_shards=len(dataset["shards"]),
-        num_bytes=sum(shard["size"] for shard in dataset["shards"]),
-        seconds=time.monotonic() - started,
+    values = {each.name: getattr(options, each.name) for each in fields(options)}
+    values["schema"] = asdict(options.schema)
+    values["processor"] = options.processor and dict(options.processor.description)
+    return {**values, "sources": _described(sources), "version of lmms_stream": __version__}
+
+
+def _described(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    return [{**source.identity, "name": source.name} for source in sources]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What a worker does: parts of units, and shards of parts."""
+
+    parts: PartMaker
+    shards: Sequence[ShardMaker]
+
+    def __call__(self, task: UnitTask | ShardTask, on_bytes: Callable[[int], None]) -> dict[str, Any]:
+        if isinstance(task, ShardTask):
+            return self.shards[task.output].make(task)
+        self.parts.make(task, on_bytes)
+        return {}
+
+
+def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> _Job:
+    parts = PartMaker(
+        folder=work.units,
+        format=format,
+        processor=options.processor,
+        tokenize=options.tokenize,
+        on_error=options.on_error,
+        shortest=options.shortest,
+        longest=options.longest,
     )
+    shards = [
+        ShardMaker(folder=work.units, staging=work.staging, format=format, storage=target) for target in work.targets
+    ]
+    return _Job(parts, shards)
 
 
-def _to_sample(row: Row, tokenizer: Processor | None) -> Sample:
-    sample = to_messages(row.values)
-    return sample if tokenizer is None else to_tokens(sample, tokenizer)
+def _name(task: UnitTask | ShardTask) -> str:
+    return task.name if isinstance(task, ShardTask) else f"unit {task.number}, of {task.source_name}"
 
 
-def _reject(row: Row, error: DataError) -> bytes:
-    return orjson.dumps({"source": str(row.source), "row": row.number, "reason": str(error)})
+class _Run:
+    """Has all units made into parts, and the parts, in the order of the sources, into shards."""
+
+    def __init__(
+        self,
+        pool: Pool[UnitTask | ShardTask, dict[str, Any]],
+        reading: Reading,
+        laying: Laying,
+        work: Work,
+        *,
+        ahead: int,
+        progress: Progress,
+    ):
+        self._pool = pool
+        self._reading = reading
+        self._laying = laying
+        self._work = work
+        self._ahead = ahead
+        self._progress = progress
+        self._units = reading.units()
+        self._next_unit: UnitTask | None = next(self._units, None)
+        self._made: dict[int, UnitTask] = {}  # units whose parts wait for those before them
+        self._shards: deque[ShardTask] = deque()  # to be made
+        self._num_given = 0
+
+    def go(self) -> None:
+        while True:
+            self._lay()
+            task = self._next_task() if self._pool.num_idle else None
+            if task is not None:
+                self._pool.give(task)
+                self._num_given += 1
+            elif self._num_given:
+                for done, entry in self._pool.wait():
+                    self._num_given -= 1
+                    self._has_done(done, entry)
+            elif self._laying.is_finished and not self._shards:
+                return
+
+    def _lay(self) -> None:
+        """Lay the parts that come next, as far as they are made."""
+        while (task := self._made.pop(self._laying.next_part, None)) is not None:
+            self._shards.extend(self._laying.lay(task, self._reading))
+        if self._laying.is_full:
+            self._next_unit = None
+        if self._next_unit is None and not self._num_given and not self._shards and not self._laying.is_finished:
+            self._shards.extend(self._laying.finish())
+
+    def _next_task(self) -> UnitTask | ShardTask | None:
+        """A shard before a unit, so that parts go as soon as they may."""
+        if self._shards:
+            shard = self._shards.popleft()
+            self._work.announce(shard.output, shard.number)
+            return shard
+        while (unit := self._next_unit) is not None and unit.number - self._laying.next_part < self._ahead:
+            self._next_unit = next(self._units, None)
+            if not about_path(self._work.units, unit.number).exists():
+                return unit
+            self._made[unit.number] = unit  # by an earlier run
+            self._reading.has_read(unit)
+            self._progress.advance(unit.unit.num_bytes)
+            self._lay()
+            if self._shards:
+                return self._next_task()
+        return None
+
+    def _has_done(self, task: UnitTask | ShardTask, entry: dict[str, Any]) -> None:
+        if isinstance(task, ShardTask):
+            self._work.keep_shard(task.output, task.number, entry)
+            self._laying.has_made(task)
+        else:
+            self._made[task.number] = task
+            self._reading.has_read(task)
 
 
-def _source_fingerprint(path: Path) -> dict[str, object]:
-    digest = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return {"name": path.name, "size": path.stat().st_size, "xxh3_64": digest.hexdigest()}
+def _commit(
+    work: Work, output: Output, laying: Laying, reading: Reading, options: ConvertOptions, sources: Sequence[Source]
+) -> None:
+    from .. import __version__
+
+    measured_by = options.measured_by
+    description = {
+        "schema": reading.mapper.schema if not options.tokenize else TokensProcessor.schema,
+        "columns": output.format.columns,
+        "num_samples": output.num_samples,
+        "num_rejected": len(laying.rejects),
+        "num_filtered": laying.num_filtered,
+        "source": _described(sources),
+        "converter": f"lmms_stream {__version__}",
+    }
+    commit(
+        work.targets[output.number],
+        [work.done[output.number, number] for number in range(output.num_shards)],
+        description,
+        lengths=measured_lengths(output.lengths, measured_by) if measured_by and output.lengths else None,
+        rejects=laying.rejects,
+        staging=work.staging,
+    )
+    work.release(output.number)
+
+
+def _report(reading: Reading, laying: Laying, work: Work, seconds: float) -> ConvertReport:
+    lengths = [each for output in laying.outputs for each in output.lengths]
+    return ConvertReport(
+        schema=reading.mapper.description,
+        num_rows=sum(output.num_samples for output in laying.outputs),
+        num_rejected=len(laying.rejects),
+        num_filtered=laying.num_filtered,
+        num_tokens=sum(int(each.sum(dtype=np.int64)) for each in lengths) if lengths else None,
+        num_shards=sum(output.num_shards for output in laying.outputs),
+        num_bytes=sum(entry_bytes(entry) for entry in work.done.values()),
+        seconds=seconds,
+    )

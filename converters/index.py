@@ -10,18 +10,12 @@ import hashlib
 import json
 import math
 import operator
-import os
-import pickle
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from multiprocessing import connection, get_context, resource_tracker
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache import LocalCache, default_cache_folder, fetch_shard
-from ..errors import ConfigError, DataError, LmmsStreamError, ObjectMissingError, StorageError, WorkerError
+from ..errors import ConfigError, DataError, LmmsStreamError, ObjectMissingError, StorageError
 from ..lengths import LengthIndex
 from ..locks import locked
 from ..processors.base import Processor, processor_fingerprint
 from ..shards import DATASET_NAME, INDEX_NAME, Shard, ShardInfo, parse_index
 from ..storage import Storage, open_storage
+from .pool import do_all, num_cores, open_pool
 
 _LENGTH = np.dtype("<u4")
 _DIGEST_BYTES = 16
@@ -70,12 +65,10 @@ def index_dataset(
         missing = [(info, first_id) for info, first_id in tasks if _read_lengths(folder, info) is None]
         on_start([info.num_samples for info, _ in tasks], [info.num_samples for info, _ in missing])
         measurer = _Measurer(processor, LocalCache(storage, downloads))
-        num_processes = min(num_workers or len(os.sched_getaffinity(0)), len(missing))
-        if num_processes > 1:
-            _measure_in_processes(measurer, missing, folder, num_processes=num_processes, on_samples=on_samples)
-        else:
-            for task in missing:
-                _keep_lengths(folder, task[0], measurer.measure(task, on_samples))
+        num_processes = max(1, min(num_workers or num_cores(), len(missing)))
+        with open_pool(measurer, num_processes, name=lambda task: task[0].name, on_progress=on_samples) as pool:
+            for (info, _), of_shard in do_all(pool, missing):
+                _keep_lengths(folder, info, of_shard)
         lengths = _join_lengths(folder, tasks)
         index = LengthIndex.from_array(lengths, fingerprint=fingerprint, processor=processor.description)
         names = index.write(folder)
@@ -173,7 +166,7 @@ class _Measurer:
     processor: Processor
     cache: LocalCache
 
-    def measure(self, task: _Task, on_samples: Callable[[int], None]) -> bytes:
+    def __call__(self, task: _Task, on_samples: Callable[[int], None]) -> bytes:
         """The lengths of a shard, as bytes; on_samples is told now and then how many more samples were measured."""
         info, first_id = task
         path = fetch_shard(self.cache, info)
@@ -203,92 +196,3 @@ class _Measurer:
         if not 0 < length < 1 << 32:
             raise DataError(f"{where} has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
         return length
-
-
-def _measure_in_processes(
-    measurer: _Measurer, tasks: Sequence[_Task], folder: Path, *, num_processes: int, on_samples: Callable[[int], None]
-) -> None:
-    waiting = iter(tasks)
-    given: dict[connection.Connection, _Task] = {}
-    with _started_workers(measurer, num_processes) as workers:
-        idle = list(workers)
-        while True:
-            for pipe, task in zip(idle, waiting, strict=False):
-                given[pipe] = task
-                with suppress(BrokenPipeError):  # it died; _receive says so
-                    pipe.send(task)
-            if not given:
-                return
-            idle = []
-            for ready in connection.wait(list(given)):
-                assert isinstance(ready, connection.Connection)
-                answer = _receive(ready, workers[ready], given[ready])
-                if isinstance(answer, int):
-                    on_samples(answer)
-                else:
-                    _keep_lengths(folder, given.pop(ready)[0], answer)
-                    idle.append(ready)
-
-
-def _receive(pipe: connection.Connection, worker: BaseProcess, task: _Task) -> int | bytes:
-    """How many more samples a worker measured, or all lengths of its task; raises what it sends, and WorkerError."""
-    try:
-        answer: int | bytes | Exception = pipe.recv()
-    except (EOFError, OSError) as error:
-        worker.join(10)
-        code = worker.exitcode or 0
-        cause = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended (status {code})"
-        raise WorkerError(
-            f"worker process {worker.pid} {cause} at {task[0].name}: run the same command again, with fewer --workers "
-            "if memory ran out; it goes on (a script must call index_dataset below `if __name__ == '__main__':`)"
-        ) from error
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-@contextmanager
-def _started_workers(measurer: _Measurer, num_processes: int) -> Iterator[dict[connection.Connection, BaseProcess]]:
-    """Workers by the pipe to each; spawned, because tokenizers and threads do not survive a fork; killed at the end."""
-    try:
-        pickled = pickle.dumps(measurer)
-    except Exception as error:
-        raise ConfigError(f"the processor cannot be sent to other processes ({error!r}): pass num_workers=1") from error
-    workers: dict[connection.Connection, BaseProcess] = {}
-
-    def start() -> None:
-        resource_tracker.ensure_running()  # its own start would end the block
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C reaches the command alone
-        for _ in range(num_processes):
-            pipe, theirs = connection.Pipe()
-            worker = get_context("spawn").Process(target=_work, args=(theirs, pickled), daemon=True)
-            worker.start()
-            theirs.close()
-            workers[pipe] = worker
-
-    try:
-        with ThreadPoolExecutor(1) as thread:  # an interrupt is raised in the main one, so no start is cut short
-            thread.submit(start).result()
-        yield workers
-    finally:
-        for pipe, worker in workers.items():
-            worker.kill()
-            worker.join()
-            pipe.close()
-
-
-def _work(pipe: connection.Connection, pickled: bytes) -> None:
-    """A worker: tasks in; counts of samples, lengths and errors out. It ends when nobody listens any more."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core for each worker
-    measurer: _Measurer | None = None
-    with suppress(EOFError, ConnectionError):
-        while True:
-            task = pipe.recv()
-            try:
-                measurer = measurer or pickle.loads(pickled)
-                answer: bytes | Exception = measurer.measure(task, pipe.send)
-            except (LmmsStreamError, OSError) as error:
-                answer = error
-            except Exception as error:  # noqa: BLE001 - it is raised by the process that waits
-                answer = WorkerError(f"{task[0].name}: {error!r}")
-            pipe.send(answer)

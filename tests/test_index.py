@@ -317,7 +317,7 @@ def test_a_script_that_does_not_guard_its_main_part_is_told_so(tmp_path: Path) -
     root = Path(__file__).parent.parent
     result = run_command("env", f"PYTHONPATH={root}", sys.executable, str(script), cwd=root)
     assert result.returncode == 1
-    assert "must call index_dataset below `if __name__ == '__main__':`" in result.stderr
+    assert "must start it below `if __name__ == '__main__':`" in result.stderr
 
 
 # The command, with real signals

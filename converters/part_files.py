@@ -1,0 +1,188 @@
+"""A unit of rows -> a part: its samples as a shard holds them, one after another, in a file of the work folder.
+
+A part is made by one process, and is the same whichever makes it. What is known of it lies in a file beside it, whose
+name says that it is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from ..errors import DataError, StorageError
+from ..processors.base import Processor
+from ..processors.text import TokensProcessor
+from ..types import Sample
+from .encoding import ShardFormat
+from .schema import Mapper, to_tokens
+from .units import Unit
+
+OnError = Literal["fail", "skip"]
+ROWS_TOGETHER = 256  # rows that are tokenized together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What came of a unit. sizes: int64[n], bytes of each sample; lengths: uint32[n], its tokens, where it is measured.
+
+    rejects: number of the row in the unit, and what is wrong with it. num_filtered: samples that were left out for
+    their length. num_rows: rows and blank lines.
+    """
+
+    sizes: NDArray[np.int64]
+    lengths: NDArray[np.uint32] | None
+    rejects: list[tuple[int, str]]
+    num_filtered: int
+    num_rows: int
+
+    def save(self, path: Path) -> None:
+        about = orjson.dumps({"rejects": self.rejects, "num_filtered": self.num_filtered, "num_rows": self.num_rows})
+        lengths = {} if self.lengths is None else {"lengths": self.lengths}
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            np.savez(file, sizes=self.sizes, about=np.frombuffer(about, np.uint8), **lengths)
+        temporary.replace(path)
+
+    @staticmethod
+    def load(path: Path) -> Part:
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                about = orjson.loads(arrays["about"].tobytes())
+                return Part(
+                    sizes=arrays["sizes"],
+                    lengths=arrays.get("lengths"),
+                    rejects=[(int(number), str(reason)) for number, reason in about["rejects"]],
+                    num_filtered=about["num_filtered"],
+                    num_rows=about["num_rows"],
+                )
+        except (ValueError, KeyError, EOFError, OSError) as error:
+            raise StorageError(f"{path} is damaged ({error}): begin again with --overwrite") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitTask:
+    """Read a unit and make its part. number: among all units. source: the number of the source it is of."""
+
+    number: int
+    unit: Unit
+    mapper: Mapper
+    source: int
+    source_name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartMaker:
+    """What is done with rows. processor: measures samples; with `tokenize` what it makes of them is stored.
+
+    on_error: at a row that does not fit, the part ends with it as its only reject, or goes on. shortest, longest: what
+    has fewer or more tokens is left out.
+    """
+
+    folder: Path
+    format: ShardFormat
+    processor: Processor | None
+    tokenize: bool
+    on_error: OnError
+    shortest: int | None
+    longest: int | None
+
+    def make(self, task: UnitTask, on_bytes: Callable[[int], None]) -> None:
+        """Write the part and what is known of it."""
+        making = _Making(self, task)
+        temporary = self.folder / f"{task.number:06}.part.tmp"
+        with temporary.open("wb") as file:
+            rows = making.rows()
+            while several := list(islice(rows, ROWS_TOGETHER)):
+                for data in making.encoded(several):
+                    file.write(data)
+        temporary.replace(part_path(self.folder, task.number))
+        making.part().save(about_path(self.folder, task.number))
+        on_bytes(task.unit.num_bytes)
+
+
+def part_path(folder: Path, number: int) -> Path:
+    return folder / f"{number:06}.part"
+
+
+def about_path(folder: Path, number: int) -> Path:
+    return folder / f"{number:06}.npz"
+
+
+class _Making:
+    """A part as it grows."""
+
+    def __init__(self, maker: PartMaker, task: UnitTask):
+        self._maker = maker
+        self._unit = task.unit
+        self._mapper = task.mapper
+        self._sizes: list[int] = []
+        self._lengths: list[int] = []
+        self._rejects: list[tuple[int, str]] = []
+        self._num_filtered = 0
+        self._measures = TokensProcessor() if maker.tokenize else maker.processor
+
+    def rows(self) -> Iterator[tuple[int, Sample]]:
+        """The rows that fit, as samples, each with its number."""
+        for row in self._unit.rows():
+            if row.values is None:
+                self._reject(row.number, row.error)
+            else:
+                try:
+                    yield row.number, self._mapper(row.values, self._unit.folder)
+                except DataError as error:
+                    self._reject(row.number, str(error))
+            if self._has_failed:
+                return
+
+    @property
+    def _has_failed(self) -> bool:
+        return bool(self._rejects) and self._maker.on_error == "fail"
+
+    def _reject(self, number: int, reason: str) -> None:
+        if not self._has_failed:
+            self._rejects.append((number, reason))
+
+    def encoded(self, rows: Sequence[tuple[int, Sample]]) -> Iterator[bytes]:
+        """The samples that are kept, as they lie in a shard."""
+        for number, sample in rows:
+            try:
+                stored, length = self._measured(sample)
+                data = self._maker.format.encode(stored)
+            except DataError as error:
+                self._reject(number, str(error))
+                if self._has_failed:
+                    return
+                continue
+            if self._measures and not (self._maker.shortest or 0) <= length <= (self._maker.longest or length):
+                self._num_filtered += 1
+                continue
+            self._sizes.append(len(data))
+            self._lengths.append(length)
+            yield data
+
+    def _measured(self, sample: Sample) -> tuple[Sample, int]:
+        """What is stored of a sample, and its tokens (0 where nothing measures it)."""
+        if self._maker.tokenize and self._maker.processor is not None:
+            sample = to_tokens(sample, self._maker.processor)
+        if self._measures is None:
+            return sample, 0
+        length = self._measures.measure(sample)
+        if not 0 < length < 1 << 32:
+            raise DataError(f"the sample has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
+        return sample, length
+
+    def part(self) -> Part:
+        return Part(
+            sizes=np.array(self._sizes, np.int64),
+            lengths=np.array(self._lengths, np.uint32) if self._measures else None,
+            rejects=self._rejects,
+            num_filtered=self._num_filtered,
+            num_rows=self._unit.count() if not self._has_failed else 0,
+        )
