@@ -1,68 +1,261 @@
-"""A row -> a sample of one of the two shard schemas. Pure.
+"""Rows -> samples: which kind of rows they are, by the first of them, and each row as that kind says.
 
-messages: `messages` (JSON text) and `media` (bytes); what the chat processor reads.
-tokens: `input_ids` int32[T] and `loss_spans` int32[k, 2]; made of messages by a processor.
+Stored schemas: messages (`messages`: JSON text, `media`: bytes), tokens (`input_ids`, `loss_spans`), text (`text`) and
+columns. The JSON of messages is the list of them, or {"messages": […], "tools": […]} where the row has tools; what the
+loss leaves out has "learn": false; parts of media have {"type", "mime", "span": [offset, size]} into `media`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-import numpy as np
 import orjson
 
-from ..errors import DataError
-from ..processors.base import IGNORED_LABEL, Processor
+from ..errors import ConfigError, DataError
 from ..types import Sample
+from .columns import check_text, column_encoding, fit_value
+from .conversations import READERS, USUAL_ROLES, add_system, check_learnt, read_tools
+from .fields import USUAL_COLUMNS, Fields
+from .formats import FORMATS, SINGLE_TURN, STORED_COLUMNS, formats_of
+from .media import SampleMedia
+from .parts import KINDS, store_content
+from .tokens import read_tokens
+from .tokens import to_tokens as to_tokens
 
-COLUMNS: dict[str, dict[str, str]] = {
-    "messages": {"messages": "str", "media": "bytes"},
-    "tokens": {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"},
-}
+COLUMNS = STORED_COLUMNS
+_VERSION = 1  # of what is stored for a row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchemaOptions:
+    """How rows are read; the defaults find it out.
+
+    schema: the kind of rows that is insisted on (a key of FORMATS). columns: role -> column, where it has another
+    than the usual name; "" for none. keep: columns that are kept as they are, or True for all that nothing else
+    reads. system: prompt of conversations without one. roles: what the data calls a speaker -> user, assistant, …
+    learn: whether the loss is on all that the assistant says or on its last message. media_root: folder or URL that
+    references to media start from, and do not leave (default: the source's own folder). max_image_pixels: larger
+    images are made smaller.
+    """
+
+    schema: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    keep: tuple[str, ...] | bool = ()
+    system: str | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
+    learn: Literal["assistant", "last"] = "assistant"
+    media_root: str | None = None
+    max_image_pixels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.schema is not None and self.schema not in FORMATS:
+            raise ConfigError(f"schema {self.schema!r} is not known: choose one of {', '.join(FORMATS)}")
+        unknown = sorted(set(self.columns) - set(USUAL_COLUMNS))
+        if unknown:
+            raise ConfigError(f"no column has the role {', '.join(unknown)}: choose of {', '.join(USUAL_COLUMNS)}")
+        if self.learn not in ("assistant", "last"):
+            raise ConfigError(f"learn must be 'assistant' or 'last', got {self.learn!r}")
+        if self.max_image_pixels is not None and self.max_image_pixels < 1:
+            raise ConfigError(f"max_image_pixels must be at least 1, got {self.max_image_pixels}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mapper:
+    """Maps rows of one kind; can be pickled.
+
+    format: the kind of rows. found: role -> column, as the user named it or the first rows have it. kept: columns
+    that are kept beside those, and their encodings. description: what was found, in a line for people.
+    """
+
+    format: str
+    options: SchemaOptions
+    found: Mapping[str, str]
+    kept: Mapping[str, str]
+    description: str
+
+    def __call__(self, values: Mapping[str, Any], folder: str | None) -> Sample:
+        """A row as a sample; relative paths of media start from folder. DataError for a row that does not fit."""
+        root = self.options.media_root or folder
+        media = SampleMedia(root, max_image_pixels=self.options.max_image_pixels)
+        sample = self._sample(Fields(values, self.found), media)
+        for name, encoding in self.kept.items():
+            sample[name] = fit_value(name, encoding, values.get(name), read_media=media.read)
+        return sample
+
+    @property
+    def schema(self) -> str:
+        """What is stored: "messages", "tokens", "text" or "columns"."""
+        return FORMATS[self.format].schema
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Stored column -> MDS encoding."""
+        return {**_stored_columns(self.format), **self.kept}
+
+    @property
+    def fingerprint_text(self) -> str:
+        """JSON of all that changes what is stored for a row."""
+        from PIL import __version__ as pillow_version
+
+        options = {name: getattr(self.options, name) for name in ("system", "learn", "media_root", "max_image_pixels")}
+        described = {
+            **options,
+            "version": _VERSION,
+            "format": self.format,
+            "found": dict(self.found),
+            "kept": dict(self.kept),
+            "roles": dict(self.options.roles),
+            "pillow": pillow_version if self.options.max_image_pixels else None,
+        }
+        return json.dumps(described, sort_keys=True)
+
+    def _sample(self, fields: Fields, media: SampleMedia) -> dict[str, Any]:
+        if self.format == "tokens":
+            return read_tokens(fields)
+        if self.format == "text":
+            return {"text": _text(fields)}
+        if self.format == "image-label":
+            return _image_label(fields, media)
+        return self._conversation(fields, media) if self.schema == "messages" else {}
+
+    def _conversation(self, fields: Fields, media: SampleMedia) -> dict[str, Any]:
+        turns = READERS[self.format](fields, {**USUAL_ROLES, **self.options.roles})
+        turns = add_system(turns, fields, self.options.system)
+        waiting = {kind: _references(fields.get(role)) for kind, role in KINDS.items() if fields.column(role)}
+        stored: Any = store_content(turns, waiting, media, in_front=self.format in SINGLE_TURN)
+        check_learnt(stored, last_only=self.options.learn == "last")
+        tools = read_tools(fields)
+        try:
+            text = orjson.dumps({"messages": stored, "tools": tools} if tools else stored).decode()
+        except TypeError as error:
+            raise DataError(f"the messages hold what JSON cannot ({error}): correct or remove the row") from error
+        return {"messages": text, "media": media.data}
+
+
+def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
+    """The mapper for rows like these, the first of their source.
+
+    DataError when none of them fits a schema, or they fit different ones; rows that fit none beside others that do
+    are passed over here, and refused when they are mapped.
+    """
+    if not rows:
+        raise DataError("there are no rows, so no schema can be found: name a source that has some")
+    names = list(dict.fromkeys(str(name) for row in rows for name in row))
+    missing = [f"{column} ({role})" for role, column in options.columns.items() if column and column not in names]
+    if missing:
+        raise DataError(f"no column {', '.join(missing)}, found {', '.join(names)}: correct --columns")
+    form = _find_format(rows, names, options)
+    found = {role: column for role, column in options.columns.items() if role in FORMATS[form].roles}
+    for role in FORMATS[form].roles:
+        columns = [column for row in rows if (column := Fields(row, options.columns).column(role))]
+        if columns and role not in found:
+            found[role] = columns[0]
+    kept_names = _kept_names(form, names, list(found.values()), options)
+    kept = {name: column_encoding(name, [row.get(name) for row in rows]) for name in kept_names}
+    read = {role: column for role, column in found.items() if column}
+    return Mapper(
+        format=form,
+        options=options,
+        found=found,
+        kept=kept,
+        description=_describe(form, read, kept, [name for name in names if name not in {*read.values(), *kept}]),
+    )
 
 
 def to_messages(row: Mapping[str, Any]) -> Sample:
-    """A row with OpenAI `messages` (content: a string or a list of text parts) as a messages sample.
-
-    DataError when messages are missing or malformed, and when the assistant says nothing.
-    """
-    messages = row.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise DataError(f"expected a list of messages in column 'messages', found columns {', '.join(row)}")
-    stored = [_message(message) for message in messages]
-    if not any(message["role"] == "assistant" and message["content"] for message in stored):
-        raise DataError("no assistant message with content, so nothing would be learnt: complete or remove the row")
-    return {"messages": orjson.dumps(stored).decode(), "media": b""}
+    """A row with OpenAI `messages` as a messages sample."""
+    return Mapper(format="messages", options=SchemaOptions(), found={}, kept={}, description="messages")(row, None)
 
 
-def _message(message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise DataError(f"a message must be an object with a role, found {str(message)[:80]!r}")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = [_part(part) for part in content]
-    elif content is not None and not isinstance(content, str):
-        raise DataError(f"content must be a string or a list of parts, found {type(content).__name__}")
-    others = {key: value for key, value in message.items() if value is not None}
-    return others | {"role": message["role"], "content": content}
+def _find_format(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> str:
+    if options.schema == "columns":
+        return "columns"
+    fitting = [formats_of(row, options.columns) for row in rows]
+    if options.schema is not None:
+        if not any(options.schema in formats for formats in fitting):
+            raise DataError(
+                f"no row fits --schema {options.schema}, which needs columns {_needs(options.schema)}; found "
+                f"{', '.join(names)}: name them with --columns, or leave --schema out"
+            )
+        return options.schema
+    best = {formats[0]: number for number, formats in reversed(list(enumerate(fitting, start=1))) if formats}
+    if len(best) > 1:
+        where = ", ".join(f"{form} (row {number})" for form, number in sorted(best.items(), key=lambda item: item[1]))
+        raise DataError(
+            f"rows of several schemas in one source: {where}: convert each kind on its own, or pass --schema"
+        )
+    if best:
+        return next(iter(best))
+    if options.keep:
+        return "columns"
+    known = "; ".join(f"{name}: {_needs(name)}" for name, form in FORMATS.items() if form.needs)
+    raise DataError(
+        f"columns {', '.join(names)} fit no schema ({known}): name one's columns with --columns ROLE=COLUMN and "
+        "--schema, or keep columns as they are with --keep"
+    )
 
 
-def _part(part: Any) -> dict[str, str]:
-    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        kind = part.get("type") if isinstance(part, dict) else part
-        raise DataError(f"content parts of type {kind!r} are not supported: expected {{'type': 'text', 'text': …}}")
-    return {"type": "text", "text": part["text"]}
+def _kept_names(form: str, names: Sequence[str], read: Sequence[str], options: SchemaOptions) -> list[str]:
+    if isinstance(options.keep, bool):
+        kept = [name for name in names if name not in read] if options.keep or form == "columns" else []
+    else:
+        kept = list(options.keep) or (list(names) if form == "columns" else [])
+    absent = [name for name in kept if name not in names]
+    if absent:
+        raise DataError(f"--keep {' '.join(absent)}: no such column, found {', '.join(names)}")
+    taken = [name for name in kept if name in _stored_columns(form)]
+    if taken:
+        raise DataError(
+            f"--keep {' '.join(taken)}: schema {form} stores a column of that name: rename it in the source"
+        )
+    return kept
 
 
-def to_tokens(sample: Sample, processor: Processor) -> Sample:
-    """A sample that `processor` reads as a tokens sample; DataError when no token would be learnt."""
-    processed = processor.process(sample)
-    learnt = np.concatenate([[False], processed["labels"] != IGNORED_LABEL, [False]])
-    edges = np.flatnonzero(learnt[1:] != learnt[:-1])
-    if not len(edges):
-        raise DataError("no token would be learnt: does the chat template mark what the assistant says?")
-    return {
-        "input_ids": processed["input_ids"].astype(np.int32),
-        "loss_spans": edges.reshape(-1, 2).astype(np.int32),
-    }
+def _stored_columns(form: str) -> dict[str, str]:
+    return STORED_COLUMNS.get(form) or STORED_COLUMNS[FORMATS[form].schema]
+
+
+def _needs(form: str) -> str:
+    needs = " and ".join("/".join(USUAL_COLUMNS[role]) for role in FORMATS[form].needs)
+    return f"question or media, and {needs}" if form == "question-answer" else needs
+
+
+def _describe(form: str, read: Mapping[str, str], kept: Mapping[str, str], left: Sequence[str]) -> str:
+    parts = [form]
+    if read:
+        parts.append("reads " + ", ".join(f"{name} as {role}" if name != role else name for role, name in read.items()))
+    if kept:
+        parts.append("keeps " + ", ".join(f"{name} ({encoding})" for name, encoding in kept.items()))
+    if left:
+        parts.append(f"leaves out {', '.join(left)}")
+    return "; ".join(parts)
+
+
+def _references(value: Any) -> list[Any]:
+    """References in a column of media: a list of them, one, or none."""
+    if value is None or value in ("", b""):
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _text(fields: Fields) -> str:
+    text, name = fields.text("text"), fields.column("text") or "text"
+    if not text:
+        raise DataError(f"column {name!r} is empty, so nothing would be learnt: complete or remove the row")
+    check_text(name, text)
+    return text
+
+
+def _image_label(fields: Fields, media: SampleMedia) -> dict[str, Any]:
+    references = _references(fields.get("images"))
+    if len(references) != 1:
+        raise DataError(
+            f"{len(references)} images in column {fields.column('images')!r}, expected one: correct the row"
+        )
+    media.add("image", references[0])
+    label = fields.text("label")
+    check_text("label", label)
+    return {"image": media.data, "label": label}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .processors import ProcessorConfig as ProcessorConfig
     from .processors.base import Processor as Processor
     from .processors.chat import ChatProcessor as ChatProcessor
+    from .processors.text import TextProcessor as TextProcessor
     from .processors.text import TokensProcessor as TokensProcessor
     from .streams import Stream as Stream
     from .train.model import ModelConfig as ModelConfig
@@ -67,6 +68,7 @@ _HOME = {
     "ProcessorConfig": "processors",
     "RunConfig": "train.trainer",
     "Stream": "streams",
+    "TextProcessor": "processors.text",
     "TokensProcessor": "processors.text",
     "TrainConfig": "train.trainer",
     "World": "types",

@@ -14,10 +14,11 @@ class ProcessorConfig:
     """Which processor reads the samples, as one section of a YAML file.
 
     type: "chat" renders `messages` with the tokenizer's chat template; "tokens" takes samples that were
-    tokenized at conversion. tokenizer: a local folder or a hub id, for "chat".
+    tokenized at conversion; "text" learns all of each `text`. tokenizer: a local folder or a hub id, for "chat" and
+    "text".
     """
 
-    type: Literal["chat", "tokens"] = "chat"
+    type: Literal["chat", "tokens", "text"] = "chat"
     tokenizer: str | None = None
 
     def build(self) -> Processor:
@@ -27,6 +28,10 @@ class ProcessorConfig:
             return TokensProcessor()
         if not self.tokenizer:
             raise ConfigError("processor.tokenizer is missing: name the folder or hub id of a tokenizer")
+        if self.type == "text":
+            from .text import TextProcessor
+
+            return TextProcessor.from_pretrained(self.tokenizer)
         from .chat import ChatProcessor
 
         return ChatProcessor.from_pretrained(self.tokenizer)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,16 +12,20 @@ import numpy as np
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
 from .base import IGNORED_LABEL
+from .tokenizers import check_fast, digest, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+Span = tuple[int, int]  # characters of the rendered text, half-open
 
 
 class ChatProcessor:
     """Renders `messages` with the tokenizer's chat template, whose generation marks say what is learnt.
 
     The template must wrap what the assistant says in {% generation %} … {% endgeneration %} (transformers'
-    convention for assistant masks); ConfigError otherwise, and for a tokenizer that is not a fast one.
+    convention for assistant masks); ConfigError otherwise, and for a tokenizer that is not a fast one. It is given
+    the tools of the sample, and arguments of tool calls as objects. Messages with "learn": false are not learnt.
     """
 
     columns = ("messages",)
@@ -29,11 +33,10 @@ class ChatProcessor:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, source: str = ""):
         name = source or tokenizer.name_or_path
-        if not tokenizer.is_fast:
-            raise ConfigError(f"tokenizer {name} is not a fast one: assistant masks need tokenizer.json")
+        check_fast(tokenizer, name, why="assistant masks need")
         if not tokenizer.chat_template:
             raise ConfigError(f"tokenizer {name} has no chat template: set tokenizer.chat_template and save it")
-        if "{% generation %}" not in tokenizer.chat_template.replace("{%-", "{%").replace("-%}", "%}"):
+        if "{% generation %}" not in str(tokenizer.chat_template).replace("{%-", "{%").replace("-%}", "%}"):
             raise ConfigError(
                 f"the chat template of tokenizer {name} has no {{% generation %}} marks, so what the assistant says "
                 "cannot be told from the rest: wrap it in {% generation %} and {% endgeneration %}"
@@ -43,44 +46,91 @@ class ChatProcessor:
     @staticmethod
     def from_pretrained(path: str) -> ChatProcessor:
         """A processor with the tokenizer at a local path or hub id."""
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError) as error:
-            first_line = str(error).splitlines()[0]
-            raise ConfigError(f"tokenizer {path!r} cannot be loaded: {first_line}") from error
-        return ChatProcessor(tokenizer, source=path)
+        return ChatProcessor(load_tokenizer(path), source=path)
 
     @property
     def description(self) -> Mapping[str, Any]:
-        def digest(text: str) -> str:
-            return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
         return {
             "class": "ChatProcessor",
-            "version": 1,
+            "version": 2,
             "tokenizer": digest(self.tokenizer.backend_tokenizer.to_str()),
             "chat_template": digest(str(self.tokenizer.chat_template)),
         }
 
     def measure(self, sample: Sample) -> int:
-        text = self.tokenizer.apply_chat_template(_parse(sample["messages"]), tokenize=False)
+        text = self._apply_template(_parse(sample["messages"]), tokenize=False)
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def process(self, sample: Sample) -> Processed:
-        encoded: Any = self.tokenizer.apply_chat_template(
-            _parse(sample["messages"]), return_dict=True, return_assistant_tokens_mask=True
-        )
+        chat = _parse(sample["messages"])
+        encoded = self._apply_template(chat, return_dict=True, return_assistant_tokens_mask=True)
         input_ids = np.array(encoded["input_ids"], dtype=np.int64)
         learnt = np.array(encoded["assistant_masks"], dtype=bool)
+        for start, stop in self._spans_left_out(chat):
+            first, last = encoded.char_to_token(0, start), encoded.char_to_token(0, stop - 1)
+            if first is not None:
+                learnt[first : None if last is None else last + 1] = False
         return {"input_ids": input_ids, "labels": np.where(learnt, input_ids, IGNORED_LABEL)}
 
+    def _apply_template(self, chat: _Chat, **options: Any) -> Any:
+        from jinja2 import TemplateError
 
-def _parse(messages: str) -> list[dict[str, Any]]:
-    """The stored messages with their text joined: templates of text models take plain strings."""
-    parsed = json.loads(messages)
-    for message in parsed:
+        try:
+            return self.tokenizer.apply_chat_template(chat.messages, tools=chat.tools, **options)
+        except (TemplateError, TypeError) as error:  # what templates raise, and what they meet in data of other kinds
+            raise DataError(
+                f"the chat template refuses the conversation ({error}): correct it, or use another template"
+            ) from error
+
+    def _spans_left_out(self, chat: _Chat) -> list[Span]:
+        """What the template marks of messages that are not learnt."""
+        if not chat.left_out:
+            return []
+        spans = self._marked_spans(chat.messages, chat.tools)
+        speakers = [place for place, message in enumerate(chat.messages) if message["role"] == "assistant"]
+        if len(spans) != len(speakers):  # a template may mark a message several times, or not at all
+            counts = [len(self._marked_spans(chat.messages[: place + 1], chat.tools)) for place in speakers]
+            speakers = [
+                place
+                for place, before, after in zip(speakers, [0, *counts], counts, strict=False)
+                for _ in range(after - before)
+            ]
+        if len(spans) != len(speakers):
+            raise DataError(
+                f"the chat template marks {len(spans)} spans that are not those of single messages, so what is not "
+                'learnt cannot be told: use another template, or a dataset without "learn": false'
+            )
+        return [span for span, place in zip(spans, speakers, strict=True) if place in chat.left_out]
+
+    def _marked_spans(self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None) -> list[Span]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        special_tokens: dict[str, Any] = self.tokenizer.special_tokens_map
+        rendered: Any = render_jinja_template(
+            conversations=[messages],  # type: ignore[list-item]
+            tools=tools,
+            chat_template=self.tokenizer.get_chat_template(None, tools),
+            return_assistant_tokens_mask=True,
+            **special_tokens,
+        )
+        spans: list[Span] = rendered[1][0]
+        return spans
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """messages and tools as templates take them; left_out: places of messages that are not learnt."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    left_out: frozenset[int]
+
+
+def _parse(stored: str) -> _Chat:
+    """The stored conversation with the text of its parts joined: templates of text models take plain strings."""
+    parsed = json.loads(stored)
+    messages, tools = (parsed["messages"], parsed["tools"]) if isinstance(parsed, dict) else (parsed, None)
+    for message in messages:
         if isinstance(message["content"], list):
             kinds = {part["type"] for part in message["content"]} - {"text"}
             if kinds:
@@ -89,4 +139,19 @@ def _parse(messages: str) -> list[dict[str, Any]]:
                     "use a processor for that kind of media"
                 )
             message["content"] = "".join(part["text"] for part in message["content"])
-    return list(parsed)
+        for call in message.get("tool_calls") or ():
+            _read_arguments(call)
+    left_out = frozenset(place for place, message in enumerate(messages) if not message.pop("learn", True))
+    return _Chat(messages, tools, left_out)
+
+
+def _read_arguments(call: Any) -> None:
+    """Arguments of a tool call as an object, where OpenAI's JSON text of one is stored: templates write the JSON."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        try:
+            arguments = json.loads(function["arguments"])
+        except ValueError:
+            return  # the template sees the text
+        if isinstance(arguments, dict):
+            function["arguments"] = arguments

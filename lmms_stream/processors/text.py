@@ -1,19 +1,66 @@
-"""Samples that are tokenized already: `input_ids` with `loss_spans`."""
+"""Texts -> tokens, and samples that are tokenized already: `input_ids` with `loss_spans`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..shards import ShardInfo
 from ..types import Processed, Sample
 from .base import IGNORED_LABEL, SegmentError
+from .tokenizers import check_fast, digest, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class TextProcessor:
+    """A `text` with the special tokens that its tokenizer puts around one, then its end-of-text token, all learnt.
+
+    ConfigError for a tokenizer without such a token, and for one that is not a fast one.
+    """
+
+    columns = ("text",)
+    schema = "text"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, source: str = ""):
+        name = source or tokenizer.name_or_path
+        check_fast(tokenizer, name, why="its fingerprint is that of")
+        if tokenizer.eos_token_id is None:
+            raise ConfigError(f"tokenizer {name} has no end-of-text token: set tokenizer.eos_token and save it")
+        self.tokenizer = tokenizer
+
+    @staticmethod
+    def from_pretrained(path: str) -> TextProcessor:
+        """A processor with the tokenizer at a local path or hub id."""
+        return TextProcessor(load_tokenizer(path), source=path)
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return {
+            "class": "TextProcessor",
+            "version": 1,
+            "tokenizer": digest(self.tokenizer.backend_tokenizer.to_str()),
+            "eos_token": self.tokenizer.eos_token,
+        }
+
+    def measure(self, sample: Sample) -> int:
+        return len(self._encode(sample))
+
+    def process(self, sample: Sample) -> Processed:
+        input_ids = np.array(self._encode(sample), dtype=np.int64)
+        return {"input_ids": input_ids, "labels": input_ids.copy()}
+
+    def _encode(self, sample: Sample) -> list[int]:
+        ids: list[int] = self.tokenizer(sample["text"], verbose=False)["input_ids"]
+        end = self.tokenizer.eos_token_id
+        return ids if ids and ids[-1] == end else [*ids, end]
 
 
 @dataclass(frozen=True, slots=True)
