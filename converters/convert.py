@@ -27,7 +27,7 @@ from .outputs import Output
 from .part_files import OnError, PartMaker, UnitTask, about_path
 from .pool import Pool, num_cores, open_pool
 from .reading import Reading
-from .schema import SchemaOptions
+from .schema import Mapper, SchemaOptions
 from .shard_files import ShardMaker, ShardTask, entry_bytes
 from .sources import open_sources
 from .units import UNIT_BYTES, Source
@@ -145,6 +145,7 @@ def convert(
         total = sum(source.num_bytes for source in opened)
         progress.begin(total)
         reading = Reading(opened, options.schema, say=progress.say)
+        _check_processor(options.processor, reading.mapper)
         format = ShardFormat(reading.mapper.columns, shard_bytes=options.shard_bytes, compression=options.compression)
         laying = Laying(format, options, begun)
         num_workers = num_workers or min(num_cores(), total // UNIT_BYTES + 1)
@@ -156,6 +157,14 @@ def convert(
         for output in laying.outputs:
             _commit(begun, output, laying, reading, options, opened)
     return _report(reading, laying, begun, time.monotonic() - started)
+
+
+def _check_processor(processor: Processor | None, mapper: Mapper) -> None:
+    if processor is not None and processor.schema != mapper.schema:
+        raise ConfigError(
+            f"the rows are {mapper.schema!r}, and {type(processor).__name__} reads {processor.schema!r}: choose the "
+            "other with --processor, or say what the rows are with --schema and --columns"
+        )
 
 
 def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:

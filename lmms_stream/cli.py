@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import __version__
+from . import __version__, cli_convert
 from .errors import ConfigError, LmmsStreamError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .processors.base import Processor
 
 EXAMPLES = {
-    "convert": "lmms-stream convert chats.jsonl more.parquet s3://bucket/chats --tokenizer path/to/tokenizer",
+    "convert": cli_convert.EXAMPLE,
     "index": "lmms-stream index s3://bucket/chats --tokenizer path/to/tokenizer",
     "plan": "lmms-stream plan s3://bucket/chats --packing-length 4096 --world-size 8 --compare --plot plan.png",
     "train": "lmms-stream train run.yaml train.max_steps=100 --nproc 2",
@@ -79,14 +79,7 @@ def _add(
 
 
 def _add_convert(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "convert", _convert, "Write JSONL and Parquet files as MDS shards.")
-    parser.add_argument("sources", nargs="+", type=Path, metavar="SOURCE", help=".jsonl or .parquet files, in order")
-    parser.add_argument("target", help="a folder or a URL such as s3://bucket/prefix")
-    parser.add_argument("--tokenizer", help="folder or hub id: also write a lengths index measured by it")
-    parser.add_argument("--tokenize", action="store_true", help="store tokens and loss spans in place of messages")
-    parser.add_argument("--shard-size", type=int, default=1 << 26, metavar="BYTES", help="default: %(default)s")
-    parser.add_argument("--on-error", choices=("fail", "skip"), default="fail", help="for rows that fit no schema")
-    parser.add_argument("--overwrite", action="store_true", help="replace the dataset at the target")
+    cli_convert.add_arguments(_add(commands, "convert", cli_convert.run, cli_convert.DESCRIPTION))
 
 
 def _add_index(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -147,25 +140,6 @@ def _processor(tokenizer: str | None) -> Processor | None:
     from .processors.chat import ChatProcessor
 
     return ChatProcessor.from_pretrained(tokenizer)
-
-
-def _convert(options: argparse.Namespace) -> int:
-    from .console import counter, print_record
-    from .converters.convert import convert
-
-    with counter("converting", unit="rows") as advance:
-        report = convert(
-            options.sources,
-            options.target,
-            processor=_processor(options.tokenizer),
-            tokenize=options.tokenize,
-            shard_bytes=options.shard_size,
-            on_error=options.on_error,
-            overwrite=options.overwrite,
-            on_row=advance,
-        )
-    print_record(options.target, report)
-    return 0
 
 
 def _index(options: argparse.Namespace) -> int:

@@ -28,8 +28,10 @@ _RECORD_BYTES = 1024
 _UNITS = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 
 
-def parse_bytes(text: int | str) -> int:
+def parse_bytes(text: int | str, *, name: str = "cache_limit") -> int:
     """A number of bytes: an int, or text as "500mb" or "1.5gb" (of 1024, as MosaicML Streaming counts).
+
+    name: of what is given, for the ConfigError when it is no such number.
 
     >>> parse_bytes("1.5kb")
     1536
@@ -41,7 +43,7 @@ def parse_bytes(text: int | str) -> int:
     except (ValueError, OverflowError):
         size = 0
     if size < 1:
-        raise ConfigError(f"cache_limit {text!r} is not a number of bytes: write it as 500mb or 1.5gb")
+        raise ConfigError(f"{name} {text!r} is not a number of bytes: write it as 500mb or 1.5gb")
     return size
 
 
