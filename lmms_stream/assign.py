@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .assign_kernels import PAD, deal
+from .assign_kernels import PAD, deal, settle
 from .errors import ConfigError
 from .pack_range import PackRange
 
@@ -93,9 +93,21 @@ def assign_steps(
     int64[num_steps, world_size, global_batch / world_size]; at least one step.
     """
     check_global_batch(global_batch, world_size)
+    total, places = len(packs), global_batch // world_size
+    steps = max(1, num_steps(global_batch=global_batch, num_packs=total))
+    step_of_pack = np.arange(total) // global_batch
     costs = pack_costs(packs, linear_cost=linear_cost)
+    if total >= global_batch:  # in a full step every rank has as many packs: what all cost cannot be balanced
+        whole = costs[: total - total % global_batch].reshape(-1, global_batch)
+        whole -= whole.min(axis=1, keepdims=True)
     homes = home_nodes(packs.canonical_nodes, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
-    steps = max(1, num_steps(global_batch=global_batch, num_packs=len(packs)))
-    dealt = np.full((steps, world_size, global_batch // world_size), PAD, np.int64)
-    deal(costs, homes, num_nodes, dealt)
-    return dealt
+    if num_nodes > 1:
+        for step in range(steps):
+            here = slice(step * global_batch, (step + 1) * global_batch)
+            settle(homes[here], np.zeros(num_nodes, np.int64), global_batch // num_nodes)
+    lists = step_of_pack * num_nodes + homes
+    heaps = np.zeros((steps * num_nodes, world_size // num_nodes, 3), np.int64)
+    heaps[:, :, 1] = np.arange(world_size // num_nodes)
+    dealt = np.full(steps * global_batch, PAD, np.int64)
+    deal(np.lexsort((-costs, lists)), costs, lists, heaps, places, dealt)
+    return dealt.reshape(steps, world_size, places)

@@ -1,4 +1,4 @@
-"""The compiled loop that deals the packs of steps to ranks."""
+"""The compiled loops that deal the packs of steps to ranks. Of little in them: what is loaded takes its time."""
 
 from __future__ import annotations
 
@@ -10,70 +10,62 @@ PAD = -1  # in a rank's list: a pack without samples, so that every rank has the
 
 
 @njit(cache=True, nogil=True)
-def deal(costs: NDArray[np.int64], homes: NDArray[np.int64], num_nodes: int, dealt: NDArray[np.int64]) -> None:
-    """Deal packs with these costs and home nodes into dealt[step, rank, place], which holds PAD everywhere."""
-    num_steps, world_size, places = dealt.shape
-    global_batch, ranks_per_node = world_size * places, world_size // num_nodes
-    room = ranks_per_node * places
-    members = np.empty((num_nodes, room), np.int64)
-    sizes = np.empty(num_nodes, np.int64)
-    spilled = np.empty(global_batch, np.int64)
-    heap = np.empty(ranks_per_node, np.int64)  # the ranks of a node that have room, the one with the least work first
-    work, counts = np.empty(ranks_per_node, np.int64), np.empty(ranks_per_node, np.int64)
-    for step in range(num_steps):
-        first = step * global_batch
-        stop = min(len(costs), first + global_batch)
-        sizes[:] = 0
-        num_spilled = 0
-        for number in range(first, stop):
-            node = homes[number]
-            if sizes[node] < room:
-                members[node, sizes[node]] = number
-                sizes[node] += 1
-            else:
-                spilled[num_spilled] = number
-                num_spilled += 1
-        node = 0
-        for number in spilled[:num_spilled]:
+def settle(homes: NDArray[np.int64], sizes: NDArray[np.int64], room: int) -> None:
+    """Move the packs of a step from nodes that have no room, in their order, to the first that has some.
+
+    homes: the node of each pack. sizes: zeros, one for each node; in the end, the packs of each.
+    """
+    for number in range(len(homes)):
+        if sizes[homes[number]] < room:
+            sizes[homes[number]] += 1
+        else:
+            homes[number] = -1
+    node = 0
+    for number in range(len(homes)):
+        if homes[number] < 0:
             while sizes[node] == room:
                 node += 1
-            members[node, sizes[node]] = number
+            homes[number] = node
             sizes[node] += 1
-        # In a full step every rank has as many packs: only what they cost above the cheapest can be balanced.
-        cheapest = costs[first:stop].min() if stop - first == global_batch else np.int64(0)
-        for node in range(num_nodes):
-            mine = members[node, : sizes[node]]
-            work[:] = 0
-            counts[:] = 0
-            heap[:] = np.arange(ranks_per_node)
-            num_open = ranks_per_node
-            for number in mine[np.argsort(-costs[mine], kind="mergesort")]:
-                rank = heap[0]
-                dealt[step, node * ranks_per_node + rank, counts[rank]] = number
-                counts[rank] += 1
-                work[rank] += costs[number] - cheapest
-                if counts[rank] == places:
-                    num_open -= 1
-                    heap[0] = heap[num_open]
-                _sift_down(heap[:num_open], work)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _sift_down(heap: NDArray[np.int64], work: NDArray[np.int64]) -> None:
-    """Put the first of a heap of ranks in its place: by work, then by number."""
-    at = 0
-    while True:
-        child = 2 * at + 1
-        if child >= len(heap):
-            return
-        other = child + 1
-        if other < len(heap) and (
-            work[heap[other]] < work[heap[child]]
-            or (work[heap[other]] == work[heap[child]] and heap[other] < heap[child])
-        ):
-            child = other
-        here, below = heap[at], heap[child]
-        if work[here] < work[below] or (work[here] == work[below] and here < below):
-            return
-        heap[at], heap[child] = below, here
-        at = child
+@njit(cache=True, nogil=True)
+def deal(
+    order: NDArray[np.int64],
+    costs: NDArray[np.int64],
+    lists: NDArray[np.int64],
+    heaps: NDArray[np.int64],
+    places: int,
+    dealt: NDArray[np.int64],
+) -> None:
+    """Give the packs in `order` to the rank that has the least work so far, of those of its node in its step.
+
+    lists: of each pack, the number of its node counted through all steps. heaps: int64[lists, ranks, 3], the ranks of
+    each node as a heap of (work, rank, packs). dealt: int64[lists * ranks * places], PAD; each rank takes `places`.
+    """
+    ranks = heaps.shape[1]
+    for at in range(len(order)):
+        number = order[at]
+        heap = heaps[lists[number]]
+        work, rank, count = heap[0, 0], heap[0, 1], heap[0, 2]
+        dealt[(lists[number] * ranks + rank) * places + count] = number
+        count += 1
+        work += costs[number]
+        if count == places:
+            work = np.int64(1) << 62  # it is never the first again
+        here = 0
+        while True:
+            child = 2 * here + 1
+            if child >= ranks:
+                break
+            other = child + 1
+            if other < ranks and (
+                heap[other, 0] < heap[child, 0]
+                or (heap[other, 0] == heap[child, 0] and heap[other, 1] < heap[child, 1])
+            ):
+                child = other
+            if work < heap[child, 0] or (work == heap[child, 0] and rank < heap[child, 1]):
+                break
+            heap[here, 0], heap[here, 1], heap[here, 2] = heap[child, 0], heap[child, 1], heap[child, 2]
+            here = child
+        heap[here, 0], heap[here, 1], heap[here, 2] = work, rank, count
