@@ -21,8 +21,8 @@ ALLOWED = {
     "threads": set(),
     "locks": set(),
     "retry": {"errors", "threads"},
-    "s3": {"errors", "retry"},
-    "storage": {"errors", "retry", "s3"},
+    "s3": {"errors", "retry", "types"},
+    "storage": {"errors", "retry", "s3", "types"},
     "decoding": {"errors"},
     "shards": {"errors", "decoding"},
     "lengths": {"errors"},
@@ -74,7 +74,9 @@ ALLOWED = {
     "train": {
         "errors", "types", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader", "processors",
     },
-    "converters": {"__version__", "errors", "types", "storage", "shards", "lengths", "locks", "cache", "processors"},
+    "converters": {
+        "__version__", "errors", "types", "retry", "storage", "shards", "lengths", "locks", "cache", "processors",
+    },
     "report": {"errors", "types", "assign", "mixture", "order", "pack_range", "plan"},
     "console": {"report"},
     "demo": {"errors", "types", "config", "console", "converters", "mixture", "processors", "report", "train"},
