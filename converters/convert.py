@@ -27,6 +27,7 @@ from .outputs import Output
 from .part_files import OnError, PartMaker, UnitTask, about_path
 from .pool import Pool, num_cores, open_pool
 from .reading import Reading
+from .row_formats import STORED_COLUMNS
 from .schema import Mapper, SchemaOptions
 from .shard_files import ShardMaker, ShardTask, entry_bytes
 from .sources import open_sources
@@ -56,14 +57,15 @@ class ConvertReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions:
-    """What is asked of a conversion; all of it changes what is written.
+    """What is asked of a conversion; all but the last change what is written.
 
     format: of all sources (default: by content). schema: see SchemaOptions. processor: measures each sample, and a
     lengths index is written beside the shards; with `tokenize` its tokens are stored in place of the sample.
     compression: as MDSWriter takes it. on_error: a row that does not fit its schema ends the conversion, or goes to
     `_lmms/rejects.jsonl` with the reason and is counted. limit: samples at most. shuffle_seed: all samples are put in
     a random order. splits: name of a folder below the target -> its share of the samples, drawn by split_seed.
-    shortest, longest: samples of fewer or more tokens are left out, and counted.
+    shortest, longest: samples of fewer or more tokens are left out, and counted. unit_bytes: of the sources, about, that
+    a process reads at once.
     """
 
     format: str | None = None
@@ -79,6 +81,7 @@ class ConvertOptions:
     split_seed: int = 0
     shortest: int | None = None
     longest: int | None = None
+    unit_bytes: int = UNIT_BYTES
 
     def __post_init__(self) -> None:
         check_compression(self.compression)
@@ -133,7 +136,8 @@ def convert(
     folders = [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
     targets = [open_storage(folder) for folder in folders]
     scratch = work_folder(targets[0].url, work) / "sources"
-    opened = open_sources([str(source) for source in sources], format=options.format, scratch=scratch)
+    named = [str(source) for source in sources]
+    opened = open_sources(named, format=options.format, scratch=scratch, unit_bytes=options.unit_bytes)
     with open_work(
         targets,
         _asked(opened, options),
@@ -146,9 +150,10 @@ def convert(
         progress.begin(total)
         reading = Reading(opened, options.schema, say=progress.say)
         _check_processor(options.processor, reading.mapper)
-        format = ShardFormat(reading.mapper.columns, shard_bytes=options.shard_bytes, compression=options.compression)
+        columns = STORED_COLUMNS["tokens"] if options.tokenize else reading.mapper.columns
+        format = ShardFormat(columns, shard_bytes=options.shard_bytes, compression=options.compression)
         laying = Laying(format, options, begun)
-        num_workers = num_workers or min(num_cores(), total // UNIT_BYTES + 1)
+        num_workers = num_workers or min(num_cores(), total // options.unit_bytes + 1)
         with (
             closing(reading),
             open_pool(_job(begun, format, options), num_workers, name=_name, on_progress=progress.advance) as pool,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +46,7 @@ class Laying:
         self._asked = asked
         self._work = work
         self._num_samples = 0
+        self._draws = np.random.default_rng(asked.split_seed)  # one of each sample, in order
         self._bytes_left: dict[int, int] = {}  # of each part, in shards that are not made
         self._kept: list[tuple[Samples, NDArray[np.uint32] | None]] = []  # until all are there to be shuffled
 
@@ -74,7 +75,7 @@ class Laying:
         lengths = None if part.lengths is None else part.lengths[:count]
         self._num_samples += count
         if self._asked.shuffle_seed is None:
-            yield from self._deal(samples, lengths, seed=[self._asked.split_seed, task.number])
+            yield from self._deal(samples, lengths)
         else:
             self._kept.append((samples, lengths))
 
@@ -91,19 +92,17 @@ class Laying:
             lengths = [each for _, each in self._kept if each is not None]
             shuffled = np.concatenate(lengths)[order] if lengths else None
             self._kept = []
-            yield from self._deal(samples, shuffled, seed=[self._asked.split_seed])
+            yield from self._deal(samples, shuffled)
         for output in self.outputs:
             yield from self._not_done(output.finish())
 
-    def _deal(
-        self, samples: Samples, lengths: NDArray[np.uint32] | None, *, seed: Sequence[int]
-    ) -> Iterator[ShardTask]:
+    def _deal(self, samples: Samples, lengths: NDArray[np.uint32] | None) -> Iterator[ShardTask]:
         """To the outputs, by their shares."""
         if self._asked.splits is None:
             yield from self._not_done(self.outputs[0].add(samples, lengths))
             return
         ends = np.cumsum(list(self._asked.splits.values()))[:-1]
-        chosen = np.searchsorted(ends, np.random.default_rng(seed).random(len(samples)), side="right")
+        chosen = np.searchsorted(ends, self._draws.random(len(samples)), side="right")
         for output in self.outputs:
             here = chosen == output.number
             yield from self._not_done(output.add(samples[here], None if lengths is None else lengths[here]))

@@ -19,9 +19,9 @@ from ..types import Sample
 from .columns import check_text, column_encoding, fit_value
 from .conversations import READERS, USUAL_ROLES, add_system, check_learnt, read_tools
 from .fields import USUAL_COLUMNS, Fields
-from .formats import FORMATS, SINGLE_TURN, STORED_COLUMNS, formats_of
 from .media import SampleMedia
 from .parts import KINDS, store_content
+from .row_formats import FORMATS, SINGLE_TURN, STORED_COLUMNS, formats_of
 from .tokens import read_tokens
 from .tokens import to_tokens as to_tokens
 

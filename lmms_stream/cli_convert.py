@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="a folder or a URL such as s3://bucket/prefix")
     parser.add_argument("--overwrite", action="store_true", help="replace the dataset, or half of one, at the target")
     parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one for each core")
-    parser.add_argument("--work", type=Path, metavar="FOLDER", help="for what the next run goes on with, if there is one")
+    parser.add_argument("--work", type=Path, metavar="FOLDER", help="for what a later run goes on with")
     _add_rows(parser.add_argument_group("what the rows are (found out, unless it is said)"))
     _add_media(parser.add_argument_group("media"))
     _add_written(parser.add_argument_group("what is written"))
@@ -41,7 +41,7 @@ Group = argparse._ArgumentGroup  # argparse gives it no public name
 def _add_rows(group: Group) -> None:
     group.add_argument("--format", help="of all sources: jsonl, json, csv, parquet, arrow, …")
     group.add_argument("--schema", help="of the rows: messages, sharegpt, alpaca, prompt-response, text, tokens, …")
-    group.add_argument("--columns", nargs="+", default=[], metavar="ROLE=COLUMN", help="where a column has another name")
+    group.add_argument("--columns", nargs="+", default=[], metavar="ROLE=COLUMN", help="of other names")
     group.add_argument("--keep", nargs="*", metavar="COLUMN", help="keep these columns, or all, as they are")
     group.add_argument("--system", metavar="TEXT", help="prompt of conversations that have none")
     group.add_argument("--roles", nargs="+", default=[], metavar="NAME=ROLE", help="what the data calls a speaker")
@@ -66,7 +66,7 @@ def _add_written(group: Group) -> None:
 
 
 def _add_tokens(group: Group) -> None:
-    group.add_argument("--tokenizer", metavar="PATH", help="folder or hub id: also write a lengths index measured by it")
+    group.add_argument("--tokenizer", metavar="PATH", help="folder or hub id: write a lengths index, too")
     group.add_argument("--processor", choices=("chat", "text"), default="chat", help="what it tokenizes; default: chat")
     group.add_argument("--tokenize", action="store_true", help="store tokens and loss spans in place of the samples")
     group.add_argument("--min-tokens", type=int, metavar="N", help="leave out shorter samples, and count them")

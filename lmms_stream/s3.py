@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ObjectMissingError, StorageError
 from .retry import DEFAULT_RETRY, Retry, disk_error, persist
+from .types import StoredObject
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -63,6 +64,26 @@ class S3Storage:
 
     def delete(self, key: str) -> None:
         self._run(key, lambda client, at, proceed: client.delete_object(**at))
+
+    def list_objects(self, prefix: str) -> list[StoredObject]:
+        def read_pages(client: S3Client, at: Any, proceed: Callable[[], None]) -> list[StoredObject]:
+            start = len(at["Key"]) - len(prefix)
+            found = []
+            for page in client.get_paginator("list_objects_v2").paginate(Bucket=at["Bucket"], Prefix=at["Key"]):
+                proceed()
+                for entry in page.get("Contents", []):
+                    if not entry["Key"].endswith("/"):  # consoles make such objects for folders
+                        found.append(StoredObject(entry["Key"][start:], entry["Size"], entry["ETag"].strip('"')))
+            return sorted(found, key=lambda entry: entry.key)
+
+        return self._run(prefix, read_pages)
+
+    def stat(self, key: str) -> StoredObject:
+        def stat(client: S3Client, at: Any, proceed: Callable[[], None]) -> StoredObject:
+            answer = client.head_object(**at)
+            return StoredObject(key, answer["ContentLength"], answer["ETag"].strip('"'))
+
+        return self._run(key, stat)
 
     @staticmethod
     def _chunks(answer: Any, proceed: Callable[[], None]) -> Iterator[bytes]:

@@ -11,10 +11,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from .errors import ObjectMissingError, StorageError
 from .retry import DEFAULT_RETRY, Retry, disk_error, persist
 from .s3 import S3Storage
+from .types import StoredObject
 
 T = TypeVar("T")
 
@@ -22,8 +24,9 @@ T = TypeVar("T")
 class Storage(Protocol):
     """A folder of named objects. Keys are relative, with forward slashes.
 
-    All methods raise StorageError; `read` and `download` raise ObjectMissingError for a key that is not there.
-    Writes are atomic: a key holds all of its bytes or is unchanged.
+    All methods raise StorageError; `read`, `download` and `stat` raise ObjectMissingError for a key that is not there.
+    Writes are atomic: a key holds all of its bytes or is unchanged. `list_objects` gives those whose keys begin with
+    `prefix`, sorted by key; there may be none.
     """
 
     url: str
@@ -33,6 +36,8 @@ class Storage(Protocol):
     def download(self, key: str, path: Path) -> None: ...
     def upload(self, path: Path, key: str) -> None: ...
     def delete(self, key: str) -> None: ...
+    def list_objects(self, prefix: str) -> list[StoredObject]: ...
+    def stat(self, key: str) -> StoredObject: ...
 
 
 def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
@@ -70,6 +75,32 @@ class LocalStorage:
 
     def delete(self, key: str) -> None:
         self._run(key, lambda: (self.folder / key).unlink(missing_ok=True))
+
+    def list_objects(self, prefix: str) -> list[StoredObject]:
+        """Links are followed to files only, so that a folder cannot hold itself."""
+        head = prefix.rpartition("/")[0]
+
+        def refuse(error: OSError) -> None:
+            raise error
+
+        def walk() -> list[StoredObject]:
+            if not (self.folder / head).is_dir():
+                return []
+            keys = [
+                (Path(folder) / name).relative_to(self.folder).as_posix()
+                for folder, _, names in os.walk(self.folder / head, onerror=refuse)
+                for name in names
+            ]
+            return [self._stat(key) for key in sorted(keys) if key.startswith(prefix)]
+
+        return self._run(head, walk)
+
+    def stat(self, key: str) -> StoredObject:
+        return self._run(key, lambda: self._stat(key))
+
+    def _stat(self, key: str) -> StoredObject:
+        status = (self.folder / key).stat()
+        return StoredObject(key, status.st_size, str(status.st_mtime_ns))
 
     @staticmethod
     def _copy(source: Path, target: Path) -> None:
@@ -140,6 +171,26 @@ class CloudStorage:
     def delete(self, key: str) -> None:
         raise StorageError(f"{self.url}/{key}: deleting is not supported for this store: delete it with its own tool")
 
+    def list_objects(self, prefix: str) -> list[StoredObject]:
+        """Names alone: these stores' sizes and tags are not among what MosaicML Streaming offers."""
+        from streaming.base.storage import CloudUploader
+
+        found: list[str] = []
+
+        def read_names(proceed: Callable[[], None]) -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                uploader = CloudUploader.get((folder, self.url), keep_local=True, exist_ok=True)
+                found[:] = uploader.list_objects(prefix) or []
+
+        self._run(f"{self.url}/{prefix}", read_names)
+        start = urlsplit(self.url).path.strip("/")  # of the names within their bucket, which these are
+        keys = sorted(name.removeprefix(start).lstrip("/") for name in found if not name.endswith("/"))
+        return [StoredObject(key, 0, "") for key in keys if key.startswith(prefix)]
+
+    def stat(self, key: str) -> StoredObject:
+        """Asks nothing: whether it is there is found by `download`."""
+        return StoredObject(key, 0, "")
+
     def _run(self, where: str, action: Callable[[Callable[[], None]], None]) -> None:
         persist(
             action,
@@ -153,6 +204,8 @@ class CloudStorage:
     def _explain(error: Exception, where: str) -> StorageError | None:
         if isinstance(error, FileNotFoundError):
             return ObjectMissingError(f"{where} does not exist: check the URL")
+        if isinstance(error, NotImplementedError):
+            return StorageError(f"{where}: {error}: name the objects one by one, or list them in a YAML file")
         if isinstance(error, ImportError):
             return StorageError(f"{where}: {error}: install what MosaicML Streaming needs for this kind of store")
         if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError)):

@@ -16,6 +16,18 @@ Sample = Mapping[str, Any]  # one row of a dataset: column name -> decoded value
 Processed = Mapping[str, Any]  # what a processor makes of it: "input_ids", "labels", media tensors
 
 
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object of a store: its key there, its size, and what changes with its content.
+
+    tag: an entity tag, or a time of modification in nanoseconds; "" (and num_bytes 0) where the store does not say.
+    """
+
+    key: str
+    num_bytes: int
+    tag: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
     """Where this process stands among those that share the global batch.

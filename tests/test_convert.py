@@ -11,7 +11,6 @@ import pyarrow.parquet
 import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.index import index_dataset
-from lmms_stream.converters.readers import read_rows
 from lmms_stream.converters.schema import to_messages
 from lmms_stream.dataset import PackedStreamingDataset
 from lmms_stream.demo.corpus import Corpus
@@ -23,6 +22,7 @@ from lmms_stream.storage import LocalStorage, open_storage
 
 from .conftest import run_command
 
+UNANSWERED = {"messages": [{"role": "user", "content": "hi"}]}
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 
 
@@ -32,7 +32,9 @@ def write_jsonl(path: Path, *rows: Any) -> Path:
 
 
 def source_messages(corpus: Corpus) -> list[Any]:
-    return [row.values["messages"] for path in (corpus.functions, corpus.classes) for row in read_rows(path)]
+    lines = [json.loads(line) for line in corpus.functions.read_text().splitlines()]
+    rows = pyarrow.parquet.read_table(corpus.classes).to_pylist()
+    return [row["messages"] for row in (*lines, *rows)]
 
 
 def test_rows_come_back_in_source_order_with_their_content(corpus: Corpus, dataset_folder: Path) -> None:
@@ -125,7 +127,7 @@ def test_a_second_conversion_into_a_target_is_refused_unless_it_may_overwrite(tm
     [
         ({"messages": [{"role": "user", "content": "hi"}]}, "no assistant message with content"),
         ({"messages": [{"role": "assistant", "content": ""}]}, "no assistant message with content"),
-        ({"text": "hi"}, "expected a list of messages in column 'messages', found columns text"),
+        ({"note": "hi"}, "expected a list of messages in column 'messages', found columns note"),
         ({"messages": ["hi"]}, "a message must be an object with a role, found 'hi'"),
         ({"messages": [{"role": "user", "content": 3}]}, "content must be a string or a list of parts, found int"),
         (
@@ -151,27 +153,31 @@ def test_a_row_that_fits_no_schema_ends_the_conversion_or_is_counted(
 
 
 def test_a_file_of_rejects_alone_is_an_error_even_when_rows_may_be_skipped(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "rows.jsonl", {"text": "hi"})
-    with pytest.raises(DataError, match="none of 1 rows fits its schema"):
+    source = write_jsonl(tmp_path / "rows.jsonl", {"note": "hi"})
+    with pytest.raises(DataError, match="columns note fit no schema"):
         convert([source], str(tmp_path / "out"), on_error="skip")
+    with pytest.raises(DataError, match=r"no sample is left to write \(.*rows\.jsonl:1: no assistant message"):
+        convert([write_jsonl(source, UNANSWERED)], str(tmp_path / "out"), on_error="skip")
+    assert not any((tmp_path / "out").rglob("*.*"))
 
 
 def test_a_line_that_is_not_json_is_named_by_file_and_line(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", GOOD, "", "{broken")
     with pytest.raises(DataError, match=r"rows\.jsonl:3: not valid JSON"):
         convert([source], str(tmp_path / "out"))
-    write_jsonl(source, [1, 2])
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: expected a JSON object, found list"):
+    write_jsonl(source, GOOD, [1, 2])
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: expected a JSON object, found list"):
         convert([source], str(tmp_path / "out"))
 
 
 def test_unreadable_sources_are_named(tmp_path: Path) -> None:
     empty = write_jsonl(tmp_path / "empty.jsonl")
-    with pytest.raises(DataError, match=r"empty\.jsonl holds no rows"):
+    with pytest.raises(DataError, match=r"empty\.jsonl is empty \(0 bytes\): leave it out"):
         convert([empty], str(tmp_path / "out"))
-    with pytest.raises(DataError, match=r"absent\.jsonl: no such file"):
+    with pytest.raises(StorageError, match=r"absent\.jsonl: no such file"):
         convert([tmp_path / "absent.jsonl"], str(tmp_path / "out"))
-    with pytest.raises(DataError, match=r"unknown kind '\.xyz'"):
+    (tmp_path / "rows.xyz").write_text("what is this?")
+    with pytest.raises(DataError, match=r"rows\.xyz"):
         convert([tmp_path / "rows.xyz"], str(tmp_path / "out"))
     (tmp_path / "bad.parquet").write_bytes(b"not parquet at all")
     with pytest.raises(DataError, match=r"bad\.parquet: not a readable Parquet file"):

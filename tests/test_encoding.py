@@ -53,7 +53,7 @@ def shards(format: ShardFormat, encoded: Sequence[bytes]) -> list[tuple[int, byt
 
 
 @examples(60)
-@given(written=st.lists(samples(), min_size=1, max_size=30), shard_bytes=st.integers(1500, 5000))
+@given(written=st.lists(samples(), min_size=1, max_size=30), shard_bytes=st.integers(3000, 6000))
 def test_shards_are_those_of_mdswriter_byte_for_byte(
     written: list[dict[str, Any]], shard_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

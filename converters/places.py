@@ -1,0 +1,98 @@
+"""Where the rows of a source lie on this machine, and how they are cut into units; what all formats share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from .units import Row, Unit
+
+MAX_ROW_BYTES = 1 << 28  # of text: beyond it a bracket, a quote or the end of a line is missing
+MAX_CARRIED_BYTES = 30 << 20  # in a unit; what is longer waits in a file
+BOM = b"\xef\xbb\xbf"
+EXCERPT_BYTES = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """path: a file or folder. name: what messages call it. folder: what its media's relative paths start from.
+
+    key: which member of a JSON object holds the rows. scratch: a folder of this source's own, gone at its close.
+    unit_bytes: of a unit, about.
+    """
+
+    path: Path
+    name: str
+    folder: str | None
+    key: str | None
+    scratch: Path
+    unit_bytes: int
+
+
+class Table(Protocol):
+    """Rows of one format at a place. DataError for what is not of the format, OSError for what cannot be read."""
+
+    def num_rows(self) -> int:
+        """Reads all of it where nothing shorter tells; lines of text count even where they are blank."""
+        ...
+
+    def units(self, start: int, stop: int | None) -> Iterator[Unit]:
+        """Rows start <= number < stop, or to the end, in order; no unit where there are none."""
+        ...
+
+
+def carry(payload: bytes, place: Place) -> bytes | Path:
+    """The payload for a unit, or a file that holds it where it is long."""
+    if len(payload) <= MAX_CARRIED_BYTES:
+        return payload
+    place.scratch.mkdir(parents=True, exist_ok=True)
+    path = place.scratch / f"unit-{sum(1 for _ in place.scratch.iterdir())}"
+    path.write_bytes(payload)
+    return path
+
+
+def carried(payload: bytes | Path) -> bytes:
+    return payload if isinstance(payload, bytes) else payload.read_bytes()
+
+
+def json_row(number: int, text: bytes) -> Row:
+    """The row of a JSON object's text; with an error that says what is wrong, where and near what, if it is none."""
+    if len(text) > MAX_ROW_BYTES:
+        return Row(number, None, f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into rows, or name media by path")
+    try:
+        values: Any = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return Row(number, None, _json_error(text, error))
+    if isinstance(values, dict):
+        return Row(number, values)
+    return Row(number, None, f"expected a JSON object, found {type(values).__name__}: {excerpt(text, 0)}")
+
+
+def _json_error(text: bytes, error: orjson.JSONDecodeError) -> str:
+    try:
+        text.decode()
+    except UnicodeDecodeError as invalid:
+        return (
+            f"not valid UTF-8 (byte {text[invalid.start]:#04x} at byte {invalid.start + 1}): write it as UTF-8, "
+            f"near {excerpt(text, invalid.start)}"
+        )
+    if not text.strip():
+        return "not valid JSON (nothing stands here): remove the comma too many"
+    offset = len(error.doc[: error.pos].encode())
+    return f"not valid JSON ({error.msg} at byte {offset + 1}): correct it, near {excerpt(text, offset)}"
+
+
+def excerpt(text: bytes, offset: int) -> str:
+    """A piece of it around a byte, printable."""
+    start = max(0, offset - EXCERPT_BYTES // 2)
+    piece = text[start : start + EXCERPT_BYTES].strip().decode(errors="backslashreplace")
+    return repr(piece)
+
+
+def share_of(total: int, part: int, whole: int) -> int:
+    """How much of `total` lies before `part` of `whole`: differences of it add up to `total`."""
+    return total * part // max(1, whole)
