@@ -82,8 +82,8 @@ ALLOWED = {
     "demo": {"errors", "types", "config", "console", "converters", "mixture", "processors", "report", "train"},
     "cli_convert": {"errors", "console", "converters", "processors", "room"},
     "cli": {
-        "__version__", "errors", "types", "cli_convert", "console", "converters", "dataset", "demo", "mixture", "order", "packing",
-        "plan", "processors", "report", "train",
+        "__version__", "errors", "types", "cli_convert", "console", "converters", "dataset", "demo", "mixture", "order",
+        "packing", "plan", "processors", "report", "train",
     },
     "__main__": {"cli"},
 }  # fmt: skip
