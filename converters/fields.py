@@ -37,18 +37,23 @@ USUAL_COLUMNS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The values of a row by role. columns: role -> column; "" where the row has none, whatever its names say."""
+    """The values of a row by role.
+
+    columns: role -> column as the user named it, "" for none whatever the row has. found: role -> column of the first
+    rows, which stands for those that this row lacks.
+    """
 
     values: Mapping[str, Any]
     columns: Mapping[str, str] = field(default_factory=dict)
+    found: Mapping[str, str] = field(default_factory=dict)
 
     def column(self, role: str) -> str | None:
-        """The column of a role, there or not where it was named; None when nothing stands for it."""
+        """The column of a role, there or not; None when nothing stands for it."""
         if role in self.columns:
             return self.columns[role] or None
         present = [name for name in USUAL_COLUMNS[role] if name in self.values]
         filled = [name for name in present if self.values[name] is not None]
-        return next(iter(filled or present), None)
+        return next(iter(filled or present), self.found.get(role))
 
     def get(self, role: str) -> Any:
         """Its value; None when there is none."""

@@ -64,7 +64,9 @@ class SampleMedia:
     def read(self, reference: Any) -> bytes:
         """The bytes that a reference leads to, of whatever kind; DataError as `add` raises it."""
         if isinstance(reference, Mapping):  # as datasets of the hub have it
-            return self.read(reference["path"] if reference.get("bytes") is None else reference["bytes"])
+            inner = reference.get("path") if reference.get("bytes") is None else reference["bytes"]
+            if inner is not None:
+                return self.read(inner)
         if isinstance(reference, (bytes, bytearray, memoryview)):
             return _checked(bytes(reference), reference)
         if not isinstance(reference, str) or not reference:
@@ -83,7 +85,8 @@ def shown(reference: Any) -> str:
     if isinstance(reference, (bytes, bytearray, memoryview)):
         return f"of {len(reference)} bytes"
     if isinstance(reference, Mapping):
-        return shown(reference.get("path") or reference.get("bytes"))
+        inner = reference.get("path") or reference.get("bytes")
+        return shown(inner) if inner else f"with {', '.join(map(str, reference)) or 'nothing'}"
     text = repr(reference)
     return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import DataError
 from .fields import Fields, parse_json
 
 _CHAT_EXTRAS = ("system", "tools", "images", "audios", "videos")
@@ -70,7 +71,10 @@ def _fits(form: Format, fields: Fields) -> bool:
 def _says_from(fields: Fields) -> bool:
     """Whether the first message names its speaker by `from`."""
     value = fields.get("messages")
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        value = parse_json(value, "messages")
+    if isinstance(value, str):
+        try:
+            value = parse_json(value, "messages")
+        except DataError:
+            return False  # said where the row is read
     first = value[0] if isinstance(value, list) and value else None
     return isinstance(first, dict) and first.get("from") is not None and first.get("role") is None

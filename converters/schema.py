@@ -66,8 +66,8 @@ class SchemaOptions:
 class Mapper:
     """Maps rows of one kind; can be pickled.
 
-    format: the kind of rows. found: role -> column, as the user named it or the first rows have it. kept: columns
-    that are kept beside those, and their encodings. description: what was found, in a line for people.
+    format: the kind of rows. found: role -> column of the first rows. kept: columns that are kept beside those, and
+    their encodings. description: what was found, in a line for people.
     """
 
     format: str
@@ -80,7 +80,7 @@ class Mapper:
         """A row as a sample; relative paths of media start from folder. DataError for a row that does not fit."""
         root = self.options.media_root or folder
         media = SampleMedia(root, max_image_pixels=self.options.max_image_pixels)
-        sample = self._sample(Fields(values, self.found), media)
+        sample = self._sample(Fields(values, self.options.columns, self.found), media)
         for name, encoding in self.kept.items():
             sample[name] = fit_value(name, encoding, values.get(name), read_media=media.read)
         return sample
@@ -106,6 +106,7 @@ class Mapper:
             "version": _VERSION,
             "format": self.format,
             "found": dict(self.found),
+            "columns": dict(self.options.columns),
             "kept": dict(self.kept),
             "roles": dict(self.options.roles),
             "pillow": pillow_version if self.options.max_image_pixels else None,
@@ -148,20 +149,20 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     if missing:
         raise DataError(f"no column {', '.join(missing)}, found {', '.join(names)}: correct --columns")
     form = _find_format(rows, names, options)
-    found = {role: column for role, column in options.columns.items() if role in FORMATS[form].roles}
+    found: dict[str, str] = {}
+    read: list[str] = []
     for role in FORMATS[form].roles:
         columns = [column for row in rows if (column := Fields(row, options.columns).column(role))]
-        if columns and role not in found:
-            found[role] = columns[0]
-    kept_names = _kept_names(form, names, list(found.values()), options)
+        found |= {role: columns[0]} if columns else {}
+        read += columns
+    kept_names = _kept_names(form, names, read, options)
     kept = {name: column_encoding(name, [row.get(name) for row in rows]) for name in kept_names}
-    read = {role: column for role, column in found.items() if column}
     return Mapper(
         format=form,
         options=options,
         found=found,
         kept=kept,
-        description=_describe(form, read, kept, [name for name in names if name not in {*read.values(), *kept}]),
+        description=_describe(form, found, kept, [name for name in names if name not in {*read, *kept}]),
     )
 
 

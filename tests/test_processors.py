@@ -10,7 +10,7 @@ from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.processors.text import TextProcessor, TokensProcessor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 
@@ -74,3 +74,122 @@ def test_tokens_are_learnt_in_their_spans() -> None:
     for span in ([3, 3], [-1, 2], [5, 7]):
         with pytest.raises(DataError, match="lies outside the sample's 6 tokens"):
             TokensProcessor().process(sample | {"loss_spans": np.array([span])})
+
+
+TOOL_TEMPLATE = (
+    "{% if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if message['learn'] is defined %}learn{% endif %}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% if message['content'] %}{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}{% endif %}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{% generation %}{{ call['function']['name'] }}{{ call['function']['arguments'] | tojson }}<|end|>"
+    "{% endgeneration %}"
+    "{% endfor %}"
+    "{% else %}{{ message['content'] }}<|end|>{% endif %}"
+    "{% endfor %}"
+)
+
+
+def with_template(tokenizer: Path, template: str) -> ChatProcessor:
+    loaded = load(tokenizer)
+    loaded.chat_template = template
+    return ChatProcessor(loaded)
+
+
+def learnt_text(processor: ChatProcessor, sample: dict[str, str]) -> str:
+    processed = processor.process(sample)
+    assert processor.measure(sample) == len(processed["input_ids"]) == len(processed["labels"])
+    labels = processed["labels"]
+    return str(processor.tokenizer.decode(labels[labels != IGNORED_LABEL]))
+
+
+def test_messages_that_are_not_learnt_are_read_all_the_same(chat_processor: ChatProcessor) -> None:
+    turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four"), ("assistant", "five")]
+    whole = chat(*turns)
+    for left_out, expected in (
+        ({1}, "four<|end|>five<|end|>"),
+        ({3}, "two<|end|>five<|end|>"),
+        ({1, 3}, "five<|end|>"),
+        ({0, 2}, "two<|end|>four<|end|>five<|end|>"),  # nothing of the user's is learnt in any case
+        ({1, 3, 4}, ""),
+    ):
+        messages = json.loads(whole["messages"])
+        for place in left_out:
+            messages[place]["learn"] = False
+        sample = {"messages": json.dumps(messages)}
+        assert learnt_text(chat_processor, sample) == expected
+        same = chat_processor.process(whole)["input_ids"]
+        assert np.array_equal(chat_processor.process(sample)["input_ids"], same)
+
+
+def test_a_message_that_the_template_marks_several_times_is_left_out_whole(tokenizer: Path) -> None:
+    processor = with_template(tokenizer, TOOL_TEMPLATE)
+    calls = [{"type": "function", "function": {"name": name, "arguments": {"x": 1}}} for name in ("f", "g")]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two", "tool_calls": calls},
+        {"role": "tool", "content": "three"},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": "four", "learn": False},
+        {"role": "assistant", "content": "five"},
+    ]
+    said = 'two<|end|>f{"x": 1}<|end|>g{"x": 1}<|end|>'
+    assert learnt_text(processor, {"messages": json.dumps(messages)}) == said + "five<|end|>"
+    messages[1]["learn"] = False
+    assert learnt_text(processor, {"messages": json.dumps(messages)}) == "five<|end|>"
+
+
+def test_what_is_not_learnt_must_be_told_apart_by_the_template(tokenizer: Path) -> None:
+    marked = "{% generation %}{% for message in messages %}{{ message['content'] }}{% endfor %}{% endgeneration %}"
+    processor = with_template(tokenizer, "begin " + marked + "{% generation %}end{% endgeneration %}")
+    messages = [{"role": "assistant", "content": text, "learn": False} for text in ("one", "two", "three")]
+    with pytest.raises(DataError, match="marks 2 spans that are not those of single messages, so what is not learnt"):
+        processor.process({"messages": json.dumps(messages)})
+
+
+def test_the_template_sees_the_tools_and_arguments_as_objects(tokenizer: Path) -> None:
+    processor = with_template(tokenizer, TOOL_TEMPLATE)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for arguments in ('{"x": 1}', {"x": 1}):
+        call: dict[str, Any] = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        sample = {"messages": json.dumps({"messages": messages, "tools": tools})}
+        assert learnt_text(processor, sample) == 'f{"x": 1}<|end|>'
+        text = processor.tokenizer.decode(processor.process(sample)["input_ids"])
+        assert text.startswith(f"<|system|>{json.dumps(tools)}<|end|><|user|>?<|end|><|assistant|>f")
+    call["function"]["arguments"] = "not JSON"
+    assert learnt_text(processor, {"messages": json.dumps(messages)}) == 'f"not JSON"<|end|>'
+
+
+def test_a_conversation_that_the_template_refuses_is_named(tokenizer: Path) -> None:
+    refusing = "{{ raise_exception('roles must alternate') }}{% generation %}{% endgeneration %}"
+    adding = "{% generation %}{{ messages[0]['content'] + 'x' }}{% endgeneration %}"
+    for template, reason in ((refusing, "roles must alternate"), (adding, "unsupported operand")):
+        processor = with_template(tokenizer, template)
+        for act in (processor.measure, processor.process):
+            with pytest.raises(
+                DataError, match=rf"the chat template refuses the conversation \(.*{reason}.*\): correct it"
+            ):
+                act(chat(("assistant", None)))
+
+
+def test_a_text_ends_once_and_is_learnt_whole(tokenizer: Path) -> None:
+    processor = ProcessorConfig(type="text", tokenizer=str(tokenizer)).build()
+    assert isinstance(processor, TextProcessor)
+    for text in ("def f(): ...", "def f(): ...<|end|>"):
+        processed = processor.process({"text": text})
+        assert processor.tokenizer.decode(processed["input_ids"]) == "def f(): ...<|end|>"
+        assert np.array_equal(processed["labels"], processed["input_ids"])
+        assert processor.measure({"text": text}) == len(processed["input_ids"])
+    assert processor.process({"text": ""})["input_ids"].tolist() == [processor.tokenizer.eos_token_id]
+
+
+def test_a_text_needs_a_tokenizer_that_says_where_it_ends(tokenizer: Path) -> None:
+    endless, other_end = load(tokenizer), load(tokenizer)
+    endless.eos_token = None
+    with pytest.raises(ConfigError, match="has no end-of-text token: set"):
+        TextProcessor(endless)
+    other_end.eos_token = "<|user|>"
+    prints = [processor_fingerprint(TextProcessor(one)) for one in (load(tokenizer), load(tokenizer), other_end)]
+    assert prints[0] == prints[1] != prints[2]

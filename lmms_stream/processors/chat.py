@@ -66,10 +66,11 @@ class ChatProcessor:
         encoded = self._apply_template(chat, return_dict=True, return_assistant_tokens_mask=True)
         input_ids = np.array(encoded["input_ids"], dtype=np.int64)
         learnt = np.array(encoded["assistant_masks"], dtype=bool)
-        for start, stop in self._spans_left_out(chat):
-            first, last = encoded.char_to_token(0, start), encoded.char_to_token(0, stop - 1)
-            if first is not None:
-                learnt[first : None if last is None else last + 1] = False
+        spans_left_out = self._spans_left_out(chat)
+        if spans_left_out:
+            first, last = np.array(encoded.encodings[0].offsets).T  # characters of each token
+            for start, stop in spans_left_out:
+                learnt &= (last <= start) | (first >= stop)
         return {"input_ids": input_ids, "labels": np.where(learnt, input_ids, IGNORED_LABEL)}
 
     def _apply_template(self, chat: _Chat, **options: Any) -> Any:
@@ -88,19 +89,27 @@ class ChatProcessor:
             return []
         spans = self._marked_spans(chat.messages, chat.tools)
         speakers = [place for place, message in enumerate(chat.messages) if message["role"] == "assistant"]
-        if len(spans) != len(speakers):  # a template may mark a message several times, or not at all
-            counts = [len(self._marked_spans(chat.messages[: place + 1], chat.tools)) for place in speakers]
-            speakers = [
-                place
-                for place, before, after in zip(speakers, [0, *counts], counts, strict=False)
-                for _ in range(after - before)
-            ]
         if len(spans) != len(speakers):
+            speakers = self._speakers_of(spans, chat, speakers)
+        return [span for span, place in zip(spans, speakers, strict=True) if place in chat.left_out]
+
+    def _speakers_of(self, spans: Sequence[Span], chat: _Chat, speakers: Sequence[int]) -> list[int]:
+        """The message of each span, for templates that mark one several times, or not at all.
+
+        The spans that a message adds to those before it are its own.
+        """
+        places: list[int] = []
+        for place in speakers:
+            upto = self._marked_spans(chat.messages[: place + 1], chat.tools)
+            if upto != spans[: len(upto)]:
+                break
+            places += [place] * (len(upto) - len(places))
+        if len(places) != len(spans):
             raise DataError(
                 f"the chat template marks {len(spans)} spans that are not those of single messages, so what is not "
                 'learnt cannot be told: use another template, or a dataset without "learn": false'
             )
-        return [span for span, place in zip(spans, speakers, strict=True) if place in chat.left_out]
+        return places
 
     def _marked_spans(self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None) -> list[Span]:
         from transformers.utils.chat_template_utils import render_jinja_template

@@ -1,0 +1,54 @@
+"""Small real media, made on the spot, and the first bytes of those that nothing here can make."""
+
+from __future__ import annotations
+
+import wave
+from io import BytesIO
+
+from PIL import Image
+
+
+def image_bytes(form: str = "PNG", *, size: tuple[int, int] = (4, 3), color: int = 0, mode: str = "RGB") -> bytes:
+    """An image that differs from those of other colors."""
+    buffer = BytesIO()
+    Image.new("RGB", size, (color % 256, color // 256, 50)).convert(mode).save(buffer, format=form)
+    return buffer.getvalue()
+
+
+def wav_bytes(*, num_samples: int = 8, value: int = 1) -> bytes:
+    buffer = BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes(value.to_bytes(2, "little") * num_samples)
+    return buffer.getvalue()
+
+
+def box(brand: bytes, *compatible: bytes) -> bytes:
+    """The file type box that ISO media begin with (ISO 14496-12, 4.3), and the next one's header."""
+    body = b"ftyp" + brand + bytes(4) + b"".join(compatible)
+    return (len(body) + 4).to_bytes(4, "big") + body + b"\0\0\0\x08free"
+
+
+def ebml(document: bytes) -> bytes:
+    """The header that Matroska files begin with (RFC 8794): a DocType element alone."""
+    element = b"\x42\x82" + bytes([0x80 | len(document)]) + document
+    return b"\x1a\x45\xdf\xa3" + bytes([0x80 | len(element)]) + element
+
+
+MP4 = box(b"isom", b"isom", b"iso2", b"avc1", b"mp41")
+HEADERS = {  # first bytes -> what they are, as a medium of its own kind
+    "audio/mpeg": [b"ID3\x04\0\0\0\0\0\0", b"\xff\xfb\x90\x64\0\0\0\0"],
+    "audio/flac": [b"fLaC\0\0\0\x22"],
+    "audio/ogg": [b"OggS\0\x02" + bytes(20)],
+    "audio/mp4": [box(b"M4A ", b"M4A ", b"mp42")],
+    "audio/wav": [b"RF64\xff\xff\xff\xffWAVEds64"],
+    "video/mp4": [MP4, box(b"mp42"), box(b"dash")],
+    "video/webm": [ebml(b"webm")],
+    "video/x-matroska": [ebml(b"matroska")],
+    "video/x-msvideo": [b"RIFF\x10\0\0\0AVI LIST"],
+    "video/quicktime": [box(b"qt  "), b"\0\0\0\x08wide\0\0\0\0mdat"],
+    "image/heic": [box(b"heic", b"mif1"), box(b"mif1", b"heic")],
+    "image/avif": [box(b"avif"), box(b"mif1", b"avif")],
+}
