@@ -11,11 +11,12 @@ from typing import Any
 
 from streaming import MDSWriter
 
-from ..errors import DataError, ObjectMissingError, StorageError
+from ..errors import DataError, StorageError
 from ..lengths import LengthIndex
 from ..shards import DATASET_NAME, INDEX_NAME
 from ..storage import Storage
 from ..types import Sample
+from .catalog import own_files, parse_dataset, read_if_there
 
 REJECTS_NAME = "_lmms/rejects.jsonl"
 MAX_SAMPLE_BYTES = 1 << 31  # MDS counts a shard's bytes in 32 bits
@@ -94,12 +95,12 @@ def open_writer(
 
 
 def _make_room(storage: Storage, *, overwrite: bool) -> None:
-    try:
-        dataset = json.loads(storage.read(DATASET_NAME))
-    except ObjectMissingError:
+    described = read_if_there(storage, DATASET_NAME)
+    if described is None:
         return
     if not overwrite:
         raise StorageError(f"{storage.url} holds a dataset already: choose another target, or pass --overwrite")
+    files = own_files(parse_dataset(described, source=f"{storage.url}/{DATASET_NAME}"))
     storage.delete(DATASET_NAME)
-    for name in [*dataset["other_files"], *(shard["name"] for shard in dataset["shards"])]:
+    for name in files:
         storage.delete(name)

@@ -74,13 +74,17 @@ ALLOWED = {
     "train": {
         "errors", "types", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader", "processors",
     },
-    "converters": {"__version__", "errors", "types", "storage", "shards", "lengths", "locks", "cache", "processors"},
+    "converters": {
+        "__version__", "errors", "types", "storage", "decoding", "shards", "lengths", "locks", "cache", "processors",
+    },
     "report": {"errors", "types", "assign", "mixture", "order", "pack_range", "plan"},
     "console": {"report"},
+    "console_datasets": {"console", "converters"},
+    "cli_datasets": {"console", "console_datasets", "converters", "processors"},
     "demo": {"errors", "types", "config", "console", "converters", "mixture", "processors", "report", "train"},
     "cli": {
-        "__version__", "errors", "types", "console", "converters", "dataset", "demo", "mixture", "order", "packing",
-        "plan", "processors", "report", "train",
+        "__version__", "errors", "types", "cli_datasets", "console", "converters", "dataset", "demo", "mixture",
+        "order", "packing", "plan", "processors", "report", "train",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -43,14 +43,7 @@ class ChatProcessor:
     @staticmethod
     def from_pretrained(path: str) -> ChatProcessor:
         """A processor with the tokenizer at a local path or hub id."""
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError) as error:
-            first_line = str(error).splitlines()[0]
-            raise ConfigError(f"tokenizer {path!r} cannot be loaded: {first_line}") from error
-        return ChatProcessor(tokenizer, source=path)
+        return ChatProcessor(load_tokenizer(path), source=path)
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -75,6 +68,18 @@ class ChatProcessor:
         input_ids = np.array(encoded["input_ids"], dtype=np.int64)
         learnt = np.array(encoded["assistant_masks"], dtype=bool)
         return {"input_ids": input_ids, "labels": np.where(learnt, input_ids, IGNORED_LABEL)}
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
+    """The tokenizer at a local path or hub id; ConfigError when there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        first_line = str(error).splitlines()[0]
+        raise ConfigError(f"tokenizer {path!r} cannot be loaded: {first_line}") from error
+    return tokenizer
 
 
 def _parse(messages: str) -> list[dict[str, Any]]:
