@@ -131,7 +131,7 @@ def summary(inspection: Inspection) -> dict[str, str]:
         "bytes": f"{inspection.num_bytes:,}{stored}",
         "compression": inspection.compression or "none",
         "bytes of a sample": f"{sizes.minimum:,} to {sizes.maximum:,}, median {sizes.median:,.0f}"
-        + (f" (in {inspection.num_measured_shards:,} of the shards)" if part else ""),
+        + (f" (in {inspection.num_measured_shards:,} of the {inspection.num_shards:,} shards)" if part else ""),
     }
 
 
@@ -140,10 +140,16 @@ def describe_lengths(lengths: LengthsView) -> dict[str, str]:
     tokens = lengths.tokens
     return {
         "fingerprint": lengths.fingerprint,
-        "measured by": ", ".join(f"{key} {value}" for key, value in lengths.processor.items()),
+        "measured by": ", ".join(
+            f"{key} {value}" for key, value in sorted(lengths.processor.items(), key=_class_first)
+        ),
         "tokens": f"{lengths.num_tokens:,}",
         "tokens of a sample": f"{tokens.minimum:,} to {tokens.maximum:,}, median {tokens.median:,.0f}",
     }
+
+
+def _class_first(item: tuple[str, Any]) -> bool:
+    return item[0] != "class"
 
 
 def save_media(inspection: Inspection, folder: Path) -> list[Path]:

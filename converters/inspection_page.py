@@ -23,7 +23,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 h1, h2 { overflow-wrap: anywhere; line-height: 1.2; } h1 { font-size: 1.4rem; }
 h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; } td, th { text-align: left; padding: .15rem 1.5rem .15rem 0; vertical-align: top; }
-th { font-weight: normal; color: var(--dim); } td { overflow-wrap: anywhere; }
+th { font-weight: normal; color: var(--dim); white-space: nowrap; } td { overflow-wrap: anywhere; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .3rem 0; font: 13px/1.5 ui-monospace, monospace; }
 .message { border-left: 4px solid var(--line); padding: .2rem .8rem; margin: .6rem 0; }
 .role, .note { color: var(--dim); font-size: .85rem; }

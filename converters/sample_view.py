@@ -52,7 +52,8 @@ class MediaView:
     @property
     def label(self) -> str:
         size = "" if self.width is None else f", {self.width} x {self.height}"
-        return f"{self.kind}: {self.mime or 'of an unknown kind'}, {self.num_bytes:,} bytes{size}"
+        kind = "" if self.mime.startswith(f"{self.kind}/") else f"{self.kind} "
+        return f"{kind}{self.mime or 'of an unknown type'}, {self.num_bytes:,} bytes{size}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +169,7 @@ def _view_message(message: Mapping[str, Any], data: bytes, media: list[MediaPart
     """A message; its media are put at the end of `media`."""
     content = message.get("content")
     blocks = []
-    for part in content if isinstance(content, list) else [{"type": "text", "text": content or ""}]:
+    for part in content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []:
         if part["type"] == "text":
             blocks.append(Block(text=part["text"]))
         else:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 TRAINED_STYLE = "bold green"
+PLAIN_MARKS = ("⟦", "⟧")  # of what is trained on, where there are no colours
 MAX_TEXT = 8000  # characters of one text; --html shows more
 BAR_CELLS = 40
 
@@ -130,13 +131,15 @@ def _print_tokens(sample: SampleView) -> None:
     """The sample as a model reads it; what is trained on is in another style than the rest."""
     tokens = sample.tokens
     assert tokens is not None
-    shown = Text.assemble(
-        f"{tokens.num_tokens:,} tokens, ", (f"{tokens.num_trained:,} of them trained on", TRAINED_STYLE)
-    )
-    console.print(shown)
+    begin, end = ("", "") if console.color_system else PLAIN_MARKS
+    told = f"{tokens.num_trained:,} of them trained on{f', between {begin} and {end}' if begin else ''}"
+    console.print(Text.assemble(f"{tokens.num_tokens:,} tokens, ", (told, TRAINED_STYLE)))
     text = Text()
     for run in tokens.runs:
-        text.append(_shown(run.text), style=TRAINED_STYLE if run.trained else "dim")
+        if run.trained:
+            text.append(f"{begin}{_shown(run.text)}{end}", style=TRAINED_STYLE)
+        else:
+            text.append(_shown(run.text), style="dim")
     console.print(text, soft_wrap=True)
 
 
