@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import default_cache_folder
-from ..errors import ConfigError, DataError, ObjectMissingError, StorageError
+from ..errors import ConfigError, DataError, StorageError
 from ..locks import locked
 from ..retry import disk_error
-from ..shards import DATASET_NAME, INDEX_NAME
-from ..storage import LocalStorage, Storage
+from ..shards import DATASET_NAME, INDEX_NAME, is_safe_name
+from ..storage import Storage
+from .catalog import own_files, parse_dataset, read_if_there
 from .shard_files import shard_name
 
 UNFINISHED_NAME = "_lmms/unfinished.json"
@@ -185,7 +186,7 @@ def _look(target: Storage) -> dict[str, Any] | None:
         described = _read_json(target, name)
         if described:
             return described | {"is_finished": name == DATASET_NAME}
-    if _exists(target, INDEX_NAME):
+    if read_if_there(target, INDEX_NAME) is not None:
         raise StorageError(
             f"{target.url} holds an {INDEX_NAME} that no conversion wrote: choose another target, or remove it"
         )
@@ -213,10 +214,11 @@ def _check_claims(
 
 def remove_dataset(target: Storage) -> None:
     """Remove the files that a conversion wrote, finished or not, what makes them a dataset first."""
-    dataset = _read_json(target, DATASET_NAME)
-    if dataset is not None:
+    described = read_if_there(target, DATASET_NAME)
+    if described is not None:
+        files = own_files(parse_dataset(described, source=f"{target.url}/{DATASET_NAME}"))
         target.delete(DATASET_NAME)
-        for name in [*dataset["other_files"], *(shard.get("file", shard["name"]) for shard in dataset["shards"])]:
+        for name in files:
             target.delete(name)
     claim = _read_json(target, UNFINISHED_NAME)
     if claim:
@@ -227,21 +229,14 @@ def remove_dataset(target: Storage) -> None:
 
 
 def _read_json(target: Storage, name: str) -> dict[str, Any] | None:
-    try:
-        data = target.read(name)
-    except ObjectMissingError:
+    data = read_if_there(target, name)
+    if data is None:
         return None
     try:
-        return dict(json.loads(data))
-    except ValueError as error:
+        described = dict(json.loads(data))
+        files = [*described.get("files", ()), f"shard{described.get('extension', '')}"]
+    except (ValueError, TypeError, AttributeError) as error:
         raise StorageError(f"{target.url}/{name} is damaged ({error}): remove it, or choose another target") from error
-
-
-def _exists(target: Storage, name: str) -> bool:
-    if isinstance(target, LocalStorage):
-        return (target.folder / name).exists()
-    try:
-        target.read(name)
-    except ObjectMissingError:
-        return False
-    return True
+    if not all(is_safe_name(file) for file in files):
+        raise StorageError(f"{target.url}/{name} names files outside the dataset: remove it, or choose another target")
+    return described

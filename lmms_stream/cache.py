@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,6 +133,10 @@ class LocalCache:
                     Record.of(original, wanted.identity, ours=False).write(lock)
         return valid
 
+    def shard_folders(self, shards: Sequence[ShardInfo]) -> list[Path]:
+        """Where copies of shards lie: the folder, and those below it that names of a merged dataset lead into."""
+        return sorted({self.folder, *((self.folder / info.name).parent for info in shards)})
+
     def touch(self, path: Path) -> None:
         """Note that a file is in use, which keeps it longer than others where there is a limit."""
         if self.room is not None:
@@ -157,7 +161,7 @@ class LocalCache:
     def _download(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
         """Download, check and rename; False when what comes is not valid."""
         _remove_leftovers(path)
-        if self.room is not None and path.parent == self.folder:  # shards; the lengths index is always kept
+        if self.room is not None and path.parent in self.room.folders:  # shards; the lengths index is always kept
             self.room.reserve(record_path, wanted.num_bytes, timeout_s=self.retry.timeout_s)
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_downloads)}.tmp")
         try:
@@ -174,9 +178,9 @@ class LocalCache:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def clean(self) -> None:
-        """Remove temporary files that killed processes left in the folder."""
-        folders = (self.folder, self.folder / "_lmms" / "lengths")
+    def clean(self, shards: Sequence[ShardInfo] = ()) -> None:
+        """Remove temporary files that killed processes left where these shards and lengths indexes are kept."""
+        folders = (*self.shard_folders(shards), self.folder / "_lmms" / "lengths")
         for path in [path for folder in folders for path in _leftovers(folder)]:
             with locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
                 if lock is not None:

@@ -1,4 +1,4 @@
-"""The command line: `lmms-stream convert | index | plan | train | demo`."""
+"""The command line: `lmms-stream convert | index | verify | inspect | merge | plan | train | demo`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import __version__, cli_convert
+from . import __version__, cli_convert, cli_datasets
 from .errors import ConfigError, LmmsStreamError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = {
     "convert": cli_convert.EXAMPLE,
     "index": "lmms-stream index s3://bucket/chats --tokenizer path/to/tokenizer",
+    **cli_datasets.EXAMPLES,
     "plan": "lmms-stream plan s3://bucket/chats --packing-length 4096 --world-size 8 --compare --plot plan.png",
     "train": "lmms-stream train run.yaml train.max_steps=100 --nproc 2",
     "demo": "lmms-stream demo --output demo-output",
@@ -53,7 +55,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_add_convert, _add_index, _add_plan, _add_train, _add_demo):
+    for add in (
+        _add_convert,
+        _add_index,
+        partial(cli_datasets.add_commands, add=_add),
+        _add_plan,
+        _add_train,
+        _add_demo,
+    ):
         add(commands)
     return parser
 

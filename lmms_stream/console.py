@@ -70,7 +70,7 @@ class Bar:
 
 
 @contextmanager
-def bar(description: str, *, unit: str) -> Iterator[Bar]:
+def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
     """A bar with count, rate and remaining time, shown from its `begin` on."""
     columns = (
         TextColumn("{task.description}"),
@@ -79,7 +79,7 @@ def bar(description: str, *, unit: str) -> Iterator[Bar]:
         _RateColumn(unit),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not shown) as progress:
         yield Bar(progress, progress.add_task(description, total=0, visible=False))
 
 

@@ -106,7 +106,7 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
     def _limit_cache(self) -> None:
         limit = self.fetch.limit_bytes
         if limit is not None:
-            room = CacheRoom([stored.cache.folder for stored in self.stored], limit)
+            room = CacheRoom([folder for stored in self.stored for folder in stored.shard_folders], limit)
             for stored in self.stored:
                 stored.limit(room)
 

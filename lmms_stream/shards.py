@@ -12,7 +12,7 @@ import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from .errors import ShardError
 
 INDEX_NAME = "index.json"
 DATASET_NAME = "_lmms/dataset.json"  # what a converter says of the dataset; written last
-MAX_NAME_CHARACTERS = 200  # a file system's 255 bytes, less what temporary names add
+MAX_PART_BYTES = 200  # of a name between slashes: a file system's 255, less what temporary names add
+MAX_PARTS = 8  # datasets may be merged that were merged themselves
 _HASHES = sorted(
     xxhash.algorithms_available | {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")},
     key=lambda name: (name != "xxh3_64", not name.startswith("xxh"), name),  # the fastest first
@@ -110,18 +111,24 @@ def _parse_shard(entry: dict[str, Any], *, source: str) -> ShardInfo:
 
 
 def _check_file(name: Any, size: Any, *, source: str) -> None:
-    if (
-        not isinstance(name, str)
-        or not name
-        or not name.isprintable()
-        or Path(name).name != name
-        or name.startswith(".")
-        or "\\" in name
-        or len(name) > MAX_NAME_CHARACTERS
-    ):
-        raise ShardError(f"{source}: shard name {name!r} is not a plain file name: refused")
+    if not is_safe_name(name) or "_lmms" in name.split("/"):
+        raise ShardError(f"{source}: shard name {name!r} is not a plain path below the dataset: refused")
     if type(size) is not int or not 8 <= size < 1 << 32:
         raise ShardError(f"{source}: shard {name!r} gives a size of {size!r} bytes, a shard has from 8 bytes to 4 GiB")
+
+
+def is_safe_name(name: Any) -> bool:
+    """Whether a name that a dataset gives is that of a file below the dataset's folder, and no hidden one.
+
+    >>> [is_safe_name(name) for name in ("a/shard.00000.mds", "../a", "/a", "a//b", ".a", "a/.b")]
+    [True, False, False, False, False, False]
+    """
+    if not isinstance(name, str) or not name.isprintable() or "\\" in name:
+        return False
+    parts = name.split("/")
+    return len(parts) <= MAX_PARTS and all(
+        part and not part.startswith(".") and len(part.encode()) <= MAX_PART_BYTES for part in parts
+    )
 
 
 def _refuse_repeated_names(infos: Sequence[ShardInfo], *, source: str) -> None:
@@ -132,6 +139,10 @@ def _refuse_repeated_names(infos: Sequence[ShardInfo], *, source: str) -> None:
                 raise ShardError(f"{source}: {name!r} is named twice: convert the dataset again")
             if name is not None:
                 seen.add(name)
+    for name in seen:
+        for folder in PurePosixPath(name).parents:
+            if str(folder) in seen:
+                raise ShardError(f"{source}: {str(folder)!r} is a shard, and a folder of {name!r}: refused")
 
 
 def _checksum(data: Mapping[str, Any], *, source: str) -> str | None:
@@ -155,7 +166,7 @@ def _with_checksums(infos: Sequence[ShardInfo], dataset: Any, *, source: str) ->
             f"{source} and {DATASET_NAME} list other shards: they are of two conversions; convert the dataset again"
         )
     return [
-        replace(info, checksum=f"xxh3_64:{shard['xxh3_64']}")
+        replace(info, checksum=f"xxh3_64:{shard['xxh3_64']}") if "xxh3_64" in shard else info
         for info, shard in zip(infos, dataset["shards"], strict=True)
     ]
 

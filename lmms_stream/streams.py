@@ -70,7 +70,12 @@ class StoredDataset:
         self.num_samples = sum(info.num_samples for info in self.shards)
         if self.num_samples == 0:
             raise ShardError(f"{source} lists no samples: convert the dataset again")
-        self.cache.clean()
+        self.cache.clean(self.shards)
+
+    @property
+    def shard_folders(self) -> list[Path]:
+        """Where copies of the shards lie on this node."""
+        return self.cache.shard_folders(self.shards)
 
     def limit(self, room: CacheRoom) -> None:
         """Keep the copies of this dataset within the room, unless it is read where it lies."""

@@ -75,15 +75,18 @@ ALLOWED = {
         "errors", "types", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader", "processors",
     },
     "converters": {
-        "__version__", "errors", "types", "retry", "storage", "shards", "lengths", "locks", "cache", "processors",
+        "__version__", "errors", "types", "retry", "storage", "decoding", "shards", "lengths", "locks", "cache",
+        "processors",
     },
     "report": {"errors", "types", "assign", "mixture", "order", "pack_range", "plan"},
     "console": {"report"},
+    "console_datasets": {"console", "converters"},
+    "cli_datasets": {"console", "console_datasets", "converters", "processors"},
     "demo": {"errors", "types", "config", "console", "converters", "mixture", "processors", "report", "train"},
     "cli_convert": {"errors", "console", "converters", "processors", "room"},
     "cli": {
-        "__version__", "errors", "types", "cli_convert", "console", "converters", "dataset", "demo", "mixture", "order",
-        "packing", "plan", "processors", "report", "train",
+        "__version__", "errors", "types", "cli_convert", "cli_datasets", "console", "converters", "dataset", "demo",
+        "mixture", "order", "packing", "plan", "processors", "report", "train",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.converters.formats import FORMATS
+from lmms_stream.converters.row_formats import FORMATS
 from lmms_stream.converters.schema import SchemaOptions, find_mapper, to_tokens
-from lmms_stream.converters.writer import open_writer
 from lmms_stream.dataset import PackedStreamingDataset
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.base import Processor
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TextProcessor, TokensProcessor
-from lmms_stream.storage import open_storage
 from lmms_stream.types import Sample
+from streaming import MDSWriter
 
 from .media_files import MP4, image_bytes, wav_bytes
 from .strategies import examples
@@ -144,10 +143,9 @@ def round_trip(
 ) -> list[Sample]:
     """The rows, mapped, written as shards and read again."""
     mapper = pickle.loads(pickle.dumps(find_mapper(rows, options)))
-    with open_writer(open_storage(folder), columns=mapper.columns, shard_bytes=1 << 12) as writer:
+    with MDSWriter(columns=mapper.columns, out=str(folder), size_limit=1 << 12) as writer:
         for row in rows:
             writer.write(mapper(row, media_folder))
-        writer.commit({"schema": mapper.schema, "columns": mapper.columns}, None, b"")
     return list(PackedStreamingDataset(folder)[:])
 
 

@@ -73,11 +73,34 @@ def test_only_the_columns_that_are_asked_for_are_decoded(tmp_path: Path) -> None
         Shard(tmp_path / info.name, info, columns=["smell"])
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", ".", "", "a\\b", None])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x", "/etc/passwd", "a/../../b", "a/..", "a//b", "a/", "/", "./a", "a/./b", "a/.b", "..", ".", "", "a\\b",
+        "a/b\\..\\c", "a\n", "a\0b", "\u202ea", "\ud800", "_lmms/dataset.json", "a/_lmms/x", "x" * 201, "é" * 101,
+        "/".join("123456789"), None, 7,
+    ],
+)  # fmt: skip
 def test_a_shard_name_that_leaves_the_folder_is_refused(name: object, tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(ShardError, match="is not a plain file name: refused"):
+    with pytest.raises(ShardError, match="is not a plain path below the dataset: refused"):
         parse_index(change_index(tmp_path, raw_data__basename=name), source="index.json")
+
+
+@pytest.mark.parametrize("name", ["a/shard.00000.mds", "a/b/c/d/e/f/g/h", "x" * 200, "é" * 100 + "/a", "a b/c~"])
+def test_a_shard_may_lie_in_a_folder_below(name: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    (info,) = parse_index(change_index(tmp_path, raw_data__basename=name), source="index.json")
+    assert info.name == name
+
+
+def test_a_name_that_is_a_shard_and_a_folder_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, size_limit=1 << 10)
+    index = json.loads(change_index(tmp_path, raw_data__basename="a"))
+    for name in ("a/b", "a/b/c", "index.json/x"):
+        index["shards"][1]["raw_data"]["basename"] = name
+        with pytest.raises(ShardError, match=r"is a shard, and a folder of"):
+            parse_index(json.dumps(index).encode(), source="index.json")
 
 
 @pytest.mark.parametrize("size", [-1, 0, 1 << 32, "9", None])
