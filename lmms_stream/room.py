@@ -25,6 +25,7 @@ from .locks import locked
 
 _POLL_S = 0.05
 _RECORD_BYTES = 1024
+_READS = 3
 _UNITS = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 
 
@@ -79,13 +80,17 @@ class Record:
     @staticmethod
     def read(path: Path) -> Record:
         """An empty record where there is none, or a damaged one."""
-        try:
-            return Record(**json.loads(path.read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return Record()
+        for _ in range(_READS):
+            try:
+                return Record(**json.loads(path.read_bytes()))
+            except OSError:
+                break
+            except (ValueError, TypeError):  # empty, damaged, or half of it written just now
+                pass
+        return Record()
 
     def write(self, file: IO[bytes]) -> None:
-        """Replace what the open record file says, in one write, so that who reads it meanwhile sees no part of it."""
+        """Replace what the open record file says, in one write: who reads it meanwhile hardly ever sees half of it."""
         os.pwrite(file.fileno(), json.dumps(asdict(self)).encode().ljust(_RECORD_BYTES), 0)
 
     def vouches_for(self, path: Path, identity: str) -> bool:
@@ -154,11 +159,14 @@ class CacheRoom:
                 continue
             record_path = Path(entry.path)
             record = Record.read(record_path)
+            if record.size and not record.inode:
+                if _is_locked(record_path):
+                    used += record.size
+                    continue
+                record = Record.read(record_path)  # the download ended since, or its process is dead
             if record.owns(_file_of(record_path)):
                 used += record.size
                 ours.append((_last_use(entry, record), record.size, record_path))
-            elif record.size and not record.inode and _is_locked(record_path):
-                used += record.size
         for _, size, record_path in sorted(ours):
             if used + num_bytes <= self.limit_bytes:
                 break
