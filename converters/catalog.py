@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LengthsError, ObjectMissingError, ShardError, StorageError
-from ..lengths import LengthIndex, array_matches, lengths_names, parse_description
+from ..lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, parse_description
 from ..processors.base import processor_fingerprint
 from ..processors.text import TokensProcessor
 from ..shards import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
@@ -36,8 +36,7 @@ class Catalog:
     @property
     def fingerprints(self) -> list[str]:
         """Of the lengths indexes that there may be, in the order in which they were written."""
-        listed = [] if self.dataset is None else list(self.dataset["lengths"])
-        return list(dict.fromkeys([*listed, *unlisted_fingerprints(self.shards)]))
+        return list(dict.fromkeys([*listed_fingerprints(self.storage, self.dataset), *known_fingerprints(self.shards)]))
 
 
 def read_catalog(storage: Storage) -> Catalog:
@@ -96,8 +95,17 @@ def columns_of(shards: Sequence[ShardInfo]) -> dict[str, str]:
     return dict(zip(shards[0].column_names, shards[0].column_encodings, strict=True)) if shards else {}
 
 
-def unlisted_fingerprints(shards: Sequence[ShardInfo]) -> list[str]:
-    """Lengths indexes that can be known without being listed: plain datasets list none."""
+def listed_fingerprints(storage: Storage, dataset: Mapping[str, Any] | None) -> list[str]:
+    """Lengths indexes that a dataset lists; those in the folder of a local one that has no `dataset.json`."""
+    if dataset is not None:
+        return list(dataset["lengths"])
+    if isinstance(storage, LocalStorage):
+        return sorted(path.stem for path in (storage.folder / LENGTHS_FOLDER).glob("[!.]*.json"))
+    return []
+
+
+def known_fingerprints(shards: Sequence[ShardInfo]) -> list[str]:
+    """Lengths indexes that there may be without being listed, for their processor takes no tokenizer."""
     return [processor_fingerprint(TokensProcessor())] if schema_of(shards) == TokensProcessor.schema else []
 
 

@@ -21,12 +21,13 @@ from ..shards import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ..storage import Storage, open_storage
 from .catalog import (
     columns_of,
+    known_fingerprints,
+    listed_fingerprints,
     local_file,
     open_lengths,
     parse_dataset,
     read_if_there,
     schema_of,
-    unlisted_fingerprints,
 )
 from .schema import COLUMNS
 from .verify_shards import Problem, ShardChecker, check_shards
@@ -203,10 +204,10 @@ def _lengths_indexes(
     folder: Path,
 ) -> Iterator[tuple[str, LengthIndex]]:
     """Fingerprint and index of all that are whole; the others become problems."""
-    listed = [] if dataset is None else list(dataset["lengths"])
+    listed = listed_fingerprints(storage, dataset)
     asked = None if processor is None else processor_fingerprint(processor)
-    unlisted = unlisted_fingerprints(shards)
-    for fingerprint in dict.fromkeys([*listed, *unlisted, *([asked] if asked else [])]):
+    known = known_fingerprints(shards)
+    for fingerprint in dict.fromkeys([*listed, *known, *([asked] if asked else [])]):
         array_name, description_name = lengths_names(fingerprint)
         try:
             index = open_lengths(storage, fingerprint, folder=folder)
@@ -218,7 +219,7 @@ def _lengths_indexes(
             yield fingerprint, index
         elif fingerprint in listed:
             problems.append(Problem(description_name, f"is missing, {DATASET_NAME} lists it: {_INDEX_AGAIN}"))
-        elif fingerprint not in unlisted:
+        elif fingerprint not in known:
             problems.append(
                 Problem(
                     description_name,

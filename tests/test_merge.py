@@ -157,6 +157,18 @@ def test_converted_datasets_keep_their_checksums_and_lengths_that_only_some_have
     assert len(merged.length_index().lengths) == len(merged)
 
 
+def test_lengths_of_plain_datasets_in_folders_are_found_without_being_listed(tmp_path: Path) -> None:
+    sources = write_sources(tmp_path)
+    for source in sources[:2]:
+        lengths = np.load(next(Path(source).glob("_lmms/lengths/*.npy")))
+        LengthIndex.from_array(lengths, fingerprint="other", processor={"class": "Other"}).write(Path(source))
+    report = merge_datasets(str(tmp_path), sources)
+    (reason,) = report.dropped
+    assert reason.startswith("lengths index other (Other) is left out, because more/c has none")
+    LengthIndex.from_array(np.arange(1, 201), fingerprint="other").write(Path(sources[2]))
+    assert merge_datasets(str(tmp_path), sources, overwrite=True).num_lengths_indexes == 2
+
+
 def test_an_earlier_merge_is_replaced_only_when_asked_and_no_shard_is_removed(tmp_path: Path) -> None:
     sources = write_sources(tmp_path)
     merge_datasets(str(tmp_path), sources)

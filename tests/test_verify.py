@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from lmms_stream.converters.merge import merge_datasets
 from lmms_stream.converters.verify import VerifyReport, verify_dataset
 from lmms_stream.converters.verify_shards import MAX_LISTED
 from lmms_stream.demo.corpus import Corpus
-from lmms_stream.errors import ConfigError, StorageError
+from lmms_stream.errors import ConfigError, StorageError, WorkerError
 from lmms_stream.lengths import LengthIndex, lengths_names
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
@@ -373,6 +375,30 @@ def test_a_tokenizer_that_did_not_measure_the_dataset_is_a_problem(
     convert([corpus.functions], str(tmp_path))
     problem = the_problem(verify_dataset(str(tmp_path), deep=True, processor=chat_processor, num_workers=1))
     assert "is missing: the dataset has no lengths index for this tokenizer; pass the one that measured it" in problem
+
+
+@dataclass(frozen=True)
+class Dying:
+    """Kills its process at the first sample."""
+
+    columns: ClassVar[tuple[str, ...]] = ("input_ids", "loss_spans")
+    schema: ClassVar[str] = "tokens"
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return {"class": "Dying"}
+
+    def measure(self, sample: Mapping[str, Any]) -> int:
+        os._exit(3)
+
+    def process(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+
+def test_a_process_that_dies_is_an_error(tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=NUM_SAMPLES)
+    with pytest.raises(WorkerError, match="a process that checks shards died: verify again with fewer --workers"):
+        verify_dataset(str(tmp_path), deep=True, processor=Dying(), num_workers=2)
 
 
 def test_settings_that_contradict_are_refused(chat_processor: ChatProcessor, tmp_path: Path) -> None:
