@@ -19,6 +19,7 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.retry import Retry
 from lmms_stream.room import CacheRoom, Record, least_room, parse_bytes
 from lmms_stream.storage import open_storage
+from lmms_stream.types import StoredObject
 
 from .conftest import write_tokens
 from .proxy import fault_proxy
@@ -150,6 +151,12 @@ class Remote:
         raise NotImplementedError
 
     def delete(self, key: str) -> None:
+        raise NotImplementedError
+
+    def list_objects(self, prefix: str) -> list[StoredObject]:
+        raise NotImplementedError
+
+    def stat(self, key: str) -> StoredObject:
         raise NotImplementedError
 
 
