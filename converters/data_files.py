@@ -40,10 +40,10 @@ def data_files(
     With a format that is insisted on: those whose names say it, or else one that is often named so. Text may be in
     files of any name then. Files of unknown kinds are no data: descriptions, licences and programs lie beside it.
     """
-    shown = [file for file in files if is_shown(file.key)]
-    for file in shown:
+    for file in files:
         if ".." in PurePosixPath(file.key).parts:
             raise DataError(f"{name}: object {file.key!r} would lie outside of it: rename it")
+    shown = [file for file in files if is_shown(file.key)]
     if insisted == "text" and shown:
         return shown, insisted
     kinds = [named_format(file.key)[0] for file in shown]
@@ -64,10 +64,14 @@ def _found(counts: Mapping[str, int]) -> str:
 
 
 def checked_format(place: Place, *, insisted: str | None) -> str:
+    """The format of a place's file; DataError where it is none, or has no members and one is asked for."""
     try:
-        return format_of(place.path, name=place.name.partition("#")[0], insisted=insisted)
+        format = format_of(place.path, name=place.name.removesuffix(f"#{place.key}"), insisted=insisted)
     except OSError as error:
         raise disk_error(place.name, error) from error
+    if place.key is not None and format != "json":
+        raise DataError(f"{place.name}: {format} has no members to choose from: leave out #{place.key}")
+    return format
 
 
 def identity_of(name: str, files: Sequence[StoredObject]) -> Mapping[str, Any]:

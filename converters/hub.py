@@ -68,6 +68,8 @@ class HubDataset:
 
         self.name = name
         self._spec = spec
+        if (Path(datasets.__file__).parent / "packaged_modules" / spec.name / "__init__.py").is_file():
+            _refuse_builder(spec.name, name)
         with _hub_errors(name):
             self._builder = datasets.load_dataset_builder(
                 spec.name,
@@ -76,9 +78,7 @@ class HubDataset:
                 data_files=list(spec.data_files) or None,
                 revision=spec.revision,
             )
-            module = type(self._builder).__mro__[1].__module__, type(self._builder).__module__
-        if not any(part.startswith(f"datasets.packaged_modules.{kind}.") for part in module for kind in BUILDERS):
-            raise DataError(f"{name}: builder {module[1]} may run code: write the dataset as {', '.join(BUILDERS)}")
+        _refuse_builder(type(self._builder).__module__.split(".")[-1], name)
         self._split = spec.split or self._only_split()
 
     @property
@@ -120,6 +120,13 @@ class HubDataset:
         if dataset.column_names:
             check_columns(dataset.column_names, self.name)
         return HubTable(dataset.with_format("arrow"), streaming=self._spec.streaming, place=place)
+
+
+def _refuse_builder(builder: str, name: str) -> None:
+    if builder not in BUILDERS:
+        raise DataError(
+            f"{name}: builder {builder!r} is not among those that only parse files: use one of {', '.join(BUILDERS)}"
+        )
 
 
 class HubTable:

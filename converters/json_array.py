@@ -209,7 +209,11 @@ class JsonTable:
 
     def _elements(self, stream: PlainStream) -> Iterator[bytes]:
         scanner = JsonScanner(stream, name=self._place.name)
-        if scanner.peek() == b"[" and self._place.key is None:
+        if scanner.peek() == b"[":
+            if self._key is not None:
+                raise DataError(
+                    f"{self._place.name}: its value is an array, which has no members: leave out #{self._key}"
+                )
             yield from scanner.elements()
             scanner.end()
             return

@@ -89,7 +89,7 @@ def _json_error(text: bytes, error: orjson.JSONDecodeError) -> str:
 def excerpt(text: bytes, offset: int) -> str:
     """A piece of it around a byte, printable."""
     start = max(0, offset - EXCERPT_BYTES // 2)
-    piece = text[start : start + EXCERPT_BYTES].strip().decode(errors="backslashreplace")
+    piece = text[start : start + EXCERPT_BYTES].strip().decode(errors="replace")
     return repr(piece)
 
 

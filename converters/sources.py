@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import DataError, ObjectMissingError, StorageError
+from ..retry import disk_error
 from ..storage import LocalStorage, Storage, open_storage
 from ..types import StoredObject
 from .data_files import checked_format, data_files, identity_of, is_shown, matching_files
@@ -41,7 +42,10 @@ def open_sources(
         raise DataError(f"unknown format {format!r}: expected one of {', '.join(FORMATS)}")
     opener = _Opener(scratch, unit_bytes)
     for text in specs:
-        opener.open(parse_spec(text, format=format))
+        try:
+            opener.open(parse_spec(text, format=format))
+        except OSError as error:
+            raise disk_error(text, error) from error
     return list(opener.sources)
 
 
@@ -122,6 +126,8 @@ class _Opener:
     def _open_saved(self, spec: Spec, path: Path) -> None:
         files = LocalStorage(path).list_objects("")
         place = self._place(path, spec, name=spec.path)
+        if spec.key:
+            raise DataError(f"{place.name}: a saved dataset has no members to choose from: leave out #{spec.key}")
         num_bytes = sum(file.num_bytes for file in files if file.key.endswith(".arrow"))
         self._add(spec, partial(SavedTable, place), place, identity=identity_of(spec.path, files), num_bytes=num_bytes)
 
@@ -174,6 +180,8 @@ class _Opener:
         self, spec: Spec, store: Storage, files: Sequence[StoredObject], format: str, *, name: str | None = None
     ) -> None:
         place = self._place(Path(), spec, name=name or spec.path.rstrip("/"))
+        if spec.key:
+            raise DataError(f"{place.name}: a folder has no members to choose from: leave out #{spec.key}")
         open_table: Callable[[], Table]
         if format == "images":
             if name is not None:

@@ -153,10 +153,10 @@ class Remote:
     def delete(self, key: str) -> None:
         raise NotImplementedError
 
-    def stat(self, key: str) -> StoredObject:
+    def list_objects(self, prefix: str) -> list[StoredObject]:
         raise NotImplementedError
 
-    def list_objects(self, prefix: str) -> list[StoredObject]:
+    def stat(self, key: str) -> StoredObject:
         raise NotImplementedError
 
 
