@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import orjson
+
 from ..errors import DataError
 from .fields import Fields, parse_json
 
@@ -23,12 +25,34 @@ USUAL_ROLES: dict[str, str] = {
 }  # fmt: skip
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 LOSS_FIELDS = ("learn", "loss", "train", "weight")  # of a message; they speak of the assistant's alone
+PLAIN_ROLES = ("system", "user", "assistant")
 SYSTEM_ROLES = ("system", "developer")
 
 
 def read_messages(fields: Fields, roles: Roles) -> list[Turn]:
     """OpenAI messages: `role` and `content`. Roles that are not known stay: a chat template may know them."""
     return [_turn(message, {}, roles) for message in fields.items("messages", "messages")]
+
+
+def plain_chat(messages: Any, roles: Roles) -> str | None:
+    """The stored messages of a chat of texts alone, which are most; None where there is more to a row.
+
+    They are what the other functions here make of it, in a fifth of the time.
+    """
+    if type(messages) is not list:
+        return None
+    is_learnt = False
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return None
+        role, content = message.get("role"), message.get("content")
+        if role not in PLAIN_ROLES or role in roles or type(content) is not str:
+            return None
+        is_learnt = is_learnt or (role == "assistant" and content != "")
+    try:
+        return orjson.dumps(messages).decode() if is_learnt else None
+    except TypeError:  # text that is no UTF-8: the others say which
+        return None
 
 
 def read_sharegpt(fields: Fields, roles: Roles) -> list[Turn]:

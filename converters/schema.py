@@ -17,7 +17,7 @@ import orjson
 from ..errors import ConfigError, DataError
 from ..types import Sample
 from .columns import check_text, column_encoding, fit_value
-from .conversations import READERS, USUAL_ROLES, add_system, check_learnt, read_tools
+from .conversations import READERS, USUAL_ROLES, add_system, check_learnt, plain_chat, read_tools
 from .fields import USUAL_COLUMNS, Fields
 from .media import SampleMedia
 from .parts import KINDS, store_content
@@ -78,12 +78,27 @@ class Mapper:
 
     def __call__(self, values: Mapping[str, Any], folder: str | None) -> Sample:
         """A row as a sample; relative paths of media start from folder. DataError for a row that does not fit."""
+        if self._may_be_plain and values.keys().isdisjoint(_OTHER_COLUMNS):
+            text = plain_chat(values.get(self.found.get("messages", "messages")), self.options.roles)
+            if text is not None:
+                return {"messages": text, "media": b""}
         root = self.options.media_root or folder
         media = SampleMedia(root, max_image_pixels=self.options.max_image_pixels)
         sample = self._sample(Fields(values, self.options.columns, self.found), media)
         for name, encoding in self.kept.items():
             sample[name] = fit_value(name, encoding, values.get(name), read_media=media.read)
         return sample
+
+    @property
+    def _may_be_plain(self) -> bool:
+        options = self.options
+        return (
+            self.format == "messages"
+            and not self.kept
+            and self.found.keys() <= {"messages"}
+            and options.system is None
+            and options.learn == "assistant"
+        )
 
     @property
     def schema(self) -> str:
@@ -134,6 +149,10 @@ class Mapper:
         except TypeError as error:
             raise DataError(f"the messages hold what JSON cannot ({error}): correct or remove the row") from error
         return {"messages": text, "media": media.data}
+
+
+# Columns that change what is stored of a conversation.
+_OTHER_COLUMNS = {name for role, names in USUAL_COLUMNS.items() if role != "messages" for name in names}
 
 
 def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:

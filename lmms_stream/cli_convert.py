@@ -97,7 +97,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
     from .converters.schema import SchemaOptions
     from .room import parse_bytes
 
-    keep: bool | tuple[str, ...] = False
+    keep: bool | tuple[str, ...] = ()
     if options.keep is not None:
         keep = tuple(options.keep) or True
     schema = SchemaOptions(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.row_formats import FORMATS
-from lmms_stream.converters.schema import SchemaOptions, find_mapper, to_tokens
+from lmms_stream.converters.schema import Mapper, SchemaOptions, find_mapper, to_tokens
 from lmms_stream.dataset import PackedStreamingDataset
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.base import Processor
@@ -572,3 +573,29 @@ def test_bare_parts_take_the_media_of_the_row_in_order() -> None:
     first, second = SMALL["image"][:2]
     assert sample["media"] == first + second
     assert [part["type"] for part in json.loads(sample["messages"])[0]["content"]] == ["image", "text", "image"]
+
+
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "system", "tool", "human"]), "content": st.text(max_size=20)},
+        optional={"weight": st.sampled_from([0, 1]), "name": st.text(max_size=3)},
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@examples(300)
+@given(messages=MESSAGES, others=st.sampled_from([{}, {"id": 3}, {"system": "s"}, {"images": []}, {"tools": None}]))
+def test_plain_chats_are_stored_as_the_others_are(messages: list[Row], others: Row) -> None:
+    row = {"messages": messages} | others
+    mapper = find_mapper([{"messages": [{"role": "assistant", "content": "hi"}]}], SchemaOptions())
+    slow = replace(mapper, found={**mapper.found, "videos": ""})  # says nothing, and is not plain
+
+    def outcome(mapper: Mapper) -> Sample | str:
+        try:
+            return mapper(row, None)
+        except DataError as error:
+            return str(error)
+
+    assert outcome(mapper) == outcome(slow)
