@@ -32,10 +32,8 @@ def matching_files(base: Path, pattern: str) -> list[str]:
     return sorted({key for path in paths if is_shown(key := path.relative_to(base).as_posix())})
 
 
-def data_files(
-    name: str, files: Sequence[StoredObject], *, insisted: str | None
-) -> tuple[list[StoredObject], str | None]:
-    """Files of a folder that hold its rows, and their format. DataError where there is none, or a mixture of formats.
+def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None) -> list[StoredObject]:
+    """Files of a folder that hold its rows, all of one format. DataError where there is none, or a mixture of formats.
 
     With a format that is insisted on: those whose names say it, or else one that is often named so. Text may be in
     files of any name then. Files of unknown kinds are no data: descriptions, licences and programs lie beside it.
@@ -45,7 +43,7 @@ def data_files(
             raise DataError(f"{name}: object {file.key!r} would lie outside of it: rename it")
     shown = [file for file in files if is_shown(file.key)]
     if insisted == "text" and shown:
-        return shown, insisted
+        return shown
     kinds = [named_format(file.key)[0] for file in shown]
     counts = Counter(kind for kind in kinds if kind)
     wanted = insisted if insisted in counts else ALIKE.get(insisted or "")
@@ -56,7 +54,7 @@ def data_files(
     if not insisted and len(counts) > 1:
         raise DataError(f"{name}: holds several formats: {_found(counts)}: name one by --format, or use a glob")
     chosen = wanted if insisted else next(iter(counts))
-    return [file for file, kind in zip(shown, kinds, strict=True) if kind == chosen], insisted or chosen
+    return [file for file, kind in zip(shown, kinds, strict=True) if kind == chosen]
 
 
 def _found(counts: Mapping[str, int]) -> str:

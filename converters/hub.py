@@ -18,6 +18,7 @@ from .tables import check_columns, rows_of
 from .units import Row, Unit
 
 BATCH_ROWS, BATCH_BYTES = 1000, 1 << 22
+STREAM_ROWS = 32  # at once while streaming, where nothing says how large they are
 SETTINGS = ("config", "split", "streaming", "revision", "data_dir", "data_files")
 # Of the library's builders, those that only parse files: others unpickle, run queries or run code.
 BUILDERS = ("arrow", "audiofolder", "csv", "imagefolder", "json", "parquet", "text", "videofolder", "webdataset")
@@ -160,7 +161,7 @@ class HubTable:
             if self._streaming:
                 rows = self._dataset.skip(start) if start else self._dataset
                 rows = rows if stop is None else rows.take(max(0, stop - start))
-                yield from (table for table in rows.iter(100) if table.num_rows)
+                yield from (table for table in rows.iter(STREAM_ROWS) if table.num_rows)
                 return
             num_rows = len(self._dataset)
             stop = num_rows if stop is None else min(stop, num_rows)

@@ -18,10 +18,12 @@ from .units import Row, Unit
 
 CHUNK_BYTES = 1 << 20
 MAX_ELEMENTS = 1 << 16  # of a unit
-BACKSLASH = ord("\\")
-# A string without escapes is passed at once; of another only the first quote is found, and its end is looked for.
-SHALLOW = re.compile(rb'"[^"\\]*"|["{}\[\],]')
-NESTED = re.compile(rb'"[^"\\]*"|["{}\[\]]')
+# A string is passed at once; of one with very many escapes, or that the buffer breaks off, only its first quote, and
+# its end is looked for. (An expression for any number of escapes would keep a state for each of them.)
+IN_STRING = rb'[^"\\]*(?:\\.[^"\\]*){0,100}'
+SHALLOW = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\],]', re.DOTALL)
+NESTED = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\]]', re.DOTALL)
+STRING_PART = re.compile(IN_STRING, re.DOTALL)
 
 
 class JsonScanner:
@@ -120,16 +122,13 @@ class JsonScanner:
     def _end_of_string(self, at: int) -> int:
         """One past the quote that ends the string whose first byte, after its quote, is at `at`."""
         while True:
-            quote = self._buffer.find(b'"', at)
-            if quote < 0:
-                at = self._extend(len(self._buffer))
-                continue
-            num_backslashes = 0
-            while self._buffer[quote - 1 - num_backslashes] == BACKSLASH:
-                num_backslashes += 1
-            at = quote + 1
-            if num_backslashes % 2 == 0:
-                return at
+            part = STRING_PART.match(self._buffer, at)
+            assert part is not None  # an empty one at least
+            at = part.end()
+            if self._buffer[at : at + 1] == b'"':
+                return at + 1
+            if at + 1 >= len(self._buffer):  # its end, or a backslash whose character is not there yet
+                at = self._extend(at)
 
     def _extend(self, position: int) -> int:
         """Read on, within a value; where a position of the buffer is then."""

@@ -34,7 +34,7 @@ class LineRange:
     def rows(self) -> Iterator[Row]:
         number = -1
         with self.path.open("rb", buffering=CHUNK_BYTES) as file:
-            for number, line in enumerate(lines_between(file, self.start, self.stop)):
+            for number, line in enumerate(lines_between(file, start=self.start, stop=self.stop)):
                 if not line.isspace():
                     yield json_row(number, line)
         self.num_lines = number + 1
@@ -54,7 +54,7 @@ class LineBlock:
 
     def rows(self) -> Iterator[Row]:
         number, payload = -1, carried(self.payload)
-        for number, line in enumerate(lines_between(io.BytesIO(payload), 0, len(payload))):
+        for number, line in enumerate(lines_between(io.BytesIO(payload), start=0, stop=len(payload))):
             if not line.isspace():
                 yield json_row(number, line)
         self.num_lines = number + 1
@@ -63,7 +63,7 @@ class LineBlock:
         return self.num_lines
 
 
-def lines_between(file: IO[bytes], start: int, stop: int) -> Iterator[bytes]:
+def lines_between(file: IO[bytes], *, start: int, stop: int) -> Iterator[bytes]:
     """Lines whose first byte is at start <= position < stop, without a byte order mark before the file's first.
 
     Of a line that is longer than MAX_ROW_BYTES that much and one byte more is given.
@@ -126,7 +126,7 @@ class LinesTable:
         block_bytes = 0
         with PlainStream(place.path, name=place.name) as stream:
             file = io.BufferedReader(stream, CHUNK_BYTES)  # it closes the stream when nothing refers to it any more
-            for line in islice(lines_between(file, 0, ENDLESS), start, stop):
+            for line in islice(lines_between(file, start=0, stop=ENDLESS), start, stop):
                 block.append(line if line.endswith(b"\n") else line + b"\n")
                 block_bytes += len(line)
                 if block_bytes >= place.unit_bytes:

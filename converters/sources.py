@@ -18,7 +18,7 @@ from .folders import ImageFolderTable, TextFolderTable
 from .hub import HubDataset, HubSpec
 from .places import Place, Table
 from .saved_datasets import SavedTable, only_split, saved_kind
-from .specs import Spec, glob_base, glob_pattern, has_wildcard, literal_prefix, parse_spec, yaml_specs
+from .specs import LISTS, Spec, glob_base, glob_pattern, has_wildcard, literal_prefix, parse_spec, yaml_specs
 from .table_source import TableSource
 from .units import UNIT_BYTES, Source
 
@@ -98,7 +98,7 @@ class _Opener:
     def _open_local(self, spec: Spec) -> None:
         path = Path(spec.path)
         if not path.is_dir():
-            if path.suffix.lower() in (".yaml", ".yml") or spec.format == "yaml":
+            if path.suffix.lower() in LISTS or spec.format == "yaml":
                 self._open_list(spec)
                 return
             store = LocalStorage(path.parent)
@@ -147,13 +147,14 @@ class _Opener:
         self._open_files(spec, store, found, base=base)
 
     def _open_folder(self, spec: Spec, store: Storage, files: Sequence[StoredObject]) -> None:
-        chosen, format = data_files(spec.path, files, insisted=spec.format)
-        if format in FOLDER_FORMATS:
-            self._add_folder(spec, store, chosen, format)
-        else:
-            self._open_files(spec, store, chosen, base=spec.path.rstrip("/"))
+        chosen = data_files(spec.path, files, insisted=spec.format)
+        self._open_files(spec, store, chosen, base=spec.path.rstrip("/"))
 
     def _open_files(self, spec: Spec, store: Storage, files: Sequence[StoredObject], *, base: str) -> None:
+        kinds = {spec.format or named_format(file.key)[0] for file in files}
+        if len(kinds) == 1 and kinds <= set(FOLDER_FORMATS):
+            self._add_folder(spec, store, files, str(kinds.pop()))
+            return
         if len(files) > 1 and (spec.is_sliced or spec.key):
             raise DataError(
                 f"{spec.text}: names {len(files)} files, a slice and a #KEY are of one: write one spec for each file"
@@ -162,11 +163,12 @@ class _Opener:
             self._open_file(spec, store, file, name=f"{base.rstrip('/')}/{file.key}" if base else file.key)
 
     def _open_file(self, spec: Spec, store: Storage, file: StoredObject, *, name: str) -> None:
-        if named_format(name)[0] in FOLDER_FORMATS or spec.format in FOLDER_FORMATS:
-            self._add_folder(spec, store, [file], spec.format or str(named_format(name)[0]), name=name)
+        told = spec.format or named_format(name)[0]
+        if told in FOLDER_FORMATS:
+            self._add_folder(spec, store, [file], str(told), name=name)
             return
-        if spec.format == "hf_dataset":
-            raise DataError(f"{name}: one file is no dataset of the hub: name its folder, or pass --format of the file")
+        if told not in TABLES and (told or PurePosixPath(name).suffix.lower() in LISTS):
+            raise DataError(f"{name}: a list of sources is read from a file of this machine: download it first")
         if isinstance(store, LocalStorage):
             place = self._place(store.folder / file.key, spec, name=name)
             format = checked_format(place, insisted=spec.format)

@@ -14,6 +14,7 @@ from ..retry import disk_error
 
 SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
 WILDCARD = re.compile(r"[*?\[]")
+LISTS = (".yaml", ".yml")
 YAML_KEYS = ("path", "data_folder", "data_type")
 
 
@@ -137,7 +138,7 @@ def _entry(path: Path, number: int, entry: Any, format: str | None) -> Spec:
             raise DataError(f"{where}: {key} is {value!r}: expected text")
     named = parse_spec(entry["path"], format=entry.get("data_type") or format)
     folder = entry.get("data_folder") or None
-    if named.path.endswith((".yaml", ".yml")):
+    if named.path.endswith(LISTS) or named.format == "yaml":
         raise DataError(f"{where}: {named.path} is a list itself: name the sources of it here")
     return replace(named, path=_resolved(named.path, path.parent), folder=folder and _resolved(folder, path.parent))
 

@@ -45,7 +45,7 @@ def cut(rows: list[int], sizes: list[int], *, start: int, stop: int | None, plac
         last = max(first + 1, bisect_right(bytes_before, bytes_before[first] + place.unit_bytes) - 1)
         last = min(last, bisect_right(ends, stop - 1) + 1)
         until = min(stop, ends[last - 1])
-        shares = [share_of(file_bytes, bytes_before[part], bytes_before[-1]) for part in (first, last)]
+        shares = [share_of(file_bytes, part=bytes_before[part], whole=bytes_before[-1]) for part in (first, last)]
         yield Piece(first, last, start - (ends[first] - rows[first]), until - start, shares[1] - shares[0])
         start = until
 

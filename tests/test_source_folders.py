@@ -120,6 +120,10 @@ def test_texts_of_a_folder_are_rows(texts: Path) -> None:
     assert num_units(texts, unit_bytes=20) == 10
     assert num_units(texts, unit_bytes=1 << 20) == 1
     assert read_numbered(f"{texts}@[28:]") == [(29, rows[28]), (30, rows[29])]
+    assert read(f"{texts}/**/*.txt") == rows
+    assert [row["name"] for row in read(f"{texts}/*1/0*.txt@[1:]")] == ["part1/04.txt", "part1/07.txt"]
+    lines = write(texts.parent / "lines.txt", b'{"a": 1}\n{"a": 2}')
+    assert read(lines, format="jsonl") == [{"a": 1}, {"a": 2}]
     assert read(texts / "part0" / "03.txt") == [{"text": "text 3\r\n", "name": "03.txt"}]
 
 

@@ -58,6 +58,19 @@ def test_elements_are_what_orjson_reads(rows: list[dict[str, Any]], pretty: bool
     scanner.end()
 
 
+@given(
+    count=st.integers(0, 400),
+    escape=st.sampled_from(["\\", '"', "\n", "x\\"]),
+    step=st.integers(1, 300),
+    seed=st.integers(0, 9),
+)
+@examples(60)
+def test_strings_of_very_many_escapes_are_passed(count: int, escape: str, step: int, seed: int) -> None:
+    rows = [{"a": "y" * seed + escape * count, escape * seed: 1}, {"b": escape * 3}]
+    scanner = JsonScanner(Trickle(orjson.dumps(rows), step), name="x")
+    assert [orjson.loads(text) for text in scanner.elements()] == rows
+
+
 @given(before=VALUES, rows=OBJECTS, after=VALUES, pretty=st.booleans(), step=st.integers(1, 50))
 @examples(100)
 def test_members_are_what_orjson_reads(

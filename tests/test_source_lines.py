@@ -155,7 +155,7 @@ def test_compressed_data_that_breaks_off_is_named(tmp_path: Path, kind: str) -> 
 def test_lines_that_start_in_a_range_are_given_by_it_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "a", b"aaa\n\nbb\nc")
     with path.open("rb") as file:
-        found = [list(lines_between(file, at, at + 1)) for at in range(9) if file.seek(0) == 0]
+        found = [list(lines_between(file, start=at, stop=at + 1)) for at in range(9) if file.seek(0) == 0]
     assert found == [[b"aaa\n"], [], [], [], [b"\n"], [b"bb\n"], [], [], [b"c"]]
 
 

@@ -169,9 +169,6 @@ def test_what_holds_nothing_is_named(
 def test_an_unknown_format_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="unknown format 'xml': expected one of json, jsonl, csv"):
         read(tmp_path, format="xml")
-    path = write(tmp_path / "a.jsonl", json_lines(MESSY))
-    with pytest.raises(DataError, match=r"a.jsonl: one file is no dataset of the hub|hf:"):
-        read(path, format="hf_dataset")
 
 
 OPEN_AS_NOBODY = """
@@ -261,6 +258,7 @@ def test_a_list_names_hub_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("datasets: [{path: a, data_type: 3}]", "data_type is 3: expected text"),
         ("datasets: [{path: a, data_type: xml}]", "data_type 'xml' of a: expected one of json"),
         ("datasets: [{path: b.yaml}]", "is a list itself: name the sources of it here"),
+        ("datasets: [{path: b, data_type: yaml}]", "is a list itself"),
         ("datasets: [{path: nowhere.json}]", "nowhere.json: no such file or folder"),
     ],
 )
@@ -349,6 +347,10 @@ def test_objects_that_are_not_there_or_not_what_they_say_are_named(bucket: str) 
         read(f"{bucket}/nothing")
     with pytest.raises(ObjectMissingError, match=r"\*.csv: no file matches: check the pattern and the path"):
         read(f"{bucket}/*.csv")
+    open_storage(bucket).write("all.yaml", b"datasets: [{path: a.json}]")
+    for spec, format in (f"{bucket}/all.yaml", None), (f"{bucket}/a.json", "yaml"):
+        with pytest.raises(DataError, match=r"a list of sources is read from a file of this machine: download it"):
+            read(spec, format=format)
     with pytest.raises(StorageError, match=r"bucket 'no-such-bucket' does not exist: create it or correct the URL"):
         read("s3://no-such-bucket/*.jsonl")
     store = open_storage(bucket)
