@@ -31,6 +31,7 @@ bench: setup
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/s3.py
+	$(BIN)/python benchmarks/convert.py
 
 clean:
 	rm -rf demo-output build .pytest_cache .mypy_cache .ruff_cache
