@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,9 @@ from rich.progress import (
     BarColumn,
     Progress,
     ProgressColumn,
-    SpinnerColumn,
     Task,
     TaskID,
-    TaskProgressColumn,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
@@ -30,19 +27,6 @@ if TYPE_CHECKING:
 
 console = Console()
 COMPARED_FIELDS = ("num_packs", "lower_bound", "efficiency", "samples_per_pack")
-
-
-@contextmanager
-def counter(description: str, *, unit: str) -> Iterator[Callable[[], None]]:
-    """A progress display without a known end: calls of what it yields are counted and shown with their rate."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description} {task.completed:,.0f} " + unit),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, TaskProgressColumn(show_speed=True), console=console) as progress:
-        task = progress.add_task(description, total=None)
-        yield lambda: progress.advance(task)
 
 
 class _RateColumn(ProgressColumn):

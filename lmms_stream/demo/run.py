@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..console import console, counter, print_plan, print_record
+from ..console import bar, console, print_plan, print_record
 from ..errors import ConfigError
 from .compare import compare_runs, read_log, read_run
 from .corpus import VOCABULARY, Corpus, build_corpus, train_tokenizer
@@ -65,18 +65,18 @@ def _build(output: Path) -> tuple[Corpus, Path]:
 
 def _convert(corpus: Corpus, tokenizer: Path) -> str:
     with console.status("loading the converter"):
-        from ..converters.convert import convert
+        from ..converters.convert import Progress, convert
         from ..processors.chat import ChatProcessor
 
     target = f"s3://{BUCKET}/corpus"
-    with counter("converting", unit="rows") as advance:
+    with bar("converting", unit="bytes") as shown:
         report = convert(
             [corpus.functions, corpus.classes],
             target,
             processor=ChatProcessor.from_pretrained(str(tokenizer)),
             shard_bytes=1 << 20,
             overwrite=True,
-            on_row=advance,
+            progress=Progress(begin=shown.begin, advance=shown.advance),
         )
     print_record(target, report)
     return target
