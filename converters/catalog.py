@@ -10,11 +10,14 @@ from typing import Any
 
 from ..errors import LengthsError, ObjectMissingError, ShardError, StorageError
 from ..lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, parse_description
-from ..processors.base import processor_fingerprint
+from ..processors import ProcessorConfig
+from ..processors.base import Processor, processor_fingerprint
 from ..processors.text import TokensProcessor
 from ..shards import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
-from ..storage import LocalStorage, Storage
+from ..storage import LocalStorage, Storage, open_storage
 from .schema import COLUMNS
+
+READ_SCHEMAS = ("messages", "tokens", "text")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +35,11 @@ class Catalog:
     @property
     def num_samples(self) -> int:
         return sum(info.num_samples for info in self.shards)
+
+    @property
+    def schema(self) -> str | None:
+        """Which of the schemas that processors read its columns fit."""
+        return schema_of(self.shards)
 
     @property
     def fingerprints(self) -> list[str]:
@@ -78,6 +86,12 @@ def read_if_there(storage: Storage, name: str) -> bytes | None:
         return None
 
 
+def stored_processor(url: str, tokenizer: str) -> Processor:
+    """What reads the samples of a stored dataset with this tokenizer: texts, or (where it is not known) chats."""
+    is_text = read_catalog(open_storage(url)).schema == "text"
+    return ProcessorConfig(type="text" if is_text else "chat", tokenizer=tokenizer).build()
+
+
 def own_files(dataset: Mapping[str, Any]) -> list[str]:
     """Files that are a dataset's alone, besides its `dataset.json`: shards in folders below are others' as well."""
     files = [shard.get("file", shard["name"]) for shard in dataset["shards"]]  # compressed ones have another name
@@ -85,9 +99,9 @@ def own_files(dataset: Mapping[str, Any]) -> list[str]:
 
 
 def schema_of(shards: Sequence[ShardInfo]) -> str | None:
-    """Which of our schemas the columns of the shards fit; None where they fit none."""
+    """Which of the schemas that processors read the columns of the shards fit; None where they fit none."""
     columns = columns_of(shards).items()
-    return next((schema for schema, needed in COLUMNS.items() if needed.items() <= columns), None)
+    return next((schema for schema in READ_SCHEMAS if COLUMNS[schema].items() <= columns), None)
 
 
 def columns_of(shards: Sequence[ShardInfo]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import ConfigError, DataError
 from ..processors.base import IGNORED_LABEL, Processor
-from ..processors.text import TokensProcessor
+from ..processors.text import TextProcessor, TokensProcessor
 from ..shards import ShardInfo
 from ..types import Processed, Sample
 from .media_parts import MediaPart, media_part, read_messages, sniff
@@ -111,7 +111,7 @@ class Viewer:
     def load(schema: str | None, tokenizer: str | None) -> Viewer:
         """A viewer for samples of a schema; ConfigError for a tokenizer that cannot be had, or has nothing to read."""
         if schema is None and tokenizer is not None:
-            raise ConfigError("the dataset holds neither messages nor tokens: leave --tokenizer out")
+            raise ConfigError("the dataset holds no messages, tokens or texts: leave --tokenizer out")
         processor: Processor | None = TokensProcessor() if schema == TokensProcessor.schema else None
         if tokenizer is None:
             return Viewer(schema=schema, processor=processor, tokenizer=None)
@@ -119,7 +119,10 @@ class Viewer:
         from ..processors.tokenizers import load_tokenizer
 
         loaded = load_tokenizer(tokenizer)
-        return Viewer(schema=schema, processor=processor or ChatProcessor(loaded, source=tokenizer), tokenizer=loaded)
+        if processor is None:
+            kind = TextProcessor if schema == TextProcessor.schema else ChatProcessor
+            processor = kind(loaded, source=tokenizer)
+        return Viewer(schema=schema, processor=processor, tokenizer=loaded)
 
     def view(self, sample: Sample, *, number: int, shard: ShardInfo, num_bytes: int) -> SampleView:
         """What is seen of a sample; DataError when it does not fit its schema."""

@@ -143,12 +143,10 @@ def _add_demo(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="default: %(default)s")
 
 
-def _processor(tokenizer: str | None) -> Processor | None:
-    if tokenizer is None:
-        return None
-    from .processors.chat import ChatProcessor
+def _processor(remote: str, tokenizer: str | None) -> Processor | None:
+    from .converters.catalog import stored_processor
 
-    return ChatProcessor.from_pretrained(tokenizer)
+    return None if tokenizer is None else stored_processor(remote, tokenizer)
 
 
 def _index(options: argparse.Namespace) -> int:
@@ -157,7 +155,7 @@ def _index(options: argparse.Namespace) -> int:
     from .processors.text import TokensProcessor
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # samples are measured one by one
-    processor = _processor(options.tokenizer) or TokensProcessor()
+    processor = _processor(options.remote, options.tokenizer) or TokensProcessor()
     with bar("measuring", unit="samples") as progress:
 
         def begin(shards: Sequence[int], missing: Sequence[int]) -> None:
@@ -219,9 +217,9 @@ def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
         max_samples_per_pack=options.max_samples_per_pack,
     )
     order = OrderConfig(seed=options.seed, num_canonical_nodes=options.canonical_nodes)
-    processor = _processor(options.tokenizer)
     plans: dict[str, PackPlan] = {}
     for remote in options.remotes:
+        processor = _processor(remote, options.tokenizer)
         dataset = PackedStreamingDataset(remote, processor=processor, packing=packing, order=order)
         name = remote.rstrip("/").rsplit("/", 1)[-1]
         plans[f"{name} ({len(plans) + 1})" if name in plans else name] = dataset.plan

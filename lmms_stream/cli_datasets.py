@@ -64,10 +64,10 @@ def _add_merge(commands: Any, add: AddCommand) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier merge (never a shard)")
 
 
-def _processor(tokenizer: str | None) -> Processor | None:
-    from .processors import ProcessorConfig
+def _processor(remote: str, tokenizer: str | None) -> Processor | None:
+    from .converters.catalog import stored_processor
 
-    return None if tokenizer is None else ProcessorConfig(tokenizer=tokenizer).build()
+    return None if tokenizer is None else stored_processor(remote, tokenizer)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -80,7 +80,7 @@ def _verify(options: argparse.Namespace) -> int:
         report = verify_dataset(
             options.remote,
             deep=options.deep,
-            processor=_processor(options.tokenizer),
+            processor=_processor(options.remote, options.tokenizer),
             num_workers=options.workers,
             on_start=progress.begin,
             on_shard=progress.advance,

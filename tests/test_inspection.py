@@ -245,7 +245,7 @@ def test_headers_say_what_images_are_and_damaged_ones_say_nothing() -> None:
 def test_values_of_any_column_are_shown_as_text(tmp_path: Path) -> None:
     columns = {
         "n": "int",
-        "text": "str",
+        "words": "str",
         "raw": "bytes",
         "shot": "png",
         "photo": "bytes",
@@ -254,7 +254,7 @@ def test_values_of_any_column_are_shown_as_text(tmp_path: Path) -> None:
     }
     with MDSWriter(columns=columns, out=str(tmp_path)) as writer:
         writer.write({
-            "n": 7, "text": EVIL.replace("\ud800", ""), "raw": b"\0\1", "shot": Image.new("RGB", (3, 4)),
+            "n": 7, "words": EVIL.replace("\ud800", ""), "raw": b"\0\1", "shot": Image.new("RGB", (3, 4)),
             "photo": png(8, 9), "a": np.arange(100).reshape(10, 10), "j": {"k": ["<b>"]},
         })  # fmt: skip
     found = inspect_dataset(str(tmp_path))
@@ -267,7 +267,7 @@ def test_values_of_any_column_are_shown_as_text(tmp_path: Path) -> None:
     assert sample.values["j"] == '{"k": ["<b>"]}'
     assert [(part.width, part.height) for part in sample.media] == [(8, 9), (3, 4)]
     assert "<b>" not in render_page(found)
-    with pytest.raises(ConfigError, match="the dataset holds neither messages nor tokens: leave --tokenizer out"):
+    with pytest.raises(ConfigError, match="the dataset holds no messages, tokens or texts: leave --tokenizer out"):
         inspect_dataset(str(tmp_path), tokenizer="x")
 
 
