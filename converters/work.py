@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import uuid
@@ -22,11 +23,12 @@ from ..errors import ConfigError, DataError, StorageError
 from ..locks import locked
 from ..retry import disk_error
 from ..shards import DATASET_NAME, INDEX_NAME, is_safe_name
-from ..storage import Storage
+from ..storage import LocalStorage, Storage
 from .catalog import own_files, parse_dataset, read_if_there
 from .shard_files import shard_name
 
 UNFINISHED_NAME = "_lmms/unfinished.json"
+_HALF = re.compile(r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished)\.json|rejects\.jsonl)\.\d+\.tmp")
 _FIRST_ANNOUNCED = 16  # shards; then twice as many each time
 
 
@@ -154,6 +156,8 @@ def _begun(
 ) -> Work:
     about = folder / "conversion.json"
     before = json.loads(about.read_bytes()) if about.exists() else None
+    for target in targets:
+        _remove_halves(target)
     claims = [_look(target) for target in targets]
     if overwrite:
         for target in targets:
@@ -178,6 +182,15 @@ def _begun(
     for output in range(len(targets)):
         work._claim(output)
     return work
+
+
+def _remove_halves(target: Storage) -> None:
+    """Files of ours that a run which was killed had half written; the caller holds the lock."""
+    if isinstance(target, LocalStorage):
+        for folder in (target.folder, target.folder / "_lmms"):
+            for path in folder.glob(".*.tmp"):
+                if _HALF.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
 
 
 def _look(target: Storage) -> dict[str, Any] | None:
