@@ -92,6 +92,11 @@ def stored_processor(url: str, tokenizer: str) -> Processor:
     return ProcessorConfig(type="text" if is_text else "chat", tokenizer=tokenizer).build()
 
 
+def write_json(storage: Storage, name: str, value: Mapping[str, Any]) -> None:
+    """Write one of a dataset's small files, the same bytes for the same values."""
+    storage.write(name, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
+
+
 def own_files(dataset: Mapping[str, Any]) -> list[str]:
     """Files that are a dataset's alone, besides its `dataset.json`: shards in folders below are others' as well."""
     files = [shard.get("file", shard["name"]) for shard in dataset["shards"]]  # compressed ones have another name

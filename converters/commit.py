@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from ..lengths import LengthIndex, lengths_names
 from ..processors.base import Processor, processor_fingerprint
 from ..shards import DATASET_NAME, INDEX_NAME
 from ..storage import Storage
+from .catalog import write_json
 from .encoding import HASH, index_json
 
 REJECTS_NAME = "_lmms/rejects.jsonl"
@@ -45,7 +45,7 @@ def commit(
         "lengths": [lengths.fingerprint] if lengths is not None else [],
         "other_files": others,
     }
-    target.write(DATASET_NAME, json.dumps(dataset, indent=1, sort_keys=True).encode() + b"\n")
+    write_json(target, DATASET_NAME, dataset)
 
 
 def other_files(measured_by: Processor | None) -> list[str]:

@@ -22,13 +22,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache import LocalCache, default_cache_folder, fetch_shard
+from ..cache import LocalCache, fetch_shard, home_folder
 from ..errors import ConfigError, DataError, LmmsStreamError, ObjectMissingError, StorageError
 from ..lengths import LengthIndex
 from ..locks import locked
 from ..processors.base import Processor, processor_fingerprint
 from ..shards import DATASET_NAME, INDEX_NAME, Shard, ShardInfo, parse_index
 from ..storage import Storage, open_storage
+from .catalog import write_json
 from .pool import do_all, num_cores, open_pool
 
 _LENGTH = np.dtype("<u4")
@@ -96,7 +97,7 @@ def _list_index(storage: Storage, fingerprint: str, names: Sequence[str]) -> Non
         return
     dataset["lengths"] = [*(other for other in dataset["lengths"] if other != fingerprint), fingerprint]
     dataset["other_files"] = sorted({*dataset["other_files"], *names})
-    storage.write(DATASET_NAME, json.dumps(dataset, indent=1, sort_keys=True).encode() + b"\n")
+    write_json(storage, DATASET_NAME, dataset)
 
 
 @contextmanager
@@ -125,7 +126,7 @@ def _work_folder(url: str, fingerprint: str, work: Path | None) -> Iterator[tupl
 
 def _lock_folder(url: str) -> Path:
     """Where a dataset's locks lie, whatever the work folder is and however a local path is written."""
-    return default_cache_folder(url if "://" in url else str(Path(url).resolve())) / "index-work"
+    return home_folder(url) / "index-work"
 
 
 def _digest(info: ShardInfo, lengths: bytes = b"") -> bytes:

@@ -22,7 +22,17 @@ from ..errors import ConfigError, LengthsError, ShardError, StorageError
 from ..lengths import LengthIndex
 from ..shards import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from ..storage import Storage, open_storage
-from .catalog import Catalog, columns_of, open_lengths, own_files, parse_dataset, read_catalog, read_if_there, schema_of
+from .catalog import (
+    Catalog,
+    columns_of,
+    open_lengths,
+    own_files,
+    parse_dataset,
+    read_catalog,
+    read_if_there,
+    schema_of,
+    write_json,
+)
 
 _THREADS = 16  # that read catalogs; each waits for its store
 _CHUNK = 1 << 20  # lengths copied together
@@ -85,7 +95,7 @@ def merge_datasets(
                 storage.upload(Path(folder) / name, name)
                 others.append(name)
         dataset = _describe(catalogs, shards, fingerprints=[joined.fingerprint for joined in lengths], others=others)
-        storage.write(DATASET_NAME, json.dumps(dataset, indent=1, sort_keys=True).encode() + b"\n")
+        write_json(storage, DATASET_NAME, dataset)
     return MergeReport(
         num_sources=len(names),
         num_shards=len(shards),

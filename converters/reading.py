@@ -92,8 +92,3 @@ class Reading:
         before = self._rows_before[task.source]
         self._rows_before[task.source] += part.num_rows
         return [(task.source_name, before + number + 1, reason) for number, reason in part.rejects]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows and blank lines of the parts that were laid."""
-        return sum(self._rows_before) - sum(source.first_row for source in self._sources)

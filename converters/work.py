@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..cache import default_cache_folder
+from ..cache import home_folder
 from ..errors import ConfigError, DataError, StorageError
 from ..locks import locked
 from ..retry import disk_error
 from ..shards import DATASET_NAME, INDEX_NAME, is_safe_name
 from ..storage import LocalStorage, Storage
-from .catalog import own_files, parse_dataset, read_if_there
+from .catalog import own_files, parse_dataset, read_if_there, write_json
 from .shard_files import shard_name
 
 UNFINISHED_NAME = "_lmms/unfinished.json"
@@ -84,7 +84,7 @@ class Work:
 
     def _claim(self, output: int) -> None:
         claim = self.owner | {"num_shards": self._announced.get(output, 0)}
-        self.targets[output].write(UNFINISHED_NAME, json.dumps(claim, indent=1, sort_keys=True).encode() + b"\n")
+        write_json(self.targets[output], UNFINISHED_NAME, claim)
 
     def read_journal(self) -> None:
         if not self._journal.exists():
@@ -101,11 +101,7 @@ class Work:
 
 def work_folder(url: str, base: Path | None) -> Path:
     """Where the work of a conversion to `url` lies; base: in place of the system's temporary folder."""
-    return (base.absolute() / _home(url).name if base else _home(url)) / "convert-work"
-
-
-def _home(url: str) -> Path:
-    return default_cache_folder(url if "://" in url else str(Path(url).resolve()))
+    return (base.absolute() / home_folder(url).name if base else home_folder(url)) / "convert-work"
 
 
 @contextmanager
@@ -128,7 +124,7 @@ def open_work(
     Raises StorageError when another process converts to the same target, or it holds something else.
     """
     url = targets[0].url
-    folder, home = work_folder(url, base), _home(url)
+    folder, home = work_folder(url, base), home_folder(url)
     try:
         home.mkdir(parents=True, exist_ok=True)
         with locked(home / "convert.lock", timeout_s=0) as lock:

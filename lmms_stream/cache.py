@@ -45,6 +45,11 @@ def default_cache_folder(remote: str) -> Path:
     return mine / hashlib.blake2b(remote.encode(), digest_size=16).hexdigest()
 
 
+def home_folder(url: str) -> Path:
+    """default_cache_folder of a dataset, the same one however a local path is written."""
+    return default_cache_folder(url if "://" in url else str(Path(url).resolve()))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
     """What a local copy must be. identity: names its content; valid: whether a file has it (reads all of it).

@@ -15,7 +15,6 @@ from .errors import ConfigError, LmmsStreamError
 
 if TYPE_CHECKING:
     from .plan import PackPlan
-    from .processors.base import Processor
 
 EXAMPLES = {
     "convert": cli_convert.EXAMPLE,
@@ -143,19 +142,13 @@ def _add_demo(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="default: %(default)s")
 
 
-def _processor(remote: str, tokenizer: str | None) -> Processor | None:
-    from .converters.catalog import stored_processor
-
-    return None if tokenizer is None else stored_processor(remote, tokenizer)
-
-
 def _index(options: argparse.Namespace) -> int:
     from .console import bar, console, print_record
     from .converters.index import index_dataset
     from .processors.text import TokensProcessor
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # samples are measured one by one
-    processor = _processor(options.remote, options.tokenizer) or TokensProcessor()
+    processor = cli_datasets.stored_processor(options.remote, options.tokenizer) or TokensProcessor()
     with bar("measuring", unit="samples") as progress:
 
         def begin(shards: Sequence[int], missing: Sequence[int]) -> None:
@@ -219,7 +212,7 @@ def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
     order = OrderConfig(seed=options.seed, num_canonical_nodes=options.canonical_nodes)
     plans: dict[str, PackPlan] = {}
     for remote in options.remotes:
-        processor = _processor(remote, options.tokenizer)
+        processor = cli_datasets.stored_processor(remote, options.tokenizer)
         dataset = PackedStreamingDataset(remote, processor=processor, packing=packing, order=order)
         name = remote.rstrip("/").rsplit("/", 1)[-1]
         plans[f"{name} ({len(plans) + 1})" if name in plans else name] = dataset.plan

@@ -64,10 +64,11 @@ def _add_merge(commands: Any, add: AddCommand) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier merge (never a shard)")
 
 
-def _processor(remote: str, tokenizer: str | None) -> Processor | None:
-    from .converters.catalog import stored_processor
+def stored_processor(remote: str, tokenizer: str | None) -> Processor | None:
+    """What reads a dataset's samples with a tokenizer; None without one."""
+    from .converters import catalog
 
-    return None if tokenizer is None else stored_processor(remote, tokenizer)
+    return None if tokenizer is None else catalog.stored_processor(remote, tokenizer)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -80,7 +81,7 @@ def _verify(options: argparse.Namespace) -> int:
         report = verify_dataset(
             options.remote,
             deep=options.deep,
-            processor=_processor(options.remote, options.tokenizer),
+            processor=stored_processor(options.remote, options.tokenizer),
             num_workers=options.workers,
             on_start=progress.begin,
             on_shard=progress.advance,
