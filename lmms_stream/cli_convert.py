@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .errors import ConfigError
 
 if TYPE_CHECKING:
-    from .converters.convert import ConvertOptions
+    from .converters.convert_options import ConvertOptions
     from .processors.base import Processor
 
 EXAMPLE = "lmms-stream convert chats.jsonl 'more/*.parquet' s3://bucket/chats --tokenizer path/to/tokenizer"
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _options(options: argparse.Namespace) -> ConvertOptions:
-    from .converters.convert import ConvertOptions
+    from .converters.convert_options import ConvertOptions
     from .converters.schema import SchemaOptions
     from .room import parse_bytes
 
