@@ -154,8 +154,8 @@ def _encode_int32(values: NDArray[np.int32]) -> bytes:
         raise ValueError(f"expected some int32 values, found {values.dtype} of shape {values.shape}")
     largest = max(values.shape)
     width = 0 if largest < 1 << 8 else 1 if largest < 1 << 16 else 2
-    shape = np.array(values.shape, f"<u{1 << width}").tobytes()
-    return bytes([values.ndim << 2 | width]) + shape + values.tobytes()
+    head = struct.pack(f"<B{values.ndim}{'BHI'[width]}", values.ndim << 2 | width, *values.shape)
+    return head + values.tobytes()
 
 
 def _fixed_size(encoding: str) -> int | None:

@@ -19,7 +19,7 @@ from ..types import Processed, Sample
 from .media_parts import MediaPart, media_part, read_messages, sniff
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from ..processors.tokenizers import FastTokenizer
 
 _MAX_VALUES = 32  # of an array that are shown
 
@@ -105,7 +105,7 @@ class Viewer:
 
     schema: str | None
     processor: Processor | None
-    tokenizer: PreTrainedTokenizerFast | None
+    tokenizer: FastTokenizer | None
 
     @staticmethod
     def load(schema: str | None, tokenizer: str | None) -> Viewer:
@@ -166,7 +166,7 @@ class Viewer:
     def _text(self, input_ids: list[int]) -> str:
         if self.tokenizer is None:
             return "".join(f"{token} " for token in input_ids)
-        return str(self.tokenizer.decode(input_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self.tokenizer.decode(input_ids)
 
 
 def _view_message(message: Mapping[str, Any], data: bytes, media: list[MediaPart]) -> MessageView:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Sequence, Sized
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..processors.base import IGNORED_LABEL, Processor
+from ..processors.base import IGNORED_LABEL, Processor, Tokenize
+from ..processors.spans import spans_of
 from ..types import Sample
 from .fields import Fields
 
+Spans = TypeVar("Spans", bound=Sized)
 _LAST_ID = (1 << 31) - 1
 
 
@@ -41,6 +43,10 @@ def to_tokens(sample: Sample, processor: Processor) -> dict[str, Any]:
 
     DataError when no token would be learnt, and for model input that a tokens sample has no place for.
     """
+    tokenize: Tokenize | None = getattr(processor, "tokenize", None)
+    if tokenize is not None:
+        tokens, spans = tokenize(sample)
+        return {"input_ids": np.array(tokens, np.int32), "loss_spans": np.array(_checked_learnt(spans), np.int32)}
     processed = processor.process(sample)
     others = sorted(set(processed) - {"input_ids", "labels"})
     if others:
@@ -79,12 +85,13 @@ def _loss_spans(fields: Fields, ids: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def _spans(learnt: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """The runs of tokens that are learnt: int32[k, 2]."""
-    padded = np.concatenate([[False], learnt, [False]])
-    edges = np.flatnonzero(padded[1:] != padded[:-1])
-    if not len(edges):
+    return _checked_learnt(spans_of(learnt))
+
+
+def _checked_learnt(spans: Spans) -> Spans:
+    if not len(spans):
         raise DataError("no token would be learnt: does the chat template mark what the assistant says?")
-    return edges.reshape(-1, 2).astype(np.int32)
+    return spans
 
 
 def _checked_spans(spans: NDArray[np.int64], num_tokens: int) -> NDArray[np.int32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +15,11 @@ from ..shards import ShardInfo
 from ..types import Processed, Sample
 
 IGNORED_LABEL = -100  # transformers' and torch's ignore_index
+
+
+# What a processor may have besides, as `tokenize`, where `process` makes nothing but tokens: here they are without
+# tensors, input_ids and the spans [first, stop) of them that are learnt, ascending and apart from each other.
+Tokenize = Callable[[Sample], tuple[list[int], list[tuple[int, int]]]]
 
 
 class Processor(Protocol):

@@ -5,43 +5,44 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
-from .base import IGNORED_LABEL
-from .tokenizers import check_fast, digest, load_tokenizer
+from .chat_template import TODAY, ChatTemplate, Span
+from .spans import labels_of, learnt_of, spans_of
+from .tokenizers import FastTokenizer, digest, load_tokenizer
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
-
-Span = tuple[int, int]  # characters of the rendered text, half-open
 
 
 class ChatProcessor:
-    """Renders `messages` with the tokenizer's chat template, whose generation marks say what is learnt.
+    """Renders `messages` with the tokenizer's chat template.
 
-    The template must wrap what the assistant says in {% generation %} … {% endgeneration %} (transformers'
-    convention for assistant masks); ConfigError otherwise, and for a tokenizer that is not a fast one. It is given
-    the tools of the sample, and arguments of tool calls as objects. Messages with "learn": false are not learnt.
+    What is learnt lies between the template's {% generation %} and {% endgeneration %} (transformers' convention for
+    assistant masks). Of a template without them it is what each message of the assistant adds to the text before it,
+    up to the white space at its end. Messages with "learn": false are not learnt. The template is given the tools of
+    the sample, arguments of tool calls as objects, and always the same day as today.
+
+    ConfigError for a tokenizer that has no chat template, and for one that is not a fast one.
     """
 
     columns = ("messages",)
     schema = "messages"
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, source: str = ""):
-        name = source or tokenizer.name_or_path
-        check_fast(tokenizer, name, why="assistant masks need")
-        if not tokenizer.chat_template:
-            raise ConfigError(f"tokenizer {name} has no chat template: set tokenizer.chat_template and save it")
-        if "{% generation %}" not in str(tokenizer.chat_template).replace("{%-", "{%").replace("-%}", "%}"):
+    def __init__(self, tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, source: str = ""):
+        self.tokenizer = FastTokenizer.of(tokenizer, name=source)
+        if "default" not in self.tokenizer.chat_templates:
             raise ConfigError(
-                f"the chat template of tokenizer {name} has no {{% generation %}} marks, so what the assistant says "
-                "cannot be told from the rest: wrap it in {% generation %} and {% endgeneration %}"
+                f"tokenizer {self.tokenizer.name} has no chat template: set tokenizer.chat_template and save it"
             )
-        self.tokenizer = tokenizer
+        _ = self._templates  # raises for what is no template
 
     @staticmethod
     def from_pretrained(path: str) -> ChatProcessor:
@@ -50,57 +51,85 @@ class ChatProcessor:
 
     @property
     def description(self) -> Mapping[str, Any]:
+        templates = json.dumps(self.tokenizer.chat_templates, sort_keys=True)
         return {
             "class": "ChatProcessor",
-            "version": 2,
-            "tokenizer": digest(self.tokenizer.backend_tokenizer.to_str()),
-            "chat_template": digest(str(self.tokenizer.chat_template)),
+            "version": 3,
+            "tokenizer": self.tokenizer.digest,
+            "chat_template": digest(templates),
+            "special_tokens": dict(self.tokenizer.special_tokens),
+            **({"today": TODAY.isoformat()} if "strftime_now" in templates else {}),
         }
 
     def measure(self, sample: Sample) -> int:
-        text = self._apply_template(_parse(sample["messages"]), tokenize=False)
-        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        text, _ = self._render(_parse(sample["messages"]))
+        return len(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def tokenize(self, sample: Sample) -> tuple[list[int], list[Span]]:
+        """See Tokenize."""
+        chat = _parse(sample["messages"])
+        text, marked = self._render(chat)
+        if not self._template_of(chat).has_marks:
+            marked = list(self._added_spans(chat, text).values())
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        spans = _joined([_tokens_of(encoding, span) for span in marked])
+        if chat.left_out:
+            spans = _without(spans, self._spans_left_out(chat, text, marked), encoding)
+        return encoding.ids, spans
 
     def process(self, sample: Sample) -> Processed:
-        chat = _parse(sample["messages"])
-        encoded = self._apply_template(chat, return_dict=True, return_assistant_tokens_mask=True)
-        input_ids = np.array(encoded["input_ids"], dtype=np.int64)
-        learnt = np.array(encoded["assistant_masks"], dtype=bool)
-        spans_left_out = self._spans_left_out(chat)
-        if spans_left_out:
-            first, last = np.array(encoded.encodings[0].offsets).T  # characters of each token
-            for start, stop in spans_left_out:
-                learnt &= (last <= start) | (first >= stop)
-        return {"input_ids": input_ids, "labels": np.where(learnt, input_ids, IGNORED_LABEL)}
+        ids, spans = self.tokenize(sample)
+        input_ids = np.array(ids, dtype=np.int64)
+        return {"input_ids": input_ids, "labels": labels_of(input_ids, spans)}
 
-    def _apply_template(self, chat: _Chat, **options: Any) -> Any:
-        from jinja2 import TemplateError
+    @cached_property
+    def _templates(self) -> dict[str, ChatTemplate]:
+        return {
+            name: ChatTemplate(source, self.tokenizer.special_tokens)
+            for name, source in self.tokenizer.chat_templates.items()
+        }
 
-        try:
-            return self.tokenizer.apply_chat_template(chat.messages, tools=chat.tools, **options)
-        except (TemplateError, TypeError) as error:  # what templates raise, and what they meet in data of other kinds
-            raise DataError(
-                f"the chat template refuses the conversation ({error}): correct it, or use another template"
-            ) from error
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: value for name, value in self.__dict__.items() if name != "_templates"
+        }  # compiled where it is used
 
-    def _spans_left_out(self, chat: _Chat) -> list[Span]:
-        """What the template marks of messages that are not learnt."""
-        if not chat.left_out:
-            return []
-        spans = self._marked_spans(chat.messages, chat.tools)
-        speakers = [place for place, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    def _template_of(self, chat: _Chat) -> ChatTemplate:
+        templates = self._templates
+        return templates["tool_use" if chat.tools and "tool_use" in templates else "default"]
+
+    def _render(self, chat: _Chat) -> tuple[str, list[Span]]:
+        return self._template_of(chat).render(chat.messages, chat.tools)
+
+    def _added_spans(self, chat: _Chat, text: str) -> dict[int, Span]:
+        """Place of each message of the assistant -> what it adds to the text of those before it."""
+        template, spans = self._template_of(chat), {}
+        for place in chat.spoken:
+            before, _ = template.render(chat.messages[:place], chat.tools, prompt=True)
+            upto, _ = template.render(chat.messages[: place + 1], chat.tools)
+            if not (text.startswith(upto) and upto.startswith(before)):
+                raise DataError(
+                    f"the chat template changes message {place} when others follow, so what the assistant says cannot "
+                    "be told from the rest: wrap it in {% generation %} and {% endgeneration %} in the template"
+                )
+            spans[place] = len(before), len(upto.rstrip())
+        return spans
+
+    def _spans_left_out(self, chat: _Chat, text: str, spans: Sequence[Span]) -> list[Span]:
+        """The spans of messages that are not learnt."""
+        speakers: Sequence[int] = chat.spoken
         if len(spans) != len(speakers):
-            speakers = self._speakers_of(spans, chat, speakers)
+            speakers = self._speakers_of(spans, chat)
         return [span for span, place in zip(spans, speakers, strict=True) if place in chat.left_out]
 
-    def _speakers_of(self, spans: Sequence[Span], chat: _Chat, speakers: Sequence[int]) -> list[int]:
+    def _speakers_of(self, spans: Sequence[Span], chat: _Chat) -> list[int]:
         """The message of each span, for templates that mark one several times, or not at all.
 
         The spans that a message adds to those before it are its own.
         """
         places: list[int] = []
-        for place in speakers:
-            upto = self._marked_spans(chat.messages[: place + 1], chat.tools)
+        for place in chat.spoken:
+            _, upto = self._template_of(chat).render(chat.messages[: place + 1], chat.tools)
             if upto != spans[: len(upto)]:
                 break
             places += [place] * (len(upto) - len(places))
@@ -111,19 +140,38 @@ class ChatProcessor:
             )
         return places
 
-    def _marked_spans(self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None) -> list[Span]:
-        from transformers.utils.chat_template_utils import render_jinja_template
 
-        special_tokens: dict[str, Any] = self.tokenizer.special_tokens_map
-        rendered: Any = render_jinja_template(
-            conversations=[messages],  # type: ignore[list-item]
-            tools=tools,
-            chat_template=self.tokenizer.get_chat_template(None, tools),
-            return_assistant_tokens_mask=True,
-            **special_tokens,
-        )
-        spans: list[Span] = rendered[1][0]
-        return spans
+def _tokens_of(encoding: Encoding, span: Span) -> Span:
+    """The tokens that characters of the text have become; those that became none are passed over."""
+    start, stop = span
+    first = last = None
+    while start < stop and (first := encoding.char_to_token(start)) is None:
+        start += 1
+    while start < stop and (last := encoding.char_to_token(stop - 1)) is None:
+        stop -= 1
+    return (0, 0) if first is None or last is None else (first, last + 1)
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """Ascending spans that do not touch each other."""
+    joined: list[Span] = []
+    for start, stop in sorted(spans):
+        if start == stop:
+            continue
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _without(spans: Sequence[Span], left_out: Sequence[Span], encoding: Encoding) -> list[Span]:
+    """Spans of tokens without the tokens that have a character of those left out."""
+    learnt = learnt_of(spans, len(encoding))
+    first, last = np.array(encoding.offsets).reshape(-1, 2).T  # characters of each token
+    for start, stop in left_out:
+        learnt &= (last <= start) | (first >= stop)
+    return [(start, stop) for start, stop in spans_of(learnt).tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,24 +182,35 @@ class _Chat:
     tools: list[Any] | None
     left_out: frozenset[int]
 
+    @property
+    def spoken(self) -> list[int]:
+        """Places of the assistant's messages."""
+        return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+
 
 def _parse(stored: str) -> _Chat:
     """The stored conversation with the text of its parts joined: templates of text models take plain strings."""
-    parsed = json.loads(stored)
+    parsed = orjson.loads(stored)
     messages, tools = (parsed["messages"], parsed["tools"]) if isinstance(parsed, dict) else (parsed, None)
-    for message in messages:
+    left_out = []
+    for place, message in enumerate(messages):
         if isinstance(message["content"], list):
-            kinds = {part["type"] for part in message["content"]} - {"text"}
-            if kinds:
-                raise DataError(
-                    f"a message holds {', '.join(sorted(kinds))}, which the chat processor does not read: "
-                    "use a processor for that kind of media"
-                )
-            message["content"] = "".join(part["text"] for part in message["content"])
+            message["content"] = _joined_text(message["content"])
         for call in message.get("tool_calls") or ():
             _read_arguments(call)
-    left_out = frozenset(place for place, message in enumerate(messages) if not message.pop("learn", True))
-    return _Chat(messages, tools, left_out)
+        if not message.pop("learn", True):
+            left_out.append(place)
+    return _Chat(messages, tools, frozenset(left_out))
+
+
+def _joined_text(parts: Sequence[Mapping[str, Any]]) -> str:
+    kinds = {part["type"] for part in parts} - {"text"}
+    if kinds:
+        raise DataError(
+            f"a message holds {', '.join(sorted(kinds))}, which the chat processor does not read: "
+            "use a processor for that kind of media"
+        )
+    return "".join(part["text"] for part in parts)
 
 
 def _read_arguments(call: Any) -> None:

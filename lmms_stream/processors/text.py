@@ -14,7 +14,7 @@ from ..errors import ConfigError, DataError
 from ..shards import ShardInfo
 from ..types import Processed, Sample
 from .base import IGNORED_LABEL, SegmentError
-from .tokenizers import check_fast, digest, load_tokenizer
+from .tokenizers import FastTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -29,12 +29,12 @@ class TextProcessor:
     columns = ("text",)
     schema = "text"
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, source: str = ""):
-        name = source or tokenizer.name_or_path
-        check_fast(tokenizer, name, why="its fingerprint is that of")
-        if tokenizer.eos_token_id is None:
-            raise ConfigError(f"tokenizer {name} has no end-of-text token: set tokenizer.eos_token and save it")
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, source: str = ""):
+        self.tokenizer = FastTokenizer.of(tokenizer, name=source)
+        if self.tokenizer.eos_token_id is None:
+            raise ConfigError(
+                f"tokenizer {self.tokenizer.name} has no end-of-text token: set tokenizer.eos_token and save it"
+            )
 
     @staticmethod
     def from_pretrained(path: str) -> TextProcessor:
@@ -45,21 +45,27 @@ class TextProcessor:
     def description(self) -> Mapping[str, Any]:
         return {
             "class": "TextProcessor",
-            "version": 1,
-            "tokenizer": digest(self.tokenizer.backend_tokenizer.to_str()),
-            "eos_token": self.tokenizer.eos_token,
+            "version": 2,
+            "tokenizer": self.tokenizer.digest,
+            "eos_token_id": self.tokenizer.eos_token_id,
         }
 
     def measure(self, sample: Sample) -> int:
         return len(self._encode(sample))
+
+    def tokenize(self, sample: Sample) -> tuple[list[int], list[tuple[int, int]]]:
+        """See Tokenize."""
+        ids = self._encode(sample)
+        return ids, [(0, len(ids))]
 
     def process(self, sample: Sample) -> Processed:
         input_ids = np.array(self._encode(sample), dtype=np.int64)
         return {"input_ids": input_ids, "labels": input_ids.copy()}
 
     def _encode(self, sample: Sample) -> list[int]:
-        ids: list[int] = self.tokenizer(sample["text"], verbose=False)["input_ids"]
+        ids: list[int] = self.tokenizer.encode(sample["text"], add_special_tokens=True).ids
         end = self.tokenizer.eos_token_id
+        assert end is not None
         return ids if ids and ids[-1] == end else [*ids, end]
 
 

@@ -1,18 +1,126 @@
-"""Tokenizers from a folder or the hub, and what names them in a fingerprint."""
+"""Fast tokenizers: what of a transformers tokenizer makes tokens of a text. Here alone transformers is imported.
+
+It imports torch, which takes seconds and 600 MiB, and which tokens do without. So a process that has no torch has the
+tokenizer loaded by another, which ends with it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+_LOAD = (
+    "import sys; sys.path[:] = {path!r}; from lmms_stream.processors import tokenizers; tokenizers.write({of}, {to})"
+)
+_LOAD_TIMEOUT_S = 3600  # from a hub, it may be downloaded
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
+
+@dataclass(frozen=True, kw_only=True)
+class FastTokenizer:
+    """A tokenizer that can be sent to other processes. chat_templates: by name, "default" among them where it has any.
+
+    model: as tokenizer.json has it, without padding and truncation. splits_special: whether special tokens in a text
+    are taken for text.
+    """
+
+    name: str
+    model: str
+    chat_templates: Mapping[str, str]
+    special_tokens: Mapping[str, Any]  # bos_token, eos_token, …: as chat templates see them
+    eos_token_id: int | None
+    splits_special: bool = False
+
+    @staticmethod
+    def of(tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, name: str = "") -> FastTokenizer:
+        """ConfigError for one that is not a fast one."""
+        if isinstance(tokenizer, FastTokenizer):
+            return tokenizer
+        name = name or tokenizer.name_or_path
+        if not tokenizer.is_fast:
+            raise ConfigError(f"tokenizer {name} is not a fast one: save one that has a tokenizer.json")
+        templates: Any = tokenizer.chat_template or {}
+        return FastTokenizer(
+            name=name,
+            model=_without_padding(tokenizer.backend_tokenizer),
+            chat_templates={"default": templates} if isinstance(templates, str) else dict(templates),
+            special_tokens=_as_text(tokenizer.special_tokens_map),
+            eos_token_id=tokenizer.eos_token_id,
+            splits_special=bool(tokenizer.split_special_tokens),
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones among them."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the tokens that are made of a text."""
+        return digest(self.model + "splits special tokens" * self.splits_special)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(self.model)
+        tokenizer.encode_special_tokens = self.splits_special
+        return tokenizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def load_tokenizer(path: str) -> FastTokenizer:
     """The tokenizer at a local path or hub id; ConfigError when there is none."""
+    if "torch" in sys.modules or "transformers" in sys.modules:
+        return FastTokenizer.of(_load(path), name=path)
+    with TemporaryDirectory() as folder:
+        written = Path(folder) / "tokenizer.json"
+        program = _LOAD.format(path=sys.path, of=repr(path), to=repr(str(written)))
+        environment = {**os.environ, "USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+        try:
+            subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=_LOAD_TIMEOUT_S)
+        except subprocess.SubprocessError as error:
+            raise ConfigError(
+                f"tokenizer {path!r} cannot be loaded: the process that does so failed ({error})"
+            ) from error
+        described = json.loads(written.read_bytes())
+    if "error" in described:
+        raise ConfigError(described["error"])
+    return FastTokenizer(**described)
+
+
+def write(path: str, to: str) -> None:
+    """The tokenizer at a path into a file, or why it cannot be loaded."""
+    try:
+        described = FastTokenizer.of(_load(path), name=path).__getstate__()
+    except ConfigError as error:
+        described = {"error": str(error)}
+    Path(to).write_text(json.dumps(described), encoding="utf-8")
+
+
+def digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _load(path: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     try:
@@ -23,10 +131,14 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def check_fast(tokenizer: PreTrainedTokenizerFast, name: str, *, why: str) -> None:
-    if not tokenizer.is_fast:
-        raise ConfigError(f"tokenizer {name} is not a fast one: {why} tokenizer.json")
+def _without_padding(tokenizer: Tokenizer) -> str:
+    described = json.loads(tokenizer.to_str())
+    return json.dumps({**described, "padding": None, "truncation": None}, ensure_ascii=False)
 
 
-def digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def _as_text(special_tokens: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens in place of the objects that tokenizers have for some of them."""
+    return {
+        name: [str(each) for each in token] if isinstance(token, list) else str(token)
+        for name, token in special_tokens.items()
+    }
