@@ -46,7 +46,10 @@ def to_tokens(sample: Sample, processor: Processor) -> dict[str, Any]:
     tokenize: Tokenize | None = getattr(processor, "tokenize", None)
     if tokenize is not None:
         tokens, spans = tokenize(sample)
-        return {"input_ids": np.array(tokens, np.int32), "loss_spans": np.array(_checked_learnt(spans), np.int32)}
+        return {
+            "input_ids": np.fromiter(tokens, np.int32, len(tokens)),
+            "loss_spans": np.array(_checked_learnt(spans), np.int32),
+        }
     processed = processor.process(sample)
     others = sorted(set(processed) - {"input_ids", "labels"})
     if others:
