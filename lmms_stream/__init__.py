@@ -34,15 +34,9 @@ if TYPE_CHECKING:
     from .processors.text import TokensProcessor as TokensProcessor
     from .streams import Stream as Stream
     from .train.model import ModelConfig as ModelConfig
-    from .train.trainer import (
-        FSDP2SFTTrainer as FSDP2SFTTrainer,
-    )
-    from .train.trainer import (
-        RunConfig as RunConfig,
-    )
-    from .train.trainer import (
-        TrainConfig as TrainConfig,
-    )
+    from .train.settings import RunConfig as RunConfig
+    from .train.settings import TrainConfig as TrainConfig
+    from .train.trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
     from .types import Batch as Batch
     from .types import World as World
 
@@ -66,11 +60,11 @@ _HOME = {
     "Packs": "packing",
     "Processor": "processors.base",
     "ProcessorConfig": "processors",
-    "RunConfig": "train.trainer",
+    "RunConfig": "train.settings",
     "Stream": "streams",
     "TextProcessor": "processors.text",
     "TokensProcessor": "processors.text",
-    "TrainConfig": "train.trainer",
+    "TrainConfig": "train.settings",
     "World": "types",
     "convert": "converters.convert",
     "load_config": "config",

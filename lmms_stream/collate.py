@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -94,4 +95,23 @@ def to_batch(
         source=source,
         step=step,
         micro_batch=micro_batch,
+    )
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """Packs one after another as one sequence; what is of one pack alone (source, micro_batch) is of the first."""
+    first, *others = batches
+    if not others:
+        return first
+    starts = np.cumsum([0, *(batch.num_tokens for batch in batches[:-1])]).tolist()
+    bounds = [batch.cu_seqlens[1:] + start for batch, start in zip(batches, starts, strict=True)]
+    return replace(
+        first,
+        input_ids=torch.cat([batch.input_ids for batch in batches], dim=1),
+        labels=torch.cat([batch.labels for batch in batches], dim=1),
+        position_ids=torch.cat([batch.position_ids for batch in batches], dim=1),
+        cu_seqlens=torch.cat([first.cu_seqlens[:1], *bounds]),
+        max_seqlen=max(batch.max_seqlen for batch in batches),
+        num_loss_tokens=sum(batch.num_loss_tokens for batch in batches),
+        sample_ids=torch.cat([batch.sample_ids for batch in batches]),
     )

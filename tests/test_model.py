@@ -9,8 +9,7 @@ import pytest
 import torch
 from lmms_stream.collate import collate
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.loss import token_loss_sum
-from lmms_stream.train.model import ModelConfig, blocks_to_shard, packed_logits
+from lmms_stream.train.model import ModelConfig, PackedModel, blocks_to_shard
 from lmms_stream.types import Batch, Processed
 
 TINY = {
@@ -33,11 +32,18 @@ def samples() -> list[Processed]:
     return made
 
 
+def loss_of(model: Any, batch: Batch, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+    positions = batch.position_ids if position_ids is None else position_ids
+    losses, _ = PackedModel(model)(batch.input_ids, positions, batch.labels)
+    assert len(losses) == batch.num_loss_tokens
+    return torch.sum(losses)
+
+
 def loss_and_gradients(model: torch.nn.Module, batches: list[Batch]) -> tuple[torch.Tensor, list[torch.Tensor]]:
     model.zero_grad()
     total = torch.zeros(())
     for batch in batches:
-        loss = token_loss_sum(packed_logits(model, batch.input_ids, batch.position_ids), batch.labels)
+        loss = loss_of(model, batch)
         loss.backward()
         total += loss.detach()
     return total, [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
@@ -59,8 +65,7 @@ def test_without_positions_that_restart_the_loss_is_another() -> None:
     model = ModelConfig(config={"model_type": "llama", **TINY}).build()
     batch = collate(samples(), range(4))
     running = torch.arange(batch.num_tokens)[None]
-    apart = token_loss_sum(packed_logits(model, batch.input_ids, batch.position_ids), batch.labels)
-    mixed = token_loss_sum(packed_logits(model, batch.input_ids, running), batch.labels)
+    apart, mixed = loss_of(model, batch), loss_of(model, batch, running)
     assert (apart - mixed).abs() > 1e-4 * apart.abs()
 
 

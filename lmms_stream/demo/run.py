@@ -124,7 +124,7 @@ def _plan(config: Path, output: Path) -> None:
     from ..config import load_config
     from ..mixture import Mixture
     from ..report import plot_plans, report_epoch, report_steps
-    from ..train.trainer import RunConfig
+    from ..train.settings import RunConfig
     from ..types import World
 
     dataset = load_config(RunConfig, config).dataset

@@ -20,12 +20,23 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(USAGE)
         return 0 if arguments else 2
     try:
-        from .trainer import FSDP2SFTTrainer, RunConfig, init_distributed
+        from .distributed import STOPPED_STATUS, init_distributed
+        from .settings import RunConfig
+        from .trainer import FSDP2SFTTrainer, StoppedError
 
         config = load_config(RunConfig, Path(arguments[0]), arguments[1:])
-        world, _ = init_distributed(config.train.timeout_s)
-        datasets = config.build_datasets(world)
-        FSDP2SFTTrainer(model=config.model.build(), args=config.train, train_dataset=datasets).train()
+        world, _ = init_distributed(config.train.timeout_s, replication=config.train.replication)
+        trainer = FSDP2SFTTrainer(
+            model=config.model.build(),
+            args=config.train,
+            train_dataset=config.build_datasets(world),
+            eval_dataset=config.eval_dataset.build(world) if config.eval_dataset else None,
+        )
+        try:
+            trainer.train()
+        except StoppedError as stopped:
+            sys.stderr.write(f"{stopped}\n")
+            return STOPPED_STATUS
     except LmmsStreamError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

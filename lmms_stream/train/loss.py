@@ -1,17 +1,43 @@
-"""The loss of packed sequences: a sum over tokens, to be divided by the loss tokens of the global batch."""
+"""The loss of packed sequences: a loss of each token that is learnt, to be summed over the global batch.
+
+Logits are made for these tokens alone, some at a time, and made again in the backward pass, so that those of a whole
+pack are never there together.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from ..processors.base import IGNORED_LABEL
 
+Head = Callable[[torch.Tensor], torch.Tensor]  # [n, H] -> logits [n, V]
+LOGITS_AT_ONCE = 1 << 26  # float32 values: 256 MiB
 
-def token_loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross entropies of all labels that are not IGNORED_LABEL: float32 scalar.
 
-    logits: float[1, T, V]; labels: int64[1, T], aligned with the inputs: logits at t are for labels at t + 1.
+def token_losses(
+    hidden: torch.Tensor, labels: torch.Tensor, head: Head, *, vocab_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross entropy of each label that is not IGNORED_LABEL, and the log of the sum of its softmax: float32[n] each.
+
+    hidden: float[1, T, H]; labels: int64[1, T], aligned with the inputs: hidden at t is for labels at t + 1. The tokens
+    come in their order. With a trained `hidden` the result can be differentiated even where n is 0.
     """
-    predictions = logits[:, :-1].flatten(0, 1).float()
-    return cross_entropy(predictions, labels[:, 1:].flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+    targets = labels[0, 1:]
+    learnt = torch.nonzero(targets != IGNORED_LABEL)[:, 0]
+    targets, chosen = targets[learnt], hidden[0, learnt]
+    size = max(64, LOGITS_AT_ONCE // vocab_size)
+    parts = [
+        checkpoint(_losses, chosen[start : start + size], targets[start : start + size], head, use_reentrant=False)
+        for start in range(0, max(1, len(targets)), size)
+    ]
+    losses, logs = zip(*parts, strict=True)
+    return torch.cat(losses), torch.cat(logs)
+
+
+def _losses(hidden: torch.Tensor, targets: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = head(hidden).float()
+    logs = torch.logsumexp(logits, dim=-1)
+    return logs - logits.gather(1, targets[:, None])[:, 0], logs

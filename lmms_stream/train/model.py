@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..errors import ConfigError
+from .loss import token_losses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,14 +49,29 @@ class ModelConfig:
             raise ConfigError(f"model cannot be built: {' '.join(str(error).split())}") from error
 
 
-def packed_logits(model: torch.nn.Module, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-    """Logits float[1, T, V] of a packed sequence.
+class PackedModel(torch.nn.Module):
+    """A transformers model with its loss on packs: what FSDP shards as a whole.
 
-    transformers keeps the segments apart where position_ids restart, but only without an attention mask and
-    without a cache.
+    The head is applied to the tokens that are learnt alone, so it is called here and not by the model.
     """
-    output = model(input_ids=input_ids, position_ids=position_ids, attention_mask=None, use_cache=False)
-    return output.logits  # type: ignore[no-any-return]
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See token_losses. input_ids, position_ids, labels: int64[1, T].
+
+        transformers keeps the segments apart where position_ids restart, but only without an attention mask and
+        without a cache.
+        """
+        output = self.model.base_model(
+            input_ids=input_ids, position_ids=position_ids, attention_mask=None, use_cache=False
+        )
+        head = self.model.get_output_embeddings()
+        return token_losses(output.last_hidden_state, labels, head, vocab_size=head.weight.shape[0])
 
 
 def blocks_to_shard(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -199,7 +199,10 @@ def test_settings_that_cannot_work_are_one_line_each(dataset_folder: Path, token
         ("train.lerning_rate=1", "unknown key 'train.lerning_rate': did you mean 'train.learning_rate'?"),
         ("dataset.packing_length=many", "dataset.packing_length: "),
         ("dataset.overlong=error", "are longer than packing_length 1024"),
-        ("train.num_train_epochs=1", "train needs exactly one of max_steps and num_train_epochs"),
+        (
+            "train.num_train_epochs=1",
+            "train needs exactly one of max_steps, num_train_epochs and max_tokens, got max_steps and num_train",
+        ),
         ("train.weights={other: 1}", "weights name 'other', the sources are data"),
         ("train.skip_steps=[[3, 2]]", "train.skip_steps must be ranges [first, stop), got [3, 2]"),
         ("train.global_batch=0", "train.global_batch must be at least 1, got 0"),
