@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DataError
-from ..types import Sample
 
 _MAGIC = (  # place, bytes there, what they mean
     (0, b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -54,26 +52,6 @@ class MediaPart:
     def image_size(self) -> tuple[int, int] | None:
         """Width and height in pixels, from the header; None for what is no image of a kind that is known."""
         return image_size(self.data) if self.real_mime.startswith("image/") else None
-
-
-def read_messages(sample: Sample) -> list[dict[str, Any]]:
-    """The messages of a sample; DataError unless they are a list of objects with a role and readable content."""
-    try:
-        messages = json.loads(sample["messages"])
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"its messages are not JSON ({error}): convert the dataset again") from error
-    if not isinstance(messages, list) or not messages:
-        raise DataError("its messages are not a list of messages: convert the dataset again")
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise DataError(f"a message has no role ({str(message)[:80]!r}): convert the dataset again")
-        content = message.get("content")
-        if content is not None and not isinstance(content, str | list):
-            raise DataError(f"the content of a message is {type(content).__name__}, not text or parts: convert again")
-        for part in content if isinstance(content, list) else ():
-            if not isinstance(part, dict) or (part.get("type") == "text") != isinstance(part.get("text"), str):
-                raise DataError(f"a part of a message is neither text nor media ({str(part)[:80]!r}): convert again")
-    return list(messages)
 
 
 def media_part(part: dict[str, Any], media: bytes) -> MediaPart:

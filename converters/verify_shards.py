@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from ..decoding import decompress
 from ..errors import ConfigError, DataError, LmmsStreamError, ObjectMissingError, ShardError, StorageError, WorkerError
 from ..processors.base import Processor
+from ..processors.stored_chat import read_chat
 from ..processors.text import TokensProcessor
 from ..shards import Shard, ShardInfo, file_matches
 from ..storage import Storage
 from ..types import Sample
 from .catalog import local_file, schema_of
-from .media_parts import media_parts, read_messages
+from .media_parts import media_parts
 
 MAX_LISTED = 100  # samples of one shard that are listed one by one
 _REPLACE = "upload it again, or convert the dataset again"
@@ -126,7 +127,7 @@ class ShardChecker:
 def _check_content(sample: Sample, schema: str | None) -> None:
     """DataError for a sample that does not fit its schema."""
     if schema == "messages":
-        media_parts(read_messages(sample), sample["media"])
+        media_parts(read_chat(sample["messages"]).messages, sample["media"])
     elif schema == "tokens":
         spans = sample["loss_spans"]
         if sample["input_ids"].ndim != 1 or (spans.size and (spans.ndim != 2 or spans.shape[1] != 2)):

@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
 from .base import IGNORED_LABEL
+from .stored_chat import read_chat
 from .tokenizers import check_fast, digest, load_tokenizer
 
 if TYPE_CHECKING:
@@ -137,10 +138,9 @@ class _Chat:
 
 def _parse(stored: str) -> _Chat:
     """The stored conversation with the text of its parts joined: templates of text models take plain strings."""
-    parsed = json.loads(stored)
-    messages, tools = (parsed["messages"], parsed["tools"]) if isinstance(parsed, dict) else (parsed, None)
+    messages, tools = read_chat(stored)
     for message in messages:
-        if isinstance(message["content"], list):
+        if isinstance(message.get("content"), list):
             kinds = {part["type"] for part in message["content"]} - {"text"}
             if kinds:
                 raise DataError(
