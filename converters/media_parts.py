@@ -1,34 +1,13 @@
-"""The media of a stored messages sample: where its parts lie, and what their first bytes say. Nothing is decoded."""
+"""The media of a stored messages sample: where its parts lie, and what they are. Nothing is decoded."""
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DataError
-
-_MAGIC = (  # place, bytes there, what they mean
-    (0, b"\x89PNG\r\n\x1a\n", "image/png"),
-    (0, b"\xff\xd8\xff", "image/jpeg"),
-    (0, b"GIF8", "image/gif"),
-    (8, b"WEBP", "image/webp"),
-    (0, b"BM", "image/bmp"),
-    (8, b"WAVE", "audio/wav"),
-    (0, b"fLaC", "audio/flac"),
-    (0, b"OggS", "audio/ogg"),
-    (0, b"ID3", "audio/mpeg"),
-    (0, b"\xff\xfb", "audio/mpeg"),
-    (4, b"ftyp", "video/mp4"),
-    (0, b"\x1aE\xdf\xa3", "video/webm"),
-)
-_EXTENSIONS = {mime: f".{mime.partition('/')[2]}" for _, _, mime in _MAGIC} | {
-    "image/jpeg": ".jpg", "audio/mpeg": ".mp3", "audio/x-wav": ".wav", "audio/mp4": ".m4a", "image/tiff": ".tiff",
-    "video/quicktime": ".mov", "video/x-msvideo": ".avi", "video/x-matroska": ".mkv",
-}  # fmt: skip
-_IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
+from .media_types import extension_of, image_size, shown_mime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +21,11 @@ class MediaPart:
     @property
     def real_mime(self) -> str:
         """What the first bytes say, and where they say nothing, what the sample says."""
-        return sniff(self.data) or self.mime
+        return shown_mime(self.data, self.kind) or self.mime
 
     @property
     def extension(self) -> str:
-        return _EXTENSIONS.get(self.real_mime, ".bin")
+        return extension_of(self.real_mime)
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -72,21 +51,3 @@ def media_parts(messages: Sequence[dict[str, Any]], media: bytes) -> list[MediaP
     """All media of a sample in the order of its messages; DataError for one whose span is wrong."""
     contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     return [media_part(part, media) for content in contents for part in content if part["type"] != "text"]
-
-
-def sniff(data: bytes) -> str | None:
-    """The media type that the first bytes of a file show."""
-    return next((mime for at, magic, mime in _MAGIC if data[at : at + len(magic)] == magic), None)
-
-
-def image_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels of an image, read from its header."""
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of images too large to be decoded, which is not done
-            with Image.open(io.BytesIO(data), formats=_IMAGE_FORMATS) as image:
-                return int(image.width), int(image.height)
-    except Exception:  # noqa: BLE001 - whatever Pillow raises for damaged bytes, or for too many pixels
-        return None

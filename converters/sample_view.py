@@ -18,7 +18,8 @@ from ..processors.stored_chat import read_chat
 from ..processors.text import TextProcessor, TokensProcessor
 from ..shards import ShardInfo
 from ..types import Processed, Sample
-from .media_parts import MediaPart, media_part, sniff
+from .media_parts import MediaPart, media_part
+from .media_types import shown_mime
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -225,7 +226,7 @@ def _describe(value: Any, media: list[MediaPart]) -> str:
     from PIL import Image
 
     if isinstance(value, bytes):
-        mime = sniff(value)
+        mime = shown_mime(value, "")
         if mime is None:
             return f"{len(value):,} bytes"
         media.append(MediaPart(kind=mime.partition("/")[0], mime=mime, data=value))
