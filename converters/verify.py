@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from .catalog import (
     read_if_there,
     schema_of,
 )
+from .pool import num_cores
 from .schema import COLUMNS
 from .verify_shards import Problem, ShardChecker, check_shards
 
@@ -98,7 +98,7 @@ def verify_dataset(
         if deep and processor is None and indexes:
             notes.append("the lengths were not compared with those of the samples: pass --tokenizer")
         if num_workers is None:
-            num_workers = len(os.sched_getaffinity(0)) if deep else NUM_THREADS
+            num_workers = num_cores() if deep else NUM_THREADS
         if shards:
             workers = min(num_workers, len(shards))
             problems += check_shards(checker, shards, num_workers=workers, on_shard=on_shard)

@@ -397,7 +397,10 @@ class Dying:
 
 def test_a_process_that_dies_is_an_error(tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=NUM_SAMPLES)
-    with pytest.raises(WorkerError, match="a process that checks shards died: verify again with fewer --workers"):
+    died = (
+        r"worker process \d+ ended \(status 3\) at shard\.0000\d\.mds: run the same command again, with fewer --workers"
+    )
+    with pytest.raises(WorkerError, match=died):
         verify_dataset(str(tmp_path), deep=True, processor=Dying(), num_workers=2)
 
 
