@@ -19,6 +19,7 @@ from ..processors.text import TokensProcessor
 from ..shards import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ..storage import Storage, open_storage
 from .catalog import (
+    READ_SCHEMAS,
     columns_of,
     known_fingerprints,
     listed_fingerprints,
@@ -29,7 +30,6 @@ from .catalog import (
     schema_of,
 )
 from .pool import num_cores
-from .schema import COLUMNS
 from .verify_shards import Problem, ShardChecker, check_shards
 
 NUM_THREADS = 8  # of checks that mostly wait for the store
@@ -81,7 +81,7 @@ def verify_dataset(
     schema = schema_of(shards)
     if processor is None and schema == TokensProcessor.schema:
         processor = TokensProcessor()
-    elif processor is not None and schema in COLUMNS and processor.schema != schema:
+    elif processor is not None and schema is not None and processor.schema != schema:
         raise ConfigError(
             f"{storage.url} holds {schema}, and this processor reads {processor.schema}: leave --tokenizer out"
         )
@@ -160,7 +160,7 @@ def _disagreements(dataset: Mapping[str, Any], shards: Sequence[ShardInfo]) -> I
         yield f"says {dataset.get('num_samples')!r} samples, {INDEX_NAME} {num_samples}: {remedy}"
     if dataset.get("columns") != columns_of(shards):
         yield f"says the columns {dataset.get('columns')!r}, {INDEX_NAME} {columns_of(shards)!r}: {remedy}"
-    if dataset.get("schema") in COLUMNS and dataset["schema"] != schema_of(shards):
+    if dataset.get("schema") in READ_SCHEMAS and dataset["schema"] != schema_of(shards):
         yield f"says the schema {dataset['schema']!r}, which the columns do not fit: {remedy}"
     listed = {shard["name"]: shard for shard in dataset["shards"]}
     for info in shards:
