@@ -20,7 +20,7 @@ from ..processors.text import TokensProcessor
 from ..storage import open_storage
 from .commit import commit, measured_lengths, other_files
 from .convert_options import ConvertOptions
-from .convert_report import ConvertReport, SplitReport
+from .convert_report import ConvertReport, CountedBytes, SplitReport
 from .encoding import ShardFormat, compression_extension
 from .laying import Laying
 from .outputs import Output
@@ -39,7 +39,7 @@ _AHEAD = 4  # units a worker that may be done before the one that comes next
 
 @dataclass(slots=True)
 class Progress:
-    """Where a caller is told how far a conversion is: bytes of the sources in all and done, and rows."""
+    """Where a caller is told how far a conversion is: bytes of the sources in all (0: unknown) and done, and rows."""
 
     begin: Callable[[int], None] = lambda num_bytes: None
     advance: Callable[[int], None] = lambda num_bytes: None
@@ -84,6 +84,8 @@ def convert(
     ) as begun:
         total = sum(source.num_bytes for source in opened)
         progress.begin(total)
+        counted = CountedBytes(total, tell=progress.advance)
+        progress = replace(progress, advance=counted.advance)
         reading = Reading(opened, options.schema, say=progress.say)
         _check_processor(options.processor, reading.mapper)
         columns = STORED_COLUMNS["tokens"] if options.tokenize else reading.mapper.columns
@@ -95,6 +97,7 @@ def convert(
             open_pool(_job(begun, format, options), num_workers, name=_name, on_progress=progress.advance) as pool,
         ):
             _Run(pool, reading, laying, begun, ahead=_AHEAD * num_workers, progress=progress).go()
+        counted.finish()
         for output in laying.outputs:
             _commit(begun, output, laying, reading, options, opened)
     return _report(reading, laying, begun, splits=options.splits or (), seconds=time.monotonic() - started)

@@ -1,8 +1,8 @@
-"""What a conversion says of itself at its end."""
+"""What a conversion says of itself: how far it is, and at its end what it did."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,3 +41,25 @@ class ConvertReport:
     num_bytes: int
     seconds: float
     splits: Mapping[str, SplitReport]
+
+
+class CountedBytes:
+    """Tells how many of the sources' bytes are done: never more than there are, and in the end all of them.
+
+    Units of a slice have fewer than their file, and those of the hub's datasets are not measured as their files are.
+    total: 0 where it is unknown.
+    """
+
+    def __init__(self, total: int, *, tell: Callable[[int], None]):
+        self._tell = tell
+        self._is_known = total > 0
+        self._left = total
+
+    def advance(self, num_bytes: int) -> None:
+        if self._is_known:
+            num_bytes = min(num_bytes, self._left)
+            self._left -= num_bytes
+        self._tell(num_bytes)
+
+    def finish(self) -> None:
+        self.advance(self._left)

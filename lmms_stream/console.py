@@ -39,9 +39,19 @@ class _RateColumn(ProgressColumn):
         return Text(f"{rate:,.0f} {self._unit}/s" if rate else "")
 
 
+class _CountColumn(ProgressColumn):
+    def __init__(self, unit: str):
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        end = f" of {task.total:,.0f}" if task.total else ""
+        return Text(f"{task.completed:,.0f}{end} {self._unit}")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bar:
-    """A progress bar with an end that `begin` sets; what was done before it is no part of the rate."""
+    """A progress bar with an end that `begin` sets, 0 for unknown; what was done before it is no part of the rate."""
 
     _progress: Progress
     _task: TaskID
@@ -59,7 +69,7 @@ def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit),
+        _CountColumn(unit),
         _RateColumn(unit),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from lmms_stream.converters.convert import convert
+from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.verify import verify_dataset
 from lmms_stream.dataset import PackedStreamingDataset
 from lmms_stream.errors import ConfigError, DataError, StorageError
@@ -231,6 +231,16 @@ def test_splits_share_the_samples(chats: Path, tmp_path: Path, chat_processor: C
         assert verify_dataset(str(tmp_path / "out" / name), processor=chat_processor, deep=True).problems == ()
     convert([chats], str(tmp_path / "again"), num_workers=1, **options)
     assert written(str(tmp_path / "out")) == written(str(tmp_path / "again"))
+
+
+@pytest.mark.parametrize("part", ["", "@[10:20]", "@[-5:]"])
+@pytest.mark.parametrize("limit", [None, 3])
+def test_progress_ends_where_it_should(part: str, limit: int | None, chats: Path, tmp_path: Path) -> None:
+    told: list[int] = []
+    progress = Progress(begin=told.append, advance=told.append)
+    convert([f"{chats}{part}"], str(tmp_path), unit_bytes=1000, num_workers=1, limit=limit, progress=progress)
+    assert told[0] == chats.stat().st_size == sum(told[1:])
+    assert min(told) >= 0
 
 
 def test_what_is_left_out_is_listed_once_whatever_the_splits(tmp_path: Path, tokenizer: Path) -> None:

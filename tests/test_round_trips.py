@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lmms_stream.converters.convert import convert
+from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.schema import SchemaOptions
 from lmms_stream.converters.verify import verify_dataset
 from lmms_stream.dataset import PackedStreamingDataset
@@ -90,7 +90,11 @@ def plain_reader() -> PlainReader:
 def check(case: Case, kind: str, written: Written, *, media: Path, out: Path, plain_reader: PlainReader) -> None:
     spec, options = written
     asked: dict[str, Any] = {"media_root": str(media)} | case.options | options
-    report = convert([spec], str(out), schema=SchemaOptions(**asked), num_workers=1)
+    told: list[int] = []  # bytes in all, then those that are done
+    progress = Progress(begin=told.append, advance=told.append)
+    report = convert([spec], str(out), schema=SchemaOptions(**asked), num_workers=1, progress=progress)
+    assert told[0] == sum(told[1:]) or (told[0] == 0 and spec.startswith("hf:"))
+    assert min(told) >= 0
     wanted = case.wanted_from(kind)
     assert (report.num_rows, report.num_rejected) == (len(wanted), 0)
     ours = PackedStreamingDataset(out)
