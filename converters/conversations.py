@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from ..errors import DataError
-from .fields import Fields, parse_json
+from .fields import Fields, parse_json, unpacked
 
 Turn = dict[str, Any]
 Roles = Mapping[str, str]  # what a dataset calls a speaker -> system, user, assistant or tool
@@ -74,7 +74,7 @@ def read_sharegpt(fields: Fields, roles: Roles) -> list[Turn]:
 def read_alpaca(fields: Fields, roles: Roles) -> list[Turn]:
     """instruction, with input below it where there is one, and output; history: pairs of both from before."""
     turns: list[Turn] = []
-    history = fields.get("history") or []
+    history = unpacked(fields.get("history")) or []
     for pair in history if isinstance(history, list) else [history]:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise DataError(f"history must be a list of pairs of texts, found {str(pair)[:80]!r}: correct the row")

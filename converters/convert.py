@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ..errors import ConfigError
 from ..processors.base import Processor
@@ -22,6 +20,7 @@ from ..processors.text import TokensProcessor
 from ..storage import open_storage
 from .commit import commit, measured_lengths, other_files
 from .convert_options import ConvertOptions
+from .convert_report import ConvertReport, CountedBytes, SplitReport
 from .encoding import ShardFormat, compression_extension
 from .laying import Laying
 from .outputs import Output
@@ -38,26 +37,9 @@ from .work import Work, open_work, work_folder
 _AHEAD = 4  # units a worker that may be done before the one that comes next
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertReport:
-    """What a conversion did, all outputs together. num_tokens is None where nothing measured them.
-
-    num_rejected rows did not fit their schema; num_filtered were left out for their length.
-    """
-
-    schema: str
-    num_rows: int
-    num_rejected: int
-    num_filtered: int
-    num_tokens: int | None
-    num_shards: int
-    num_bytes: int
-    seconds: float
-
-
 @dataclass(slots=True)
 class Progress:
-    """Where a caller is told how far a conversion is: bytes of the sources in all and done, and rows."""
+    """Where a caller is told how far a conversion is: bytes of the sources in all (0: unknown) and done, and rows."""
 
     begin: Callable[[int], None] = lambda num_bytes: None
     advance: Callable[[int], None] = lambda num_bytes: None
@@ -102,6 +84,8 @@ def convert(
     ) as begun:
         total = sum(source.num_bytes for source in opened)
         progress.begin(total)
+        counted = CountedBytes(total, tell=progress.advance)
+        progress = replace(progress, advance=counted.advance)
         reading = Reading(opened, options.schema, say=progress.say)
         _check_processor(options.processor, reading.mapper)
         columns = STORED_COLUMNS["tokens"] if options.tokenize else reading.mapper.columns
@@ -113,9 +97,10 @@ def convert(
             open_pool(_job(begun, format, options), num_workers, name=_name, on_progress=progress.advance) as pool,
         ):
             _Run(pool, reading, laying, begun, ahead=_AHEAD * num_workers, progress=progress).go()
+        counted.finish()
         for output in laying.outputs:
             _commit(begun, output, laying, reading, options, opened)
-    return _report(reading, laying, begun, time.monotonic() - started)
+    return _report(reading, laying, begun, splits=options.splits or (), seconds=time.monotonic() - started)
 
 
 def _check_processor(processor: Processor | None, mapper: Mapper) -> None:
@@ -255,12 +240,14 @@ def _commit(
     from .. import __version__
 
     measured_by = options.measured_by
+    is_first = output.number == 0  # what is left out is in no split: it is counted with the first, once
+    rejects = laying.rejects if is_first else []
     description = {
         "schema": reading.mapper.schema if not options.tokenize else TokensProcessor.schema,
         "columns": output.format.columns,
         "num_samples": output.num_samples,
-        "num_rejected": len(laying.rejects),
-        "num_filtered": laying.num_filtered,
+        "num_rejected": len(rejects),
+        "num_filtered": laying.num_filtered if is_first else 0,
         "source": _described(sources),
         "converter": f"lmms_stream {__version__}",
     }
@@ -269,21 +256,23 @@ def _commit(
         [work.done[output.number, number] for number in range(output.num_shards)],
         description,
         lengths=measured_lengths(output.lengths, measured_by) if measured_by and output.lengths else None,
-        rejects=laying.rejects,
+        rejects=rejects,
         staging=work.staging,
     )
     work.release(output.number)
 
 
-def _report(reading: Reading, laying: Laying, work: Work, seconds: float) -> ConvertReport:
-    lengths = [each for output in laying.outputs for each in output.lengths]
+def _report(reading: Reading, laying: Laying, work: Work, *, splits: Iterable[str], seconds: float) -> ConvertReport:
+    reports = [SplitReport.of(output) for output in laying.outputs]
+    tokens = [report.num_tokens for report in reports if report.num_tokens is not None]
     return ConvertReport(
         schema=reading.mapper.description,
-        num_rows=sum(output.num_samples for output in laying.outputs),
+        num_rows=sum(report.num_rows for report in reports),
         num_rejected=len(laying.rejects),
         num_filtered=laying.num_filtered,
-        num_tokens=sum(int(each.sum(dtype=np.int64)) for each in lengths) if lengths else None,
-        num_shards=sum(output.num_shards for output in laying.outputs),
+        num_tokens=sum(tokens) if tokens else None,
+        num_shards=sum(report.num_shards for report in reports),
         num_bytes=sum(entry_bytes(entry) for entry in work.done.values()),
         seconds=seconds,
+        splits=dict(zip(splits, reports, strict=False)),
     )

@@ -24,7 +24,8 @@ class ConvertOptions:
     lengths index is written beside the shards; with `tokenize` its tokens are stored in place of the sample.
     compression: as MDSWriter takes it. on_error: a row that does not fit its schema ends the conversion, or goes to
     `_lmms/rejects.jsonl` with the reason and is counted. limit: samples at most. shuffle_seed: all samples are put in
-    a random order. splits: name of a folder below the target -> its share of the samples, drawn by split_seed.
+    a random order. splits: name of a folder below the target -> its share of the samples, drawn by split_seed; what is
+    left out is listed and counted in the first.
     shortest, longest: samples of fewer or more tokens are left out, and counted. unit_bytes: of the sources, about,
     that a process reads at once.
     """

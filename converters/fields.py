@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +78,14 @@ class Fields:
             found = _found(self.values, name) if value is None else _shown(listed)
             raise DataError(f"expected a list of {what} in column {name!r}, found {found}: correct or remove the row")
         return listed
+
+
+def unpacked(value: Any) -> Any:
+    """A value; the list, where it is JSON text of one, which is how tables of texts hold lists."""
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        with suppress(ValueError):
+            return orjson.loads(value)
+    return value
 
 
 def parse_json(text: str, name: str) -> Any:

@@ -13,7 +13,7 @@ from .units import Row, Unit
 
 MAX_FILES = 1 << 12  # of a unit
 
-Fetch = Callable[[Sequence[StoredObject]], Path]  # makes files local, and says below which folder
+MakeUnit = Callable[[Sequence[StoredObject], int, str | None], Unit]  # of files, their bytes and the folder of media
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class ImageFiles:
         return len(self.names)
 
 
-class TextFolderTable:
-    """Each file a row {"text": all of it, "name": its name below the folder}, sorted by name."""
+class FolderTable:
+    """Each file a row, sorted by name. make_unit: text_unit or image_unit."""
 
-    def __init__(self, files: Sequence[StoredObject], *, fetch: Fetch, place: Place):
+    def __init__(self, files: Sequence[StoredObject], *, make_unit: MakeUnit, place: Place):
         self._files = files
-        self._fetch = fetch
+        self._make_unit = make_unit
         self._place = place
 
     def num_rows(self) -> int:
@@ -81,24 +81,27 @@ class TextFolderTable:
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         for files in _groups(islice(self._files, start, stop), self._place.unit_bytes):
-            names = tuple(file.key for file in files)
-            yield TextFiles(self._fetch(files), names, sum(file.num_bytes for file in files), self._place.folder)
+            yield self._make_unit(files, sum(file.num_bytes for file in files), self._place.folder)
 
 
-class ImageFolderTable:
-    """Each file a row {"image": its name below the folder, "label": its first sub-folder's name}, sorted by name."""
+def text_unit(
+    files: Sequence[StoredObject],
+    num_bytes: int,
+    folder: str | None,
+    *,
+    fetch: Callable[[Sequence[StoredObject]], Path],
+) -> TextFiles:
+    """Rows {"text": all of a file, "name": its name below the folder}. fetch: makes files local, and says where."""
+    return TextFiles(fetch(files), _names(files), num_bytes, folder)
 
-    def __init__(self, files: Sequence[StoredObject], *, place: Place):
-        self._files = files
-        self._place = place
 
-    def num_rows(self) -> int:
-        return len(self._files)
+def image_unit(files: Sequence[StoredObject], num_bytes: int, folder: str | None) -> ImageFiles:
+    """Rows {"image": a file's name below the folder, "label": its first sub-folder's name}."""
+    return ImageFiles(_names(files), num_bytes, folder)
 
-    def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        for files in _groups(islice(self._files, start, stop), self._place.unit_bytes):
-            names = tuple(file.key for file in files)
-            yield ImageFiles(names, sum(file.num_bytes for file in files), self._place.folder)
+
+def _names(files: Sequence[StoredObject]) -> tuple[str, ...]:
+    return tuple(file.key for file in files)
 
 
 def _groups(files: Iterator[StoredObject], unit_bytes: int) -> Iterator[list[StoredObject]]:

@@ -107,6 +107,10 @@ def _draw(lengths: tuple[LengthsView, ...]) -> str:
 def _sample(sample: SampleView, total: int, budget: list[int]) -> Iterable[str]:
     yield f"<h2>Sample {sample.number:,} of {total:,}</h2>"
     yield f'<p class="note">{_text(sample.shard)}, {sample.num_bytes:,} bytes</p>'
+    if sample.tools:
+        yield '<div class="message"><div class="role">tools</div>'
+        yield from (f"<pre>{_text(tool)}</pre>" for tool in sample.tools)
+        yield "</div>"
     for message in sample.messages:
         known = message.role if message.role in ("system", "user", "assistant", "tool") else "other"
         yield f'<div class="message {known}"><div class="role">{_text(message.role)}</div>'

@@ -1,36 +1,13 @@
-"""The media of a stored messages sample: where its parts lie, and what their first bytes say. Nothing is decoded."""
+"""The media of a stored messages sample: where its parts lie, and what they are. Nothing is decoded."""
 
 from __future__ import annotations
 
-import io
-import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DataError
-from ..types import Sample
-
-_MAGIC = (  # place, bytes there, what they mean
-    (0, b"\x89PNG\r\n\x1a\n", "image/png"),
-    (0, b"\xff\xd8\xff", "image/jpeg"),
-    (0, b"GIF8", "image/gif"),
-    (8, b"WEBP", "image/webp"),
-    (0, b"BM", "image/bmp"),
-    (8, b"WAVE", "audio/wav"),
-    (0, b"fLaC", "audio/flac"),
-    (0, b"OggS", "audio/ogg"),
-    (0, b"ID3", "audio/mpeg"),
-    (0, b"\xff\xfb", "audio/mpeg"),
-    (4, b"ftyp", "video/mp4"),
-    (0, b"\x1aE\xdf\xa3", "video/webm"),
-)
-_EXTENSIONS = {mime: f".{mime.partition('/')[2]}" for _, _, mime in _MAGIC} | {
-    "image/jpeg": ".jpg", "audio/mpeg": ".mp3", "audio/x-wav": ".wav", "audio/mp4": ".m4a", "image/tiff": ".tiff",
-    "video/quicktime": ".mov", "video/x-msvideo": ".avi", "video/x-matroska": ".mkv",
-}  # fmt: skip
-_IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
+from .media_types import extension_of, image_size, shown_mime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,36 +21,16 @@ class MediaPart:
     @property
     def real_mime(self) -> str:
         """What the first bytes say, and where they say nothing, what the sample says."""
-        return sniff(self.data) or self.mime
+        return shown_mime(self.data, self.kind) or self.mime
 
     @property
     def extension(self) -> str:
-        return _EXTENSIONS.get(self.real_mime, ".bin")
+        return extension_of(self.real_mime)
 
     @property
     def image_size(self) -> tuple[int, int] | None:
         """Width and height in pixels, from the header; None for what is no image of a kind that is known."""
         return image_size(self.data) if self.real_mime.startswith("image/") else None
-
-
-def read_messages(sample: Sample) -> list[dict[str, Any]]:
-    """The messages of a sample; DataError unless they are a list of objects with a role and readable content."""
-    try:
-        messages = json.loads(sample["messages"])
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"its messages are not JSON ({error}): convert the dataset again") from error
-    if not isinstance(messages, list) or not messages:
-        raise DataError("its messages are not a list of messages: convert the dataset again")
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise DataError(f"a message has no role ({str(message)[:80]!r}): convert the dataset again")
-        content = message.get("content")
-        if content is not None and not isinstance(content, str | list):
-            raise DataError(f"the content of a message is {type(content).__name__}, not text or parts: convert again")
-        for part in content if isinstance(content, list) else ():
-            if not isinstance(part, dict) or (part.get("type") == "text") != isinstance(part.get("text"), str):
-                raise DataError(f"a part of a message is neither text nor media ({str(part)[:80]!r}): convert again")
-    return list(messages)
 
 
 def media_part(part: dict[str, Any], media: bytes) -> MediaPart:
@@ -94,21 +51,3 @@ def media_parts(messages: Sequence[dict[str, Any]], media: bytes) -> list[MediaP
     """All media of a sample in the order of its messages; DataError for one whose span is wrong."""
     contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     return [media_part(part, media) for content in contents for part in content if part["type"] != "text"]
-
-
-def sniff(data: bytes) -> str | None:
-    """The media type that the first bytes of a file show."""
-    return next((mime for at, magic, mime in _MAGIC if data[at : at + len(magic)] == magic), None)
-
-
-def image_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels of an image, read from its header."""
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of images too large to be decoded, which is not done
-            with Image.open(io.BytesIO(data), formats=_IMAGE_FORMATS) as image:
-                return int(image.width), int(image.height)
-    except Exception:  # noqa: BLE001 - whatever Pillow raises for damaged bytes, or for too many pixels
-        return None

@@ -35,6 +35,9 @@ _MIMES: dict[str, dict[str, str]] = {
     "avi": {"video": "video/x-msvideo"},
     "mov": {"video": "video/quicktime"},
 }
+_EXTENSIONS = {mime: f".{name}" for name, mimes in reversed(_MIMES.items()) for mime in mimes.values()} | {
+    "image/jpeg": ".jpg"
+}
 _STARTS = {
     b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif", b"II*\0": "tiff",
     b"MM\0*": "tiff", b"II+\0": "tiff", b"MM\0+": "tiff", b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3",
@@ -44,6 +47,8 @@ _BRANDS = {
     b"avif": "avif", b"avis": "avif", b"heic": "heic", b"heix": "heic", b"hevc": "heic", b"hevx": "heic",
     b"heim": "heic", b"heis": "heic", b"mif1": "heic", b"msf1": "heic", b"M4A ": "m4a", b"M4B ": "m4a", b"qt  ": "mov",
 }  # fmt: skip
+_EBML = b"\x1a\x45\xdf\xa3"
+_DOCTYPE_ID = b"\x42\x82"
 _QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 _BITMAP_HEADER_BYTES = (12, 40, 52, 56, 64, 108, 124)
 _LOSSY_QUALITY = 95
@@ -62,8 +67,8 @@ def media_format(data: bytes) -> str | None:
         if brand in (b"mif1", b"msf1") and b"avif" in compatible:
             return "avif"
         return _BRANDS.get(brand, "mp4")
-    if data.startswith(b"\x1a\x45\xdf\xa3"):
-        return "webm" if b"webm" in data[:64] else "mkv"
+    if data.startswith(_EBML):
+        return "webm" if _document_type(data) == b"webm" else "mkv"
     if data[:2] == b"BM" and data[6:10] == bytes(4) and int.from_bytes(data[14:18], "little") in _BITMAP_HEADER_BYTES:
         return "bmp"
     if data[4:8] in _QUICKTIME_ATOMS:
@@ -80,6 +85,27 @@ def mime_type(data: bytes, kind: Kind) -> str:
     if kind not in _MIMES[name]:
         raise DataError(f"it is {next(iter(_MIMES[name].values()))}, where media of kind {kind} are expected")
     return _MIMES[name][kind]
+
+
+def shown_mime(data: bytes, kind: str) -> str | None:
+    """The MIME type that the first bytes say, of that kind where the format holds several; None when they say none."""
+    mimes = _MIMES.get(media_format(data) or "", {})
+    return mimes.get(kind) or next(iter(mimes.values()), None)
+
+
+def extension_of(mime: str) -> str:
+    """What names of files of a MIME type end in."""
+    return _EXTENSIONS.get(mime, ".bin")
+
+
+def image_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels, from the header; None for what is no image whose header Pillow reads."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of images too large to be decoded, which is not done
+            return _open(data).size
+    except DataError:
+        return None
 
 
 def fit_image(data: bytes, *, max_pixels: int | None) -> bytes:
@@ -113,6 +139,8 @@ def _open(data: bytes) -> Image:
     from PIL import Image
 
     name = (media_format(data) or "").upper()
+    if name == "HEIC":
+        _teach_heif()
     try:
         image = Image.open(BytesIO(data), formats=["HEIF" if name == "HEIC" else name])
     except Image.DecompressionBombError as error:
@@ -124,6 +152,16 @@ def _open(data: bytes) -> Image:
     if 0 in image.size:
         raise DataError(f"it has {image.size[0]} x {image.size[1]} pixels: remove it")
     return image
+
+
+def _teach_heif() -> None:
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise DataError(
+            "it is HEIC, which Pillow alone does not read: convert it to JPEG or PNG, or pip install pillow-heif"
+        ) from error
+    register_heif_opener()
 
 
 def _resized(image: Image, width: int, height: int) -> bytes:
@@ -139,6 +177,32 @@ def _resized(image: Image, width: int, height: int) -> bytes:
     buffer = BytesIO()
     image.resize((width, height), Image.Resampling.LANCZOS).save(buffer, format=form, **kept)
     return buffer.getvalue()
+
+
+def _document_type(data: bytes) -> bytes:
+    """The DocType of an EBML header, from among its elements (RFC 8794, 6 and 11.2.4); b"" where it has none."""
+    size, place = _vint(data, len(_EBML))
+    stop = min(place + size, len(data))
+    while place < stop:
+        after_id = place + _vint_width(data[place])
+        if after_id >= stop:
+            break
+        size, begin = _vint(data, after_id)
+        if data[place:after_id] == _DOCTYPE_ID:
+            return data[begin : begin + size].rstrip(b"\0")
+        place = begin + size
+    return b""
+
+
+def _vint(data: bytes, place: int) -> tuple[int, int]:
+    """A number of variable size, and the place behind it; its first byte's leading zeros say how many bytes follow."""
+    first = data[place : place + 1] or b"\x80"
+    stop = place + _vint_width(first[0])
+    return int.from_bytes(data[place:stop], "big") & ((1 << 7 * (stop - place)) - 1), stop
+
+
+def _vint_width(first: int) -> int:
+    return 9 - first.bit_length()
 
 
 def _is_mp3_frame(data: bytes) -> bool:

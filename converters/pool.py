@@ -142,7 +142,7 @@ class _Processes(Generic[Task, Result]):
             )
             raise WorkerError(
                 f"worker process {worker.pid} {cause} at {task}: run the same command again, with fewer --workers if "
-                "memory ran out; it goes on (a script must start it below `if __name__ == '__main__':`)"
+                "memory ran out (a script must start it below `if __name__ == '__main__':`)"
             ) from error
         if isinstance(answer, WorkerError):
             raise WorkerError(f"{task}: {answer}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,12 @@ import numpy as np
 
 from ..errors import ConfigError, DataError
 from ..processors.base import IGNORED_LABEL, Processor
+from ..processors.stored_chat import read_chat
 from ..processors.text import TextProcessor, TokensProcessor
 from ..shards import ShardInfo
 from ..types import Processed, Sample
-from .media_parts import MediaPart, media_part, read_messages, sniff
+from .media_parts import MediaPart, media_part
+from .media_types import shown_mime
 
 if TYPE_CHECKING:
     from ..processors.tokenizers import FastTokenizer
@@ -87,11 +90,14 @@ class TokensView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleView:
-    """values: columns that are neither messages, media nor tokens, as text. note: why there are no tokens, if so."""
+    """tools: that the assistant may call, as text. values: columns that are neither messages, media nor tokens, as
+    text. note: why there are no tokens, if so.
+    """
 
     number: int
     shard: str
     num_bytes: int
+    tools: tuple[str, ...]
     messages: tuple[MessageView, ...]
     media: tuple[MediaView, ...]
     values: Mapping[str, str]
@@ -126,11 +132,14 @@ class Viewer:
 
     def view(self, sample: Sample, *, number: int, shard: ShardInfo, num_bytes: int) -> SampleView:
         """What is seen of a sample; DataError when it does not fit its schema."""
+        tools: tuple[str, ...] = ()
         messages: tuple[MessageView, ...] = ()
         media: list[MediaPart] = []
         try:
             if self.schema == "messages":
-                messages = tuple(_view_message(message, sample["media"], media) for message in read_messages(sample))
+                chat = read_chat(sample["messages"])
+                tools = tuple(_json(tool) for tool in chat.tools or ())
+                messages = tuple(_view_message(message, sample["media"], media) for message in chat.messages)
         except DataError as error:
             raise DataError(f"sample {number}: {error}") from error
         named = {"messages": ("messages", "media"), "tokens": ("input_ids", "loss_spans")}.get(str(self.schema), ())
@@ -145,6 +154,7 @@ class Viewer:
             number=number,
             shard=shard.name,
             num_bytes=num_bytes,
+            tools=tools,
             messages=messages,
             media=tuple(MediaView.of(part) for part in media),
             values=values,
@@ -179,10 +189,36 @@ def _view_message(message: Mapping[str, Any], data: bytes, media: list[MediaPart
         else:
             blocks.append(Block(media=len(media)))
             media.append(media_part(part, data))
-    others = {key: value for key, value in message.items() if key not in ("role", "content")}
-    if others:
-        blocks.append(Block(text=json.dumps(others, indent=1, ensure_ascii=False)))
+    calls: Any = message.get("tool_calls")
+    told = list(_view_calls(calls)) if _are_calls(calls) else []
+    shown = ("role", "content", "tool_calls") if told else ("role", "content")
+    others = {key: value for key, value in message.items() if key not in shown}
+    blocks += [Block(text=text) for text in (*told, *([_json(others)] if others else []))]
     return MessageView(role=message["role"], blocks=tuple(blocks))
+
+
+def _are_calls(calls: Any) -> bool:
+    """Whether these are tool calls as OpenAI has them."""
+    return isinstance(calls, list) and all(
+        isinstance(call, dict) and isinstance(call.get("function"), dict) and "name" in call["function"]
+        for call in calls
+    )
+
+
+def _view_calls(calls: list[dict[str, Any]]) -> Iterator[str]:
+    """Each call by the name of its function, and the arguments as JSON, also where they are stored as JSON text."""
+    for call in calls:
+        function = call["function"]
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            with suppress(ValueError, RecursionError):
+                arguments = json.loads(arguments)
+        called = f"calls {function['name']}" + (f", id {call['id']}" if "id" in call else "")
+        yield f"{called}: {arguments if isinstance(arguments, str) else _json(arguments)}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False)
 
 
 def _describe(value: Any, media: list[MediaPart]) -> str:
@@ -190,7 +226,7 @@ def _describe(value: Any, media: list[MediaPart]) -> str:
     from PIL import Image
 
     if isinstance(value, bytes):
-        mime = sniff(value)
+        mime = shown_mime(value, "")
         if mime is None:
             return f"{len(value):,} bytes"
         media.append(MediaPart(kind=mime.partition("/")[0], mime=mime, data=value))

@@ -18,7 +18,7 @@ from ..errors import ConfigError, DataError
 from ..types import Sample
 from .columns import check_text, column_encoding, fit_value
 from .conversations import READERS, USUAL_ROLES, add_system, check_learnt, plain_chat, read_tools
-from .fields import USUAL_COLUMNS, Fields
+from .fields import USUAL_COLUMNS, Fields, unpacked
 from .media import SampleMedia
 from .parts import KINDS, store_content
 from .row_formats import FORMATS, SINGLE_TURN, STORED_COLUMNS, formats_of
@@ -255,7 +255,8 @@ def _describe(form: str, read: Mapping[str, str], kept: Mapping[str, str], left:
 
 
 def _references(value: Any) -> list[Any]:
-    """References in a column of media: a list of them, one, or none."""
+    """References in a column of media: a list of them, also as JSON text, one, or none."""
+    value = unpacked(value)
     if value is None or value in ("", b""):
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -14,7 +14,7 @@ from ..storage import LocalStorage, Storage, open_storage
 from ..types import StoredObject
 from .data_files import checked_format, data_files, identity_of, is_shown, matching_files
 from .file_formats import FORMATS, TABLES, named_format
-from .folders import ImageFolderTable, TextFolderTable
+from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .hub import HubDataset, HubSpec
 from .places import Place, Table
 from .saved_datasets import SavedTable, only_split, saved_kind
@@ -184,15 +184,13 @@ class _Opener:
         place = self._place(Path(), spec, name=name or spec.path.rstrip("/"))
         if spec.key:
             raise DataError(f"{place.name}: a folder has no members to choose from: leave out #{spec.key}")
-        open_table: Callable[[], Table]
+        make_unit: MakeUnit = partial(text_unit, fetch=partial(_fetch_files, store, place.scratch))
         if format == "images":
             if name is not None:
                 raise DataError(f"{name}: one image is no source: name the folder of its class folders")
             place = replace(place, folder=spec.folder or store.url)
-            open_table = partial(ImageFolderTable, files, place=place)
-        else:
-            fetch = partial(_fetch_files, store, place.scratch)
-            open_table = partial(TextFolderTable, files, fetch=fetch, place=place)
+            make_unit = image_unit
+        open_table = partial(FolderTable, files, make_unit=make_unit, place=place)
         num_bytes = sum(file.num_bytes for file in files)
         self._add(spec, open_table, place, identity=identity_of(place.name, files), num_bytes=num_bytes)
 

@@ -12,7 +12,7 @@ from ..errors import DataError
 from ..processors.base import IGNORED_LABEL, Processor, Tokenize
 from ..processors.spans import spans_of
 from ..types import Sample
-from .fields import Fields
+from .fields import Fields, unpacked
 
 Spans = TypeVar("Spans", bound=Sized)
 _LAST_ID = (1 << 31) - 1
@@ -126,6 +126,7 @@ def _integers(fields: Fields, role: str, value: Any) -> NDArray[np.int64]:
     column = fields.column(role) or role
     if value is None:
         raise DataError(f"expected token ids in column {column!r}, found null: complete or remove the row")
+    value = unpacked(value)
     try:
         array = np.asarray(value) if isinstance(value, (Sequence, np.ndarray)) else None
     except (ValueError, OverflowError):  # lists of several lengths

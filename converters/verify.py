@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from ..processors.text import TokensProcessor
 from ..shards import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ..storage import Storage, open_storage
 from .catalog import (
+    READ_SCHEMAS,
     columns_of,
     known_fingerprints,
     listed_fingerprints,
@@ -29,7 +29,7 @@ from .catalog import (
     read_if_there,
     schema_of,
 )
-from .schema import COLUMNS
+from .pool import num_cores
 from .verify_shards import Problem, ShardChecker, check_shards
 
 NUM_THREADS = 8  # of checks that mostly wait for the store
@@ -81,7 +81,7 @@ def verify_dataset(
     schema = schema_of(shards)
     if processor is None and schema == TokensProcessor.schema:
         processor = TokensProcessor()
-    elif processor is not None and schema in COLUMNS and processor.schema != schema:
+    elif processor is not None and schema is not None and processor.schema != schema:
         raise ConfigError(
             f"{storage.url} holds {schema}, and this processor reads {processor.schema}: leave --tokenizer out"
         )
@@ -98,7 +98,7 @@ def verify_dataset(
         if deep and processor is None and indexes:
             notes.append("the lengths were not compared with those of the samples: pass --tokenizer")
         if num_workers is None:
-            num_workers = len(os.sched_getaffinity(0)) if deep else NUM_THREADS
+            num_workers = num_cores() if deep else NUM_THREADS
         if shards:
             workers = min(num_workers, len(shards))
             problems += check_shards(checker, shards, num_workers=workers, on_shard=on_shard)
@@ -160,7 +160,7 @@ def _disagreements(dataset: Mapping[str, Any], shards: Sequence[ShardInfo]) -> I
         yield f"says {dataset.get('num_samples')!r} samples, {INDEX_NAME} {num_samples}: {remedy}"
     if dataset.get("columns") != columns_of(shards):
         yield f"says the columns {dataset.get('columns')!r}, {INDEX_NAME} {columns_of(shards)!r}: {remedy}"
-    if dataset.get("schema") in COLUMNS and dataset["schema"] != schema_of(shards):
+    if dataset.get("schema") in READ_SCHEMAS and dataset["schema"] != schema_of(shards):
         yield f"says the schema {dataset['schema']!r}, which the columns do not fit: {remedy}"
     listed = {shard["name"]: shard for shard in dataset["shards"]}
     for info in shards:

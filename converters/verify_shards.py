@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,14 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decoding import decompress
-from ..errors import ConfigError, DataError, LmmsStreamError, ObjectMissingError, ShardError, StorageError, WorkerError
+from ..errors import DataError, LmmsStreamError, ObjectMissingError, ShardError, StorageError
 from ..processors.base import Processor
+from ..processors.stored_chat import read_chat
 from ..processors.text import TokensProcessor
 from ..shards import Shard, ShardInfo, file_matches
 from ..storage import Storage
 from ..types import Sample
 from .catalog import local_file, schema_of
-from .media_parts import media_parts, read_messages
+from .media_parts import media_parts
+from .pool import do_all, open_pool
 
 MAX_LISTED = 100  # samples of one shard that are listed one by one
 _REPLACE = "upload it again, or convert the dataset again"
@@ -37,6 +35,9 @@ class Problem:
 
     where: str
     what: str
+
+
+_Task = tuple[int, ShardInfo, int]  # a shard's place among the shards, the shard, and the number of its first sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +53,9 @@ class ShardChecker:
     processor: Processor | None = None
     lengths: Path | None = None
 
-    def check(self, info: ShardInfo, first_id: int) -> list[Problem]:
-        """What is wrong with a shard whose first sample has the number `first_id` in the dataset."""
+    def __call__(self, task: _Task, on_progress: Callable[[int], None] = lambda count: None) -> list[Problem]:
+        """What is wrong with a shard."""
+        _, info, first_id = task
         name = info.zip_name or info.name
         with TemporaryDirectory(prefix="shard-", dir=self.folder, ignore_cleanup_errors=True) as temporary:
             try:
@@ -126,7 +128,7 @@ class ShardChecker:
 def _check_content(sample: Sample, schema: str | None) -> None:
     """DataError for a sample that does not fit its schema."""
     if schema == "messages":
-        media_parts(read_messages(sample), sample["media"])
+        media_parts(read_chat(sample["messages"]).messages, sample["media"])
     elif schema == "tokens":
         spans = sample["loss_spans"]
         if sample["input_ids"].ndim != 1 or (spans.size and (spans.ndim != 2 or spans.shape[1] != 2)):
@@ -154,44 +156,28 @@ def check_shards(
     checker: ShardChecker, shards: Sequence[ShardInfo], *, num_workers: int, on_shard: Callable[[], None]
 ) -> list[Problem]:
     """The problems of all shards, in their order. Deep checks run in processes, the others wait and hash in threads."""
-    first_ids = list(accumulate((info.num_samples for info in shards), initial=0))
+    first_ids = accumulate((info.num_samples for info in shards), initial=0)
+    tasks: list[_Task] = list(zip(range(len(shards)), shards, first_ids, strict=False))
     found: dict[int, list[Problem]] = {}
-    threads = not checker.deep or num_workers == 1
-    executor = ThreadPoolExecutor(num_workers) if threads else _processes(checker, num_workers)
-    run = checker.check if threads else _check
-    try:
-        futures = {executor.submit(run, info, first_ids[place]): place for place, info in enumerate(shards)}
-        for future in as_completed(futures):
-            found[futures[future]] = future.result()
+    with closing(_checked(checker, tasks, num_workers)) as checked:
+        for (place, _, _), problems in checked:
+            found[place] = problems
             on_shard()
-    except BrokenProcessPool as error:
-        raise WorkerError(
-            "a process that checks shards died: verify again with fewer --workers if memory ran out (a script must "
-            "call verify_dataset below `if __name__ == '__main__':`)"
-        ) from error
-    finally:
-        executor.shutdown(cancel_futures=True)
     return [problem for place in sorted(found) for problem in found[place]]
 
 
-_checker: ShardChecker | None = None  # of a process that checks shards
-
-
-def _processes(checker: ShardChecker, num_workers: int) -> Executor:
+def _checked(
+    checker: ShardChecker, tasks: Sequence[_Task], num_workers: int
+) -> Generator[tuple[_Task, list[Problem]], None, None]:
+    """Shards as they are checked."""
+    if checker.deep:
+        with open_pool(checker, num_workers, name=lambda task: task[1].name) as pool:
+            yield from do_all(pool, tasks)
+        return
+    executor = ThreadPoolExecutor(num_workers)
     try:
-        pickled = pickle.dumps(checker)
-    except Exception as error:
-        raise ConfigError(f"the processor cannot be sent to other processes ({error!r}): pass num_workers=1") from error
-    return ProcessPoolExecutor(num_workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(pickled,))
-
-
-def _begin(pickled: bytes) -> None:
-    global _checker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the command, which ends its processes
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core for each process
-    _checker = pickle.loads(pickled)
-
-
-def _check(info: ShardInfo, first_id: int) -> list[Problem]:
-    assert _checker is not None
-    return _checker.check(info, first_id)
+        futures = {executor.submit(checker, task): task for task in tasks}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        executor.shutdown(cancel_futures=True)

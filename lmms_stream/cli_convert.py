@@ -74,7 +74,7 @@ def _add_tokens(group: Group) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from .console import bar, console, print_record
+    from .console import bar, console, print_record, print_records
     from .converters.convert import Progress, convert
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a core for each worker
@@ -89,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
             options=_options(options),
         )
     print_record(options.target, report)
+    if report.splits:
+        print_records("splits", list(report.splits.items()))
     return 0
 
 

@@ -39,9 +39,19 @@ class _RateColumn(ProgressColumn):
         return Text(f"{rate:,.0f} {self._unit}/s" if rate else "")
 
 
+class _CountColumn(ProgressColumn):
+    def __init__(self, unit: str):
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        end = f" of {task.total:,.0f}" if task.total else ""
+        return Text(f"{task.completed:,.0f}{end} {self._unit}")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bar:
-    """A progress bar with an end that `begin` sets; what was done before it is no part of the rate."""
+    """A progress bar with an end that `begin` sets, 0 for unknown; what was done before it is no part of the rate."""
 
     _progress: Progress
     _task: TaskID
@@ -59,7 +69,7 @@ def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit),
+        _CountColumn(unit),
         _RateColumn(unit),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
@@ -86,7 +96,7 @@ def print_plan(
         records = {name: [dataclasses.asdict(record) for record in part] for name, part in parts.items()}
         sys.stdout.write(json.dumps(records | {"steps": dataclasses.asdict(steps)}, indent=1) + "\n")
         return
-    _print_records("epochs", epochs)
+    print_records("epochs", [(report.source, report) for report in epochs])
     print_record("steps", steps)
     if comparison:
         table = Table("", *map(_label, COMPARED_FIELDS), title="strategies, epoch 0")
@@ -95,12 +105,12 @@ def print_plan(
         console.print(table)
 
 
-def _print_records(title: str, records: Sequence[EpochReport]) -> None:
-    """One column a record, so that long names and many fields both fit."""
-    table = Table("", *(record.source for record in records), title=title)
-    for field in dataclasses.fields(records[0]):
+def print_records(title: str, records: Sequence[tuple[str, Any]]) -> None:
+    """Dataclasses, each with its name: one column a record, so that long names and many fields both fit."""
+    table = Table("", *(name for name, _ in records), title=title)
+    for field in dataclasses.fields(records[0][1]):
         if field.name != "source":
-            values = (_format(field.name, getattr(record, field.name)) for record in records)
+            values = (_format(field.name, getattr(record, field.name)) for _, record in records)
             table.add_row(_label(field.name), *values)
     console.print(table)
 

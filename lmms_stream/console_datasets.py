@@ -101,6 +101,10 @@ def _print_sample(sample: SampleView, *, total: int) -> None:
         _print_tokens(sample)
         _print_values(sample)
         return
+    if sample.tools:
+        console.print(Text("tools", style="bold"))
+    for tool in sample.tools:
+        console.print(Text(_shown(tool)), soft_wrap=True)
     for message in sample.messages:
         style = ROLE_STYLES.get(message.role, "white")
         console.print(Text(visible(message.role), style=f"bold {style}"))

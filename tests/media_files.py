@@ -31,22 +31,23 @@ def box(brand: bytes, *compatible: bytes) -> bytes:
     return (len(body) + 4).to_bytes(4, "big") + body + b"\0\0\0\x08free"
 
 
-def ebml(document: bytes) -> bytes:
-    """The header that Matroska files begin with (RFC 8794): a DocType element alone."""
-    element = b"\x42\x82" + bytes([0x80 | len(document)]) + document
-    return b"\x1a\x45\xdf\xa3" + bytes([0x80 | len(element)]) + element
+def ebml(document: bytes, before: bytes = b"") -> bytes:
+    """The header that Matroska files begin with (RFC 8794): elements before, if any, and the DocType."""
+    elements = before + b"\x42\x82" + bytes([0x80 | len(document)]) + document
+    return b"\x1a\x45\xdf\xa3\x01" + len(elements).to_bytes(7, "big") + elements + b"\x18\x53\x80\x67\xff"
 
 
+VERSIONS = b"\x42\x86\x81\x01\x42\xf7\x81\x01\x42\xf2\x81\x04\x42\xf3\x81\x08"  # as ffmpeg writes them
 MP4 = box(b"isom", b"isom", b"iso2", b"avc1", b"mp41")
 HEADERS = {  # first bytes -> what they are, as a medium of its own kind
     "audio/mpeg": [b"ID3\x04\0\0\0\0\0\0", b"\xff\xfb\x90\x64\0\0\0\0"],
     "audio/flac": [b"fLaC\0\0\0\x22"],
     "audio/ogg": [b"OggS\0\x02" + bytes(20)],
-    "audio/mp4": [box(b"M4A ", b"M4A ", b"mp42")],
+    "audio/mp4": [box(b"M4A ", b"M4A ", b"mp42"), box(b"M4B ", b"mp42")],
     "audio/wav": [b"RF64\xff\xff\xff\xffWAVEds64"],
-    "video/mp4": [MP4, box(b"mp42"), box(b"dash")],
-    "video/webm": [ebml(b"webm")],
-    "video/x-matroska": [ebml(b"matroska")],
+    "video/mp4": [MP4, box(b"mp42", b"M4A "), box(b"dash")],
+    "video/webm": [ebml(b"webm"), ebml(b"webm\0\0", VERSIONS)],
+    "video/x-matroska": [ebml(b"matroska", VERSIONS), ebml(b"matroska", b"\xec\x40\x04webm"), ebml(b"")],
     "video/x-msvideo": [b"RIFF\x10\0\0\0AVI LIST"],
     "video/quicktime": [box(b"qt  "), b"\0\0\0\x08wide\0\0\0\0mdat"],
     "image/heic": [box(b"heic", b"mif1"), box(b"mif1", b"heic")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from lmms_stream.converters.convert import convert
+from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.verify import verify_dataset
 from lmms_stream.dataset import PackedStreamingDataset
 from lmms_stream.errors import ConfigError, DataError, StorageError
@@ -221,6 +222,8 @@ def test_splits_share_the_samples(chats: Path, tmp_path: Path, chat_processor: C
     report = convert([chats], str(tmp_path / "out"), unit_bytes=100_000, num_workers=1, **options)
     train, validation = (messages(tmp_path / "out" / name) for name in ("train", "validation"))
     assert report.num_rows == len(train) + len(validation) == NUM_CHATS
+    assert [split.num_rows for split in report.splits.values()] == [len(train), len(validation)]
+    assert report.num_tokens == sum(split.num_tokens or 0 for split in report.splits.values())
     assert len(validation) == pytest.approx(300, abs=60)
     expected = [chat(number)["messages"] for number in range(NUM_CHATS)]
     assert sorted(map(str, train + validation)) == sorted(map(str, expected))
@@ -228,6 +231,36 @@ def test_splits_share_the_samples(chats: Path, tmp_path: Path, chat_processor: C
         assert verify_dataset(str(tmp_path / "out" / name), processor=chat_processor, deep=True).problems == ()
     convert([chats], str(tmp_path / "again"), num_workers=1, **options)
     assert written(str(tmp_path / "out")) == written(str(tmp_path / "again"))
+
+
+@pytest.mark.parametrize("part", ["", "@[10:20]", "@[-5:]"])
+@pytest.mark.parametrize("limit", [None, 3])
+def test_progress_ends_where_it_should(part: str, limit: int | None, chats: Path, tmp_path: Path) -> None:
+    told: list[int] = []
+    progress = Progress(begin=told.append, advance=told.append)
+    convert([f"{chats}{part}"], str(tmp_path), unit_bytes=1000, num_workers=1, limit=limit, progress=progress)
+    assert told[0] == chats.stat().st_size == sum(told[1:])
+    assert min(told) >= 0
+
+
+def test_what_is_left_out_is_listed_once_whatever_the_splits(tmp_path: Path, tokenizer: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    long = {"messages": [{"role": "user", "content": "why " * 500}, {"role": "assistant", "content": "so"}]}
+    source.write_text("".join(json.dumps(chat(number)) + "\n" for number in range(40)) + f"{{}}\n{json.dumps(long)}\n")
+    result = run_cli(
+        "convert", str(source), str(tmp_path / "out"), "--split", "train=0.5", "test=0.5", "--on-error", "skip",
+        "--tokenizer", str(tokenizer), "--max-tokens", "500",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    train, test = (
+        json.loads((tmp_path / "out" / name / "_lmms" / "dataset.json").read_text()) for name in ("train", "test")
+    )
+    assert (train["num_rejected"], train["num_filtered"], test["num_rejected"], test["num_filtered"]) == (1, 1, 0, 0)
+    assert train["num_samples"] + test["num_samples"] == 40
+    assert json.loads((tmp_path / "out" / "train" / "_lmms" / "rejects.jsonl").read_text())["row"] == 41
+    assert not (tmp_path / "out" / "test" / "_lmms" / "rejects.jsonl").exists()
+    assert re.search(rf"rows +│ +{train['num_samples']} +│ +{test['num_samples']} ", result.stdout)
+    assert re.search(r"tokens +│ +[\d,]+ +│ +[\d,]+ ", result.stdout)
 
 
 def test_samples_are_left_out_by_length_and_by_number_and_counted(

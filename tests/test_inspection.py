@@ -13,7 +13,7 @@ import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.inspection import Inspection, histogram, inspect_dataset, save_media
 from lmms_stream.converters.inspection_page import MAX_IMAGE_BYTES, MAX_TEXT, render_page, write_page
-from lmms_stream.converters.media_parts import image_size, sniff
+from lmms_stream.converters.media_types import image_size, shown_mime
 from lmms_stream.converters.sample_view import TokensView
 from lmms_stream.converters.visible import visible
 from lmms_stream.demo.corpus import Corpus
@@ -231,9 +231,9 @@ def test_headers_say_what_images_are_and_damaged_ones_say_nothing() -> None:
     for kind, mime in (("PNG", "png"), ("JPEG", "jpeg"), ("GIF", "gif"), ("WEBP", "webp"), ("BMP", "bmp")):
         file = io.BytesIO()
         Image.new("RGB", (13, 9)).save(file, kind)
-        assert (sniff(file.getvalue()), image_size(file.getvalue())) == (f"image/{mime}", (13, 9))
+        assert (shown_mime(file.getvalue(), "image"), image_size(file.getvalue())) == (f"image/{mime}", (13, 9))
         assert image_size(file.getvalue()[:12]) is None
-    assert sniff(b"") is None
+    assert shown_mime(b"", "image") is None
     assert image_size(b"<svg onload='alert(1)'/>") is None
     huge = bytearray(png(1, 1))
     huge[16:24] = (1 << 16).to_bytes(4, "big") * 2  # larger than any that is decoded

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from base64 import b64encode
@@ -16,10 +17,13 @@ from lmms_stream.converters.media import SampleMedia, shown
 from lmms_stream.converters.media_types import (
     _MIMES,
     Kind,
+    extension_of,
     fit_image,
+    image_size,
     looks_like_base64,
     media_format,
     mime_type,
+    shown_mime,
 )
 from lmms_stream.converters.schema import SchemaOptions, find_mapper
 from lmms_stream.errors import DataError, StorageError
@@ -162,7 +166,7 @@ def test_whatever_path_is_made_of_links_and_dots_reads_inside_or_nothing(root: P
         (3, "media 3 must be a path, bytes"),
         ({"path": None}, "media with path must be a path, bytes"),
         ({"array": [0.1], "sampling_rate": 16000}, "media with array, sampling_rate must be a path, bytes"),
-        (HEADERS["image/heic"][0], "Pillow cannot read its header .* or convert it to JPEG or PNG"),
+        (HEADERS["image/avif"][0], "Pillow cannot read its header .* or convert it to JPEG or PNG"),
         (b"", "media of 0 bytes is empty"),
         ("data:image/png,abc", "expected data:MIME;base64,"),
         ("data:image/png;base64,a*c", "is not valid base64"),
@@ -326,6 +330,38 @@ def test_media_are_joined_in_the_order_of_the_conversation() -> None:
     spans = [part["span"] for part in json.loads(sample["messages"])[0]["content"]]
     assert [sample["media"][offset : offset + size] for offset, size in spans] == pieces
     assert spans[-1][0] + spans[-1][1] == len(sample["media"])
+
+
+def test_heic_images_say_what_reads_them(root: Path) -> None:
+    (root / "phone.heic").write_bytes(HEADERS["image/heic"][0])
+    if importlib.util.find_spec("pillow_heif") is None:
+        wanted = "it is HEIC, which Pillow alone does not read: convert it to JPEG or PNG, or pip install pillow-heif"
+    else:  # this is a header alone
+        wanted = "Pillow cannot read its header"
+    with pytest.raises(DataError, match=rf"image 'phone\.heic': {wanted}"):
+        read(root, "phone.heic")
+    assert image_size(HEADERS["image/heic"][0]) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "mime", "extension"),
+    [
+        (image_bytes("JPEG"), "image", "image/jpeg", ".jpg"),
+        (image_bytes("TIFF"), "", "image/tiff", ".tiff"),
+        (MP4, "audio", "audio/mp4", ".m4a"),
+        (MP4, "", "video/mp4", ".mp4"),
+        (HEADERS["audio/mp4"][0], "video", "audio/mp4", ".m4a"),
+        (HEADERS["audio/mpeg"][0], "audio", "audio/mpeg", ".mp3"),
+        (HEADERS["video/webm"][0], "video", "video/webm", ".webm"),
+        (HEADERS["video/x-matroska"][0], "video", "video/x-matroska", ".mkv"),
+        (HEADERS["video/quicktime"][0], "video", "video/quicktime", ".mov"),
+    ],
+)
+def test_media_are_shown_and_saved_as_what_they_were_stored_as(
+    data: bytes, kind: str, mime: str, extension: str
+) -> None:
+    assert (shown_mime(data, kind), extension_of(mime)) == (mime, extension)
+    assert (shown_mime(b"unheard", kind), extension_of("text/html")) == (None, ".bin")
 
 
 def test_the_table_of_formats_names_each_that_is_found() -> None:

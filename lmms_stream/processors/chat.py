@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
 from .chat_template import TODAY, ChatTemplate, Span
 from .spans import labels_of, learnt_of, spans_of
+from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, digest, load_tokenizer
 
 if TYPE_CHECKING:
@@ -190,11 +190,10 @@ class _Chat:
 
 def _parse(stored: str) -> _Chat:
     """The stored conversation with the text of its parts joined: templates of text models take plain strings."""
-    parsed = orjson.loads(stored)
-    messages, tools = (parsed["messages"], parsed["tools"]) if isinstance(parsed, dict) else (parsed, None)
+    messages, tools = read_chat(stored)
     left_out = []
     for place, message in enumerate(messages):
-        if isinstance(message["content"], list):
+        if isinstance(message.get("content"), list):
             message["content"] = _joined_text(message["content"])
         for call in message.get("tool_calls") or ():
             _read_arguments(call)

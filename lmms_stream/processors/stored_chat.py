@@ -1,0 +1,51 @@
+"""A stored conversation -> its messages and tools, checked. JSON text in, values out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import orjson
+
+from ..errors import DataError
+
+_AGAIN = "convert the dataset again"
+
+
+class StoredChat(NamedTuple):
+    """messages: each with a `role`, and `content` that is text, parts, or none. tools: their JSON schemas, or None."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+
+
+def read_chat(stored: str) -> StoredChat:
+    """The conversation that a sample's `messages` hold: a list of messages, or {"messages": […], "tools": […]}.
+
+    Where the spans of media lie is not looked at. DataError for anything else.
+    """
+    try:
+        parsed = orjson.loads(stored)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"its messages are not JSON ({error}): {_AGAIN}") from error
+    messages, tools = (parsed.get("messages"), parsed.get("tools")) if isinstance(parsed, dict) else (parsed, None)
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f"its messages are not a list of messages: {_AGAIN}")
+    for message in messages:
+        _check_message(message)
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise DataError(f"its tools are not a list of objects ({str(tools)[:80]!r}): {_AGAIN}")
+    return StoredChat(messages, tools or None)
+
+
+def _check_message(message: Any) -> None:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise DataError(f"a message has no role ({str(message)[:80]!r}): {_AGAIN}")
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise DataError(f"the content of a message is {type(content).__name__}, not text or parts: {_AGAIN}")
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or (kind == "text" and not isinstance(part.get("text"), str)):
+            raise DataError(f"a part of a message is neither text nor media ({str(part)[:80]!r}): {_AGAIN}")
