@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.inspection import inspect_dataset
 from lmms_stream.converters.inspection_page import render_page
@@ -14,6 +16,7 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.stored_chat import read_chat
 
 from .conftest import run_cli
+from .strategies import examples
 
 WEATHER = {
     "type": "function",
@@ -49,9 +52,23 @@ def test_a_conversation_is_read_with_its_tools_and_without() -> None:
     assert read_chat(json.dumps(MESSAGES)) == (MESSAGES, None)
     assert read_chat(json.dumps({"messages": MESSAGES, "tools": [WEATHER]})) == (MESSAGES, [WEATHER])
     assert read_chat(json.dumps({"messages": MESSAGES})) == (MESSAGES, None)
-    assert read_chat('[{"role": "a", "n": 18446744073709551616}]').messages == [{"role": "a", "n": 1 << 64}]
     image = {"type": "image", "span": [0, 1], "text": "what a screen reader says"}
     assert read_chat(json.dumps([{"role": "user", "content": [image]}])).messages[0]["content"] == [image]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(extra=values, text=st.text(st.characters()), ascii_only=st.booleans())
+@examples(300)
+def test_any_values_of_a_message_are_read_as_they_were_written(extra: Any, text: str, ascii_only: bool) -> None:
+    messages = [{"role": "assistant", "content": text, "extra": extra}, {"role": "user", "content": "\ud800"}]
+    assert read_chat(json.dumps(messages, ensure_ascii=ascii_only)).messages == messages
+    assert read_chat(json.dumps(messages[:1], ensure_ascii=ascii_only)).messages == messages[:1]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple
 
 import orjson
@@ -24,7 +25,7 @@ def read_chat(stored: str) -> StoredChat:
     Where the spans of media lie is not looked at. DataError for anything else.
     """
     try:
-        parsed = orjson.loads(stored)
+        parsed = _parse(stored)
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"its messages are not JSON ({error}): {_AGAIN}") from error
     messages, tools = (parsed.get("messages"), parsed.get("tools")) if isinstance(parsed, dict) else (parsed, None)
@@ -35,6 +36,14 @@ def read_chat(stored: str) -> StoredChat:
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise DataError(f"its tools are not a list of objects ({str(tools)[:80]!r}): {_AGAIN}")
     return StoredChat(messages, tools or None)
+
+
+def _parse(stored: str) -> Any:
+    """What json makes of it, for integers of 64 bits, in a fifth of the time."""
+    try:
+        return orjson.loads(stored)
+    except ValueError:  # also halves of surrogate pairs, NaN and deep nesting, which json reads
+        return json.loads(stored)
 
 
 def _check_message(message: Any) -> None:
