@@ -58,6 +58,7 @@ def open_cluster(address: str | None, *, num_cpus: int, timeout_s: float) -> Ite
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     with ExitStack() as stack:
         stack.enter_context(_restored_signal())
+        stack.enter_context(_quiet())
         if address == "local":
             settings = stack.enter_context(_local_settings(num_cpus))
         else:
@@ -83,6 +84,19 @@ def _restored_signal() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the pages that Ray prints when a node is lost; the error that follows says so in a line."""
+    from ray._private import worker
+
+    enabled = worker._worker_logs_enabled
+    worker._worker_logs_enabled = False
+    try:
+        yield
+    finally:
+        worker._worker_logs_enabled = enabled
 
 
 # A cluster that runs

@@ -20,7 +20,7 @@ from .ray_cluster import import_ray
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_SEE_TIMEOUT_S = 10.0  # for a shared folder to show what another node wrote
+_SEE_TIMEOUT_S = 5.0  # for a shared folder to show what another node wrote
 _END_TIMEOUT_S = 10.0  # for workers to end
 _POLL_S = 0.1
 _REASON_LENGTH = 300
