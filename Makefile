@@ -8,7 +8,7 @@ setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,dev,ray]"
 	touch $@
 
 demo: setup

@@ -17,15 +17,16 @@ from typing import Any
 from ..errors import ConfigError
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
-from ..storage import open_storage
+from ..storage import LocalStorage, Storage, open_storage
 from .commit import commit, measured_lengths, other_files
 from .convert_options import ConvertOptions
 from .convert_report import ConvertReport, CountedBytes, SplitReport
 from .encoding import ShardFormat, compression_extension
+from .engines import RAY_TIMEOUT_S, open_engine
 from .laying import Laying
 from .outputs import Output
 from .part_files import PartMaker, UnitTask, about_path
-from .pool import Pool, num_cores, open_pool
+from .pool import Pool
 from .reading import Reading
 from .row_formats import STORED_COLUMNS
 from .schema import Mapper
@@ -54,6 +55,9 @@ def convert(
     overwrite: bool = False,
     work: Path | None = None,
     progress: Progress | None = None,
+    engine: str = "processes",
+    ray_address: str | None = None,
+    ray_timeout_s: float = RAY_TIMEOUT_S,
     options: ConvertOptions | None = None,
     **changes: Any,
 ) -> ConvertReport:
@@ -63,6 +67,9 @@ def convert(
     this one may use, or fewer for little data); more than one are spawned, so a script calls this below
     `if __name__ == "__main__":`. work: folder for what a run that is ended leaves for the next (default: in the
     system's temporary folder). overwrite: replace the dataset, or what is left of one, that lies at the target.
+    engine: "processes" of this machine, or "ray": workers on the cluster at ray_address (a connection that this process
+    has, RAY_ADDRESS, or a cluster of its own), by default as many as it has CPUs; it must answer, and the first of them
+    start, within ray_timeout_s each. All nodes must see `work`, local sources and a local target under the same paths.
 
     Raises DataError, StorageError, ConfigError, WorkerError; the same call goes on afterwards where that makes sense.
     """
@@ -74,14 +81,17 @@ def convert(
     scratch = work_folder(targets[0].url, work) / "sources"
     named = [str(source) for source in sources]
     opened = open_sources(named, format=options.format, scratch=scratch, unit_bytes=options.unit_bytes)
-    with open_work(
-        targets,
-        _asked(opened, options),
-        files=other_files(options.measured_by),
-        extension=f".{compression_extension(options.compression)}" if options.compression else "",
-        base=work,
-        overwrite=overwrite,
-    ) as begun:
+    with (
+        open_engine(engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s, num_workers=num_workers) as workers,
+        open_work(
+            targets,
+            _asked(opened, options),
+            files=other_files(options.measured_by),
+            extension=f".{compression_extension(options.compression)}" if options.compression else "",
+            base=work,
+            overwrite=overwrite,
+        ) as begun,
+    ):
         total = sum(source.num_bytes for source in opened)
         progress.begin(total)
         counted = CountedBytes(total, tell=progress.advance)
@@ -91,10 +101,11 @@ def convert(
         columns = STORED_COLUMNS["tokens"] if options.tokenize else reading.mapper.columns
         format = ShardFormat(columns, shard_bytes=options.shard_bytes, compression=options.compression)
         laying = Laying(format, options, begun)
-        num_workers = num_workers or min(num_cores(), total // options.unit_bytes + 1)
+        num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes + 1)
+        job = _job(begun, format, options)
         with (
             closing(reading),
-            open_pool(_job(begun, format, options), num_workers, name=_name, on_progress=progress.advance) as pool,
+            workers.open_pool(job, num_workers, name=_name, on_progress=progress.advance, marks=begun.marks) as pool,
         ):
             _Run(pool, reading, laying, begun, ahead=_AHEAD * num_workers, progress=progress).go()
         counted.finish()
@@ -150,9 +161,15 @@ def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> _Job:
         longest=options.longest,
     )
     shards = [
-        ShardMaker(folder=work.units, staging=work.staging, format=format, storage=target) for target in work.targets
+        ShardMaker(folder=work.units, staging=work.staging, format=format, storage=_wherever(target))
+        for target in work.targets
     ]
     return _Job(parts, shards)
+
+
+def _wherever(target: Storage) -> Storage:
+    """The same for a worker in another folder."""
+    return LocalStorage(target.folder.absolute()) if isinstance(target, LocalStorage) else target
 
 
 def _name(task: UnitTask | ShardTask) -> str:
@@ -183,6 +200,8 @@ class _Run:
         self._made: dict[int, UnitTask] = {}  # units whose parts wait for those before them
         self._shards: deque[ShardTask] = deque()  # to be made
         self._num_given = 0
+        self._made_before = {path.name for path in work.units.iterdir()}  # asked for one by one, a shared folder's
+        # cache would say "not there" of those that other machines make meanwhile
 
     def go(self) -> None:
         while True:
@@ -215,7 +234,7 @@ class _Run:
             return shard
         while (unit := self._next_unit) is not None and unit.number - self._laying.next_part < self._ahead:
             self._next_unit = next(self._units, None)
-            if not about_path(self._work.units, unit.number).exists():
+            if about_path(self._work.units, unit.number).name not in self._made_before:
                 return unit
             self._made[unit.number] = unit  # by an earlier run
             self._reading.has_read(unit)

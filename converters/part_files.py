@@ -6,6 +6,7 @@ name says that it is whole.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -45,7 +46,7 @@ class Part:
     def save(self, path: Path) -> None:
         about = orjson.dumps({"rejects": self.rejects, "num_filtered": self.num_filtered, "num_rows": self.num_rows})
         lengths = {} if self.lengths is None else {"lengths": self.lengths}
-        temporary = path.with_suffix(".tmp")
+        temporary = temporary_beside(path)
         with temporary.open("wb") as file:
             np.savez(file, sizes=self.sizes, about=np.frombuffer(about, np.uint8), **lengths)
         temporary.replace(path)
@@ -96,7 +97,7 @@ class PartMaker:
     def make(self, task: UnitTask, on_bytes: Callable[[int], None]) -> None:
         """Write the part and what is known of it."""
         making = _Making(self, task)
-        temporary = self.folder / f"{task.number:06}.part.tmp"
+        temporary = temporary_beside(part_path(self.folder, task.number))
         with temporary.open("wb") as file:
             rows = making.rows()
             while several := list(islice(rows, ROWS_TOGETHER)):
@@ -113,6 +114,11 @@ def part_path(folder: Path, number: int) -> Path:
 
 def about_path(folder: Path, number: int) -> Path:
     return folder / f"{number:06}.npz"
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name that no other process writes to, not even one that outlives a command which was killed."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
 
 
 class _Making:

@@ -12,8 +12,10 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import connection, get_context, resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
@@ -32,8 +34,17 @@ class Pool(Protocol[Task, Result]):
     def give(self, task: Task) -> None: ...
 
     def wait(self) -> list[tuple[Task, Result]]:
-        """Some tasks that are done, at least one if any was given; raises what doing them raised, and WorkerError."""
+        """Some that are done; none where none was given, or now more can be. Raises what tasks raised, WorkerError."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """A file that every worker must see, and bytes that stand in it. remedy: where one does not see it."""
+
+    path: Path
+    holds: bytes
+    remedy: str
 
 
 def num_cores() -> int:
@@ -144,11 +155,7 @@ class _Processes(Generic[Task, Result]):
                 f"worker process {worker.pid} {cause} at {task}: run the same command again, with fewer --workers if "
                 "memory ran out (a script must start it below `if __name__ == '__main__':`)"
             ) from error
-        if isinstance(answer, WorkerError):
-            raise WorkerError(f"{task}: {answer}")
-        if isinstance(answer, Exception):
-            raise answer
-        return is_done, answer
+        return is_done, result_of(answer, task)
 
 
 @contextmanager
@@ -183,16 +190,35 @@ def _started(job: Any, num_workers: int) -> Iterator[dict[connection.Connection,
 
 def _work(pipe: connection.Connection, pickled: bytes) -> None:
     """A worker: tasks in; counts, results and errors out. It ends when nobody listens any more."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core for each worker
-    job: Any = None
+    doing: Doing[Any] = Doing(pickled)
     with suppress(EOFError, ConnectionError):
         while True:
             task = pipe.recv()
-            try:
-                job = job or pickle.loads(pickled)
-                answer = job(task, lambda count: pipe.send((False, count)))
-            except (LmmsStreamError, OSError) as error:
-                answer = error
-            except Exception as error:  # noqa: BLE001 - it is raised by the process that waits
-                answer = WorkerError(repr(error))
-            pipe.send((True, answer))
+            pipe.send((True, doing.answer(task, lambda count: pipe.send((False, count)))))
+
+
+class Doing(Generic[Task]):
+    """Does tasks in the process it is in, for another one; what doing one raised is its answer."""
+
+    def __init__(self, pickled_job: bytes):
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core for each worker
+        self._pickled = pickled_job
+        self._job: Any = None
+
+    def answer(self, task: Task, on_progress: Callable[[int], None]) -> Any:
+        try:
+            self._job = self._job or pickle.loads(self._pickled)
+            return self._job(task, on_progress)
+        except (LmmsStreamError, OSError) as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - it is raised by the process that waits
+            return WorkerError(repr(error))
+
+
+def result_of(answer: Any, task: str) -> Any:
+    """What a worker answered, in the process that waits: a result, or the error it is. task: its name."""
+    if isinstance(answer, WorkerError):
+        raise WorkerError(f"{task}: {answer}")
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import StorageError
 from ..storage import Storage
 from .encoding import HASH, ShardFormat, compress, compression_extension
-from .part_files import part_path
+from .part_files import part_path, temporary_beside
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class ShardMaker:
 
     def make(self, task: ShardTask) -> dict[str, Any]:
         """Upload the shard; its entry in index.json."""
-        path = self.staging / f"{task.output}-{task.name}"
+        path = temporary_beside(self.staging / f"{task.output}-{task.name}")
         try:
             raw = _write(path, self._pieces(task)) | {"basename": task.name}
             zipped = None

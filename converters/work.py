@@ -19,16 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import home_folder
-from ..errors import ConfigError, DataError, StorageError
+from ..errors import ConfigError, DataError, StorageError, WorkerError
 from ..locks import locked
 from ..retry import disk_error
 from ..shards import DATASET_NAME, INDEX_NAME, is_safe_name
 from ..storage import LocalStorage, Storage
 from .catalog import own_files, parse_dataset, read_if_there, write_json
+from .pool import Mark
 from .shard_files import shard_name
 
 UNFINISHED_NAME = "_lmms/unfinished.json"
 _HALF = re.compile(r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished)\.json|rejects\.jsonl)\.\d+\.tmp")
+_ABOUT_NAME = "conversion.json"
 _FIRST_ANNOUNCED = 16  # shards; then twice as many each time
 
 
@@ -56,6 +58,23 @@ class Work:
     @property
     def scratch(self) -> Path:
         return self.folder / "sources"
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is there for a later run to go on with."""
+        return not self.done and not any(self.units.glob("*.npz"))
+
+    @property
+    def marks(self) -> list[Mark]:
+        """What a worker must see of the folders that it writes to."""
+        owner = self.owner["id"].encode()
+        remedy = "name a folder that all nodes share with --work"
+        found = [Mark(path=self.folder / _ABOUT_NAME, holds=owner, remedy=remedy)]
+        remedy = "convert to a folder that all nodes share, or to an object store"
+        for target in self.targets:
+            if isinstance(target, LocalStorage):
+                found.append(Mark(path=target.folder.absolute() / UNFINISHED_NAME, holds=owner, remedy=remedy))
+        return found
 
     @property
     def _journal(self) -> Path:
@@ -116,7 +135,7 @@ def open_work(
 ) -> Iterator[Work]:
     """The work on `targets` (the first names it), begun or gone on with; removed when it ends without an error.
 
-    A DataError or a ConfigError removes what was written, too.
+    A DataError or a ConfigError removes what was written, too, and a WorkerError before anything was made.
 
     asked: JSON values from which the output follows. files, extension: names of what is written besides shards, and
     what follows the shards' names. base: where the work folder lies (default: beside the cache of the target).
@@ -135,9 +154,14 @@ def open_work(
             work = _begun(folder, targets, asked, owner, overwrite=overwrite)
             for each in (work.units, work.staging, work.scratch):
                 each.mkdir(parents=True, exist_ok=True)
+            for left in (*work.units.glob("*.tmp"), *work.staging.glob("*.tmp")):  # by a run that was killed
+                left.unlink(missing_ok=True)
             try:
                 yield work
-            except (DataError, ConfigError):  # it would end so again: nothing is left that stands in the way
+            except (DataError, ConfigError, WorkerError) as error:
+                if isinstance(error, WorkerError) and not work.is_empty:
+                    raise
+                # it would end so again, or nothing was done: nothing is left that stands in the way
                 for target in targets:
                     remove_dataset(target)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -150,7 +174,7 @@ def open_work(
 def _begun(
     folder: Path, targets: Sequence[Storage], asked: Mapping[str, Any], owner: dict[str, Any], *, overwrite: bool
 ) -> Work:
-    about = folder / "conversion.json"
+    about = folder / _ABOUT_NAME
     before = json.loads(about.read_bytes()) if about.exists() else None
     for target in targets:
         _remove_halves(target)

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the dataset, or half of one, at the target")
     parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one for each core")
     parser.add_argument("--work", type=Path, metavar="FOLDER", help="for what a later run goes on with")
+    _add_engine(parser.add_argument_group("what does the work"))
     _add_rows(parser.add_argument_group("what the rows are (found out, unless it is said)"))
     _add_media(parser.add_argument_group("media"))
     _add_written(parser.add_argument_group("what is written"))
@@ -36,6 +37,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 Group = argparse._ArgumentGroup  # argparse gives it no public name
+
+
+def _add_engine(group: Group) -> None:
+    from .converters.engines import ENGINES, RAY_TIMEOUT_S
+
+    group.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help="processes of this machine, or workers on a Ray cluster, as many as it has CPUs; then all nodes must see "
+        "--work, local sources and media, the tokenizer and a local TARGET under the same paths (object stores: each "
+        "node needs access)",
+    )
+    group.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="of a cluster that runs, or auto for this node's; default: RAY_ADDRESS, or a cluster of this machine, "
+        "started for the command and removed with its logs",
+    )
+    group.add_argument(
+        "--ray-timeout",
+        type=float,
+        default=RAY_TIMEOUT_S,
+        metavar="SECONDS",
+        help="in which the cluster must answer, and a first worker start; default: %(default)g",
+    )
 
 
 def _add_rows(group: Group) -> None:
@@ -85,6 +112,9 @@ def run(options: argparse.Namespace) -> int:
             num_workers=options.workers,
             overwrite=options.overwrite,
             work=options.work,
+            engine=options.engine,
+            ray_address=options.ray_address,
+            ray_timeout_s=options.ray_timeout,
             progress=Progress(begin=shown.begin, advance=shown.advance, say=console.print),
             options=_options(options),
         )
