@@ -181,9 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--tokenized-rows", type=int, default=100_000)
-    parser.add_argument(
-        "--large-bytes", type=float, default=4e9, help="of the large file; 0: none"
-    )
+    parser.add_argument("--large-bytes", type=float, default=4e9, help="of the large file; 0: none")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--peers", choices=("all", "streaming"), default="all", help="litdata is in the extra bench")
     parser.add_argument("--folder", type=Path, help="where files are written; default: the temporary folder")
