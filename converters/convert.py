@@ -74,6 +74,8 @@ def convert(
     Raises DataError, StorageError, ConfigError, WorkerError; the same call goes on afterwards where that makes sense.
     """
     started = time.monotonic()
+    if not target:
+        raise ConfigError("the target is empty: name a folder or a URL")
     options = replace(options or ConvertOptions(), **changes)
     progress = progress or Progress()
     folders = [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]

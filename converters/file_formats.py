@@ -50,8 +50,10 @@ def named_format(name: str) -> tuple[str | None, str | None]:
 def format_of(path: Path, *, name: str, insisted: str | None) -> str:
     """The format to read a file as: the one insisted on, or what name and content say.
 
-    DataError where it is empty, where they contradict each other, and where neither says anything. OSError.
+    DataError where it is no file or empty, where they contradict each other, and where neither says anything. OSError.
     """
+    if not path.is_file():  # a pipe ends never, and is read only once
+        raise DataError(f"{name} is not a file: write what it gives to one, and name that")
     if path.stat().st_size == 0:
         raise DataError(f"{name} is empty (0 bytes): leave it out, or write it again")
     head, compression = _read_head(path, name)

@@ -27,7 +27,11 @@ class TextFiles:
 
     def rows(self) -> Iterator[Row]:
         for number, name in enumerate(self.names):
-            with (self.root / name).open("rb") as file:
+            path = self.root / name
+            if path.exists() and not path.is_file():
+                yield Row(number, None, f"{name} is not a file: remove it")
+                continue
+            with path.open("rb") as file:
                 data = file.read(MAX_ROW_BYTES + 1)
             yield _text_row(number, name, data)
 

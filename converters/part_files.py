@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ..errors import DataError, StorageError
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
+from ..retry import disk_error
 from ..types import Sample
 from .encoding import ShardFormat
 from .schema import Mapper, to_tokens
@@ -127,6 +128,7 @@ class _Making:
     def __init__(self, maker: PartMaker, task: UnitTask):
         self._maker = maker
         self._unit = task.unit
+        self._source_name = task.source_name
         self._mapper = task.mapper
         self._sizes: list[int] = []
         self._lengths: list[int] = []
@@ -136,6 +138,12 @@ class _Making:
 
     def rows(self) -> Iterator[tuple[int, Sample]]:
         """The rows that fit, as samples, each with its number."""
+        try:
+            yield from self._fitting_rows()
+        except OSError as error:
+            raise disk_error(self._source_name, error) from error
+
+    def _fitting_rows(self) -> Iterator[tuple[int, Sample]]:
         for row in self._unit.rows():
             if row.values is None:
                 self._reject(row.number, row.error)

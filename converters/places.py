@@ -19,7 +19,7 @@ EXCERPT_BYTES = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """path: a file or folder. name: what messages call it. folder: what its media's relative paths start from.
+    """path: a file or folder. name: what messages call it. folder: what its media's paths start from, and do not leave.
 
     key: which member of a JSON object holds the rows. scratch: a folder of this source's own, gone at its close.
     unit_bytes: of a unit, about.

@@ -225,7 +225,7 @@ def _kept_names(form: str, names: Sequence[str], read: Sequence[str], options: S
         kept = list(options.keep) or (list(names) if form == "columns" else [])
     absent = [name for name in kept if name not in names]
     if absent:
-        raise DataError(f"--keep {' '.join(absent)}: no such column, found {', '.join(names)}")
+        raise DataError(f"--keep {' '.join(absent)}: no such column, found {', '.join(names)}: correct it")
     taken = [name for name in kept if name in _stored_columns(form)]
     if taken:
         raise DataError(

@@ -77,7 +77,8 @@ class _Opener:
             self.open(replace(spec, path=f"{hub.name}{split}", format=None))
             return
         dataset = HubDataset(hub, name=spec.path)
-        place = self._place(Path(hub.name), spec, name=spec.path)
+        folder = Path(hub.name)
+        place = self._place(folder, spec, name=spec.path, folder=folder if folder.is_dir() else None)
         self._add(spec, partial(dataset.table, place), place, identity=dataset.identity, num_bytes=dataset.num_bytes)
 
     def _open_remote(self, spec: Spec) -> None:
@@ -125,7 +126,7 @@ class _Opener:
 
     def _open_saved(self, spec: Spec, path: Path) -> None:
         files = LocalStorage(path).list_objects("")
-        place = self._place(path, spec, name=spec.path)
+        place = self._place(path, spec, name=spec.path, folder=path)
         if spec.key:
             raise DataError(f"{place.name}: a saved dataset has no members to choose from: leave out #{spec.key}")
         num_bytes = sum(file.num_bytes for file in files if file.key.endswith(".arrow"))
@@ -170,11 +171,13 @@ class _Opener:
         if told not in TABLES and (told or PurePosixPath(name).suffix.lower() in LISTS):
             raise DataError(f"{name}: a list of sources is read from a file of this machine: download it first")
         if isinstance(store, LocalStorage):
-            place = self._place(store.folder / file.key, spec, name=name)
+            path = store.folder / file.key
+            place = self._place(path, spec, name=name, folder=path.parent)
             format = checked_format(place, insisted=spec.format)
             open_table = partial(TABLES[format], place)
         else:
-            place = self._place(Path(PurePosixPath(file.key).name), spec, name=name)
+            prefix, _, last = file.key.rpartition("/")
+            place = self._place(Path(last), spec, name=name, folder=f"{store.url}/{prefix}" if prefix else store.url)
             open_table = partial(_fetch_table, store, file, place, spec.format)
         self._add(spec, open_table, place, identity=identity_of(name, [file]), num_bytes=file.num_bytes)
 
@@ -194,11 +197,12 @@ class _Opener:
         num_bytes = sum(file.num_bytes for file in files)
         self._add(spec, open_table, place, identity=identity_of(place.name, files), num_bytes=num_bytes)
 
-    def _place(self, path: Path, spec: Spec, *, name: str) -> Place:
+    def _place(self, path: Path, spec: Spec, *, name: str, folder: Path | str | None = None) -> Place:
+        """folder: where the source lies, unless the spec says what its media's paths start from."""
         return Place(
             path=path,
             name=f"{name}#{spec.key}" if spec.key else name,
-            folder=spec.folder,
+            folder=spec.folder or (str(folder.absolute()) if isinstance(folder, Path) else folder),
             key=spec.key,
             scratch=self._scratch / f"source-{len(self.sources):06d}",
             unit_bytes=self._unit_bytes,

@@ -22,7 +22,7 @@ YAML_KEYS = ("path", "data_folder", "data_type")
 class Spec:
     """text: as typed, for messages. path: without slice and key. key: a member of a JSON object (file.json#key).
 
-    rows: of what it names. format: insisted on. folder: of its media.
+    rows: of what it names. format: insisted on. folder: of its media, where it is said.
     """
 
     text: str
@@ -111,7 +111,8 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
 def yaml_specs(path: Path, *, format: str | None) -> list[Spec]:
     """The entries of a list as LMMS Engine reads it: `datasets: - {path, data_folder, data_type}`.
 
-    data_folder: of the entry's media. data_type: its format. Relative paths start from the YAML file's folder.
+    data_folder: of the entry's media (default: where it lies). data_type: its format. Relative paths start from the
+    YAML file's folder.
     """
     try:
         content = yaml.safe_load(path.read_bytes())

@@ -29,7 +29,8 @@ class Row:
 class Unit(Protocol):
     """Rows that one process reads, in order. Can be pickled; 32 MiB at most when it carries its rows.
 
-    num_bytes: of the source, for progress. folder: what relative paths of media in its rows start from, if known.
+    num_bytes: of the source, for progress. folder: what paths of media in its rows start from and do not leave, or
+    None.
     """
 
     @property

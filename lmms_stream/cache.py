@@ -39,7 +39,10 @@ def default_cache_folder(remote: str) -> Path:
     StorageError when somebody else has made that one: they could change what is read.
     """
     mine = Path(tempfile.gettempdir()) / f"lmms_stream-{os.getuid()}"
-    mine.mkdir(mode=0o700, exist_ok=True)
+    try:
+        mine.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise disk_error(str(mine), error) from error
     if mine.is_symlink() or mine.stat().st_uid != os.getuid():
         raise StorageError(f"{mine} belongs to somebody else: name a folder of yours as local")
     return mine / hashlib.blake2b(remote.encode(), digest_size=16).hexdigest()

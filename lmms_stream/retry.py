@@ -94,8 +94,8 @@ def persist(
 def disk_error(where: str, error: OSError) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StorageError(
-            f"{where}: no room on the disk of this node ({error.strerror}): free some, name another folder as local, "
-            "or set cache_limit"
+            f"{where}: no room on the disk of this node ({error.strerror}): free some, or name another folder "
+            "(as local, as --work, as the target), or set cache_limit"
         )
     file = f": {error.filename}" if error.filename else ""
     return StorageError(f"{where}: {error.strerror}{file}: check the path and its rights")

@@ -65,13 +65,13 @@ class LocalStorage:
         def write(temporary: Path) -> None:
             temporary.write_bytes(data)
 
-        self._run(key, lambda: self._replace(self.folder / key, write))
+        self._write(key, write)
 
     def download(self, key: str, path: Path) -> None:
         self._run(key, lambda: self._copy(self.folder / key, path))
 
     def upload(self, path: Path, key: str) -> None:
-        self._run(key, lambda: self._replace(self.folder / key, lambda temporary: self._copy(path, temporary)))
+        self._write(key, lambda temporary: self._copy(path, temporary))
 
     def delete(self, key: str) -> None:
         self._run(key, lambda: (self.folder / key).unlink(missing_ok=True))
@@ -117,6 +117,12 @@ class LocalStorage:
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _write(self, key: str, write: Callable[[Path], None]) -> None:
+        try:
+            self._replace(self.folder / key, write)
+        except OSError as error:
+            raise disk_error(str(self.folder / key), error) from error
 
     def _run(self, key: str, action: Callable[[], T]) -> T:
         try:

@@ -224,7 +224,8 @@ def test_a_list_of_lmms_engine_names_sources_with_their_media_folders(tmp_path: 
     with opened(path) as (sources, _):
         units = [list(source.units()) for source in sources]
         folders = [unit.folder for (unit,) in units]
-        assert folders == [str(tmp_path / "lists" / "images"), None, "s3://bucket/images", None]
+        lists = tmp_path / "lists"
+        assert folders == [str(lists / "images"), f"{lists}", "s3://bucket/images", f"{tmp_path}"]
         assert [source.name for source in sources][:2] == [
             str(tmp_path / "lists" / name) for name in ("a.json", "b.json")
         ]
