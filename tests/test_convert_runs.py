@@ -182,6 +182,9 @@ def test_a_conversion_that_was_ended_is_not_gone_on_with_by_another_command(many
             time.sleep(0.01)
     with pytest.raises(StorageError, match=r"was begun with other shard_bytes: run the command that began it, or pass"):
         convert([many_chats], target, shard_bytes=1 << 21)
+    with pytest.raises(ConfigError, match="the number of workers must be at least 1, got 0"):
+        convert([many_chats], target, shard_bytes=1 << 20, num_workers=0)
+    assert (tmp_path / "out" / "shard.00001.mds").exists()
     with many_chats.open("a") as file:
         file.write(json.dumps(chat(1)) + "\n")
     with pytest.raises(StorageError, match=r"was begun with other sources"):
