@@ -21,6 +21,7 @@ from .lanes import check_lanes
 from .mixture import Mixture, Weights
 from .place import LanePlace, PlanPlace
 from .processors.base import PackFiller
+from .signals import outlive_stop_signal
 from .types import Batch, World
 from .wire import WireBatch, from_wire
 from .worker import PREFETCH_PACKS, Item, LaneWorker, Made, PackWorker, PlanWorker
@@ -213,6 +214,7 @@ class PackedLoader:
                 multiprocessing_context=self.start_method,
                 persistent_workers=self.persistent_workers,
                 timeout=self.timeout_s,
+                worker_init_fn=outlive_stop_signal,
             )
         return self._batches
 

@@ -19,6 +19,7 @@ ALLOWED = {
     "types": {"errors"},
     "config": {"errors"},
     "threads": set(),
+    "signals": set(),
     "locks": set(),
     "retry": {"errors", "threads"},
     "s3": {"errors", "retry", "types"},
@@ -69,10 +70,11 @@ ALLOWED = {
     },
     "loader": {
         "errors", "types", "assign", "batch_maker", "collate", "cursor", "dataset", "lane_cursor", "lanes", "mixture",
-        "place", "processors", "wire", "worker",
+        "place", "processors", "signals", "wire", "worker",
     },
     "train": {
-        "errors", "types", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader", "processors",
+        "errors", "signals", "types", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader",
+        "processors",
     },
     "converters": {
         "__version__", "errors", "types", "retry", "storage", "decoding", "shards", "lengths", "locks", "cache",

@@ -16,11 +16,12 @@ from torch.distributed.tensor import DTensor
 from ..batch_maker import Collator
 from ..collate import collate, join
 from ..dataset import PackedStreamingDataset
-from ..errors import TrainingError
+from ..errors import TrainingError, WorkerError
 from ..loader import PackedLoader
+from ..signals import StopSignal
 from ..types import Batch
 from .checkpoint import checkpoints, load_checkpoint, read_state, save_checkpoint
-from .distributed import StopSignal, build_mesh, gather, init_distributed
+from .distributed import build_mesh, gather, init_distributed
 from .evaluate import evaluate
 from .model import PackedModel, blocks_to_shard
 from .schedules import build_schedule, parameter_groups
@@ -77,6 +78,13 @@ class FSDP2SFTTrainer:
                 self._resume()
                 self.model.train()
                 self._run(stop)
+            except RuntimeError as error:  # torch raises the death of a loader worker wherever we happen to be
+                if "DataLoader worker" not in str(error):
+                    raise
+                raise WorkerError(
+                    f"a loader worker died ({error}): look for an out-of-memory kill, or set num_workers to 0 to see "
+                    "what happens"
+                ) from error
             finally:
                 if dist.is_initialized():
                     dist.destroy_process_group()
@@ -132,7 +140,7 @@ class FSDP2SFTTrainer:
             sum(batch.num_loss_tokens for batch in batches),
             sum(int(batch.cu_seqlens[len(batch.sample_ids)]) for batch in batches),
             sum(len(batch.sample_ids) for batch in batches),
-            float(stop.received is not None),
+            float(stop.is_received),
         ]
         everyone = gather(mine, self.world.world_size)
         num_loss_tokens, num_tokens, num_samples, stopping = everyone.sum(dim=0).tolist()
