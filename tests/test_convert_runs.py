@@ -318,3 +318,20 @@ def test_a_processor_must_read_what_the_rows_are(tmp_path: Path, chat_processor:
     source.write_text('{"text": "some words"}\n')
     with pytest.raises(ConfigError, match="the rows are 'text', and ChatProcessor reads 'messages': choose the other"):
         convert([source], str(tmp_path / "out"), processor=chat_processor)
+
+
+def test_a_source_that_changes_while_it_is_read_gives_no_dataset(chats: Path, tmp_path: Path) -> None:
+    source = tmp_path / "growing.jsonl"
+    source.write_bytes(chats.read_bytes())
+
+    def grow(num_bytes: int) -> None:
+        with source.open("a") as file:
+            file.write(json.dumps(chat(1)) + "\n")
+
+    target = tmp_path / "out"
+    with pytest.raises(
+        DataError, match=r"growing\.jsonl was changed while it was read: start again once nobody writes"
+    ):
+        convert([source], str(target), num_workers=1, progress=Progress(advance=grow))
+    assert [path for path in target.rglob("*") if path.is_file()] == []
+    assert convert([source], str(target), num_workers=1).num_rows > 0
