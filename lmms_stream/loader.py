@@ -110,6 +110,11 @@ class PackedLoader:
         self._fetched = FetchMeter([each.one.cache.tally for each in datasets.values()], self._worker.counts)
 
     @property
+    def packing_lengths(self) -> dict[str, int]:
+        """Tokens that a pack of each source can hold."""
+        return {name: each.needed_packing.packing_length for name, each in self._worker.datasets.items()}
+
+    @property
     def fetched(self) -> FetchCounts:
         """What this rank's loader and its workers fetched so far: each worker as of the last item it made."""
         return self._fetched.total
