@@ -11,7 +11,6 @@ from lmms_stream.dataset import PackedStreamingDataset
 from lmms_stream.loader import PackedLoader
 from lmms_stream.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.storage import open_storage
 from lmms_stream.tally import FetchCounts, FetchTally
 from lmms_stream.worker_counts import WorkerCounts
 
@@ -19,12 +18,10 @@ from tests.conftest import write_tokens
 
 
 @pytest.fixture
-def remote(tmp_path: Path, s3_folder: str) -> str:
-    write_tokens(tmp_path / "data", num_samples=2000)
-    for path in (tmp_path / "data").rglob("*"):
-        if path.is_file():
-            open_storage(s3_folder).upload(path, str(path.relative_to(tmp_path / "data")))
-    return s3_folder
+def remote(tmp_path: Path) -> str:
+    """A dataset that is copied to be read, since it is compressed."""
+    write_tokens(tmp_path / "data", num_samples=1000, compression="zstd")
+    return str(tmp_path / "data")
 
 
 def open_loader(
@@ -42,7 +39,7 @@ def test_every_shard_is_downloaded_once_and_found_in_the_epochs_after_that(
 ) -> None:
     loader = open_loader(remote, tmp_path / "cache", num_workers=num_workers)
     shards = loader.mixture.plans["data"].samples_per_shard
-    shard_bytes = sum(path.stat().st_size for path in (tmp_path / "data").glob("*.mds"))
+    shard_bytes = sum(path.stat().st_size for path in (tmp_path / "data").glob("*.mds.zstd"))
     assert loader.fetched == FetchCounts()
     batches = sum(1 for _ in loader)
     first = loader.fetched
