@@ -43,7 +43,9 @@ ALLOWED = {
     "lanes": {"errors", "order", "packing", "measured_block"},
     "lane_cursor": {"errors", "cursor", "lanes"},
     "room": {"errors", "locks"},
-    "cache": {"errors", "decoding", "locks", "retry", "room", "shards", "storage"},
+    "tally": set(),
+    "worker_counts": {"tally"},
+    "cache": {"errors", "decoding", "locks", "retry", "room", "shards", "storage", "tally"},
     "prefetch": {"errors", "retry", "room", "threads"},
     "reader": {"errors", "types", "cache", "order", "prefetch", "shards"},
     "processors": {"errors", "types", "shards"},
@@ -62,7 +64,7 @@ ALLOWED = {
     "wire": {"types", "collate", "rows"},
     "worker": {
         "errors", "types", "ahead", "assign", "assign_kernels", "batch_maker", "collate", "cursor", "dataset",
-        "lane_cursor", "lanes", "mixture", "pack_range", "wire",
+        "lane_cursor", "lanes", "mixture", "pack_range", "wire", "worker_counts",
     },
     "place": {
         "errors", "types", "batch_maker", "cursor", "dataset", "lane_cursor", "lanes", "mixture", "plan", "processors",
@@ -70,11 +72,11 @@ ALLOWED = {
     },
     "loader": {
         "errors", "types", "assign", "batch_maker", "collate", "cursor", "dataset", "lane_cursor", "lanes", "mixture",
-        "place", "processors", "signals", "wire", "worker",
+        "place", "processors", "signals", "tally", "wire", "worker", "worker_counts",
     },
     "train": {
-        "errors", "signals", "types", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader",
-        "processors",
+        "errors", "signals", "types", "assign", "batch_maker", "config", "collate", "dataset", "dataset_config",
+        "loader", "processors",
     },
     "converters": {
         "__version__", "errors", "types", "retry", "storage", "decoding", "shards", "lengths", "locks", "cache",

@@ -60,7 +60,9 @@ class TrainConfig:
     z_loss: weight of the mean squared log of the softmax's sum. save_steps: steps between checkpoints, 0 for one at the
     end only. async_save: written while training goes on. export: write a transformers folder at the end. eval_steps:
     steps between evaluations, 0 for one at the end only; they need an eval_dataset. log_sample_ids: write the sample
-    ids of each global batch to the log, to compare runs. timeout_s: of every collective and every wait for data.
+    ids of each global batch to the log, of every step, to compare runs. logging_steps: steps of a record, see Meter.
+    report_to: where records go besides train_log.jsonl. peak_tflops: of a device, for MFU where its name is not known
+    (see flops.py). profile: steps to trace. timeout_s: of every collective and every wait for data.
     """
 
     output_dir: str
@@ -102,6 +104,7 @@ class TrainConfig:
     timeout_s: float = 600.0
     logging_steps: int = 1
     report_to: list[Reporter] = field(default_factory=list)
+    peak_tflops: float | None = None
     profile: ProfileConfig | None = None
     log_sample_ids: bool = False
 
@@ -122,6 +125,8 @@ class TrainConfig:
         for name in _AT_LEAST_0:
             if getattr(self, name) < 0:
                 raise ConfigError(f"train.{name} must be 0 or more, got {getattr(self, name)}")
+        if self.peak_tflops is not None and not self.peak_tflops > 0:
+            raise ConfigError(f"train.peak_tflops must be above 0, got {self.peak_tflops}")
         self._check_schedule()
 
     def _check_schedule(self) -> None:
