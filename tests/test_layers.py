@@ -72,7 +72,8 @@ ALLOWED = {
         "place", "processors", "wire", "worker",
     },
     "train": {
-        "errors", "types", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader", "processors",
+        "__version__", "errors", "types", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader",
+        "processors", "storage",
     },
     "converters": {
         "__version__", "errors", "types", "retry", "storage", "decoding", "shards", "lengths", "locks", "cache",
