@@ -65,14 +65,15 @@ class Target(Protocol):
     """Where a rank writes and reads files of checkpoints; all paths are of this node.
 
     prepare, commit: by one rank, before any writes and after all have; begin, publish, discard: by each. fetch gives a
-    folder that holds the named files, checked. num_readers: ranks among which fetching all files is shared, or None
-    where each fetches what it needs itself.
+    folder that holds the named files, checked. reads_in_place: files are there for all ranks, and each need be checked
+    by one alone. unfinished: steps of which a killed run left files, besides what `prepare` removes.
     """
 
     storage: Storage
     reads_in_place: bool
 
     def candidates(self) -> list[int]: ...
+    def unfinished(self) -> list[int]: ...
     def writing(self, step: int) -> Path: ...
     def prepare(self, step: int) -> None: ...
     def begin(self, step: int) -> None: ...
@@ -103,6 +104,9 @@ class FolderTarget:
             return []
         found = [_FOLDER.fullmatch(path.name) for path in self._folder.iterdir() if path.is_dir()]
         return sorted(int(match[1]) for match in found if match)
+
+    def unfinished(self) -> list[int]:
+        return []
 
     def writing(self, step: int) -> Path:
         return self._folder / f".{folder_name(step)}.tmp"
@@ -161,9 +165,19 @@ class StoreTarget:
 
     def candidates(self) -> list[int]:
         """Steps with a complete.json: what is being written, or never was finished, is not among them."""
-        keys = [found.key for found in self.storage.list_objects("step-")]
-        found = [_FOLDER.fullmatch(key.removesuffix(f"/{COMPLETE_NAME}")) for key in keys]
-        return sorted(int(match[1]) for match in found if match)
+        return sorted(step for step, names in self._names().items() if COMPLETE_NAME in names)
+
+    def unfinished(self) -> list[int]:
+        return sorted(step for step, names in self._names().items() if COMPLETE_NAME not in names)
+
+    def _names(self) -> dict[int, set[str]]:
+        """Names of files by step."""
+        found: dict[int, set[str]] = {}
+        for stored in self.storage.list_objects("step-"):
+            folder, _, name = stored.key.partition("/")
+            if (step := step_of(folder)) is not None:
+                found.setdefault(step, set()).add(name)
+        return found
 
     def writing(self, step: int) -> Path:
         return self._staging / folder_name(step)

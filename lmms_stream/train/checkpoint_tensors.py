@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,8 +151,10 @@ class CheckpointWriter(FileSystemWriter):
 
 def remove_old(target: Target, newest: int, *, keep: int | None) -> None:
     """Delete all but the last `keep` checkpoints up to step `newest`; later ones, of another run, stay."""
-    steps: Sequence[int] = [step for step in target.candidates() if step <= newest]
-    for step in steps[: -keep if keep else 0]:
+    if keep is None:
+        return
+    steps = [step for step in target.candidates() if step <= newest]
+    for step in (*steps[:-keep], *(step for step in target.unfinished() if step < newest)):
         remove(target.storage, step)
 
 
