@@ -1,4 +1,4 @@
-"""The command line: `lmms-stream convert | index | verify | inspect | merge | plan | train | demo`."""
+"""The command line: `lmms-stream convert | index | verify | inspect | merge | plan | train | export | demo`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ EXAMPLES = {
     **cli_datasets.EXAMPLES,
     "plan": "lmms-stream plan s3://bucket/chats --packing-length 4096 --world-size 8 --compare --plot plan.png",
     "train": "lmms-stream train run.yaml train.max_steps=100 --nproc 2",
+    "export": "lmms-stream export runs/chat/checkpoints/step-00001000 chat-model --dtype bfloat16",
     "demo": "lmms-stream demo --output demo-output",
 }
 
@@ -60,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         partial(cli_datasets.add_commands, add=_add),
         _add_plan,
         _add_train,
+        _add_export,
         _add_demo,
     ):
         add(commands)
@@ -130,6 +132,15 @@ def _add_train(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("config", type=Path, help="YAML with the sections dataset, model, train")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
     parser.add_argument("--nproc", type=int, default=1, help="processes (GPUs); default 1")
+
+
+def _add_export(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands, "export", _export, "Make a checkpoint a transformers folder: weights, config, tokenizer, processor."
+    )
+    parser.add_argument("checkpoint", help="one step-NNNNNNNN of a run, in a folder or an object store")
+    parser.add_argument("out", type=Path, help="a folder that is new, empty, or an earlier export")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: as it was trained")
 
 
 def _add_demo(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -224,6 +235,14 @@ def _train(options: argparse.Namespace) -> int:
 
     command = torchrun_command(options.config, options.overrides, nproc=options.nproc)
     os.execv(command[0], command)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .train.export import export_checkpoint
+
+    out = export_checkpoint(options.checkpoint, options.out, dtype=options.dtype)
+    sys.stdout.write(f"{options.checkpoint} -> {out}\n")
+    return 0
 
 
 def _demo(options: argparse.Namespace) -> int:

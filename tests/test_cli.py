@@ -14,7 +14,7 @@ from lmms_stream.demo.corpus import Corpus
 
 from .conftest import run_cli
 
-COMMANDS = ("convert", "index", "verify", "inspect", "merge", "plan", "train", "demo")
+COMMANDS = ("convert", "index", "verify", "inspect", "merge", "plan", "train", "export", "demo")
 
 
 def subparsers() -> dict[str, argparse.ArgumentParser]:

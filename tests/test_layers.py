@@ -75,8 +75,8 @@ ALLOWED = {
         "place", "processors", "signals", "tally", "wire", "worker", "worker_counts",
     },
     "train": {
-        "errors", "signals", "types", "assign", "batch_maker", "config", "collate", "dataset", "dataset_config",
-        "loader", "processors",
+        "__version__", "errors", "signals", "types", "assign", "batch_maker", "config", "collate", "dataset",
+        "dataset_config", "loader", "processors", "storage", "tally",
     },
     "converters": {
         "__version__", "errors", "types", "retry", "storage", "decoding", "shards", "lengths", "locks", "cache",

@@ -58,11 +58,15 @@ class TrainConfig:
     weight_decay is on matrices alone unless decay_all. frozen: patterns (fnmatch) of the names of parameters that are
     not trained. max_skipped_steps: steps without an update, because a gradient was not finite, that a run may have.
     z_loss: weight of the mean squared log of the softmax's sum. save_steps: steps between checkpoints, 0 for one at the
-    end only. async_save: written while training goes on. export: write a transformers folder at the end. eval_steps:
-    steps between evaluations, 0 for one at the end only; they need an eval_dataset. log_sample_ids: write the sample
-    ids of each global batch to the log, of every step, to compare runs. logging_steps: steps of a record, see Meter.
-    report_to: where records go besides train_log.jsonl. peak_tflops: of a device, for MFU where its name is not known
-    (see flops.py). profile: steps to trace. timeout_s: of every collective and every wait for data.
+    end only. save_total_limit: how many of the latest stay. async_save: written while training goes on.
+    checkpoint_dir: a folder that all nodes see, or a URL (default: checkpoints/ in the output_dir). resume: "auto" goes
+    on from the latest checkpoint there that is whole; "never" refuses to start where there are any; or the path or URL
+    of one, to start from it each time. export: write a transformers folder at the end, export/ in the output_dir.
+    eval_steps: steps between evaluations, 0 for one at the end only; they need an eval_dataset. log_sample_ids: write
+    the sample ids of each global batch to the log, of every step, to compare runs. logging_steps: steps of a record,
+    see Meter. report_to: where records go besides train_log.jsonl. peak_tflops: of a device, for MFU where its name is not
+    known (see flops.py). profile: steps to trace. timeout_s: of every collective, and of every wait for data or for a
+    checkpoint.
     """
 
     output_dir: str
@@ -97,6 +101,8 @@ class TrainConfig:
     save_steps: int = 0
     save_total_limit: int | None = None
     async_save: bool = True
+    checkpoint_dir: str | None = None
+    resume: str = "auto"
     export: bool = False
     eval_steps: int = 0
     num_workers: int = 1

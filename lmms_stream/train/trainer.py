@@ -18,17 +18,15 @@ from ..errors import TrainingError, WorkerError
 from ..loader import PackedLoader
 from ..signals import StopSignal
 from ..types import Batch
-from .checkpoint import checkpoints, load_checkpoint, read_state, save_checkpoint
 from .distributed import build_mesh, init_distributed
 from .evaluate import evaluate
 from .flops import model_flops
 from .meter import Meter
 from .model import PackedModel, blocks_to_shard
 from .run_log import RunLog
+from .saving import RunSaver
 from .schedules import build_schedule, parameter_groups
 from .settings import Datasets, TrainConfig
-
-CHECKPOINTS_NAME = "checkpoints"
 
 
 class StoppedError(TrainingError):
@@ -75,6 +73,7 @@ class FSDP2SFTTrainer:
             eps=args.adam_epsilon,
             fused=True,
         )
+        self.saver = RunSaver(self.model.model, self.optimizer, args, datasets=train_dataset)
         self.max_steps = self._max_steps()
         self.schedule = build_schedule(args, self.max_steps)
         self.step = self.tokens_seen = self.samples_seen = self.num_skipped_steps = 0
@@ -83,11 +82,13 @@ class FSDP2SFTTrainer:
         """Run to the end, resuming first when there is a checkpoint."""
         with StopSignal() as stop:
             try:
-                self._resume()
-                self.model.train()
-                with self.log.running(self.schedule, step=self.step, position=self.position):
-                    self.meter.start()
-                    self._run(stop)
+                with self.saver:
+                    self._resume()
+                    self.model.train()
+                    with self.log.running(self.schedule, step=self.step, position=self.position):
+                        self.meter.start()
+                        self._run(stop)
+                self.saver.export()
             except RuntimeError as error:  # torch raises the death of a loader worker wherever we happen to be
                 if "DataLoader worker" not in str(error):
                     raise
@@ -128,6 +129,7 @@ class FSDP2SFTTrainer:
                     with self.meter.aside():
                         self._write({"step": self.step, "eval_loss": self.evaluate()})
                 if is_stopped:
+                    self.saver.wait()
                     raise StoppedError(f"told to stop by a signal: step {self.step} is saved, the same command goes on")
                 if self.is_finished or self._skip():
                     break
@@ -238,26 +240,15 @@ class FSDP2SFTTrainer:
             "samples_seen": self.samples_seen,
             "num_skipped_steps": self.num_skipped_steps,
         }
-        save_checkpoint(
-            self.output_dir / CHECKPOINTS_NAME,
-            self.model,
-            self.optimizer,
-            step=self.step,
-            state=state,
-            keep=self.args.save_total_limit,
-        )
+        self.saver.save(self.step, state)
 
     def _resume(self) -> None:
-        found = checkpoints(self.output_dir / CHECKPOINTS_NAME)
-        if not found:
-            return
-        state = read_state(found[-1])
-        self.loader.load_state_dict(state["cursor"])
-        load_checkpoint(found[-1], self.model, self.optimizer)
-        self.step = state["step"]
-        self.tokens_seen = state["tokens_seen"]
-        self.samples_seen = state["samples_seen"]
-        self.num_skipped_steps = state["num_skipped_steps"]
+        state = self.saver.resume(lambda state: self.loader.load_state_dict(state["cursor"]))
+        if state is not None:
+            self.step = state["step"]
+            self.tokens_seen = state["tokens_seen"]
+            self.samples_seen = state["samples_seen"]
+            self.num_skipped_steps = state["num_skipped_steps"]
 
     def _loader(self, dataset: Datasets, **options: Any) -> PackedLoader:
         return PackedLoader(
