@@ -64,9 +64,9 @@ class TrainConfig:
     of one, to start from it each time. export: write a transformers folder at the end, export/ in the output_dir.
     eval_steps: steps between evaluations, 0 for one at the end only; they need an eval_dataset. log_sample_ids: write
     the sample ids of each global batch to the log, of every step, to compare runs. logging_steps: steps of a record,
-    see Meter. report_to: where records go besides train_log.jsonl. peak_tflops: of a device, for MFU where its name is not
-    known (see flops.py). profile: steps to trace. timeout_s: of every collective, and of every wait for data or for a
-    checkpoint.
+    see Meter. report_to: where records go besides train_log.jsonl. peak_tflops: of a device, for MFU where its name is
+    not known (see flops.py). profile: steps to trace. timeout_s: of every collective, and of every wait for data or
+    for a checkpoint.
     """
 
     output_dir: str
