@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ..batch_maker import Collator
@@ -19,12 +18,14 @@ from ..dataset import PackedStreamingDataset
 from ..errors import TrainingError
 from ..loader import PackedLoader
 from ..types import Batch
+from .attention import prove_packing
 from .checkpoint import checkpoints, load_checkpoint, read_state, save_checkpoint
 from .distributed import StopSignal, build_mesh, gather, init_distributed
 from .evaluate import evaluate
-from .model import PackedModel, blocks_to_shard
+from .model import PackedModel
 from .schedules import build_schedule, parameter_groups
 from .settings import Datasets, TrainConfig
+from .sharding import shard_model
 
 LOG_NAME = "train_log.jsonl"
 CHECKPOINTS_NAME = "checkpoints"
@@ -167,8 +168,9 @@ class FSDP2SFTTrainer:
         scale = self.world.num_groups / max(num_loss_tokens, 1)
         for start in range(0, len(batches), self.args.per_device_batch):
             together = batches[start : start + self.args.per_device_batch]
-            joined = join(together).to(self.device)
-            losses, logs = self.model(joined.input_ids, joined.position_ids, joined.labels)
+            joined = join(together)
+            self.model.check(joined)
+            losses, logs = self.model(joined.to(self.device))
             loss = losses.sum()
             total = loss + self.args.z_loss * logs.square().sum() if self.args.z_loss else loss
             (total * scale).backward()
@@ -274,12 +276,8 @@ class FSDP2SFTTrainer:
 
     def _shard(self, model: PackedModel) -> PackedModel:
         mesh = build_mesh(self.device, world_size=self.world.world_size, shard_ranks=self.args.shard_ranks)
-        dtype = torch.bfloat16 if self.args.bf16 else None
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        model.to(self.device)
-        for block in blocks_to_shard(model.model):
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
+        shard_model(model, mesh, config=self.args, device=self.device)
+        prove_packing(model, device=self.device, bf16=self.args.bf16)
         return model
 
 
