@@ -35,7 +35,7 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> None:
     if case.get("real"):  # whatever its values on other ranks
         torch.manual_seed(world.rank)
         model = type(model)(model.config) if world.rank else model
-    settings = {"output_dir": str(folder / name), "global_batch": 4, "max_steps": 1, "num_workers": 0}
+    settings: dict[str, Any] = {"output_dir": str(folder / name), "global_batch": 4, "max_steps": 1, "num_workers": 0}
     args = TrainConfig(**settings, max_grad_norm=1e9, timeout_s=TIMEOUT_S, **case.get("train", {}))
     trainer = FSDP2SFTTrainer(model=model, args=args, train_dataset=data)
     weights = {key: whole(value) for key, value in trainer.model.named_parameters()}

@@ -27,6 +27,8 @@ from .distributed import gather
 from .loss import learnt_tokens, losses_of_logits
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from .model import PackedModel
 
 Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"]
@@ -87,6 +89,34 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
         _choose_logits_way(model, tolerances, device)
     model.train(was_training)
     _reshard(model)
+
+
+def check_lengths(config: PretrainedConfig, batch: Batch) -> None:
+    """ConfigError for a pack in which this model would treat samples otherwise than alone, for their lengths.
+
+    transformers counts the chunks of chunked attention from the start of the pack, and scales "dynamic" and "longrope"
+    positions by the longest sample in it; learnt positions end.
+    """
+    text = config.get_text_config()
+    chunk = getattr(text, "attention_chunk_size", None)
+    if chunk and batch.num_tokens > chunk:
+        raise ConfigError(
+            f"a pack of {batch.num_tokens} tokens is longer than the model's attention_chunk_size {chunk}, which "
+            "counts from the start of the pack: lower packing_length (and per_device_batch) to it"
+        )
+    limit = getattr(text, "n_positions", None)
+    if limit and batch.max_seqlen > limit:
+        raise ConfigError(
+            f"a sample of {batch.max_seqlen} tokens is longer than the model's {limit} positions: lower packing_length"
+        )
+    scaling = getattr(text, "rope_scaling", None) or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    limit = getattr(text, "original_max_position_embeddings", None) or getattr(text, "max_position_embeddings", None)
+    if kind in ("dynamic", "longrope") and limit and batch.max_seqlen > limit and len(batch.cu_seqlens) > 2:
+        raise ConfigError(
+            f"a sample of {batch.max_seqlen} tokens is longer than {limit}, and {kind} positions would change for all "
+            "samples of its pack: set max_samples_per_pack to 1, or leave longer samples out"
+        )
 
 
 def _fault(model: PackedModel, tolerances: _Tolerances, device: torch.device) -> str | None:

@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ConfigError
+from ..processors.base import Processor
+from ..processors.tokenizers import FastTokenizer
 from ..types import Batch
-from .attention import Attention, implementations
+from .attention import Attention, check_lengths, implementations
 from .loss import learnt_tokens, losses_of_logits, token_losses
 
 if TYPE_CHECKING:
@@ -153,13 +155,23 @@ class PackedModel(torch.nn.Module):
         return logits[0]
 
     def check(self, batch: Batch) -> None:
-        """ConfigError for a batch, on the CPU, with tokens that the model does not have."""
-        highest = max(int(batch.input_ids.max()), int(batch.labels.max()))
-        if highest >= self.vocab_size or int(batch.input_ids.min()) < 0:
+        """ConfigError for a batch, on the CPU, that the model has not the tokens for, or the positions."""
+        check_lengths(self.model.config, batch)
+        lowest, highest = (int(bound) for bound in torch.aminmax(batch.input_ids))
+        highest = max(highest, int(batch.labels.max()))
+        if lowest < 0 or highest >= self.vocab_size:
             raise ConfigError(
-                f"token id {highest if highest >= self.vocab_size else int(batch.input_ids.min())} of a pack"
-                f"{' of ' + batch.source if batch.source else ''} is not one of the model's {self.vocab_size}: "
-                "take the tokenizer that belongs to the model, or resize its embedding"
+                f"token id {lowest if lowest < 0 else highest} in a pack{batch.source and f' of {batch.source}'} is "
+                f"none of the model's {self.vocab_size}: take the model's own tokenizer, or resize its embedding"
+            )
+
+    def check_processor(self, processor: Processor | None) -> None:
+        """ConfigError for one with a tokenizer that has tokens which the model does not have."""
+        tokenizer = getattr(processor, "tokenizer", None)
+        if isinstance(tokenizer, FastTokenizer) and tokenizer.num_ids > self.vocab_size:
+            raise ConfigError(
+                f"tokenizer {tokenizer.name} has token ids to {tokenizer.num_ids - 1}, the model {self.vocab_size} "
+                "tokens: take the model's own tokenizer, or resize its embedding"
             )
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:

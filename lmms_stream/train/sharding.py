@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from ..errors import ConfigError
 from .model import PackedModel
@@ -29,9 +29,6 @@ def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, de
     freeze(model.model, config.frozen)
     if config.gradient_checkpointing:
         checkpoint_blocks(model.model)
-    if config.torch_compile:
-        for block in blocks:
-            block.compile()
     weights = take_weights(model)
     dtype = torch.bfloat16 if config.bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
@@ -40,6 +37,16 @@ def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, de
     fully_shard(model, mesh=mesh, mp_policy=policy)
     register_fsdp_forward_method(model, "logits")
     give_weights(model, weights, device=device)
+
+
+def compile_blocks(model: PackedModel) -> None:
+    """Compile each block that was sharded, in place, for the packs that it is run on from here on.
+
+    (After the proof of packing, or its small packs of several lengths would all be compiled for.)
+    """
+    for block in model.model.modules():
+        if isinstance(block, FSDPModule):
+            block.compile()
 
 
 def blocks_to_shard(model: torch.nn.Module, wrap: Sequence[str] = ()) -> list[torch.nn.Module]:

@@ -25,7 +25,7 @@ from .evaluate import evaluate
 from .model import PackedModel
 from .schedules import build_schedule, parameter_groups
 from .settings import Datasets, TrainConfig
-from .sharding import shard_model
+from .sharding import compile_blocks, shard_model
 
 LOG_NAME = "train_log.jsonl"
 CHECKPOINTS_NAME = "checkpoints"
@@ -58,7 +58,11 @@ class FSDP2SFTTrainer:
         self._collator = data_collator
         self.loader = self._loader(train_dataset, weights=args.weights, max_epochs=args.max_epochs)
         self.sources = self.loader.sources
-        self.model = self._shard(PackedModel(model))  # type: ignore[arg-type]
+        packed = PackedModel(model)  # type: ignore[arg-type]
+        trained_on = list(train_dataset.values()) if isinstance(train_dataset, Mapping) else [train_dataset]
+        for dataset in trained_on + [eval_dataset] * (eval_dataset is not None):
+            packed.check_processor(dataset.processor)
+        self.model = self._shard(packed)
         groups = parameter_groups(self.model, weight_decay=args.weight_decay, decay_all=args.decay_all)
         self.optimizer = torch.optim.AdamW(
             groups,
@@ -278,6 +282,8 @@ class FSDP2SFTTrainer:
         mesh = build_mesh(self.device, world_size=self.world.world_size, shard_ranks=self.args.shard_ranks)
         shard_model(model, mesh, config=self.args, device=self.device)
         prove_packing(model, device=self.device, bf16=self.args.bf16)
+        if self.args.torch_compile:
+            compile_blocks(model)
         return model
 
 
