@@ -50,7 +50,8 @@ class TrainConfig:
 
     per_device_batch: packs in one forward of a rank; the rest of its share of global_batch is accumulated.
     replication: consecutive ranks that read the same packs. shard_ranks: consecutive ranks that share one copy of the
-    model (default: all; fewer make HSDP). weights and max_epochs mix several datasets (see Mixture); weights are shares
+    model (default: all; fewer make HSDP). wrap: classes of the blocks that are sharded one by one (default: what the
+    model says). weights and max_epochs mix several datasets (see Mixture); weights are shares
     of the tokens by dataset, or a schedule of them by first step. skip_steps: steps [first, stop) whose packs are
     passed over, around a spike of the loss.
     lr_scheduler_type: "cosine", "linear", "constant" or "wsd" (warm up, stay, and go to 0 over the last decay_ratio).
@@ -74,6 +75,7 @@ class TrainConfig:
     per_device_batch: int = 1
     replication: int = 1
     shard_ranks: int | None = None
+    wrap: list[str] = field(default_factory=list)
     weights: dict[int, dict[str, float]] | dict[str, float] | None = None
     max_epochs: dict[str, int] | None = None
     skip_steps: list[tuple[int, int]] = field(default_factory=list)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ..batch_maker import Collator
@@ -18,15 +17,17 @@ from ..errors import TrainingError, WorkerError
 from ..loader import PackedLoader
 from ..signals import StopSignal
 from ..types import Batch
+from .attention import prove_packing
 from .distributed import build_mesh, init_distributed
 from .evaluate import evaluate
 from .flops import model_flops
 from .meter import Meter
-from .model import PackedModel, blocks_to_shard
+from .model import PackedModel
 from .run_log import RunLog
 from .saving import RunSaver
 from .schedules import build_schedule, parameter_groups
 from .settings import Datasets, TrainConfig
+from .sharding import compile_blocks, shard_model
 
 
 class StoppedError(TrainingError):
@@ -57,7 +58,11 @@ class FSDP2SFTTrainer:
         self._collator = data_collator
         self.loader = self._loader(train_dataset, weights=args.weights, max_epochs=args.max_epochs)
         self.sources = self.loader.sources
-        self.model = self._shard(PackedModel(model))  # type: ignore[arg-type]
+        packed = PackedModel(model)  # type: ignore[arg-type]
+        trained_on = list(train_dataset.values()) if isinstance(train_dataset, Mapping) else [train_dataset]
+        for dataset in trained_on + [eval_dataset] * (eval_dataset is not None):
+            packed.check_processor(dataset.processor)
+        self.model = self._shard(packed)
         self.meter = Meter(
             self.loader,
             world=self.world,
@@ -177,8 +182,9 @@ class FSDP2SFTTrainer:
         scale = self.world.num_groups / max(num_loss_tokens, 1)
         for start in range(0, len(batches), self.args.per_device_batch):
             together = batches[start : start + self.args.per_device_batch]
-            joined = join(together).to(self.device)
-            losses, logs = self.model(joined.input_ids, joined.position_ids, joined.labels)
+            joined = join(together)
+            self.model.check(joined)
+            losses, logs = self.model(joined.to(self.device))
             loss = losses.sum()
             total = loss + self.args.z_loss * logs.square().sum() if self.args.z_loss else loss
             (total * scale).backward()
@@ -270,12 +276,10 @@ class FSDP2SFTTrainer:
 
     def _shard(self, model: PackedModel) -> PackedModel:
         mesh = build_mesh(self.device, world_size=self.world.world_size, shard_ranks=self.args.shard_ranks)
-        dtype = torch.bfloat16 if self.args.bf16 else None
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        model.to(self.device)
-        for block in blocks_to_shard(model.model):
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
+        shard_model(model, mesh, config=self.args, device=self.device)
+        prove_packing(model, device=self.device, bf16=self.args.bf16)
+        if self.args.torch_compile:
+            compile_blocks(model)
         return model
 
 
