@@ -48,7 +48,7 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> None:
                 gradients[key] = whole(parameter.grad)
 
     trainer.optimizer.register_step_pre_hook(keep_gradients)
-    with StopSignal() as stop:
+    with StopSignal() as stop, trainer.log.running(trainer.schedule, step=0, position=0):
         trainer.model.train()
         batches = next(trainer._steps())
         trainer._train_step(batches, stop)
