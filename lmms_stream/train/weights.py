@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..errors import ConfigError
+from .distributed import gather
 
 
 def take_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -70,7 +71,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, str
 
 
 def _check(weights: dict[str, torch.Tensor]) -> None:
-    """ConfigError where rank 0 has no weights, or other ranks another model."""
+    """ConfigError, on all ranks, where rank 0 has no weights or some rank another model."""
     mine = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()]
     missing = [name for name, tensor in weights.items() if tensor.is_meta]
     of_first: list[Any] = [mine, missing]
@@ -80,6 +81,7 @@ def _check(weights: dict[str, torch.Tensor]) -> None:
         raise ConfigError(
             f"the model of rank 0 has no weights for {missing[0]}: build it on the CPU, or with ModelConfig.build"
         )
-    if theirs != mine:
-        differ = sorted({name for name, *_ in {*mine} ^ {*theirs}})
-        raise ConfigError(f"the model of this rank differs from that of rank 0 in {differ[0]}: build the same")
+    differ = sorted({name for name, *_ in {*mine} ^ {*theirs}})
+    if gather([float(len(differ))], dist.get_world_size()).any():
+        where = f" in {differ[0]}" if differ else ", on some rank"
+        raise ConfigError(f"the model differs from that of rank 0{where}: build the same on all ranks")
