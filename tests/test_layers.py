@@ -75,7 +75,7 @@ ALLOWED = {
     },
     "train": {
         "errors", "types", "assign", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader",
-        "processors",
+        "processors", "tally",
     },
     "converters": {
         "__version__", "errors", "types", "retry", "storage", "decoding", "shards", "lengths", "locks", "cache",

@@ -223,7 +223,7 @@ def test_settings_of_the_log_are_checked() -> None:
         ({"logging_steps": 0}, "train.logging_steps must be at least 1, got 0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            TrainConfig(output_dir="out", global_batch=1, max_steps=1, **values)  # type: ignore[arg-type]
+            TrainConfig(output_dir="out", global_batch=1, max_steps=1, **values)
     with pytest.raises(ConfigError, match=r"train.profile must be a range \[first, stop\), got \[2, 2\]"):
         ProfileConfig(first=2, stop=2)
 
