@@ -33,6 +33,7 @@ bench: setup
 	$(BIN)/python benchmarks/s3.py
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/kill_convert.py
+	$(BIN)/python benchmarks/checkpoint.py
 
 clean:
 	rm -rf demo-output build .pytest_cache .mypy_cache .ruff_cache
