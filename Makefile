@@ -34,6 +34,8 @@ bench: setup
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/kill_convert.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/learning.py
 
 clean:
 	rm -rf demo-output build .pytest_cache .mypy_cache .ruff_cache

@@ -125,6 +125,11 @@ class Checkpointer:
         else:
             self._finish(lambda: save(values, **options))
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether this rank is writing; others may be done, or not yet."""
+        return self._saving is not None and not self._saving.done()
+
     def wait(self) -> None:
         """Return when nothing is being saved; CheckpointError, with the path, when that failed."""
         saving, self._saving = self._saving, None
