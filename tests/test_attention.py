@@ -38,7 +38,7 @@ def build(model_type: str, *, attention: Any = "auto", dtype: Any = "float32", *
         ("gpt_neox", {}),
         ("granite", {"logits_scaling": 3.0}),
         ("cohere", {}),
-        ("mixtral", {}),
+        ("mixtral", {"num_local_experts": 3}),
     ],
 )
 def test_transformers_prove_that_they_keep_samples_apart(
