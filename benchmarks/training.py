@@ -2,14 +2,13 @@
 ones by what padding adds to their tokens; with one loader worker at most 1 % of the time is waiting for data.
 
 1. The same packs, model and optimizer in a loop of forward, backward, clipping and update, and in the trainer, which
-   also reads them, gathers counts, and writes a record of every step. Both are sharded by FSDP2; beside them the loop
-   without FSDP2, which is what sharding itself costs on one process.
+   also reads them, gathers counts, and writes a record of every step. Both are sharded by FSDP2.
 2. The same samples as packs, and as transformers' collator pads them: a pack's samples as the rows of one batch. Loss
    and model are the same; by how much packing can be faster is padded tokens over tokens.
 3. The demo's chats, tokenized by one worker while the trainer trains: what its log says.
 
-Each runs in a process of its own on one core (3: two), contestants take turns; the median
-step of the best round counts.
+In 1 and 2 both sides take turns, step by step, in one process on one core; counted is its CPU time, which is its time
+on a core of its own, and which other processes do not change.
 
     python benchmarks/training.py
 """
@@ -22,8 +21,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from measure import in_fresh_process, print_table, verdict
 
 MAX_OVERHEAD, MAX_WAIT = 0.05, 0.01
 MIN_OF_PADDING = 0.9  # of the speed-up that padding alone would give
-PACKING_LENGTH, GLOBAL_BATCH, VOCABULARY, LEARNING_RATE = 1024, 4, 4096, 1e-3
+PACKING_LENGTH, GLOBAL_BATCH, VOCABULARY, LEARNING_RATE = 2048, 4, 4096, 1e-3
 WARM_UP = 4  # steps that are not counted
 MODEL = {
     "model_type": "llama",
@@ -44,7 +43,6 @@ MODEL = {
     "num_attention_heads": 4,
     "max_position_embeddings": PACKING_LENGTH,
 }
-IMPORTED = ("torch", "transformers", "lmms_stream.train.trainer")
 
 
 def open_dataset(folder: Path) -> Any:
@@ -56,8 +54,46 @@ def open_dataset(folder: Path) -> Any:
     return PackedStreamingDataset(folder, folder.with_name("cache"), processor=TokensProcessor(), packing=packing)
 
 
-def train(folder: Path, output: Path, num_steps: int) -> list[float]:
-    """Seconds of each step of the trainer, as its log has them: they follow one another without a gap."""
+class Loop:
+    """A bare PyTorch loop over steps of packs."""
+
+    def __init__(self, *, sharded: bool, losses: Callable[[Any, Any], Any]):
+        import torch
+        from lmms_stream.train.distributed import init_distributed
+        from lmms_stream.train.model import ModelConfig, PackedModel, blocks_to_shard
+        from torch.distributed.fsdp import fully_shard
+
+        self.losses = losses
+        self.model = PackedModel(ModelConfig(config=MODEL).build())
+        if sharded:
+            init_distributed(60)
+            for block in blocks_to_shard(self.model.model):
+                fully_shard(block)
+            fully_shard(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
+        self.clip = torch.nn.utils.clip_grad_norm_
+
+    def step(self, batches: Sequence[Any], *, num_loss_tokens: int) -> None:
+        for batch in batches:
+            (self.losses(self.model, batch).sum() / num_loss_tokens).backward()
+        self.clip(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def read_steps(folder: Path, num_steps: int) -> list[list[Any]]:
+    from lmms_stream.loader import PackedLoader
+
+    batches = islice(PackedLoader(open_dataset(folder), global_batch=GLOBAL_BATCH), num_steps * GLOBAL_BATCH)
+    return [list(step) for step in zip(*[iter(batches)] * GLOBAL_BATCH, strict=True)]
+
+
+def num_learnt(step: Sequence[Any]) -> int:
+    return sum(batch.num_loss_tokens for batch in step)
+
+
+def train_beside_a_loop(folder: Path, output: Path, num_steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of each step of the trainer, from update to update, and of a bare loop that runs in between."""
     import torch
     from lmms_stream.train.model import ModelConfig
     from lmms_stream.train.settings import TrainConfig
@@ -72,49 +108,40 @@ def train(folder: Path, output: Path, num_steps: int) -> list[float]:
         lr_scheduler_type="constant",
         num_workers=0,
     )
-    FSDP2SFTTrainer(ModelConfig(config=MODEL).build(), config, open_dataset(folder)).train()
-    return [json.loads(line)["seconds"] for line in (output / "train_log.jsonl").read_text().splitlines()]
+    trainer = FSDP2SFTTrainer(ModelConfig(config=MODEL).build(), config, open_dataset(folder))
+    loop = Loop(sharded=True, losses=packed_losses)
+    steps = iter(read_steps(folder, num_steps))
+    moments: list[tuple[float, float]] = []  # the bare step begins and ends
+
+    def run_the_loop(*_: Any) -> None:
+        batches, began = next(steps), time.process_time()
+        loop.step(batches, num_loss_tokens=num_learnt(batches))
+        moments.append((began, time.process_time()))
+
+    trainer.optimizer.register_step_pre_hook(run_the_loop)
+    trainer.train()
+    of_loop = [end - begin for begin, end in moments[1:]]
+    of_trainer = [begin - end_before for (_, end_before), (begin, _) in pairwise(moments)]
+    return of_trainer, of_loop
 
 
-def loop(folder: Path, num_steps: int, way: str) -> tuple[list[float], float]:
-    """Seconds of each step of a bare loop, and how many tokens it computes for each that a sample has.
-
-    way: "fsdp2" and "plain" for packs, "padded" for their samples padded (without FSDP2).
-    """
+def pack_and_pad(folder: Path, num_steps: int) -> tuple[list[float], list[float], float]:
+    """Seconds of each step of packs, and of the same samples padded; tokens that padding makes of one."""
     import torch
-    from lmms_stream.loader import PackedLoader
-    from lmms_stream.train.distributed import init_distributed
-    from lmms_stream.train.model import ModelConfig, PackedModel, blocks_to_shard
-    from torch.distributed.fsdp import fully_shard
 
     torch.set_num_threads(1)
-    batches = []
-    for batch in PackedLoader(open_dataset(folder), global_batch=GLOBAL_BATCH):
-        batches.append(batch)
-        if len(batches) == num_steps * GLOBAL_BATCH:
-            break
-    model = PackedModel(ModelConfig(config=MODEL).build())
-    if way == "fsdp2":
-        init_distributed(60)
-        for block in blocks_to_shard(model.model):
-            fully_shard(block)
-        fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
-    made = [pad(batch) for batch in batches] if way == "padded" else batches
-    computed = sum(batch["input_ids"].numel() if way == "padded" else batch.num_tokens for batch in made)
-    seconds = []
-    for start in range(0, len(made), GLOBAL_BATCH):
-        started = time.perf_counter()
-        step = range(start, start + GLOBAL_BATCH)
-        num_loss_tokens = sum(batches[number].num_loss_tokens for number in step)
-        for number in step:
-            losses = (padded_losses if way == "padded" else packed_losses)(model, made[number])
-            (losses.sum() / num_loss_tokens).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        seconds.append(time.perf_counter() - started)
-    return seconds, computed / sum(batch.num_tokens for batch in batches)
+    packed, padded = (Loop(sharded=False, losses=losses) for losses in (packed_losses, padded_losses))
+    seconds: tuple[list[float], list[float]] = ([], [])
+    num_tokens = num_padded = 0
+    for step in read_steps(folder, num_steps):
+        rows = [pad(batch) for batch in step]
+        num_tokens += sum(batch.num_tokens for batch in step)
+        num_padded += sum(batch["input_ids"].numel() for batch in rows)
+        for loop, batches, times in zip((packed, padded), (step, rows), seconds, strict=True):
+            began = time.process_time()
+            loop.step(batches, num_loss_tokens=num_learnt(step))
+            times.append(time.process_time() - began)
+    return *seconds, num_padded / num_tokens
 
 
 def packed_losses(model: Any, batch: Any) -> Any:
@@ -172,45 +199,31 @@ def train_demo(folder: Path, num_steps: int) -> tuple[float, float]:
     return waited / seconds, seconds / len(log)
 
 
-def best(rounds: Iterable[list[float]]) -> float:
-    return min(statistics.median(seconds[WARM_UP:]) for seconds in rounds)
-
-
-def compare(folder: Path, *, num_steps: int, num_rounds: int) -> None:
-    contestants: dict[str, Callable[[int], Any]] = {
-        "bare loop": lambda _: in_fresh_process(loop, folder, num_steps, "plain", imported=IMPORTED)[0],
-        "bare loop, FSDP2": lambda _: in_fresh_process(loop, folder, num_steps, "fsdp2", imported=IMPORTED)[0],
-        "trainer, FSDP2": lambda number: (
-            in_fresh_process(train, folder, folder.with_name(f"run-{number}"), num_steps, imported=IMPORTED)[0],
-            1.0,
-        ),
-        "bare loop, padded": lambda _: in_fresh_process(loop, folder, num_steps, "padded", imported=IMPORTED)[0],
-    }
-    results: dict[str, list[tuple[list[float], float]]] = {name: [] for name in contestants}
-    for number in range(num_rounds):
-        for name, run in contestants.items():
-            results[name].append(run(number))
-    took = {name: best(seconds for seconds, _ in rounds) for name, rounds in results.items()}
-    computed = {name: rounds[0][1] for name, rounds in results.items()}
-    rows = [
-        [name, f"{1000 * took[name]:,.1f}", f"{took[name] / took['bare loop, FSDP2']:.3f}", f"{computed[name]:.2f}"]
-        for name in contestants
-    ]
-    columns = ["way", "ms a step", "over the bare FSDP2 loop", "tokens computed for each"]
+def compare(folder: Path, *, num_steps: int) -> None:
+    """Print claims 1 and 2."""
+    trainer, loop = in_fresh_process(train_beside_a_loop, folder, folder.with_name("run"), num_steps)[0]
+    packed, padded, padding = in_fresh_process(pack_and_pad, folder, num_steps)[0]
+    rows = []
+    for name, ours, theirs in (("trainer, bare loop", trainer, loop), ("packed, padded", packed, padded)):
+        medians = [statistics.median(seconds[WARM_UP:]) for seconds in (ours, theirs)]
+        rows.append([name, *(f"{1000 * median:,.1f}" for median in medians), f"{ratio(ours, theirs):.3f}"])
+    columns = ["the one, the other", "ms a step", "ms a step", "ratio of all steps"]
     print_table(f"steps of {GLOBAL_BATCH} packs of {PACKING_LENGTH}", columns, rows)
-    overhead = took["trainer, FSDP2"] / took["bare loop, FSDP2"] - 1
+    overhead, gain = ratio(trainer, loop) - 1, ratio(padded, packed)
     print(f"the trainer takes at most {MAX_OVERHEAD:.0%} more: {verdict(overhead <= MAX_OVERHEAD)} ({overhead:+.1%})")
-    gain, padding = took["bare loop, padded"] / took["bare loop"], computed["bare loop, padded"]
     print(
         f"packs are faster by what padding adds: {verdict(gain >= MIN_OF_PADDING * padding)} ({gain:.2f} times, "
         f"{padding:.2f} times the tokens)"
     )
 
 
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return sum(ours[WARM_UP:]) / sum(theirs[WARM_UP:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="for some MB of files (default: the system's temporary folder)")
     args = parser.parse_args()
     cores = os.sched_getaffinity(0)
@@ -223,7 +236,7 @@ def main() -> None:
         os.sched_setaffinity(0, {max(cores)})
         lengths = sample_lengths("chat", args.steps * GLOBAL_BATCH * 8, limit=PACKING_LENGTH)
         write_tokens(Path(name) / "tokens", np.asarray(lengths), shard_bytes=1 << 20, vocabulary=VOCABULARY)
-        compare(Path(name) / "tokens", num_steps=args.steps, num_rounds=args.rounds)
+        compare(Path(name) / "tokens", num_steps=args.steps)
 
 
 if __name__ == "__main__":
