@@ -8,7 +8,7 @@ setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,dev,ray]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,dev,ray,tensorboard,wandb]"
 	touch $@
 
 demo: setup
@@ -33,6 +33,7 @@ bench: setup
 	$(BIN)/python benchmarks/s3.py
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/kill_convert.py
+	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/checkpoint.py
 
 clean:

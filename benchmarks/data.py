@@ -85,10 +85,12 @@ def text_samples(count: int, *, seed: int = 0) -> Iterator[dict[str, str]]:
         yield {"text": letters[start : start + TEXT_BYTES]}
 
 
-def token_samples(lengths: Lengths, *, seed: int = 0) -> Iterator[dict[str, NDArray[np.int32]]]:
+def token_samples(
+    lengths: Lengths, *, seed: int = 0, vocabulary: int = VOCABULARY
+) -> Iterator[dict[str, NDArray[np.int32]]]:
     """Tokenized samples of these lengths, the second half of each trained on (schema "tokens")."""
     rng = np.random.default_rng([seed, 2])
-    tokens = rng.integers(0, VOCABULARY, _POOL + int(lengths.max())).astype(np.int32)
+    tokens = rng.integers(0, vocabulary, _POOL + int(lengths.max())).astype(np.int32)
     starts = rng.integers(0, _POOL, len(lengths))
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         spans = np.array([[length // 2, length]], np.int32)
@@ -105,14 +107,16 @@ def write_texts(folder: Path, count: int, *, shard_bytes: int, seed: int = 0) ->
             writer.write(sample)
 
 
-def write_tokens(folder: Path, lengths: Lengths, *, shard_bytes: int, seed: int = 0) -> None:
+def write_tokens(
+    folder: Path, lengths: Lengths, *, shard_bytes: int, seed: int = 0, vocabulary: int = VOCABULARY
+) -> None:
     """`token_samples` as MDS shards with their lengths index."""
     from lmms_stream.converters.schema import COLUMNS
     from streaming import MDSWriter
 
     columns = COLUMNS["tokens"]
     with MDSWriter(columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=shard_bytes) as writer:
-        for sample in token_samples(lengths, seed=seed):
+        for sample in token_samples(lengths, seed=seed, vocabulary=vocabulary):
             writer.write(sample)
     _write_lengths_index(folder, lengths)
 

@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
 from ..storage import LocalStorage, Storage, open_storage
@@ -82,7 +83,8 @@ def convert(
     targets = [open_storage(folder) for folder in folders]
     scratch = work_folder(targets[0].url, work) / "sources"
     named = [str(source) for source in sources]
-    opened = open_sources(named, format=options.format, scratch=scratch, unit_bytes=options.unit_bytes)
+    look = partial(open_sources, named, format=options.format, scratch=scratch, unit_bytes=options.unit_bytes)
+    opened = look()
     with (
         open_engine(engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s, num_workers=num_workers) as workers,
         open_work(
@@ -111,6 +113,7 @@ def convert(
         ):
             _Run(pool, reading, laying, begun, ahead=_AHEAD * num_workers, progress=progress).go()
         counted.finish()
+        _check_unchanged(opened, look())
         for output in laying.outputs:
             _commit(begun, output, laying, reading, options, opened)
     return _report(reading, laying, begun, splits=options.splits or (), seconds=time.monotonic() - started)
@@ -122,6 +125,14 @@ def _check_processor(processor: Processor | None, mapper: Mapper) -> None:
             f"the rows are {mapper.schema!r}, and {type(processor).__name__} reads {processor.schema!r}: choose the "
             "other with --processor, or say what the rows are with --schema and --columns"
         )
+
+
+def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
+    """DataError for a source that was written to while it was read: some rows may be of before, some of after."""
+    then = _described(sources)
+    changed = [each for each in then if each not in _described(now)] or _described(now)[len(then) :]
+    if changed:
+        raise DataError(f"{changed[0]['name']} was changed while it was read: start again once nobody writes to it")
 
 
 def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:

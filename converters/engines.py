@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeVar
 
 from ..errors import ConfigError
-from .pool import Job, Mark, Pool, num_cores, open_pool
+from .pool import Job, Mark, Pool, check_num_workers, num_cores, open_pool
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -57,6 +57,7 @@ def open_engine(
     name: str, *, ray_address: str | None, ray_timeout_s: float, num_workers: int | None
 ) -> Iterator[Engine]:
     """The engine of that name, one of ENGINES, until the end of the block. num_workers: that will be asked of it."""
+    check_num_workers(num_workers)
     if name == "ray":
         from .ray_cluster import open_cluster
         from .ray_pool import RayEngine

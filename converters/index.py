@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache import LocalCache, fetch_shard, home_folder
-from ..errors import ConfigError, DataError, LmmsStreamError, ObjectMissingError, StorageError
+from ..errors import DataError, LmmsStreamError, ObjectMissingError, StorageError
 from ..lengths import LengthIndex
 from ..locks import locked
 from ..processors.base import Processor, processor_fingerprint
 from ..shards import DATASET_NAME, INDEX_NAME, Shard, ShardInfo, parse_index
 from ..storage import Storage, open_storage
 from .catalog import write_json
-from .pool import do_all, num_cores, open_pool
+from .pool import check_num_workers, do_all, num_cores, open_pool
 
 _LENGTH = np.dtype("<u4")
 _DIGEST_BYTES = 16
@@ -57,8 +57,7 @@ def index_dataset(
     processor raises, naming the sample; DataError for one of 0 or 2^32 tokens; WorkerError when a process dies;
     StorageError, also when another process indexes the same; ShardError; ConfigError.
     """
-    if num_workers is not None and num_workers < 1:
-        raise ConfigError(f"the number of workers must be at least 1, got {num_workers}")
+    check_num_workers(num_workers)
     storage = open_storage(remote)
     tasks = _read_tasks(storage)
     fingerprint = processor_fingerprint(processor)

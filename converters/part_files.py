@@ -7,9 +7,8 @@ name says that it is whole.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -24,10 +23,9 @@ from ..retry import disk_error
 from ..types import Sample
 from .encoding import ShardFormat
 from .schema import Mapper, to_tokens
-from .units import Unit
+from .units import Row, Unit
 
 OnError = Literal["fail", "skip"]
-ROWS_TOGETHER = 256  # rows that are tokenized together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,10 +98,8 @@ class PartMaker:
         making = _Making(self, task)
         temporary = temporary_beside(part_path(self.folder, task.number))
         with temporary.open("wb") as file:
-            rows = making.rows()
-            while several := list(islice(rows, ROWS_TOGETHER)):
-                for data in making.encoded(several):
-                    file.write(data)
+            for data in making.samples():
+                file.write(data)
         temporary.replace(part_path(self.folder, task.number))
         making.part().save(about_path(self.folder, task.number))
         on_bytes(task.unit.num_bytes)
@@ -136,24 +132,35 @@ class _Making:
         self._num_filtered = 0
         self._measures = TokensProcessor() if maker.tokenize else maker.processor
 
-    def rows(self) -> Iterator[tuple[int, Sample]]:
-        """The rows that fit, as samples, each with its number."""
+    def samples(self) -> Iterator[bytes]:
+        """The samples that are kept, as they lie in a shard."""
         try:
-            yield from self._fitting_rows()
+            for row in self._unit.rows():
+                data = self._sample(row)
+                if self._has_failed:
+                    return
+                if data is not None:
+                    yield data
         except OSError as error:
             raise disk_error(self._source_name, error) from error
 
-    def _fitting_rows(self) -> Iterator[tuple[int, Sample]]:
-        for row in self._unit.rows():
-            if row.values is None:
-                self._reject(row.number, row.error)
-            else:
-                try:
-                    yield row.number, self._mapper(row.values, self._unit.folder)
-                except DataError as error:
-                    self._reject(row.number, str(error))
-            if self._has_failed:
-                return
+    def _sample(self, row: Row) -> bytes | None:
+        """A row as a sample of a shard; None for one that is left out."""
+        if row.values is None:
+            self._reject(row.number, row.error)
+            return None
+        try:
+            stored, length = self._measured(self._mapper(row.values, self._unit.folder))
+            data = self._maker.format.encode(stored)
+        except DataError as error:
+            self._reject(row.number, str(error))
+            return None
+        if self._measures and not (self._maker.shortest or 0) <= length <= (self._maker.longest or length):
+            self._num_filtered += 1
+            return None
+        self._sizes.append(len(data))
+        self._lengths.append(length)
+        return data
 
     @property
     def _has_failed(self) -> bool:
@@ -162,24 +169,6 @@ class _Making:
     def _reject(self, number: int, reason: str) -> None:
         if not self._has_failed:
             self._rejects.append((number, reason))
-
-    def encoded(self, rows: Sequence[tuple[int, Sample]]) -> Iterator[bytes]:
-        """The samples that are kept, as they lie in a shard."""
-        for number, sample in rows:
-            try:
-                stored, length = self._measured(sample)
-                data = self._maker.format.encode(stored)
-            except DataError as error:
-                self._reject(number, str(error))
-                if self._has_failed:
-                    return
-                continue
-            if self._measures and not (self._maker.shortest or 0) <= length <= (self._maker.longest or length):
-                self._num_filtered += 1
-                continue
-            self._sizes.append(len(data))
-            self._lengths.append(length)
-            yield data
 
     def _measured(self, sample: Sample) -> tuple[Sample, int]:
         """What is stored of a sample, and its tokens (0 where nothing measures it)."""

@@ -47,6 +47,12 @@ class Mark:
     remedy: str
 
 
+def check_num_workers(num_workers: int | None) -> None:
+    """ConfigError unless there is one; None is for a number that follows from the machine."""
+    if num_workers is not None and num_workers < 1:
+        raise ConfigError(f"the number of workers must be at least 1, got {num_workers}")
+
+
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
@@ -61,8 +67,7 @@ def open_pool(
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Pool[Task, Result]]:
     """A pool of processes; with one worker, this process itself. name: of a task, for errors."""
-    if num_workers < 1:
-        raise ConfigError(f"the number of workers must be at least 1, got {num_workers}")
+    check_num_workers(num_workers)
     if num_workers == 1:
         yield _ThisProcess(job, on_progress)
         return

@@ -47,8 +47,6 @@ class RayEngine:
         marks: Sequence[Mark],
     ) -> Iterator[Pool[Task, Result]]:
         """Tasks are given from when the first worker has started; the others take part once they have, too."""
-        if num_workers < 1:
-            raise ConfigError(f"the number of workers must be at least 1, got {num_workers}")
         ray = import_ray()
         try:
             pickled = ray.cloudpickle.dumps(job)

@@ -29,7 +29,7 @@ from .catalog import (
     read_if_there,
     schema_of,
 )
-from .pool import num_cores
+from .pool import check_num_workers, num_cores
 from .verify_shards import Problem, ShardChecker, check_shards
 
 NUM_THREADS = 8  # of checks that mostly wait for the store
@@ -70,8 +70,7 @@ def verify_dataset(
     """
     if processor is not None and not deep:
         raise ConfigError("samples are measured by a deep check only: pass --deep as well, or leave --tokenizer out")
-    if num_workers is not None and num_workers < 1:
-        raise ConfigError(f"the number of workers must be at least 1, got {num_workers}")
+    check_num_workers(num_workers)
     started = time.monotonic()
     storage = open_storage(remote)
     problems: list[Problem] = []

@@ -28,6 +28,7 @@ from .retry import DEFAULT_RETRY, Retry, disk_error
 from .room import CacheRoom, Record, touch
 from .shards import ShardInfo, file_matches
 from .storage import LocalStorage, Storage
+from .tally import FetchTally
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+-\d+\.tmp")
 _downloads = itertools.count()
@@ -73,7 +74,8 @@ class Wanted:
 class LocalCache:
     """Local copies of the objects of `storage` in `folder` (default: see default_cache_folder).
 
-    room: the limit that the copies keep to, if any. retry: how often and how long an object is tried for.
+    room: the limit that the copies keep to, if any. retry: how often and how long an object is tried for. tally
+    counts what was there and what was downloaded; not what is read where it lies.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class LocalCache:
         self.folder = folder or default_cache_folder(storage.url)
         self.retry = retry
         self.room = room
+        self.tally = FetchTally()
 
     def fetch(self, key: str, wanted: Wanted, *, wait: bool = True) -> Path | None:
         """The local path of an object, downloaded unless a valid copy is there; None when it would have to wait.
@@ -103,6 +106,7 @@ class LocalCache:
                 if original.exists() and self._is_valid(original, wanted, record_path):
                     return original
             if self.at_hand(wanted) is not None:
+                self.tally.add(hits=1)
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
             with locked(record_path, timeout_s=self.retry.timeout_s if wait else 0) as lock:
@@ -113,7 +117,9 @@ class LocalCache:
                         f"{record_path} was held by another process for {self.retry.timeout_s:g} s: "
                         "is its download stuck? End that process and try again"
                     )
-                if not Record.read(record_path).vouches_for(path, wanted.identity):
+                if Record.read(record_path).vouches_for(path, wanted.identity):
+                    self.tally.add(hits=1)
+                else:
                     ours = self._have(key, path, wanted, record_path)
                     Record.of(path, wanted.identity, ours=ours).write(lock)
                     self.touch(path)
@@ -155,9 +161,11 @@ class LocalCache:
         if path.is_dir():
             raise StorageError(f"{path} is a folder, a file of the dataset belongs there: move it away")
         if path.exists() and wanted.valid(path):
+            self.tally.add(hits=1)
             return Record.read(record_path).owns(path)
         for attempt in range(1, self.retry.attempts + 1):
             if self._download(key, path, wanted, record_path):
+                self.tally.add(misses=1)
                 return True
             if attempt < self.retry.attempts:
                 time.sleep(min(0.05 * 2**attempt, 2.0))
@@ -174,6 +182,7 @@ class LocalCache:
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_downloads)}.tmp")
         try:
             self.storage.download(key, temporary)
+            self.tally.add(num_bytes=temporary.stat().st_size)
             if wanted.decode is not None:
                 try:
                     temporary.write_bytes(wanted.decode(temporary.read_bytes()))

@@ -21,9 +21,12 @@ from .lanes import check_lanes
 from .mixture import Mixture, Weights
 from .place import LanePlace, PlanPlace
 from .processors.base import PackFiller
+from .signals import outlive_stop_signal
+from .tally import FetchCounts
 from .types import Batch, World
 from .wire import WireBatch, from_wire
 from .worker import PREFETCH_PACKS, Item, LaneWorker, Made, PackWorker, PlanWorker
+from .worker_counts import FetchMeter
 
 SOURCE = "data"  # the name of a single source in the cursor
 TOKENS_PER_FILL = 1 << 17  # of packs that share their rows, so that some calls serve many short packs
@@ -80,10 +83,19 @@ class PackedLoader:
         self._place: PlanPlace | LanePlace
         if any(each.mode == "lanes" for each in datasets.values()):
             _check_lanes(datasets, weights, self.world, num_workers)
-            self._worker: PackWorker = LaneWorker(datasets, self.settings, persistent=persistent)
+            self._worker: PackWorker = LaneWorker(
+                datasets, self.settings, num_workers=num_workers, persistent=persistent
+            )
             self._place = LanePlace(datasets[next(iter(datasets))], self.settings)
         else:
-            planned = PlanWorker(datasets, self.settings, weights=weights, max_epochs=max_epochs, persistent=persistent)
+            planned = PlanWorker(
+                datasets,
+                self.settings,
+                weights=weights,
+                max_epochs=max_epochs,
+                num_workers=num_workers,
+                persistent=persistent,
+            )
             self._worker, self._place = planned, PlanPlace(planned.mixture, self.settings)
         self.sources = tuple(datasets)
         self.num_workers = num_workers
@@ -96,6 +108,28 @@ class PackedLoader:
         packs_ahead = of_worker * max(1, num_workers) * self.world.num_groups // self.world.num_group_nodes
         for name, each in datasets.items():
             each.check_cache_limit(samples_ahead=self._place.samples_ahead(name, packs_ahead))
+        self._fetched = FetchMeter([each.one.cache.tally for each in datasets.values()], self._worker.counts)
+
+    @property
+    def packing_lengths(self) -> dict[str, int]:
+        """Tokens that a pack of each source can hold."""
+        return {name: each.needed_packing.packing_length for name, each in self._worker.datasets.items()}
+
+    @property
+    def fetched(self) -> FetchCounts:
+        """What this rank's loader and its workers fetched so far: each worker as of the last item it made."""
+        return self._fetched.total
+
+    @property
+    def epochs(self) -> dict[str, float]:
+        """How many epochs of each source were delivered; empty in lanes, which have no end."""
+        if isinstance(self._place, LanePlace):
+            return {}
+        plans = self._place.mixture.plans
+        return {
+            name: at.epoch + (at.packs / plans[name].num_packs(at.epoch) if at.packs else 0)
+            for name, at in self.cursor.sources.items()
+        }
 
     @property
     def global_batch(self) -> int:
@@ -213,6 +247,7 @@ class PackedLoader:
                 multiprocessing_context=self.start_method,
                 persistent_workers=self.persistent_workers,
                 timeout=self.timeout_s,
+                worker_init_fn=outlive_stop_signal,
             )
         return self._batches
 

@@ -8,6 +8,7 @@ import resource
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one process; each takes a f
 CHUNK = 1 << 16  # samples located together
 _TOUCH_S = 1.0  # under a limit, a shard in use is noted as such this often
 
+Shards = Sequence[tuple[LocalCache, ShardInfo]]  # where each comes from, and its index entry
+
 
 class ShardReader:
     """The samples of shards laid end to end: `reader[i]`, in bulk `samples(ids)`.
@@ -35,7 +38,7 @@ class ShardReader:
 
     def __init__(
         self,
-        shards: Sequence[tuple[LocalCache, ShardInfo]],
+        shards: Shards,
         *,
         config: FetchConfig,
         columns: Sequence[str] | None = None,
@@ -183,13 +186,16 @@ class ShardReader:
             self._shards[shard_id][0].touch(shard.path)
 
     def _fetching(self) -> Prefetcher:
-        if self._prefetcher is None:
-            self._prefetcher = Prefetcher(self._fetch, name=self._name, config=self._config)
+        if self._prefetcher is None:  # its threads hold what it fetches from, and not this reader with its open shards
+            fetch, name = partial(_fetch, self._shards), partial(_name, self._shards)
+            self._prefetcher = Prefetcher(fetch, name=name, config=self._config)
         return self._prefetcher
 
-    def _fetch(self, shard_id: int) -> Path | None:
-        return try_fetch_shard(*self._shards[shard_id])
 
-    def _name(self, shard_id: int) -> str:
-        cache, info = self._shards[shard_id]
-        return f"{cache.storage.url}/{info.zip_name or info.name}"
+def _fetch(shards: Shards, shard_id: int) -> Path | None:
+    return try_fetch_shard(*shards[shard_id])
+
+
+def _name(shards: Shards, shard_id: int) -> str:
+    cache, info = shards[shard_id]
+    return f"{cache.storage.url}/{info.zip_name or info.name}"

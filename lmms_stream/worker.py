@@ -29,6 +29,7 @@ from .mixture import Mixture, SourceBlock, Step, Weights
 from .pack_range import PackRange
 from .types import Batch
 from .wire import WireBatch, to_wire
+from .worker_counts import WorkerCounts
 
 PREFETCH_PACKS = 32  # shards are fetched this many packs of a worker ahead
 STRETCH_PACKS = 1024  # of the global batches whose packs are computed together
@@ -73,9 +74,15 @@ class PackWorker(IterableDataset[Item]):
     """
 
     def __init__(
-        self, datasets: Mapping[str, PackedStreamingDataset], settings: LoaderSettings, *, persistent: bool = False
+        self,
+        datasets: Mapping[str, PackedStreamingDataset],
+        settings: LoaderSettings,
+        *,
+        num_workers: int = 0,
+        persistent: bool = False,
     ):
         self.datasets = datasets
+        self.counts = WorkerCounts(num_workers)
         self.settings = settings
         self.batches = BatchMaker(datasets, settings)
         self._start = b""
@@ -104,14 +111,18 @@ class PackWorker(IterableDataset[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
-        turn = Turn()
-        if worker is not None:
-            turn = Turn(
-                worker=worker.id,
-                num_workers=worker.num_workers,
-                packs_per_item=self.settings.packs_per_item,
-                is_sent=True,
-            )
+        if worker is None:
+            yield from self._items(Turn())
+            return
+        tell = self.counts.teller(worker.id, [each.one.cache.tally for each in self.datasets.values()])
+        turn = Turn(
+            worker=worker.id, num_workers=worker.num_workers, packs_per_item=self.settings.packs_per_item, is_sent=True
+        )
+        for item in self._items(turn):
+            tell()
+            yield item
+
+    def _items(self, turn: Turn) -> Iterator[Item]:
         on_wire = turn.is_sent and self.settings.collator is collate
         item: list[Made] = []
         try:
@@ -161,9 +172,10 @@ class PlanWorker(PackWorker):
         *,
         weights: Weights | Mapping[int, Weights] | None,
         max_epochs: Mapping[str, int] | None,
+        num_workers: int = 0,
         persistent: bool = False,
     ):
-        super().__init__(datasets, settings, persistent=persistent)
+        super().__init__(datasets, settings, num_workers=num_workers, persistent=persistent)
         self.weights = weights
         self.max_epochs = max_epochs
 

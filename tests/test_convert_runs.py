@@ -182,6 +182,9 @@ def test_a_conversion_that_was_ended_is_not_gone_on_with_by_another_command(many
             time.sleep(0.01)
     with pytest.raises(StorageError, match=r"was begun with other shard_bytes: run the command that began it, or pass"):
         convert([many_chats], target, shard_bytes=1 << 21)
+    with pytest.raises(ConfigError, match="the number of workers must be at least 1, got 0"):
+        convert([many_chats], target, shard_bytes=1 << 20, num_workers=0)
+    assert (tmp_path / "out" / "shard.00001.mds").exists()
     with many_chats.open("a") as file:
         file.write(json.dumps(chat(1)) + "\n")
     with pytest.raises(StorageError, match=r"was begun with other sources"):
@@ -315,3 +318,20 @@ def test_a_processor_must_read_what_the_rows_are(tmp_path: Path, chat_processor:
     source.write_text('{"text": "some words"}\n')
     with pytest.raises(ConfigError, match="the rows are 'text', and ChatProcessor reads 'messages': choose the other"):
         convert([source], str(tmp_path / "out"), processor=chat_processor)
+
+
+def test_a_source_that_changes_while_it_is_read_gives_no_dataset(chats: Path, tmp_path: Path) -> None:
+    source = tmp_path / "growing.jsonl"
+    source.write_bytes(chats.read_bytes())
+
+    def grow(num_bytes: int) -> None:
+        with source.open("a") as file:
+            file.write(json.dumps(chat(1)) + "\n")
+
+    target = tmp_path / "out"
+    with pytest.raises(
+        DataError, match=r"growing\.jsonl was changed while it was read: start again once nobody writes"
+    ):
+        convert([source], str(target), num_workers=1, progress=Progress(advance=grow))
+    assert [path for path in target.rglob("*") if path.is_file()] == []
+    assert convert([source], str(target), num_workers=1).num_rows > 0

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import pickle
+import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -34,6 +36,16 @@ def test_samples_are_indexed_like_a_numpy_array(dataset_folder: Path) -> None:
     assert dataset.read(np.array([2, 0])) == [everything[2], everything[0]]
     with pytest.raises(IndexError, match=f"sample {len(dataset)} of a dataset of {len(dataset)}"):
         dataset[len(dataset)]
+
+
+def test_a_dataset_that_is_dropped_closes_its_shards(dataset_folder: Path, tmp_path: Path) -> None:
+    mapped = str(shutil.copytree(dataset_folder, tmp_path / "own"))
+    dataset = PackedStreamingDataset(mapped)
+    assert len([sample["messages"] for sample in dataset]) == len(dataset)  # its threads still wait for more to fetch
+    assert mapped in Path("/proc/self/maps").read_text()
+    del dataset
+    gc.collect()
+    assert mapped not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

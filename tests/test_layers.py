@@ -19,6 +19,7 @@ ALLOWED = {
     "types": {"errors"},
     "config": {"errors"},
     "threads": set(),
+    "signals": set(),
     "locks": set(),
     "retry": {"errors", "threads"},
     "s3": {"errors", "retry", "types"},
@@ -42,7 +43,9 @@ ALLOWED = {
     "lanes": {"errors", "order", "packing", "measured_block"},
     "lane_cursor": {"errors", "cursor", "lanes"},
     "room": {"errors", "locks"},
-    "cache": {"errors", "decoding", "locks", "retry", "room", "shards", "storage"},
+    "tally": set(),
+    "worker_counts": {"tally"},
+    "cache": {"errors", "decoding", "locks", "retry", "room", "shards", "storage", "tally"},
     "prefetch": {"errors", "retry", "room", "threads"},
     "reader": {"errors", "types", "cache", "order", "prefetch", "shards"},
     "processors": {"errors", "types", "shards"},
@@ -61,7 +64,7 @@ ALLOWED = {
     "wire": {"types", "collate", "rows"},
     "worker": {
         "errors", "types", "ahead", "assign", "assign_kernels", "batch_maker", "collate", "cursor", "dataset",
-        "lane_cursor", "lanes", "mixture", "pack_range", "wire",
+        "lane_cursor", "lanes", "mixture", "pack_range", "wire", "worker_counts",
     },
     "place": {
         "errors", "types", "batch_maker", "cursor", "dataset", "lane_cursor", "lanes", "mixture", "plan", "processors",
@@ -69,11 +72,11 @@ ALLOWED = {
     },
     "loader": {
         "errors", "types", "assign", "batch_maker", "collate", "cursor", "dataset", "lane_cursor", "lanes", "mixture",
-        "place", "processors", "wire", "worker",
+        "place", "processors", "signals", "tally", "wire", "worker", "worker_counts",
     },
     "train": {
-        "__version__", "errors", "types", "batch_maker", "config", "collate", "dataset", "dataset_config", "loader",
-        "processors", "storage",
+        "__version__", "errors", "signals", "types", "assign", "batch_maker", "config", "collate", "dataset",
+        "dataset_config", "loader", "processors", "storage", "tally",
     },
     "converters": {
         "__version__", "errors", "types", "retry", "storage", "decoding", "shards", "lengths", "locks", "cache",

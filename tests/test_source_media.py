@@ -140,3 +140,9 @@ def test_paths_of_an_object_start_from_its_prefix(s3_folder: str, tmp_path: Path
         with pytest.raises(DataError) as raised:
             convert([sources[0]], str(tmp_path / "out"))
         assert f"{folder}/rows.jsonl:1: media '../images/a.png' {OUTSIDE.format(folder)}" in str(raised.value)
+
+
+def test_images_beside_rows_are_their_media_and_no_rows(data: Path, tmp_path: Path) -> None:
+    WRITERS["rows.jsonl"](data / "rows.jsonl")
+    assert convert([data], str(tmp_path / "out"), num_workers=1).num_rows == 1
+    assert media(tmp_path / "out") == [image_bytes(color=1)]

@@ -71,6 +71,11 @@ class FastTokenizer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     @cached_property
+    def num_ids(self) -> int:
+        """One more than the highest token id."""
+        return 1 + max(map(int, self._tokenizer.get_vocab(with_added_tokens=True).values()))
+
+    @cached_property
     def digest(self) -> str:
         """Names the tokens that are made of a text."""
         return digest(self.model + "splits special tokens" * self.splits_special)

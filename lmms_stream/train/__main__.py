@@ -44,4 +44,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    from torch.distributed.elastic.multiprocessing.errors import record  # a rank's traceback reaches torchrun's report
+
+    sys.exit(record(main)(sys.argv[1:]))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-import signal
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -17,7 +15,6 @@ from ..errors import ConfigError
 from ..types import World
 
 STOPPED_STATUS = 85  # exit status of a run that was told to stop, and saved
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # the second is what SLURM is asked to send before its time limit
 
 
 def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, torch.device]:
@@ -55,23 +52,3 @@ def gather(values: Sequence[float], world_size: int) -> torch.Tensor:
     everyone = torch.empty(world_size * len(values), dtype=torch.float64)
     dist.all_gather_into_tensor(everyone, mine)
     return everyone.view(world_size, len(values))
-
-
-class StopSignal:
-    """Whether this process was told to stop; all ranks agree on it with the counts of a step."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignal:
-        for number in _STOP_SIGNALS:
-            self._before[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, _: FrameType | None) -> None:
-        self.received = number

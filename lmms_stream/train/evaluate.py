@@ -18,8 +18,8 @@ def evaluate(model: PackedModel, loader: PackedLoader, *, device: torch.device, 
     model.eval()
     total, count = torch.zeros((), dtype=torch.float64, device=device), 0
     for batch in loader:
-        on_device = batch.to(device)
-        losses, _ = model(on_device.input_ids, on_device.position_ids, on_device.labels)
+        model.check(batch)
+        losses, _ = model(batch.to(device))
         total += losses.double().sum()
         count += batch.num_loss_tokens
     model.train(was_training)

@@ -17,27 +17,38 @@ Head = Callable[[torch.Tensor], torch.Tensor]  # [n, H] -> logits [n, V]
 LOGITS_AT_ONCE = 1 << 26  # float32 values: 256 MiB
 
 
-def token_losses(
-    hidden: torch.Tensor, labels: torch.Tensor, head: Head, *, vocab_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross entropy of each label that is not IGNORED_LABEL, and the log of the sum of its softmax: float32[n] each.
+def learnt_tokens(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a learnt label is predicted, and that label: int64[n] each, in their order.
 
-    hidden: float[1, T, H]; labels: int64[1, T], aligned with the inputs: hidden at t is for labels at t + 1. The tokens
-    come in their order. With a trained `hidden` the result can be differentiated even where n is 0.
+    labels: int64[1, T], aligned with the inputs, IGNORED_LABEL where nothing is learnt: t is for the label at t + 1.
     """
     targets = labels[0, 1:]
     learnt = torch.nonzero(targets != IGNORED_LABEL)[:, 0]
-    targets, chosen = targets[learnt], hidden[0, learnt]
+    return learnt, targets[learnt]
+
+
+def token_losses(
+    hidden: torch.Tensor, targets: torch.Tensor, head: Head, *, vocab_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross entropy of each target, and the log of the sum of its softmax: float32[n] each.
+
+    hidden: float[n, H]; targets: int64[n]. With a trained `hidden` the result can be differentiated even where n is 0.
+    """
     size = max(64, LOGITS_AT_ONCE // vocab_size)
     parts = [
-        checkpoint(_losses, chosen[start : start + size], targets[start : start + size], head, use_reentrant=False)
+        checkpoint(_losses, hidden[start : start + size], targets[start : start + size], head, use_reentrant=False)
         for start in range(0, max(1, len(targets)), size)
     ]
     losses, logs = zip(*parts, strict=True)
     return torch.cat(losses), torch.cat(logs)
 
 
-def _losses(hidden: torch.Tensor, targets: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = head(hidden).float()
+def losses_of_logits(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of logits that are there: float[n, V]."""
+    logits = logits.float()
     logs = torch.logsumexp(logits, dim=-1)
     return logs - logits.gather(1, targets[:, None])[:, 0], logs
+
+
+def _losses(hidden: torch.Tensor, targets: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
+    return losses_of_logits(head(hidden), targets)

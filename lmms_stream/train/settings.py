@@ -50,7 +50,8 @@ class TrainConfig:
 
     per_device_batch: packs in one forward of a rank; the rest of its share of global_batch is accumulated.
     replication: consecutive ranks that read the same packs. shard_ranks: consecutive ranks that share one copy of the
-    model (default: all; fewer make HSDP). weights and max_epochs mix several datasets (see Mixture); weights are shares
+    model (default: all; fewer make HSDP). wrap: classes of the blocks that are sharded one by one (default: what the
+    model says). weights and max_epochs mix several datasets (see Mixture); weights are shares
     of the tokens by dataset, or a schedule of them by first step. skip_steps: steps [first, stop) whose packs are
     passed over, around a spike of the loss.
     lr_scheduler_type: "cosine", "linear", "constant" or "wsd" (warm up, stay, and go to 0 over the last decay_ratio).
@@ -63,8 +64,10 @@ class TrainConfig:
     on from the latest checkpoint there that is whole; "never" refuses to start where there are any; or the path or URL
     of one, to start from it each time. export: write a transformers folder at the end, export/ in the output_dir.
     eval_steps: steps between evaluations, 0 for one at the end only; they need an eval_dataset. log_sample_ids: write
-    the sample ids of each global batch to the log, to compare runs. timeout_s: of every collective, and of every wait
-    for data or for a checkpoint.
+    the sample ids of each global batch to the log, of every step, to compare runs. logging_steps: steps of a record,
+    see Meter. report_to: where records go besides train_log.jsonl. peak_tflops: of a device, for MFU where its name is
+    not known (see flops.py). profile: steps to trace. timeout_s: of every collective, and of every wait for data or
+    for a checkpoint.
     """
 
     output_dir: str
@@ -72,6 +75,7 @@ class TrainConfig:
     per_device_batch: int = 1
     replication: int = 1
     shard_ranks: int | None = None
+    wrap: list[str] = field(default_factory=list)
     weights: dict[int, dict[str, float]] | dict[str, float] | None = None
     max_epochs: dict[str, int] | None = None
     skip_steps: list[tuple[int, int]] = field(default_factory=list)
@@ -108,6 +112,7 @@ class TrainConfig:
     timeout_s: float = 600.0
     logging_steps: int = 1
     report_to: list[Reporter] = field(default_factory=list)
+    peak_tflops: float | None = None
     profile: ProfileConfig | None = None
     log_sample_ids: bool = False
 
@@ -128,6 +133,8 @@ class TrainConfig:
         for name in _AT_LEAST_0:
             if getattr(self, name) < 0:
                 raise ConfigError(f"train.{name} must be 0 or more, got {getattr(self, name)}")
+        if self.peak_tflops is not None and not self.peak_tflops > 0:
+            raise ConfigError(f"train.peak_tflops must be above 0, got {self.peak_tflops}")
         self._check_schedule()
 
     def _check_schedule(self) -> None:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ..batch_maker import Collator
 from ..collate import collate, join
 from ..dataset import PackedStreamingDataset
-from ..errors import TrainingError
+from ..errors import TrainingError, WorkerError
 from ..loader import PackedLoader
+from ..signals import StopSignal
 from ..types import Batch
-from .distributed import StopSignal, build_mesh, gather, init_distributed
+from .attention import prove_packing
+from .distributed import build_mesh, init_distributed
 from .evaluate import evaluate
-from .model import PackedModel, blocks_to_shard
+from .flops import model_flops
+from .meter import Meter
+from .model import PackedModel
+from .run_log import RunLog
 from .saving import RunSaver
 from .schedules import build_schedule, parameter_groups
 from .settings import Datasets, TrainConfig
-
-LOG_NAME = "train_log.jsonl"
+from .sharding import compile_blocks, shard_model
 
 
 class StoppedError(TrainingError):
@@ -52,11 +53,23 @@ class FSDP2SFTTrainer:
         self.args = args
         self.world, self.device = init_distributed(args.timeout_s, replication=args.replication)
         self.output_dir = Path(args.output_dir)
+        self.log = RunLog(args, world=self.world)
         self._eval_dataset = eval_dataset
         self._collator = data_collator
         self.loader = self._loader(train_dataset, weights=args.weights, max_epochs=args.max_epochs)
         self.sources = self.loader.sources
-        self.model = self._shard(PackedModel(model))  # type: ignore[arg-type]
+        packed = PackedModel(model)  # type: ignore[arg-type]
+        trained_on = list(train_dataset.values()) if isinstance(train_dataset, Mapping) else [train_dataset]
+        for dataset in trained_on + [eval_dataset] * (eval_dataset is not None):
+            packed.check_processor(dataset.processor)
+        self.model = self._shard(packed)
+        self.meter = Meter(
+            self.loader,
+            world=self.world,
+            device=self.device,
+            flops=model_flops(self.model.model),
+            peak=args.peak_tflops,
+        )
         groups = parameter_groups(self.model, weight_decay=args.weight_decay, decay_all=args.decay_all)
         self.optimizer = torch.optim.AdamW(
             groups,
@@ -77,8 +90,17 @@ class FSDP2SFTTrainer:
                 with self.saver:
                     self._resume()
                     self.model.train()
-                    self._run(stop)
+                    with self.log.running(self.schedule, step=self.step, position=self.position):
+                        self.meter.start()
+                        self._run(stop)
                 self.saver.export()
+            except RuntimeError as error:  # torch raises the death of a loader worker wherever we happen to be
+                if "DataLoader worker" not in str(error):
+                    raise
+                raise WorkerError(
+                    f"a loader worker died ({error}): look for an out-of-memory kill, or set num_workers to 0 to see "
+                    "what happens"
+                ) from error
             finally:
                 if dist.is_initialized():
                     dist.destroy_process_group()
@@ -90,9 +112,13 @@ class FSDP2SFTTrainer:
         return evaluate(self.model, loader, device=self.device, world=self.world)
 
     @property
+    def position(self) -> int:
+        """Where the run stands in its schedule."""
+        return self.schedule.position(step=self.step, tokens_seen=self.tokens_seen)
+
+    @property
     def is_finished(self) -> bool:
-        position = self.schedule.position(step=self.step, tokens_seen=self.tokens_seen)
-        return position >= self.schedule.length
+        return self.position >= self.schedule.length
 
     def _run(self, stop: StopSignal) -> None:
         while not self.is_finished:
@@ -102,9 +128,11 @@ class FSDP2SFTTrainer:
             for batches in self._steps():
                 is_stopped = self._train_step(batches, stop)
                 if is_stopped or self.is_finished or _is_due(self.step, self.args.save_steps):
-                    self._save()
+                    with self.meter.aside():
+                        self._save()
                 if self._eval_dataset is not None and (self.is_finished or _is_due(self.step, self.args.eval_steps)):
-                    self._write({"step": self.step, "eval_loss": self.evaluate()})
+                    with self.meter.aside():
+                        self._write({"step": self.step, "eval_loss": self.evaluate()})
                 if is_stopped:
                     self.saver.wait()
                     raise StoppedError(f"told to stop by a signal: step {self.step} is saved, the same command goes on")
@@ -122,7 +150,7 @@ class FSDP2SFTTrainer:
     def _steps(self) -> Iterator[list[Batch]]:
         """The batches of each step left in the epoch."""
         batches: list[Batch] = []
-        for batch in self.loader:
+        for batch in self.meter.waiting(self.loader):
             batches.append(batch)
             if len(batches) == self.loader.micro_batches:
                 yield batches
@@ -130,38 +158,22 @@ class FSDP2SFTTrainer:
 
     def _train_step(self, batches: list[Batch], stop: StopSignal) -> bool:
         """One update; whether a rank was told to stop."""
-        started = time.monotonic()
-        mine = [
-            sum(batch.num_loss_tokens for batch in batches),
-            sum(int(batch.cu_seqlens[len(batch.sample_ids)]) for batch in batches),
-            sum(len(batch.sample_ids) for batch in batches),
-            float(stop.received is not None),
-        ]
-        everyone = gather(mine, self.world.world_size)
-        num_loss_tokens, num_tokens, num_samples, stopping = everyone.sum(dim=0).tolist()
-        losses = self._accumulate(batches, num_loss_tokens / self.world.replication)
+        counts = self.meter.begin_step(batches, told_to_stop=stop.is_received)
+        losses = self._accumulate(batches, counts.num_loss_tokens)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         if isinstance(grad_norm, DTensor):
             grad_norm = grad_norm.full_tensor()
         learning_rate = self._update(float(grad_norm))
         self.step += 1
-        self.tokens_seen += int(num_tokens) // self.world.replication
-        self.samples_seen += int(num_samples) // self.world.replication
-        summed = gather(losses.tolist(), self.world.world_size).sum(dim=0).tolist()
-        self._log(
-            batches,
-            loss=sum(summed[: len(self.sources)]) / max(num_loss_tokens, 1),
-            **self._source_losses(summed),
-            learning_rate=learning_rate,
-            grad_norm=float(grad_norm),
-            num_tokens=int(num_tokens) // self.world.replication,
-            num_loss_tokens=int(num_loss_tokens) // self.world.replication,
-            tokens_seen=self.tokens_seen,
-            samples_seen=self.samples_seen,
-            num_skipped_steps=self.num_skipped_steps,
-            seconds=time.monotonic() - started,
-        )
-        return bool(stopping > 0)
+        self.tokens_seen += int(counts.num_tokens)
+        self.samples_seen += int(counts.num_samples)
+        self.meter.end_step(losses, grad_norm=float(grad_norm))
+        self.log.end_step(self.position)
+        is_stopped = counts.num_told_to_stop > 0
+        is_last = is_stopped or self.is_finished
+        if is_last or self.args.log_sample_ids or _is_due(self.step, self.args.logging_steps):
+            self._log(batches, learning_rate)
+        return is_stopped
 
     def _accumulate(self, batches: list[Batch], num_loss_tokens: float) -> torch.Tensor:
         """Gradients of all batches; the sum of their losses by source, then how many they are: float64[2 * sources]."""
@@ -170,8 +182,9 @@ class FSDP2SFTTrainer:
         scale = self.world.num_groups / max(num_loss_tokens, 1)
         for start in range(0, len(batches), self.args.per_device_batch):
             together = batches[start : start + self.args.per_device_batch]
-            joined = join(together).to(self.device)
-            losses, logs = self.model(joined.input_ids, joined.position_ids, joined.labels)
+            joined = join(together)
+            self.model.check(joined)
+            losses, logs = self.model(joined.to(self.device))
             loss = losses.sum()
             total = loss + self.args.z_loss * logs.square().sum() if self.args.z_loss else loss
             (total * scale).backward()
@@ -184,8 +197,7 @@ class FSDP2SFTTrainer:
 
     def _update(self, grad_norm: float) -> float:
         """Take the step, or pass it over when a gradient is not finite; the learning rate."""
-        position = self.schedule.position(step=self.step, tokens_seen=self.tokens_seen)
-        learning_rate = self.args.learning_rate * self.schedule.factor(position)
+        learning_rate = self.args.learning_rate * self.schedule.factor(self.position)
         if grad_norm == grad_norm and abs(grad_norm) != float("inf"):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -200,15 +212,16 @@ class FSDP2SFTTrainer:
         self.optimizer.zero_grad()
         return learning_rate
 
-    def _source_losses(self, summed: list[float]) -> dict[str, float]:
-        """The loss of each source that the step has tokens of, where there are several."""
-        if len(self.sources) == 1:
-            return {}
-        pairs = zip(self.sources, summed[: len(self.sources)], summed[len(self.sources) :], strict=True)
-        return {f"loss/{source}": loss / count for source, loss, count in pairs if count}
-
-    def _log(self, batches: list[Batch], **values: float) -> None:
-        record: dict[str, Any] = {"step": self.step, **values}
+    def _log(self, batches: list[Batch], learning_rate: float) -> None:
+        """The record of the steps since the last one, of which these are the last one's batches."""
+        record: dict[str, Any] = {
+            "step": self.step,
+            **self.meter.record(),
+            "learning_rate": learning_rate,
+            "tokens_seen": self.tokens_seen,
+            "samples_seen": self.samples_seen,
+            "num_skipped_steps": self.num_skipped_steps,
+        }
         if self.args.log_sample_ids:
             mine = [(batch.source, int(sample_id)) for batch in batches for sample_id in batch.sample_ids]
             gathered: list[list[tuple[str, int]]] = [[] for _ in range(self.world.world_size)]
@@ -218,11 +231,8 @@ class FSDP2SFTTrainer:
             record["sample_ids"] = [f"{source}:{i}" if several else i for source, i in ids]
         self._write(record)
 
-    def _write(self, record: Mapping[str, Any]) -> None:
-        if self.world.rank == 0:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-            with (self.output_dir / LOG_NAME).open("a") as log:
-                log.write(json.dumps(record) + "\n")
+    def _write(self, record: dict[str, Any]) -> None:
+        self.log.write(record, position=self.position)
 
     def _save(self) -> None:
         cursor = self.loader.state_dict()
@@ -266,12 +276,10 @@ class FSDP2SFTTrainer:
 
     def _shard(self, model: PackedModel) -> PackedModel:
         mesh = build_mesh(self.device, world_size=self.world.world_size, shard_ranks=self.args.shard_ranks)
-        dtype = torch.bfloat16 if self.args.bf16 else None
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        model.to(self.device)
-        for block in blocks_to_shard(model.model):
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
+        shard_model(model, mesh, config=self.args, device=self.device)
+        prove_packing(model, device=self.device, bf16=self.args.bf16)
+        if self.args.torch_compile:
+            compile_blocks(model)
         return model
 
 

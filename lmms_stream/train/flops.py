@@ -1,0 +1,116 @@
+"""How much arithmetic a model's training takes, and how much a device can do. model, lengths -> FLOPs.
+
+The formula is that of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H Q T a token, of N parameters, L layers, H
+heads of size Q, and T tokens that attend to one another. Backward counts as twice the forward, recomputation not at
+all, and the square of the attention whole, though it is causal. T is the length of the token's own segment, so that
+the sum over a pack is exact; N leaves out embeddings, which are looked up, and has the head for the tokens alone that
+are learnt, as it is applied to no others. Experts count by the share of them that a token passes, a frozen parameter
+4 in place of 6.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Dense bf16 of tensor cores, in TFLOP/s, as the makers' data sheets give it; a device by words of its name.
+PEAK_TFLOPS = (
+    ("B200", 2250.0), ("GB200", 2500.0),
+    ("H200 NVL", 835.5), ("H200", 989.4), ("GH200", 989.4),
+    ("H100 PCIe", 756.0), ("H100 NVL", 835.5), ("H100", 989.4), ("H800 PCIe", 756.0), ("H800", 989.4), ("H20", 148.0),
+    ("A100", 312.0), ("A800", 312.0), ("A40", 149.7), ("A30", 165.0), ("A10", 125.0), ("RTX A6000", 154.8),
+    ("L40S", 362.0), ("L40", 181.0), ("L4", 121.0), ("RTX 4090", 165.2), ("RTX 3090", 71.0),
+    ("MI300X", 1307.4), ("MI325X", 1307.4), ("MI250X", 383.0),
+)  # fmt: skip
+_SQUARES = {"full_attention": None, "sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFlops:
+    """FLOPs of a token, of a token that is learnt (the head), and of a pair of tokens of one segment.
+
+    per_pair: by the window that a layer's attention looks back, None for all of the segment.
+    """
+
+    per_token: float
+    per_loss_token: float
+    per_pair: dict[int | None, float]
+
+    def of(self, lengths: NDArray[np.int64], *, num_loss_tokens: int) -> float:
+        """Forward and backward over segments of these lengths."""
+        total = self.per_token * float(lengths.sum()) + self.per_loss_token * num_loss_tokens
+        for window, flops in self.per_pair.items():
+            seen = lengths if window is None else np.minimum(lengths, window)
+            total += flops * float(np.dot(lengths, seen))
+        return total
+
+
+def model_flops(model: PreTrainedModel) -> ModelFlops | None:
+    """The formula for a decoder of text; None for other models, of which it would not be true."""
+    config: Any = model.config
+    pairs = _pairs(config)
+    experts = _share_of_experts(config)
+    if config.is_encoder_decoder or config.get_text_config() is not config or pairs is None:
+        return None
+    head = model.get_output_embeddings()
+    left_out = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    left_out.add(id(head.weight))
+    per_token = 0.0
+    for name, parameter in model.named_parameters():
+        if id(parameter) in left_out:
+            continue
+        is_expert = re.search(r"\.experts\.", name) is not None
+        if is_expert and experts is None:
+            return None
+        per_token += _flops(parameter) * (experts or 1.0 if is_expert else 1.0)
+    return ModelFlops(per_token=per_token, per_loss_token=_flops(head.weight), per_pair=pairs)
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """TFLOP/s of a device by its name as torch gives it; None for one that is not in the table.
+
+    >>> peak_tflops("NVIDIA A100-SXM4-80GB")
+    312.0
+    """
+    for words, peak in PEAK_TFLOPS:
+        if all(re.search(rf"\b{word}\b", device_name) for word in words.split()):
+            return peak
+    return None
+
+
+def _flops(parameter: torch.nn.Parameter) -> float:
+    return parameter.numel() * (6.0 if parameter.requires_grad else 4.0)
+
+
+def _pairs(config: Any) -> dict[int | None, float] | None:
+    """12 H Q of each layer, summed by its window; heads whose values have another size count half by either."""
+    default_head = config.hidden_size // config.num_attention_heads
+    head = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or default_head
+    value = getattr(config, "v_head_dim", None) or head
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    every = "full_attention" if window is None else "sliding_attention"
+    kinds = getattr(config, "layer_types", None) or [every] * config.num_hidden_layers
+    pairs: dict[int | None, float] = {}
+    for kind, layers in Counter(kinds).items():
+        if kind not in _SQUARES:  # linear attention, convolutions: no pairs
+            return None
+        name = _SQUARES[kind]
+        seen = None if name is None else getattr(config, name)
+        pairs[seen] = pairs.get(seen, 0.0) + 6.0 * (head + value) * config.num_attention_heads * layers
+    return pairs
+
+
+def _share_of_experts(config: Any) -> float | None:
+    num_experts = next((getattr(config, name) for name in _NUM_EXPERTS if getattr(config, name, None)), None)
+    of_token = getattr(config, "num_experts_per_tok", None)
+    return of_token / num_experts if num_experts and of_token else None

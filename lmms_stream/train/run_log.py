@@ -1,0 +1,56 @@
+"""All that a run shows of itself: records where they are wanted, its progress, traces."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..types import World
+from .profiling import StepProfiler
+from .progress import RunProgress
+from .reporters import Report, check_reporters, open_reports
+from .schedules import Schedule
+from .settings import TrainConfig
+
+
+class RunLog:
+    """Takes the steps and records of a run while `running`: rank 0 writes and shows, every rank traces."""
+
+    def __init__(self, args: TrainConfig, *, world: World):
+        check_reporters(args.report_to)
+        self._args = args
+        self._world = world
+        self._reports: list[Report] = []
+
+    @contextmanager
+    def running(self, schedule: Schedule, *, step: int, position: int) -> Iterator[None]:
+        """From `step` finished steps on, at this position of the schedule."""
+        is_first = self._world.rank == 0
+        output_dir = Path(self._args.output_dir)
+        unit = "tokens" if schedule.counts_tokens else "step"
+        if is_first:
+            self._reports = open_reports(
+                output_dir, self._args.report_to, first_step=step + 1, settings=dataclasses.asdict(self._args)
+            )
+        try:
+            with (
+                RunProgress(schedule.length, unit=unit, done=position, shown=is_first) as self._progress,
+                StepProfiler(self._args.profile, output_dir=output_dir, rank=self._world.rank) as self._profiler,
+            ):
+                yield
+        finally:
+            for report in self._reports:
+                report.close()
+
+    def end_step(self, position: int) -> None:
+        self._profiler.step()
+        self._progress.move(position)
+
+    def write(self, record: Mapping[str, Any], *, position: int) -> None:
+        """A record of all ranks, which has its "step"."""
+        for report in self._reports:
+            report.write(record)
+        self._progress.tell(record, position)
