@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..errors import ConfigError, WorkerError
-from .pool import Doing, Job, Mark, Pool, result_of
+from .pool import Doing, Job, Mark, Pool, check_num_workers, result_of
 from .ray_cluster import import_ray
 
 Task = TypeVar("Task")
@@ -47,6 +47,7 @@ class RayEngine:
         marks: Sequence[Mark],
     ) -> Iterator[Pool[Task, Result]]:
         """Tasks are given from when the first worker has started; the others take part once they have, too."""
+        check_num_workers(num_workers)
         ray = import_ray()
         try:
             pickled = ray.cloudpickle.dumps(job)
