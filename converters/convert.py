@@ -45,6 +45,7 @@ class Progress:
 
     begin: Callable[[int], None] = lambda num_bytes: None
     advance: Callable[[int], None] = lambda num_bytes: None
+    rows: Callable[[int], None] = lambda num_rows: None
     say: Callable[[str], None] = lambda text: None
 
 
@@ -233,7 +234,9 @@ class _Run:
     def _lay(self) -> None:
         """Lay the parts that come next, as far as they are made."""
         while (task := self._made.pop(self._laying.next_part, None)) is not None:
+            before = self._laying.num_samples
             self._shards.extend(self._laying.lay(task, self._reading))
+            self._progress.rows(self._laying.num_samples - before)
         if self._laying.is_full:
             self._next_unit = None
         if self._next_unit is None and not self._num_given and not self._shards and not self._laying.is_finished:

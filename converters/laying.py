@@ -45,14 +45,14 @@ class Laying:
         self.is_finished = False
         self._asked = asked
         self._work = work
-        self._num_samples = 0
+        self.num_samples = 0
         self._draws = np.random.default_rng(asked.split_seed)  # one of each sample, in order
         self._bytes_left: dict[int, int] = {}  # of each part, in shards that are not made
         self._kept: list[tuple[Samples, NDArray[np.uint32] | None]] = []  # until all are there to be shuffled
 
     @property
     def is_full(self) -> bool:
-        return self._asked.limit is not None and self._num_samples >= self._asked.limit
+        return self._asked.limit is not None and self.num_samples >= self._asked.limit
 
     def lay(self, task: UnitTask, reading: Reading) -> Iterator[ShardTask]:
         """The shards that the next part fills; DataError at a row that does not fit, unless such rows are skipped."""
@@ -67,13 +67,13 @@ class Laying:
         self.num_filtered += part.num_filtered
         count = len(part.sizes)
         if self._asked.limit is not None:
-            count = min(count, self._asked.limit - self._num_samples)
+            count = min(count, self._asked.limit - self.num_samples)
         sizes = part.sizes[:count]
         self._bytes_left[task.number] = int(sizes.sum())
         self._remove_if_unused(task.number)
         samples = np.stack([np.full(count, task.number), np.cumsum(sizes) - sizes, sizes], axis=1)
         lengths = None if part.lengths is None else part.lengths[:count]
-        self._num_samples += count
+        self.num_samples += count
         if self._asked.shuffle_seed is None:
             yield from self._deal(samples, lengths)
         else:
@@ -82,12 +82,12 @@ class Laying:
     def finish(self) -> Iterator[ShardTask]:
         """The shards that are left when all parts were laid."""
         self.is_finished = True
-        if not self._num_samples:
+        if not self.num_samples:
             reasons = [f"{source}:{row}: {reason}" for source, row, reason in self.rejects[:1]]
             reasons += [f"{self.num_filtered} were left out for their length"] if self.num_filtered else []
             raise DataError(f"no sample is left to write ({'; '.join(reasons)}): check the sources and the options")
         if self._asked.shuffle_seed is not None:
-            order = np.random.default_rng(self._asked.shuffle_seed).permutation(self._num_samples)
+            order = np.random.default_rng(self._asked.shuffle_seed).permutation(self.num_samples)
             samples = np.concatenate([each for each, _ in self._kept])[order]
             lengths = [each for _, each in self._kept if each is not None]
             shuffled = np.concatenate(lengths)[order] if lengths else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,8 +44,8 @@ def to_tokens(sample: Sample, processor: Processor) -> dict[str, Any]:
 
     DataError when no token would be learnt, and for model input that a tokens sample has no place for.
     """
-    tokenize: Tokenize | None = getattr(processor, "tokenize", None)
-    if tokenize is not None:
+    if _tokenizes(type(processor)):
+        tokenize: Tokenize = processor.tokenize  # type: ignore[attr-defined]
         tokens, spans = tokenize(sample)
         return {
             "input_ids": np.fromiter(tokens, np.int32, len(tokens)),
@@ -59,6 +60,13 @@ def to_tokens(sample: Sample, processor: Processor) -> dict[str, Any]:
         )
     ids = np.asarray(processed["input_ids"])
     return {"input_ids": ids.astype(np.int32), "loss_spans": _spans(np.asarray(processed["labels"]) != IGNORED_LABEL)}
+
+
+@cache
+def _tokenizes(kind: type) -> bool:
+    """Whether a processor has `tokenize` for the `process` that it has: a subclass may have another one of these."""
+    owner = next((each for each in kind.__mro__ if vars(each).keys() & {"process", "tokenize"}), object)
+    return vars(owner).keys() >= {"process", "tokenize"}
 
 
 def _loss_spans(fields: Fields, ids: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
             engine=options.engine,
             ray_address=options.ray_address,
             ray_timeout_s=options.ray_timeout,
-            progress=Progress(begin=shown.begin, advance=shown.advance, say=console.print),
+            progress=Progress(begin=shown.begin, advance=shown.advance, rows=shown.count_rows, say=console.print),
             options=_options(options),
         )
     print_record(options.target, report)

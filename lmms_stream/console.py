@@ -62,6 +62,13 @@ class Bar:
     def advance(self, count: int = 1) -> None:
         self._progress.advance(self._task, count)
 
+    def count_rows(self, count: int) -> None:
+        """Rows that are done, beside what the bar counts."""
+        task = self._progress.tasks[self._task]
+        num_rows = task.fields["num_rows"] + count
+        rate = f", {num_rows / task.elapsed:,.0f}/s" if task.elapsed else ""
+        self._progress.update(self._task, num_rows=num_rows, also=f"{num_rows:,} rows{rate}")
+
 
 @contextmanager
 def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
@@ -71,10 +78,11 @@ def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
         BarColumn(),
         _CountColumn(unit),
         _RateColumn(unit),
+        TextColumn("{task.fields[also]}"),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
     with Progress(*columns, console=console, disable=not shown) as progress:
-        yield Bar(progress, progress.add_task(description, total=0, visible=False))
+        yield Bar(progress, progress.add_task(description, total=0, visible=False, num_rows=0, also=""))
 
 
 def print_record(title: str, record: Any) -> None:
