@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from lmms_stream.demo.compare import read_log
 from lmms_stream.errors import CheckpointError, CursorError
 from lmms_stream.storage import LocalStorage, Storage, open_storage
 from lmms_stream.train.checkpoint import Checkpointer, checkpoints
@@ -332,3 +333,17 @@ def test_names_in_a_checkpoint_are_those_of_the_model_itself(tmp_path: Path) -> 
     (saved,) = checkpoints(tmp_path / "out" / "checkpoints")
     assert set(stored_tensors(saved, "model.")) == names
     shutil.rmtree(saved)
+
+
+def test_what_a_model_drops_is_the_same_in_a_resumed_run(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", num_samples=60)
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4, lr_scheduler_type="constant")
+    losses: dict[str, list[float]] = {}
+    for name, *stops in (("whole", 4), ("resumed", 2, 4), ("other", 4)):
+        output = tmp_path / name
+        for stop in stops:
+            overrides = [f"train.output_dir={output}", f"train.max_steps={stop}", "model.config.attention_dropout=0.3"]
+            trainer_of(path, *overrides, *["train.seed=1"] * (name == "other")).train()
+        losses[name] = [record["loss"] for record in read_log(output)]
+    assert losses["resumed"] == losses["whole"] != losses["other"]
+    assert losses["whole"][0] != losses["other"][0]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -44,6 +45,11 @@ def build_mesh(device: torch.device, *, world_size: int, shard_ranks: int | None
             f"train.shard_ranks {shard_ranks} does not divide the world size {world_size}: choose a divisor"
         )
     return init_device_mesh(device.type, (world_size // shard_ranks, shard_ranks), mesh_dim_names=("copy", "shard"))
+
+
+def seed_step(seed: int, *, step: int, group: int) -> None:
+    """Let what a model draws in a step (dropout) follow from these alone, so that a resumed run draws the same."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, group]).generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
 def gather(values: Sequence[float], world_size: int) -> torch.Tensor:

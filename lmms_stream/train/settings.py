@@ -58,8 +58,9 @@ class TrainConfig:
     Warm-up is at most one of warmup_steps, warmup_ratio (of the whole run) and warmup_tokens (with max_tokens).
     weight_decay is on matrices alone unless decay_all. frozen: patterns (fnmatch) of the names of parameters that are
     not trained. max_skipped_steps: steps without an update, because a gradient was not finite, that a run may have.
-    z_loss: weight of the mean squared log of the softmax's sum. save_steps: steps between checkpoints, 0 for one at the
-    end only. save_total_limit: how many of the latest stay. async_save: written while training goes on.
+    z_loss: weight of the mean squared log of the softmax's sum. seed: of what a model draws, as for dropout.
+    save_steps: steps between checkpoints, 0 for one at the end only. save_total_limit: how many of the latest stay.
+    async_save: written while training goes on.
     checkpoint_dir: a folder that all nodes see, or a URL (default: checkpoints/ in the output_dir). resume: "auto" goes
     on from the latest checkpoint there that is whole; "never" refuses to start where there are any; or the path or URL
     of one, to start from it each time. export: write a transformers folder at the end, export/ in the output_dir.
@@ -100,6 +101,7 @@ class TrainConfig:
     gradient_checkpointing: bool = False
     torch_compile: bool = False
     frozen: list[str] = field(default_factory=list)
+    seed: int = 0
     save_steps: int = 0
     save_total_limit: int | None = None
     async_save: bool = True

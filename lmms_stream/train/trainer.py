@@ -18,7 +18,7 @@ from ..loader import PackedLoader
 from ..signals import StopSignal
 from ..types import Batch
 from .attention import prove_packing
-from .distributed import build_mesh, init_distributed
+from .distributed import build_mesh, init_distributed, seed_step
 from .evaluate import evaluate
 from .flops import model_flops
 from .meter import Meter
@@ -159,6 +159,7 @@ class FSDP2SFTTrainer:
     def _train_step(self, batches: list[Batch], stop: StopSignal) -> bool:
         """One update; whether a rank was told to stop."""
         counts = self.meter.begin_step(batches, told_to_stop=stop.is_received)
+        seed_step(self.args.seed, step=self.step, group=self.world.group)
         losses = self._accumulate(batches, counts.num_loss_tokens)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         if isinstance(grad_norm, DTensor):
