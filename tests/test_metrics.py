@@ -23,6 +23,8 @@ from lmms_stream.train.settings import ProfileConfig, TrainConfig
 from lmms_stream.types import Batch
 from rich.console import Console
 
+from tests.conftest import run_command
+
 
 def pack(*lengths: int, source: str = "data", pad_to: int | None = None) -> Batch:
     """A pack of samples whose second half is learnt."""
@@ -215,6 +217,15 @@ def test_a_reporter_that_is_not_installed_is_named_with_the_command(monkeypatch:
         ConfigError, match=r"train.report_to wandb needs the package wandb: pip install 'lmms-stream\[wandb\]'"
     ):
         check_reporters(["tensorboard", "wandb"])
+
+
+def test_a_folder_of_logs_is_not_taken_for_the_package(tmp_path: Path) -> None:
+    """W&B writes to ./wandb, and `python -m` looks there first; here no other package is to be found."""
+    (tmp_path / "wandb").mkdir()
+    script = "from lmms_stream.train.reporters import check_reporters; import sys; sys.path[:] = sys.argv[1:]; "
+    script += "sys.meta_path[:] = sys.meta_path[:3]; sys.path_importer_cache.clear(); check_reporters(['wandb'])"
+    result = run_command(sys.executable, "-c", script, str(tmp_path))
+    assert "ConfigError: train.report_to wandb needs the package wandb" in result.stderr, result.stderr
 
 
 def test_settings_of_the_log_are_checked() -> None:

@@ -96,8 +96,9 @@ class Meter:
 
     def record(self) -> dict[str, Any]:
         """Figures of the steps since the last record: averages and rates over them, counts in all of them."""
-        fetched = self._loader.fetched
-        mine = [*self._losses.tolist(), *fetched, *self._memory().values()]  # here the device is waited for
+        fetched, losses_here = self._loader.fetched, self._losses.tolist()  # here the device is waited for
+        memory = self._memory()
+        mine = [*losses_here, *fetched, *memory.values()]
         everyone = gather(mine, self._world.world_size)
         now = time.monotonic()
         seconds = now - self._since - self._aside_s
@@ -116,7 +117,7 @@ class Meter:
             **self._window.figures(seconds),
             **self._utilization(seconds),
             **self._fetches(everyone[:, num_losses : num_losses + len(fetched)], seconds),
-            **dict(zip(self._memory(), everyone[:, num_losses + len(fetched) :].amax(dim=0).tolist(), strict=True)),
+            **dict(zip(memory, everyone[:, num_losses + len(fetched) :].amax(dim=0).tolist(), strict=True)),
         }
         self._begin(now)
         return record

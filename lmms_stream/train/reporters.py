@@ -92,7 +92,8 @@ class WeightsAndBiases:
 def check_reporters(report_to: Sequence[Reporter]) -> None:
     """ConfigError for one whose package is not installed."""
     for name in report_to:
-        if importlib.util.find_spec(name) is None:
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # no file: a folder of that name, which W&B itself makes
             raise ConfigError(f"train.report_to {name} needs the package {name}: pip install 'lmms-stream[{name}]'")
 
 
