@@ -47,10 +47,7 @@ def to_tokens(sample: Sample, processor: Processor) -> dict[str, Any]:
     if _tokenizes(type(processor)):
         tokenize: Tokenize = processor.tokenize  # type: ignore[attr-defined]
         tokens, spans = tokenize(sample)
-        return {
-            "input_ids": np.fromiter(tokens, np.int32, len(tokens)),
-            "loss_spans": np.array(_checked_learnt(spans), np.int32),
-        }
+        return {"input_ids": tokens, "loss_spans": np.array(_checked_learnt(spans), np.int32)}
     processed = processor.process(sample)
     others = sorted(set(processed) - {"input_ids", "labels"})
     if others:

@@ -18,9 +18,9 @@ IGNORED_LABEL = -100  # transformers' and torch's ignore_index
 
 
 # What a processor may have besides, as `tokenize`, where `process` makes nothing but tokens: here they are without
-# tensors, input_ids and the spans [first, stop) of them that are learnt, ascending and apart from each other. A class
-# that has another `process` needs another `tokenize` too, or `process` is used.
-Tokenize = Callable[[Sample], tuple[list[int], list[tuple[int, int]]]]
+# labels, input_ids int32[T] and the spans [first, stop) of them that are learnt, ascending and apart from each other. A
+# class that has another `process` needs another `tokenize` too, or `process` is used.
+Tokenize = Callable[[Sample], tuple[NDArray[np.int32], list[tuple[int, int]]]]
 
 
 class Processor(Protocol):

@@ -9,10 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
-from .chat_template import TODAY, ChatTemplate, Span
+from .byte_tokens import Span
+from .chat_template import TODAY, ChatTemplate
 from .spans import labels_of, learnt_of, spans_of
 from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, digest, load_tokenizer
@@ -63,23 +65,24 @@ class ChatProcessor:
 
     def measure(self, sample: Sample) -> int:
         text, _ = self._render(_parse(sample["messages"]))
-        return len(self.tokenizer.encode(text, add_special_tokens=False))
+        return len(self.tokenizer.ids(text, add_special_tokens=False))
 
-    def tokenize(self, sample: Sample) -> tuple[list[int], list[Span]]:
+    def tokenize(self, sample: Sample) -> tuple[NDArray[np.int32], list[Span]]:
         """See Tokenize."""
         chat = _parse(sample["messages"])
         text, marked = self._render(chat)
         if not self._template_of(chat).has_marks:
             marked = list(self._added_spans(chat, text).values())
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        spans = _joined([_tokens_of(encoding, span) for span in marked])
+        ids, learnt = self.tokenizer.ids_and_spans(text, [span for span in marked if span[0] < span[1]])
+        spans = _joined(learnt)
         if chat.left_out:
-            spans = _without(spans, self._spans_left_out(chat, text, marked), encoding)
-        return encoding.ids, spans
+            left_out = self._spans_left_out(chat, text, marked)
+            spans = _without(spans, left_out, self.tokenizer.encode(text, add_special_tokens=False))
+        return ids, spans
 
     def process(self, sample: Sample) -> Processed:
         ids, spans = self.tokenize(sample)
-        input_ids = np.array(ids, dtype=np.int64)
+        input_ids = ids.astype(np.int64)
         return {"input_ids": input_ids, "labels": labels_of(input_ids, spans)}
 
     @cached_property
@@ -139,17 +142,6 @@ class ChatProcessor:
                 'learnt cannot be told: use another template, or a dataset without "learn": false'
             )
         return places
-
-
-def _tokens_of(encoding: Encoding, span: Span) -> Span:
-    """The tokens that characters of the text have become; those that became none are passed over."""
-    start, stop = span
-    first = last = None
-    while start < stop and (first := encoding.char_to_token(start)) is None:
-        start += 1
-    while start < stop and (last := encoding.char_to_token(stop - 1)) is None:
-        stop -= 1
-    return (0, 0) if first is None or last is None else (first, last + 1)
 
 
 def _joined(spans: Sequence[Span]) -> list[Span]:

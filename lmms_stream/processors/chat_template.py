@@ -19,8 +19,8 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, DataError
+from .byte_tokens import Span
 
-Span = tuple[int, int]  # characters of the text, half-open
 TODAY = date(2024, 7, 26)  # what templates are told today is: a text must not depend on the day it is made
 
 

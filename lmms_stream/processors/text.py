@@ -53,20 +53,19 @@ class TextProcessor:
     def measure(self, sample: Sample) -> int:
         return len(self._encode(sample))
 
-    def tokenize(self, sample: Sample) -> tuple[list[int], list[tuple[int, int]]]:
+    def tokenize(self, sample: Sample) -> tuple[NDArray[np.int32], list[tuple[int, int]]]:
         """See Tokenize."""
         ids = self._encode(sample)
         return ids, [(0, len(ids))]
 
     def process(self, sample: Sample) -> Processed:
-        input_ids = np.array(self._encode(sample), dtype=np.int64)
+        input_ids = self._encode(sample).astype(np.int64)
         return {"input_ids": input_ids, "labels": input_ids.copy()}
 
-    def _encode(self, sample: Sample) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(sample["text"], add_special_tokens=True).ids
-        end = self.tokenizer.eos_token_id
+    def _encode(self, sample: Sample) -> NDArray[np.int32]:
+        ids, end = self.tokenizer.ids(sample["text"], add_special_tokens=True), self.tokenizer.eos_token_id
         assert end is not None
-        return ids if ids and ids[-1] == end else [*ids, end]
+        return ids if len(ids) and ids[-1] == end else np.append(ids, np.int32(end))
 
 
 @dataclass(frozen=True, slots=True)
