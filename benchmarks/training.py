@@ -57,14 +57,18 @@ def open_dataset(folder: Path) -> Any:
 class Loop:
     """A bare PyTorch loop over steps of packs."""
 
-    def __init__(self, *, sharded: bool, losses: Callable[[Any, Any], Any]):
+    def __init__(self, *, sharded: bool, losses: Callable[[Any, Any], Any], attends_as_the_trainer: bool = True):
         import torch
+        from lmms_stream.train.attention import prove_packing
         from lmms_stream.train.distributed import init_distributed
-        from lmms_stream.train.model import ModelConfig, PackedModel, blocks_to_shard
+        from lmms_stream.train.model import ModelConfig, PackedModel
+        from lmms_stream.train.sharding import blocks_to_shard
         from torch.distributed.fsdp import fully_shard
 
         self.losses = losses
         self.model = PackedModel(ModelConfig(config=MODEL).build())
+        if attends_as_the_trainer:
+            prove_packing(self.model, device=torch.device("cpu"))
         if sharded:
             init_distributed(60)
             for block in blocks_to_shard(self.model.model):
@@ -130,7 +134,8 @@ def pack_and_pad(folder: Path, num_steps: int) -> tuple[list[float], list[float]
     import torch
 
     torch.set_num_threads(1)
-    packed, padded = (Loop(sharded=False, losses=losses) for losses in (packed_losses, padded_losses))
+    packed = Loop(sharded=False, losses=packed_losses)
+    padded = Loop(sharded=False, losses=padded_losses, attends_as_the_trainer=False)
     seconds: tuple[list[float], list[float]] = ([], [])
     num_tokens = num_padded = 0
     for step in read_steps(folder, num_steps):
@@ -145,18 +150,19 @@ def pack_and_pad(folder: Path, num_steps: int) -> tuple[list[float], list[float]
 
 
 def packed_losses(model: Any, batch: Any) -> Any:
-    return model(batch.input_ids, batch.position_ids, batch.labels)[0]
+    return model(batch)[0]
 
 
 def padded_losses(model: Any, batch: Any) -> Any:
     """As PackedModel computes them, of rows that a mask pads."""
-    from lmms_stream.train.loss import token_losses
+    from lmms_stream.train.loss import learnt_tokens, token_losses
 
     hidden = model.model.base_model(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
     ).last_hidden_state
+    learnt, targets = learnt_tokens(batch["labels"].flatten()[None])
     head = model.model.get_output_embeddings()
-    return token_losses(hidden.flatten(0, 1)[None], batch["labels"].flatten()[None], head, vocab_size=VOCABULARY)[0]
+    return token_losses(hidden.flatten(0, 1)[learnt], targets, head, vocab_size=VOCABULARY)[0]
 
 
 def pad(batch: Any) -> Any:

@@ -51,6 +51,70 @@ def test_transformers_prove_that_they_keep_samples_apart(
     assert model.model.config._attn_implementation == attention
 
 
+WINDOW = {"sliding_window": 4}  # shorter than most of the segments
+OF_ALL_LAYERS = {"use_sliding_window": True, "max_window_layers": 0, **WINDOW}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        ("llama", {}),
+        ("qwen2", OF_ALL_LAYERS),
+        ("qwen3", {"head_dim": 8, **OF_ALL_LAYERS}),
+        ("mistral", WINDOW),
+        ("mixtral", {"num_local_experts": 3, **WINDOW}),
+        ("gemma3_text", {"head_dim": 8, **WINDOW}),
+        ("cohere2", WINDOW),
+        ("olmo3", {"layer_types": ["sliding_attention", "full_attention"], **WINDOW}),
+        ("phi3", WINDOW),
+        ("starcoder2", WINDOW),
+        ("gpt_neox", {}),
+    ],
+)
+def test_samples_by_themselves_are_attended_to_as_under_a_mask(model_type: str, fields: dict[str, Any]) -> None:
+    model = build(model_type, attention="auto", attention_dropout=0.0, **fields)
+    prove_packing(model, device=CPU)
+    assert model.model.config._attn_implementation == "sdpa_varlen"
+    rng = np.random.default_rng(3)
+    samples = [{"input_ids": (ids := rng.integers(5, 60, length)), "labels": ids} for length in (5, 23, 1, 9)]
+    batch = collate(samples, range(4), pad_to=48)
+    of = {}
+    for attention in ("sdpa_varlen", "eager"):
+        model.model.set_attn_implementation(attention)
+        model.zero_grad()
+        losses, _ = model(batch)
+        losses.sum().backward()
+        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        of[attention] = torch.cat([losses.detach(), *(grad.flatten() for grad in grads)])
+    assert (of["sdpa_varlen"] - of["eager"]).norm() <= 1e-5 * of["eager"].norm()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "chosen"),
+    [
+        ("gemma2", {"head_dim": 8}, "sdpa"),  # softcap
+        ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}, "sdpa"),  # its attention is not told the bounds
+        ("doge", {}, "sdpa"),  # a mask of its own
+    ],
+)
+def test_models_that_need_more_than_samples_by_themselves_get_another_attention(
+    model_type: str, fields: dict[str, Any], chosen: str
+) -> None:
+    model = build(model_type, **fields)
+    assert "sdpa_varlen" in model.model.attention_choices  # type: ignore[operator]
+    prove_packing(model, device=CPU)
+    assert model.model.config._attn_implementation == chosen
+    prove_packing(model, device=CPU)
+    assert model.model.config._attn_implementation == chosen
+
+
+def test_samples_by_themselves_are_for_models_of_text_with_plain_layers() -> None:
+    with pytest.raises(ConfigError, match=r"attention sdpa_varlen is for models of text .* Llama4ForCausalLM is none"):
+        build("llama4_text", attention="sdpa_varlen")
+    with pytest.raises(ConfigError, match="BertLMHeadModel is none: choose sdpa or auto"):
+        build("bert", attention="sdpa_varlen")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("model_type", "fields", "message"),
@@ -166,7 +230,8 @@ def test_attention_that_this_machine_cannot_train_with_is_refused() -> None:
         build("llama", attention="flex_attention")
     with pytest.raises(ConfigError, match="flash_attention_2 needs CUDA and pip install flash-attn"):
         build("llama", attention="flash_attention_2")
-    assert build("llama").model.config._attn_implementation == "sdpa"
+    assert build("llama").model.attention_choices == ["sdpa_varlen", "sdpa", "eager"]
+    assert build("llama").model.config._attn_implementation == "sdpa"  # until it is proven
     assert build("bloom").model.config._attn_implementation == "eager"
 
 

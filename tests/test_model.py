@@ -57,7 +57,7 @@ def loss_and_gradients(model: torch.nn.Module, batches: list[Batch]) -> tuple[to
     return total, [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa_varlen", "sdpa", "eager"])
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral"])
 def test_loss_and_gradients_of_a_pack_are_the_sums_over_its_samples(model_type: str, attention: Any) -> None:
     model = ModelConfig(config={"model_type": model_type, **TINY}, attention=attention).build()

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from ..collate import collate
 from ..errors import ConfigError
 from ..types import Batch
+from . import varlen
 from .distributed import gather
 from .loss import learnt_tokens, losses_of_logits
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from .model import PackedModel
 
-Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"]
+Attention = Literal["auto", "sdpa", "sdpa_varlen", "eager", "flash_attention_2", "flex_attention"]
 _FLAGS = {
     "flash_attention_2": ("_supports_flash_attn", "_supports_flash_attn_2"),
     "flex_attention": ("_supports_flex_attn",),
@@ -52,18 +53,29 @@ _FLOAT32 = _Tolerances(same_place=1e-5, alone=1e-3)
 _BFLOAT16 = _Tolerances(same_place=1e-3, alone=5e-2)
 
 
-def implementations(attention: Attention, model_class: Any) -> list[str]:
-    """What to try of a transformers class, the best first; one unless attention is "auto"."""
+def implementations(attention: Attention, model_class: Any, config: PretrainedConfig) -> list[str]:
+    """What to try of a transformers class, the best first: none but the named one unless attention is "auto"."""
     cuda = torch.cuda.is_available()
     if attention == "flex_attention" and not cuda:
         raise ConfigError("attention flex_attention has no backward pass on the CPU: choose sdpa, eager or auto")
     has_flash = cuda and importlib.util.find_spec("flash_attn") is not None
     if attention == "flash_attention_2" and not has_flash:
         raise ConfigError("attention flash_attention_2 needs CUDA and pip install flash-attn: or choose sdpa or auto")
+    varlen.register()
+    if attention == varlen.SDPA_VARLEN and not varlen.has_varlen(model_class, config):
+        raise ConfigError(
+            f"attention {attention} is for models of text whose layers see all before them, or a window, and "
+            f"{model_class.__name__} is none: choose sdpa or auto"
+        )
     if attention != "auto":
         return [attention]
-    here = ["flash_attention_2"] * has_flash + ["flex_attention"] * cuda + ["sdpa"]
-    known = [each for each in here if any(getattr(model_class, flag, False) for flag in _FLAGS[each])]
+    here = ["flash_attention_2"] * has_flash + ["flex_attention"] * cuda + [varlen.SDPA_VARLEN, "sdpa"]
+    known = [
+        each
+        for each in here
+        if any(getattr(model_class, flag, False) for flag in _FLAGS.get(each, ()))
+        or (each == varlen.SDPA_VARLEN and varlen.has_varlen(model_class, config))
+    ]
     return [*known, "eager"]
 
 
@@ -78,6 +90,8 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
     is_float32 = not bf16 and next(model.parameters()).dtype == torch.float32
     tolerances = _FLOAT32 if is_float32 else _BFLOAT16
     choices: list[str] = getattr(model.model, "attention_choices", [])
+    if choices:
+        model.model.set_attn_implementation(choices.pop(0))
     while (fault := _agreed(_fault(model, tolerances, device))) is not None:
         if not choices:
             raise ConfigError(
@@ -85,6 +99,7 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
                 "set another model.attention, or take a model that transformers masks by position_ids"
             )
         model.model.set_attn_implementation(choices.pop(0))
+    choices.clear()
     with torch.no_grad():
         _choose_logits_way(model, tolerances, device)
     model.train(was_training)

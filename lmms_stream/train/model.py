@@ -17,6 +17,7 @@ from ..processors.tokenizers import FastTokenizer
 from ..types import Batch
 from .attention import Attention, check_lengths, implementations
 from .loss import learnt_tokens, losses_of_logits, token_losses
+from .varlen import SDPA_VARLEN
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -29,8 +30,8 @@ class ModelConfig:
     """One of: pretrained, a local folder or hub id; config, the fields of a transformers config.
 
     config holds `model_type` and whatever that config class takes; the model starts from random weights. Causal
-    language models, and models of images and text. attention: "auto" is the best that this machine has and that
-    keeps the samples of a pack apart.
+    language models, and models of images and text. attention: "auto" is transformers' own, until the trainer chooses
+    the best that this machine has and that keeps the samples of a pack apart.
     """
 
     pretrained: str | None = None
@@ -61,8 +62,9 @@ class ModelConfig:
                     f"model type {config.model_type!r} is no model that writes text: name a causal language model or "
                     "one of images and text"
                 )
-            first, *others = implementations(self.attention, auto._model_mapping[type(config)])
-            options = {"attn_implementation": first, "dtype": getattr(torch, self.dtype)}
+            choices = implementations(self.attention, auto._model_mapping[type(config)], config)
+            named = None if self.attention == "auto" else self.attention
+            options = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
                 if is_empty:
@@ -74,7 +76,7 @@ class ModelConfig:
                     model = auto.from_config(config, **options)
         except (KeyError, ValueError, OSError, TypeError, ImportError) as error:
             raise ConfigError(f"model cannot be built: {' '.join(str(error).split())}") from error
-        model.attention_choices = others
+        model.attention_choices = choices if named is None else []
         built: PreTrainedModel = model
         return built
 
@@ -178,8 +180,8 @@ class PackedModel(torch.nn.Module):
         """The arguments of a transformers model that keep the segments of a pack apart.
 
         sdpa, eager and flex_attention do so where position_ids restart, but only without an attention mask and without
-        a cache; flash_attention_2 takes the bounds. (Images and sounds are to be added here, and then a rank without
-        any must run their encoders too, on something weighted 0: FSDP's collectives are all ranks' or none's.)
+        a cache; flash_attention_2 and sdpa_varlen take the bounds. (Images and sounds are to be added here, and then a
+        rank without any must run their encoders too, on something weighted 0: FSDP's collectives are all ranks'.)
         """
         positions = batch.position_ids
         if self._has_text_axis and positions.ndim == 2:
@@ -190,7 +192,9 @@ class PackedModel(torch.nn.Module):
             "attention_mask": None,
             "use_cache": False,
         }
-        if self.model.config._attn_implementation == "flash_attention_2":
+        if self.model.config._attn_implementation == SDPA_VARLEN:
+            inputs["cu_seq_lens_q"] = batch.cu_seqlens.tolist()
+        elif self.model.config._attn_implementation == "flash_attention_2":
             bounds = {"cu_seq_lens_q": batch.cu_seqlens, "cu_seq_lens_k": batch.cu_seqlens}
             inputs |= {**bounds, "max_length_q": batch.max_seqlen, "max_length_k": batch.max_seqlen}
         return inputs

@@ -1,0 +1,80 @@
+"""Attention of each sample of a pack by itself, with torch's scaled_dot_product_attention: "sdpa_varlen".
+
+With a mask, sdpa on the CPU computes all T x T scores of a pack of T tokens, and leaves out most; here it computes the
+t x t of each sample of t tokens. transformers masks nothing for an implementation that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+SDPA_VARLEN = "sdpa_varlen"
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def has_varlen(model_class: Any, config: Any) -> bool:
+    """Whether a transformers model can run with it: one of text, whose layers see all before them, or a window."""
+    text = config.get_text_config()
+    return (
+        bool(getattr(model_class, "_supports_attention_backend", False))
+        and text is config
+        and not getattr(config, "attention_chunk_size", None)
+        and set(getattr(config, "layer_types", None) or ()) <= _PLAIN_LAYERS
+    )
+
+
+def register() -> None:
+    """Make it known to transformers."""
+    from transformers import AttentionInterface
+
+    # not compiled: how many samples there are is known where it runs
+    AttentionInterface.register(SDPA_VARLEN, torch.compiler.disable(_attend))
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: Sequence[int] | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """query: float[1, heads, T, d]; key, value: float[1, groups of heads, T, d] -> float[1, T, heads, d].
+
+    cu_seq_lens_q: where samples begin and end. ValueError for what sdpa cannot do.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if cu_seq_lens_q is None or attention_mask is not None or not getattr(module, "is_causal", True):
+        raise ValueError(
+            f"{SDPA_VARLEN} is for packs, and models that tell their attention where samples begin: for anything else "
+            'call model.set_attn_implementation("sdpa")'
+        )
+    if softcap is not None or s_aux is not None:
+        raise ValueError(f"{SDPA_VARLEN} has no softcap and no sinks")
+    attended = []
+    for start, stop in pairwise(cu_seq_lens_q):
+        window = _window(stop - start, sliding_window, query.device)
+        queries, keys, values = (each[:, :, start:stop] for each in (query, key, value))
+        found, _ = sdpa_attention_forward(module, queries, keys, values, window, dropout=dropout, scaling=scaling)
+        attended.append(found)
+    return torch.cat(attended, dim=1), None
+
+
+def _window(length: int, sliding_window: int | None, device: torch.device) -> torch.Tensor | None:
+    """bool[1, 1, length, length]: what each token sees, where that is not all before it."""
+    if sliding_window is None or length <= sliding_window:
+        return None
+    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return seen.triu(1 - sliding_window)[None, None]
