@@ -76,7 +76,7 @@ ALLOWED = {
     },
     "train": {
         "__version__", "errors", "signals", "types", "assign", "batch_maker", "config", "collate", "dataset",
-        "dataset_config", "loader", "processors", "storage", "tally",
+        "dataset_config", "loader", "processors", "retry", "storage", "tally",
     },
     "converters": {
         "__version__", "errors", "types", "retry", "storage", "decoding", "shards", "lengths", "locks", "cache",
