@@ -15,7 +15,7 @@ from lmms_stream.train.__main__ import main as train
 
 from .conftest import run_cli
 
-COMMANDS = ("convert", "index", "verify", "inspect", "merge", "plan", "train", "export", "demo")
+COMMANDS = ("convert", "index", "verify", "inspect", "merge", "plan", "train", "plot", "export", "demo")
 
 
 def subparsers() -> dict[str, argparse.ArgumentParser]:
