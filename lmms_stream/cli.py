@@ -1,4 +1,4 @@
-"""The command line: `lmms-stream convert | index | verify | inspect | merge | plan | train | export | demo`."""
+"""The command line: `lmms-stream convert | index | verify | inspect | merge | plan | train | plot | export | demo`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ EXAMPLES = {
     **cli_datasets.EXAMPLES,
     "plan": "lmms-stream plan s3://bucket/chats --packing-length 4096 --world-size 8 --compare --plot plan.png",
     "train": "lmms-stream train run.yaml train.max_steps=100 --nproc 2",
+    "plot": "lmms-stream plot runs/a runs/b --output runs.png --metrics loss,grad_norm --x tokens --smooth 20",
     "export": "lmms-stream export runs/chat/checkpoints/step-00001000 chat-model --dtype bfloat16",
     "demo": "lmms-stream demo --output demo-output",
 }
@@ -61,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
         partial(cli_datasets.add_commands, add=_add),
         _add_plan,
         _add_train,
+        _add_plot,
         _add_export,
         _add_demo,
     ):
@@ -132,6 +134,20 @@ def _add_train(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("config", type=Path, help="YAML with the sections dataset, model, train")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
     parser.add_argument("--nproc", type=int, default=1, help="processes (GPUs); default 1")
+
+
+def _add_plot(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(commands, "plot", _plot, "Draw what training runs logged: loss, rates and shares, side by side.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's output_dir, or its log")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf")
+    parser.add_argument(
+        "--metrics",
+        type=lambda names: names.split(","),
+        metavar="NAME,...",
+        help="figures of the log; default: loss, learning rate, gradient norm, tokens/s, packing efficiency, waiting",
+    )
+    parser.add_argument("--x", choices=("step", "tokens", "samples", "epoch", "hours"), default="step")
+    parser.add_argument("--smooth", type=int, default=1, metavar="N", help="draw means of N records; default 1")
 
 
 def _add_export(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -235,6 +251,16 @@ def _train(options: argparse.Namespace) -> int:
 
     command = torchrun_command(options.config, options.overrides, nproc=options.nproc)
     os.execv(command[0], command)
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from .figure import save_figure
+    from .train.plot import draw_runs
+
+    figure = draw_runs(options.runs, metrics=options.metrics, x=options.x, smooth=options.smooth)
+    save_figure(figure, options.output)
+    sys.stdout.write(f"{', '.join(map(str, options.runs))} -> {options.output}\n")
+    return 0
 
 
 def _export(options: argparse.Namespace) -> int:

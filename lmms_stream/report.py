@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .assign import assign, count_spilled, num_steps, pack_costs
-from .errors import ConfigError
+from .figure import new_figure, save_figure
 from .mixture import Mixture
 from .order import shards_of
 from .pack_range import PackRange
@@ -150,12 +150,7 @@ def with_strategy(plan: PackPlan, strategy: str) -> PackPlan:
 
 def plot_plans(plans: Mapping[str, PackPlan], path: Path, *, epoch: int = 0, max_packs: int = 4096) -> None:
     """Draw sample lengths and the fill of the first `max_packs` packs; the suffix of `path` says the format."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("plots need matplotlib: pip install 'lmms-stream[demo]'") from error
-
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = new_figure(width=11, height=4)
     left, right = figure.subplots(1, 2)
     for limit in sorted({plan.packing.packing_length for plan in plans.values()}):
         left.axvline(limit, color="black", linestyle=":", label=f"packing_length {limit}")
@@ -174,5 +169,4 @@ def plot_plans(plans: Mapping[str, PackPlan], path: Path, *, epoch: int = 0, max
     left.legend()
     right.set(xlabel="% of the packs, from full to empty", ylabel="% of packing_length filled", ylim=(0, 102))
     right.legend(loc="lower left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save_figure(figure, path)

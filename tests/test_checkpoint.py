@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lmms_stream.demo.compare import read_log
 from lmms_stream.errors import CheckpointError, CursorError
 from lmms_stream.storage import LocalStorage, Storage, open_storage
 from lmms_stream.train.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.distributed import init_distributed
+from lmms_stream.train.train_log import read_log
 from torch.distributed.fsdp import fully_shard
 
 from .conftest import write_tokens

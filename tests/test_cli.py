@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from lmms_stream.cli import EXAMPLES, build_parser, main
 from lmms_stream.demo.corpus import Corpus
+from lmms_stream.train.__main__ import main as train
 
 from .conftest import run_cli
 
-COMMANDS = ("convert", "index", "verify", "inspect", "merge", "plan", "train", "export", "demo")
+COMMANDS = ("convert", "index", "verify", "inspect", "merge", "plan", "train", "plot", "export", "demo")
 
 
 def subparsers() -> dict[str, argparse.ArgumentParser]:
@@ -32,6 +33,14 @@ def test_every_command_has_help_with_an_example_that_parses(capsys: pytest.Captu
         program, *arguments = shlex.split(EXAMPLES[command])
         assert program == "lmms-stream"
         assert build_parser().parse_args(arguments).command == command
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run.yaml", "-h"]])
+def test_training_by_torchrun_has_help_with_an_example(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(arguments) == 0
+    assert "example:\n  torchrun --nproc-per-node 2 -m lmms_stream.train run.yaml" in capsys.readouterr().out
 
 
 def test_every_option_says_what_it_does_or_has_choices() -> None:

@@ -23,6 +23,7 @@ ALLOWED = {
     "locks": set(),
     "retry": {"errors", "threads"},
     "s3": {"errors", "retry", "types"},
+    "figure": {"errors", "retry"},
     "storage": {"errors", "retry", "s3", "types"},
     "decoding": {"errors"},
     "shards": {"errors", "decoding"},
@@ -76,13 +77,13 @@ ALLOWED = {
     },
     "train": {
         "__version__", "errors", "signals", "types", "assign", "batch_maker", "config", "collate", "dataset",
-        "dataset_config", "loader", "processors", "storage", "tally",
+        "dataset_config", "figure", "loader", "processors", "retry", "storage", "tally",
     },
     "converters": {
         "__version__", "errors", "types", "retry", "storage", "decoding", "shards", "lengths", "locks", "cache",
         "processors",
     },
-    "report": {"errors", "types", "assign", "mixture", "order", "pack_range", "plan"},
+    "report": {"types", "assign", "figure", "mixture", "order", "pack_range", "plan"},
     "console": {"report"},
     "console_datasets": {"console", "converters"},
     "cli_datasets": {"console", "console_datasets", "converters", "processors"},
@@ -90,7 +91,7 @@ ALLOWED = {
     "cli_convert": {"errors", "console", "converters", "processors", "room"},
     "cli": {
         "__version__", "errors", "types", "cli_convert", "cli_datasets", "console", "converters", "dataset", "demo",
-        "mixture", "order", "packing", "plan", "processors", "report", "train",
+        "figure", "mixture", "order", "packing", "plan", "processors", "report", "train",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from lmms_stream.assign import LINEAR_COST
 from lmms_stream.collate import collate
 from lmms_stream.errors import ConfigError
 from lmms_stream.train.flops import ModelFlops, model_flops, peak_tflops
-from lmms_stream.train.metrics import StepCounts, StepWindow, by_source, count_step, source_losses
+from lmms_stream.train.metrics import StepCounts, StepWindow, by_source, count_step, finite_mean, source_losses
 from lmms_stream.train.model import ModelConfig
 from lmms_stream.train.progress import RunProgress
-from lmms_stream.train.reporters import JsonLines, check_reporters
+from lmms_stream.train.reporters import check_reporters
 from lmms_stream.train.settings import ProfileConfig, TrainConfig
 from lmms_stream.types import Batch
 from rich.console import Console
@@ -109,6 +108,12 @@ def test_losses_and_epochs_of_several_sources_have_their_names() -> None:
     assert by_source("epoch", {}) == {}
 
 
+def test_a_mean_is_over_what_is_finite_and_of_nothing_there_is_none() -> None:
+    assert finite_mean([1.0, float("nan"), 3.0, float("inf"), -float("inf")]) == 2
+    assert finite_mean([float("nan")]) is None
+    assert finite_mean([]) is None
+
+
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 1000,
@@ -192,21 +197,6 @@ def test_no_flops_are_told_of_a_model_that_the_formula_is_not_true_of() -> None:
 )
 def test_a_device_is_known_by_its_name(name: str, peak: float | None) -> None:
     assert peak_tflops(name) == peak
-
-
-def test_half_a_line_of_a_killed_run_goes_and_its_records_stay(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "log.jsonl"
-    for before, kept in (("", []), ('{"step": 1', []), ('{"step": 1}\n{"st', [1]), ('{"step": 1}\n', [1])):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(before)
-        log = JsonLines(path)
-        log.write({"step": 2, "loss": 0.5})
-        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [*kept, 2]
-        log.close()
-    long = '{"step": 1, "sample_ids": [' + "7, " * 100_000
-    path.write_text('{"step": 0}\n' + long)
-    JsonLines(path).close()
-    assert path.read_text() == '{"step": 0}\n'
 
 
 def test_a_reporter_that_is_not_installed_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,8 @@ def test_every_other_command_runs_as_it_is_written(tmp_path: Path) -> None:
             check=False,
         )
         assert result.returncode == 0, f"{command}\n{result.stdout[-2000:]}\n{result.stderr[-3000:]}"
-    assert (tmp_path / "build" / "plan.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("plan.png", "run.png"):
+        assert (tmp_path / "build" / name).read_bytes().startswith(b"\x89PNG")
     log = (tmp_path / "build" / "run" / "train_log.jsonl").read_text().splitlines()
     assert len(log) == 6
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import TrainingError
+from ..train.train_log import read_log
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,15 +21,6 @@ class Run:
     name: str
     records: dict[int, dict[str, Any]]
     tolerance: float
-
-
-def read_log(output: Path) -> list[dict[str, Any]]:
-    """Records of a training log so far; a last line that is being written is left out."""
-    try:
-        text = (output / "train_log.jsonl").read_text()
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 def read_run(output: Path, *, name: str, tolerance: float) -> Run:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import TrainingError
 from ..train import torchrun_command
-from .compare import read_log
+from ..train.train_log import read_log
 
 JOB_TIMEOUT_S = 600.0
 

@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..console import bar, console, print_plan, print_record
 from ..errors import ConfigError
-from .compare import compare_runs, read_log, read_run
+from ..train.train_log import read_log
+from .compare import compare_runs, read_run
 from .corpus import VOCABULARY, Corpus, build_corpus, train_tokenizer
 from .endpoint import BUCKET, s3_endpoint
 from .jobs import run_job

@@ -16,7 +16,7 @@ example:
 
 
 def main(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or {"-h", "--help"} & {*arguments}:
         sys.stdout.write(USAGE)
         return 0 if arguments else 2
     try:

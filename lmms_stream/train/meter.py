@@ -16,7 +16,7 @@ from ..tally import FetchCounts
 from ..types import Batch, World
 from .distributed import gather
 from .flops import ModelFlops, peak_tflops
-from .metrics import StepCounts, StepWindow, by_source, count_step, source_losses
+from .metrics import StepCounts, StepWindow, by_source, count_step, finite_mean, source_losses
 
 MIB = 1 << 20
 
@@ -48,7 +48,7 @@ class Meter:
         self._window = StepWindow(world.world_size, replication=world.replication)
         self._fetched = FetchCounts()
         self._losses = torch.zeros(2 * len(loader.sources), dtype=torch.float64, device=device)
-        self._grad_norms = 0.0
+        self._grad_norms: list[float] = []
         self._wait_s = self._aside_s = 0.0
         self._since = time.monotonic()
 
@@ -92,7 +92,7 @@ class Meter:
     def end_step(self, losses: torch.Tensor, *, grad_norm: float) -> None:
         """losses: this rank's sums by source, and how many they are: float64[2 * sources], on the device."""
         self._losses += losses
-        self._grad_norms += grad_norm
+        self._grad_norms.append(grad_norm)
 
     def record(self) -> dict[str, Any]:
         """Figures of the steps since the last record: averages and rates over them, counts in all of them."""
@@ -109,7 +109,7 @@ class Meter:
             **by_source("epoch", self._loader.epochs),
             "loss": sum(losses[: num_losses // 2]) / max(1, sums.num_loss_tokens * readers),
             **source_losses(self._loader.sources, losses),
-            "grad_norm": self._grad_norms / self._window.num_steps,
+            "grad_norm": finite_mean(self._grad_norms),
             "num_steps": self._window.num_steps,
             "num_tokens": int(sums.num_tokens),
             "num_loss_tokens": int(sums.num_loss_tokens),
@@ -125,7 +125,8 @@ class Meter:
     def _begin(self, now: float) -> None:
         self._window.begin()
         self._losses.zero_()
-        self._grad_norms = self._aside_s = 0.0
+        self._grad_norms.clear()
+        self._aside_s = 0.0
         self._since = now
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -114,6 +115,16 @@ class StepWindow:
             "data/wait_p50_s": p50,
             "data/wait_p99_s": p99,
         }
+
+
+def finite_mean(values: Sequence[float]) -> float | None:
+    """The mean of those that are finite; None where none is.
+
+    >>> finite_mean([1.0, math.nan, 3.0])
+    2.0
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None
 
 
 def source_losses(sources: Sequence[str], summed: Sequence[float]) -> dict[str, float]:

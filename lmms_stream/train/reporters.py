@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from ..errors import ConfigError
+from ..retry import disk_errors
 from .settings import Reporter
-
-LOG_NAME = "train_log.jsonl"
-_BLOCK = 1 << 16
+from .train_log import LOG_NAME, ROOM, JsonLines
 
 
 class Report(Protocol):
@@ -24,22 +22,6 @@ class Report(Protocol):
     def close(self) -> None: ...
 
 
-class JsonLines:
-    """A line for each record. What an earlier run wrote is kept, but for half a line that it was killed at."""
-
-    def __init__(self, path: Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b")
-        self._file.truncate(_end_of_lines(self._file))
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record).encode() + b"\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class TensorBoard:
     """Event files of the records' numbers. Of an earlier run, steps from `first_step` on are hidden."""
 
@@ -47,15 +29,19 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         purged = first_step if first_step > 1 else None
-        self._writer = SummaryWriter(str(folder), purge_step=purged)
+        self._folder = str(folder)
+        with disk_errors(self._folder, room=ROOM):
+            self._writer = SummaryWriter(self._folder, purge_step=purged)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        for name, value in _numbers(record).items():
-            self._writer.add_scalar(name, value, record["step"])
-        self._writer.flush()
+        with disk_errors(self._folder, room=ROOM):
+            for name, value in _numbers(record).items():
+                self._writer.add_scalar(name, value, record["step"])
+            self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        with disk_errors(self._folder, room=ROOM):
+            self._writer.close()
 
 
 class WeightsAndBiases:
@@ -69,13 +55,15 @@ class WeightsAndBiases:
         import wandb
 
         id_path = output_dir / "wandb" / "run-id.txt"
-        if not id_path.exists():
-            id_path.parent.mkdir(parents=True, exist_ok=True)
-            id_path.write_text(uuid.uuid4().hex)
+        with disk_errors(str(id_path), room=ROOM):
+            if not id_path.exists():
+                id_path.parent.mkdir(parents=True, exist_ok=True)
+                id_path.write_text(uuid.uuid4().hex)
+            run_id = id_path.read_text()
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "lmms_stream"),
             name=os.environ.get("WANDB_NAME", output_dir.name),
-            id=id_path.read_text(),
+            id=run_id,
             resume="allow",
             dir=str(output_dir),
             config=dict(settings),
@@ -99,27 +87,13 @@ def check_reporters(report_to: Sequence[Reporter]) -> None:
 
 def open_reports(
     output_dir: Path, report_to: Sequence[Reporter], *, first_step: int, settings: Mapping[str, Any]
-) -> list[Report]:
-    """What the records of a run are to be written to, from first_step on."""
-    reports: list[Report] = [JsonLines(output_dir / LOG_NAME)]
+) -> Iterator[Report]:
+    """What the records of a run are to be written to, from first_step on; each is open as it comes."""
+    yield JsonLines(output_dir / LOG_NAME)
     if "tensorboard" in report_to:
-        reports.append(TensorBoard(output_dir / "tensorboard", first_step=first_step))
+        yield TensorBoard(output_dir / "tensorboard", first_step=first_step)
     if "wandb" in report_to:
-        reports.append(WeightsAndBiases(output_dir, settings=settings))
-    return reports
-
-
-def _end_of_lines(file: IO[bytes]) -> int:
-    """Where the last whole line ends."""
-    end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - _BLOCK)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
+        yield WeightsAndBiases(output_dir, settings=settings)
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:

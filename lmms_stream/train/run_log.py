@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,17 @@ class RunLog:
         is_first = self._world.rank == 0
         output_dir = Path(self._args.output_dir)
         unit = "tokens" if schedule.counts_tokens else "step"
-        if is_first:
-            self._reports = open_reports(
-                output_dir, self._args.report_to, first_step=step + 1, settings=dataclasses.asdict(self._args)
+        settings = dataclasses.asdict(self._args)
+        with ExitStack() as stack:
+            if is_first:
+                for report in open_reports(output_dir, self._args.report_to, first_step=step + 1, settings=settings):
+                    stack.callback(report.close)
+                    self._reports.append(report)
+            self._progress = stack.enter_context(RunProgress(schedule.length, unit=unit, done=position, shown=is_first))
+            self._profiler = stack.enter_context(
+                StepProfiler(self._args.profile, output_dir=output_dir, rank=self._world.rank, step=step)
             )
-        try:
-            with (
-                RunProgress(schedule.length, unit=unit, done=position, shown=is_first) as self._progress,
-                StepProfiler(self._args.profile, output_dir=output_dir, rank=self._world.rank) as self._profiler,
-            ):
-                yield
-        finally:
-            for report in self._reports:
-                report.close()
+            yield
 
     def end_step(self, position: int) -> None:
         self._profiler.step()

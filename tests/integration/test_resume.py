@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from lmms_stream.demo.compare import Run, compare_runs, read_log, read_run
+from lmms_stream.demo.compare import Run, compare_runs, read_run
 from lmms_stream.storage import open_storage
 from lmms_stream.train import torchrun_command
 from lmms_stream.train.checkpoint import checkpoints
+from lmms_stream.train.train_log import read_log
 
 from tests.conftest import run_command, write_tokens
 from tests.training import write_run

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from lmms_stream.assign import LINEAR_COST
 from lmms_stream.dataset import PackedStreamingDataset
-from lmms_stream.demo.compare import read_log
 from lmms_stream.loader import PackedLoader
 from lmms_stream.order import OrderConfig
 from lmms_stream.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.train.train_log import read_log
 from lmms_stream.types import World
 from numpy.typing import NDArray
 
@@ -223,8 +223,10 @@ def test_a_resumed_run_goes_on_in_every_report(
         check_averages(record, steps)
     check_tensorboard(output / "tensorboard", records)
     check_wandb(output / "wandb", records)
-    for rank in range(2):
-        trace = json.loads((output / "profile" / f"rank-{rank}.json").read_text())
+    traces = [output / "profile" / f"rank-{rank}-step-{step}.json" for rank in range(2) for step in (2, 6)]
+    assert sorted((output / "profile").iterdir()) == traces
+    for path in traces:
+        trace = json.loads(path.read_text())
         names = [event.get("name", "") for event in trace["traceEvents"]]
         assert sum(name.startswith("Optimizer.step") for name in names) >= 2
         assert "aten::mm" in names

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from lmms_stream.demo.compare import compare_runs, read_log, read_run
+from lmms_stream.demo.compare import compare_runs, read_run
 from lmms_stream.train import torchrun_command
 from lmms_stream.train.checkpoint import checkpoints
 from lmms_stream.train.distributed import STOPPED_STATUS
+from lmms_stream.train.train_log import read_log
 
 from tests.integration.test_training import train, write_config
 

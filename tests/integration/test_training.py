@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from lmms_stream.demo.compare import Run, compare_runs, read_log, read_run
+from lmms_stream.demo.compare import Run, compare_runs, read_run
 from lmms_stream.demo.corpus import VOCABULARY
 from lmms_stream.demo.jobs import run_job
 from lmms_stream.errors import TrainingError
 from lmms_stream.train import torchrun_command
 from lmms_stream.train.checkpoint import checkpoints
+from lmms_stream.train.train_log import read_log
 
 from tests.conftest import run_command
 
