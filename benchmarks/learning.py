@@ -24,6 +24,7 @@ from measure import print_table, verdict
 PACKING_LENGTH = 1024
 PACKS_A_STEP = 8
 RANKS = 2
+MAX_S = 3600.0  # of a run
 MAX_DIFFERENCE = 0.05  # of the last losses, relative
 MIN_BELOW_ENTROPY = 0.5  # nats
 MODEL = {
@@ -95,7 +96,7 @@ def curve(config: Path) -> list[tuple[int, float]]:
     from lmms_stream.train.train_log import read_log
 
     output = config.with_suffix("")
-    run_job(config, output, nproc=RANKS, on_step=lambda step: None)
+    run_job(config, output, nproc=RANKS, on_step=lambda step: None, timeout_s=MAX_S)
     records = read_log(output)
     seen = {record["step"]: record["tokens_seen"] for record in records if "tokens_seen" in record}
     return [(seen[record["step"]], record["eval_loss"]) for record in records if "eval_loss" in record]

@@ -24,7 +24,7 @@ from .types import Sample
 
 MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one process; each takes a file descriptor
 CHUNK = 1 << 16  # samples located together
-_TOUCH_S = 1.0  # under a limit, a shard in use is noted as such this often
+_TOUCH_S = 0.1  # under a limit, a shard in use is noted as such this often: others seem used later until then
 
 Shards = Sequence[tuple[LocalCache, ShardInfo]]  # where each comes from, and its index entry
 

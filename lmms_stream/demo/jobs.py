@@ -22,15 +22,16 @@ def run_job(
     nproc: int,
     on_step: Callable[[int], None],
     kill_at: int | None = None,
+    timeout_s: float = JOB_TIMEOUT_S,
 ) -> int:
     """Train to the end, or until step `kill_at` is logged and all processes are killed; the highest step logged.
 
-    TrainingError when the job fails, when it ends before `kill_at`, and when it takes longer than JOB_TIMEOUT_S.
+    TrainingError when the job fails, when it ends before `kill_at`, and when it takes longer than timeout_s.
     """
     output.mkdir(parents=True, exist_ok=True)
     overrides = [f"train.output_dir={output}", f"dataset.local={output / 'cache'}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    deadline = time.monotonic() + JOB_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     with (output / "output.txt").open("ab") as text:
         job = subprocess.Popen(
             torchrun_command(config, overrides, nproc=nproc),
@@ -46,7 +47,7 @@ def run_job(
                     _kill(job)
                     return _last_step(output)
                 if time.monotonic() > deadline:
-                    raise TrainingError(f"the job took more than {JOB_TIMEOUT_S:.0f} s: see {text.name}")
+                    raise TrainingError(f"the job took more than {timeout_s:.0f} s: see {text.name}")
                 time.sleep(0.1)
         finally:
             _kill(job)
