@@ -7,8 +7,9 @@ name says that it is whole.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,7 @@ from .schema import Mapper, to_tokens
 from .units import Row, Unit
 
 OnError = Literal["fail", "skip"]
+_TOKENIZED_TOGETHER = 64  # rows: one by one, tokenizer and Python push each other out of the processor's cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,24 +136,41 @@ class _Making:
 
     def samples(self) -> Iterator[bytes]:
         """The samples that are kept, as they lie in a shard."""
+        rows = self._unit.rows()
         try:
-            for row in self._unit.rows():
-                data = self._sample(row)
-                if self._has_failed:
-                    return
-                if data is not None:
-                    yield data
+            while together := list(islice(rows, _TOKENIZED_TOGETHER if self._maker.tokenize else 1)):
+                for row, made in zip(together, self._made(together), strict=True):
+                    data = self._encoded(row, made)
+                    if self._has_failed:
+                        return
+                    if data is not None:
+                        yield data
         except OSError as error:
             raise disk_error(self._source_name, error) from error
 
-    def _sample(self, row: Row) -> bytes | None:
-        """A row as a sample of a shard; None for one that is left out."""
+    def _made(self, rows: Sequence[Row]) -> list[Sample | DataError]:
+        """What is to be stored of each row, or why nothing can be."""
+        made = [self._mapped(row) for row in rows]
+        if not self._maker.tokenize or self._maker.processor is None:
+            return made
+        tokens = iter(to_tokens([each for each in made if not isinstance(each, DataError)], self._maker.processor))
+        return [each if isinstance(each, DataError) else next(tokens) for each in made]
+
+    def _mapped(self, row: Row) -> Sample | DataError:
         if row.values is None:
-            self._reject(row.number, row.error)
-            return None
+            return DataError(row.error)
         try:
-            stored, length = self._measured(self._mapper(row.values, self._unit.folder))
-            data = self._maker.format.encode(stored)
+            return self._mapper(row.values, self._unit.folder)
+        except DataError as error:
+            return error
+
+    def _encoded(self, row: Row, sample: Sample | DataError) -> bytes | None:
+        """A sample as it lies in a shard; None for one that is left out."""
+        try:
+            if isinstance(sample, DataError):
+                raise sample
+            length = self._measured(sample)
+            data = self._maker.format.encode(sample)
         except DataError as error:
             self._reject(row.number, str(error))
             return None
@@ -170,16 +189,14 @@ class _Making:
         if not self._has_failed:
             self._rejects.append((number, reason))
 
-    def _measured(self, sample: Sample) -> tuple[Sample, int]:
-        """What is stored of a sample, and its tokens (0 where nothing measures it)."""
-        if self._maker.tokenize and self._maker.processor is not None:
-            sample = to_tokens(sample, self._maker.processor)
+    def _measured(self, stored: Sample) -> int:
+        """The tokens of what is stored, 0 where nothing measures it."""
         if self._measures is None:
-            return sample, 0
-        length = self._measures.measure(sample)
+            return 0
+        length = self._measures.measure(stored)
         if not 0 < length < 1 << 32:
             raise DataError(f"the sample has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
-        return sample, length
+        return length
 
     def part(self) -> Part:
         return Part(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..processors.base import IGNORED_LABEL, Processor, Tokenize
+from ..processors.base import IGNORED_LABEL, Processor, TokenizeAll
 from ..processors.spans import spans_of
 from ..types import Sample
 from .fields import Fields, unpacked
 
-Spans = TypeVar("Spans", bound=Sized)
 _LAST_ID = (1 << 31) - 1
+_NOTHING_LEARNT = "no token would be learnt: does the chat template mark what the assistant says?"
 
 
 def read_tokens(fields: Fields) -> dict[str, Any]:
@@ -39,31 +39,46 @@ def read_tokens(fields: Fields) -> dict[str, Any]:
     return {"input_ids": ids.astype(np.int32), "loss_spans": _loss_spans(fields, ids)}
 
 
-def to_tokens(sample: Sample, processor: Processor) -> dict[str, Any]:
-    """A sample that `processor` reads as a tokens sample.
+def to_tokens(samples: Sequence[Sample], processor: Processor) -> list[dict[str, Any] | DataError]:
+    """Samples that `processor` reads as tokens samples.
 
-    DataError when no token would be learnt, and for model input that a tokens sample has no place for.
+    DataError in the place of one in which no token would be learnt, and of one with model input that a tokens sample
+    has no place for.
     """
-    if _tokenizes(type(processor)):
-        tokenize: Tokenize = processor.tokenize  # type: ignore[attr-defined]
-        tokens, spans = tokenize(sample)
-        return {"input_ids": tokens, "loss_spans": np.array(_checked_learnt(spans), np.int32)}
-    processed = processor.process(sample)
+    if not _tokenizes(type(processor)):
+        return [_as_tokens(sample, processor) for sample in samples]
+    tokenize_all: TokenizeAll = processor.tokenize_all  # type: ignore[attr-defined]
+    return [made if isinstance(made, DataError) else _stored(*made) for made in tokenize_all(samples)]
+
+
+def _stored(ids: NDArray[np.int32], spans: Sequence[tuple[int, int]]) -> dict[str, Any] | DataError:
+    if not len(spans):
+        return DataError(_NOTHING_LEARNT)
+    return {"input_ids": ids, "loss_spans": np.array(spans, np.int32)}
+
+
+def _as_tokens(sample: Sample, processor: Processor) -> dict[str, Any] | DataError:
+    try:
+        processed = processor.process(sample)
+    except DataError as error:
+        return error
     others = sorted(set(processed) - {"input_ids", "labels"})
     if others:
-        raise DataError(
+        return DataError(
             f"a sample of tokens has no place for {', '.join(others)}: convert without --tokenize: the processor "
             "makes them while training"
         )
-    ids = np.asarray(processed["input_ids"])
-    return {"input_ids": ids.astype(np.int32), "loss_spans": _spans(np.asarray(processed["labels"]) != IGNORED_LABEL)}
+    learnt = np.asarray(processed["labels"]) != IGNORED_LABEL
+    ids = np.asarray(processed["input_ids"]).astype(np.int32)
+    return {"input_ids": ids, "loss_spans": spans_of(learnt)} if learnt.any() else DataError(_NOTHING_LEARNT)
 
 
 @cache
 def _tokenizes(kind: type) -> bool:
-    """Whether a processor has `tokenize` for the `process` that it has: a subclass may have another one of these."""
-    owner = next((each for each in kind.__mro__ if vars(each).keys() & {"process", "tokenize"}), object)
-    return vars(owner).keys() >= {"process", "tokenize"}
+    """Whether a processor has `tokenize_all` for the `process` that it has: a subclass may have another of these."""
+    own = {"process", "tokenize_all"}
+    owner = next((each for each in kind.__mro__ if vars(each).keys() & own), object)
+    return vars(owner).keys() >= own
 
 
 def _loss_spans(fields: Fields, ids: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -93,13 +108,9 @@ def _loss_spans(fields: Fields, ids: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def _spans(learnt: NDArray[np.bool_]) -> NDArray[np.int32]:
-    return _checked_learnt(spans_of(learnt))
-
-
-def _checked_learnt(spans: Spans) -> Spans:
-    if not len(spans):
-        raise DataError("no token would be learnt: does the chat template mark what the assistant says?")
-    return spans
+    if not learnt.any():
+        raise DataError(_NOTHING_LEARNT)
+    return spans_of(learnt)
 
 
 def _checked_spans(spans: NDArray[np.int64], num_tokens: int) -> NDArray[np.int32]:

@@ -98,8 +98,11 @@ def test_spans_are_those_that_the_tokenizer_says(name: str, monkeypatch: pytest.
         found = tokens.spans(text, np.array(encoding.ids, np.int32), [(start, stop)])
         assert found is None or found == [(first, None if last is None else last + 1)]
         num_told += found is not None
-        ids, (span,) = ours.ids_and_spans(text, [(start, stop)])
-        assert ids.tolist() == encoding.ids == ours.ids(text, add_special_tokens=False).tolist()
+        other = "<|end|>" + text[::-1]
+        (ids, (span,)), (other_ids, none) = ours.ids_and_spans([(text, [(start, stop)]), (other, [])])
+        assert ids.tolist() == encoding.ids == ours.ids([text], add_special_tokens=False)[0].tolist()
+        assert other_ids.tolist() == tokenizer.encode(other, add_special_tokens=False).ids
+        assert not none
         if first is not None and last is not None:
             assert span == (first, last + 1)
 
@@ -124,9 +127,9 @@ def test_a_text_that_is_not_composed_is_left_to_the_tokenizer() -> None:
 def test_ids_are_the_same_with_threads_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     described = TOLD["framed"]()
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    with_threads = fast(described).ids(WORDS, add_special_tokens=True)
+    (with_threads,) = fast(described).ids([WORDS], add_special_tokens=True)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    without = fast(described).ids(WORDS, add_special_tokens=True)
+    (without,) = fast(described).ids([WORDS], add_special_tokens=True)
     assert with_threads.dtype == without.dtype == np.int32
     assert with_threads.tolist() == without.tolist()
-    assert len(without) == 1 + len(fast(described).ids(WORDS, add_special_tokens=False))
+    assert len(without) == 1 + len(fast(described).ids([WORDS], add_special_tokens=False)[0])

@@ -429,7 +429,9 @@ def test_any_processor_makes_tokens_unless_they_are_not_all_it_makes(
     texts = TextProcessor.from_pretrained(str(tokenizer))
     for processor, row in ((chat_processor, {"messages": CHAT}), (texts, {"text": "some text"})):
         sample = mapped(row)
-        tokens = TokensProcessor().process(to_tokens(sample, processor))
+        (made,) = to_tokens([sample], processor)
+        assert not isinstance(made, DataError)
+        tokens = TokensProcessor().process(made)
         for name, values in processor.process(sample).items():
             assert np.array_equal(tokens[name], values)
 
@@ -437,8 +439,20 @@ def test_any_processor_makes_tokens_unless_they_are_not_all_it_makes(
         def process(self, sample: Sample) -> Sample:
             return {**super().process(sample), "pixel_values": np.zeros(3)}
 
-    with pytest.raises(DataError, match="a sample of tokens has no place for pixel_values: convert without --tokenize"):
-        to_tokens(mapped({"text": "x"}), Seeing(texts.tokenizer))
+    (error,) = to_tokens([mapped({"text": "x"})], Seeing(texts.tokenizer))
+    assert "a sample of tokens has no place for pixel_values: convert without --tokenize" in str(error)
+
+
+def test_a_sample_that_has_no_tokens_to_learn_takes_nothing_from_those_beside_it(chat_processor: ChatProcessor) -> None:
+    unanswered = {"messages": json.dumps([{"role": "user", "content": "so?"}])}
+    refused = {"messages": json.dumps([{"role": "user", "content": [{"type": "image"}]}])}
+    samples = [mapped({"messages": CHAT}), unanswered, refused, mapped({"messages": CHAT})]
+    first, second, third, last = to_tokens(samples, chat_processor)
+    assert not isinstance(first, DataError)
+    assert not isinstance(last, DataError)
+    assert all(np.array_equal(last[name], first[name]) for name in ("input_ids", "loss_spans"))
+    assert "no token would be learnt" in str(second)
+    assert "a message holds image, which the chat processor does not read" in str(third)
 
 
 SMALL = {"image": [image_bytes(color=n) for n in range(6)], "audio": [wav_bytes(value=n) for n in range(6)]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,10 +17,13 @@ from ..types import Processed, Sample
 IGNORED_LABEL = -100  # transformers' and torch's ignore_index
 
 
-# What a processor may have besides, as `tokenize`, where `process` makes nothing but tokens: here they are without
-# labels, input_ids int32[T] and the spans [first, stop) of them that are learnt, ascending and apart from each other. A
-# class that has another `process` needs another `tokenize` too, or `process` is used.
-Tokenize = Callable[[Sample], tuple[NDArray[np.int32], list[tuple[int, int]]]]
+Tokens = tuple[NDArray[np.int32], list[tuple[int, int]]]
+
+# What a processor may have besides, as `tokenize_all`, where `process` makes nothing but tokens: here they are without
+# labels, of several samples at once: input_ids int32[T] and the spans [first, stop) of them that are learnt, ascending
+# and apart from each other, or the error that `process` raises. A class that has another `process` needs another
+# `tokenize_all` too, or `process` is used.
+TokenizeAll = Callable[[Sequence[Sample]], list[Tokens | DataError]]
 
 
 class Processor(Protocol):

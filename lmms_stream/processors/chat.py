@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
+from .base import Tokens
 from .byte_tokens import Span
 from .chat_template import TODAY, ChatTemplate
 from .spans import labels_of, learnt_of, spans_of
@@ -65,25 +66,41 @@ class ChatProcessor:
 
     def measure(self, sample: Sample) -> int:
         text, _ = self._render(_parse(sample["messages"]))
-        return len(self.tokenizer.ids(text, add_special_tokens=False))
-
-    def tokenize(self, sample: Sample) -> tuple[NDArray[np.int32], list[Span]]:
-        """See Tokenize."""
-        chat = _parse(sample["messages"])
-        text, marked = self._render(chat)
-        if not self._template_of(chat).has_marks:
-            marked = list(self._added_spans(chat, text).values())
-        ids, learnt = self.tokenizer.ids_and_spans(text, [span for span in marked if span[0] < span[1]])
-        spans = _joined(learnt)
-        if chat.left_out:
-            left_out = self._spans_left_out(chat, text, marked)
-            spans = _without(spans, left_out, self.tokenizer.encode(text, add_special_tokens=False))
-        return ids, spans
+        (ids,) = self.tokenizer.ids([text], add_special_tokens=False)
+        return len(ids)
 
     def process(self, sample: Sample) -> Processed:
-        ids, spans = self.tokenize(sample)
+        (made,) = self.tokenize_all([sample])
+        if isinstance(made, DataError):
+            raise made
+        ids, spans = made
         input_ids = ids.astype(np.int64)
         return {"input_ids": input_ids, "labels": labels_of(input_ids, spans)}
+
+    def tokenize_all(self, samples: Sequence[Sample]) -> list[Tokens | DataError]:
+        """See TokenizeAll."""
+        read = [self._read(sample) for sample in samples]
+        marked = [each.marked for each in read if not isinstance(each, DataError)]
+        tokens = iter(self.tokenizer.ids_and_spans(marked))
+        return [each if isinstance(each, DataError) else self._learnt(each, *next(tokens)) for each in read]
+
+    def _read(self, sample: Sample) -> _Rendered | DataError:
+        try:
+            chat = _parse(sample["messages"])
+            text, spans = self._render(chat)
+            if not self._template_of(chat).has_marks:
+                spans = list(self._added_spans(chat, text).values())
+            left_out = self._spans_left_out(chat, text, spans) if chat.left_out else []
+        except DataError as error:
+            return error
+        return _Rendered((text, [span for span in spans if span[0] < span[1]]), left_out)
+
+    def _learnt(self, rendered: _Rendered, ids: NDArray[np.int32], spans: Sequence[Span]) -> Tokens:
+        joined = _joined(spans)
+        if rendered.left_out:
+            encoding = self.tokenizer.encode(rendered.marked[0], add_special_tokens=False)
+            joined = _without(joined, rendered.left_out, encoding)
+        return ids, joined
 
     @cached_property
     def _templates(self) -> dict[str, ChatTemplate]:
@@ -164,6 +181,13 @@ def _without(spans: Sequence[Span], left_out: Sequence[Span], encoding: Encoding
     for start, stop in left_out:
         learnt &= (last <= start) | (first >= stop)
     return [(start, stop) for start, stop in spans_of(learnt).tolist()]
+
+
+class _Rendered(NamedTuple):
+    """The text of a chat and the spans of it that are marked, some of which are left out after all."""
+
+    marked: tuple[str, list[Span]]
+    left_out: list[Span]
 
 
 @dataclass(frozen=True, slots=True)

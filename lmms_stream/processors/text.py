@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, DataError
 from ..shards import ShardInfo
 from ..types import Processed, Sample
-from .base import IGNORED_LABEL, SegmentError
+from .base import IGNORED_LABEL, SegmentError, Tokens
 from .tokenizers import FastTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -51,21 +51,21 @@ class TextProcessor:
         }
 
     def measure(self, sample: Sample) -> int:
-        return len(self._encode(sample))
-
-    def tokenize(self, sample: Sample) -> tuple[NDArray[np.int32], list[tuple[int, int]]]:
-        """See Tokenize."""
-        ids = self._encode(sample)
-        return ids, [(0, len(ids))]
+        return len(self._encode([sample])[0])
 
     def process(self, sample: Sample) -> Processed:
-        input_ids = self._encode(sample).astype(np.int64)
+        input_ids = self._encode([sample])[0].astype(np.int64)
         return {"input_ids": input_ids, "labels": input_ids.copy()}
 
-    def _encode(self, sample: Sample) -> NDArray[np.int32]:
-        ids, end = self.tokenizer.ids(sample["text"], add_special_tokens=True), self.tokenizer.eos_token_id
+    def tokenize_all(self, samples: Sequence[Sample]) -> list[Tokens | DataError]:
+        """See TokenizeAll."""
+        return [(ids, [(0, len(ids))]) for ids in self._encode(samples)]
+
+    def _encode(self, samples: Sequence[Sample]) -> list[NDArray[np.int32]]:
+        end = self.tokenizer.eos_token_id
         assert end is not None
-        return ids if len(ids) and ids[-1] == end else np.append(ids, np.int32(end))
+        found = self.tokenizer.ids([sample["text"] for sample in samples], add_special_tokens=True)
+        return [ids if len(ids) and ids[-1] == end else np.append(ids, np.int32(end)) for ids in found]
 
 
 @dataclass(frozen=True, slots=True)
