@@ -89,5 +89,10 @@ def run_command(*command: str, timeout_s: float = 120, cwd: Path | None = None) 
     )
 
 
+def last_words(text: str) -> str:
+    """The end of what a job said: the tracebacks of all ranks, before torchrun's report of them, are in it."""
+    return text[-20_000:]
+
+
 def run_cli(*arguments: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return run_command(sys.executable, "-m", "lmms_stream", *arguments, timeout_s=timeout_s, cwd=cwd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from ..batch_maker import Collator
 from ..collate import collate, join
 from ..dataset import PackedStreamingDataset
-from ..errors import TrainingError, WorkerError
+from ..errors import TrainingError
 from ..loader import PackedLoader
 from ..signals import StopSignal
 from ..types import Batch
@@ -97,10 +98,7 @@ class FSDP2SFTTrainer:
             except RuntimeError as error:  # torch raises the death of a loader worker wherever we happen to be
                 if "DataLoader worker" not in str(error):
                     raise
-                raise WorkerError(
-                    f"a loader worker died ({error}): look for an out-of-memory kill, or set num_workers to 0 to see "
-                    "what happens"
-                ) from error
+                raise self.loader.worker_error(error) from error
             finally:
                 if dist.is_initialized():
                     dist.destroy_process_group()
@@ -199,7 +197,7 @@ class FSDP2SFTTrainer:
     def _update(self, grad_norm: float) -> float:
         """Take the step, or pass it over when a gradient is not finite; the learning rate."""
         learning_rate = self.args.learning_rate * self.schedule.factor(self.position)
-        if grad_norm == grad_norm and abs(grad_norm) != float("inf"):
+        if math.isfinite(grad_norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()

@@ -22,7 +22,7 @@ from lmms_stream.train.model import ModelConfig
 from streaming import MDSWriter
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.conftest import run_command
+from tests.conftest import last_words, run_command
 
 pytestmark = pytest.mark.timeout(800)  # for the jobs, of which each has a limit of its own
 ROOT = Path(__file__).parent.parent.parent
@@ -100,7 +100,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for nproc in (1, 2, 4):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
         done = run_command(*torchrun, "-m", "tests.sharding_job", str(folder / "job.json"), timeout_s=250, cwd=ROOT)
-        assert done.returncode == 0, done.stderr[-4000:]
+        assert done.returncode == 0, last_words(done.stderr)
     of_first = {path.stem[:-2]: torch.load(path) for path in folder.glob("*-0.pt")}
     of_second = {f"{path.stem[:-2]}-second": torch.load(path) for path in folder.glob("*-2-1.pt")}
     return {**of_first, **{run: made for run, made in of_second.items() if "error" in made}, "saved": cases["saved"]}
