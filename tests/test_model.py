@@ -228,7 +228,13 @@ def test_models_that_cannot_be_built_are_refused(tmp_path: Any) -> None:
         ModelConfig()
     with pytest.raises(ConfigError, match="model needs exactly one of pretrained and config"):
         ModelConfig(pretrained="x", config={})
-    for config in ({"model_type": "smell"}, {"hidden_size": 3}, {"model_type": "llama", "num_attention_heads": "x"}):
+    for config in (
+        {"model_type": "smell"},
+        {"hidden_size": 3},
+        {"model_type": "llama", "num_attention_heads": "x"},
+        {"model_type": "llama", "num_attention_heads": 0},
+        {"model_type": "llama", "vocab_size": -3},
+    ):
         with pytest.raises(ConfigError, match="model cannot be built"):
             ModelConfig(config=config).build()
     with pytest.raises(ConfigError, match="model cannot be built"):

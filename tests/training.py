@@ -48,7 +48,7 @@ def write_run(path: Path, dataset: Path, *, eval_dataset: dict[str, Any] | None 
     return path
 
 
-def trainer_of(path: Path, *overrides: str) -> FSDP2SFTTrainer:
+def trainer_of(path: Path, *overrides: str, **options: Any) -> FSDP2SFTTrainer:
     """The trainer of a run, in this process alone or as a rank; `train` ends its process group."""
     config = load_config(RunConfig, path, overrides)
     world, _ = init_distributed(config.train.timeout_s)
@@ -57,4 +57,5 @@ def trainer_of(path: Path, *overrides: str) -> FSDP2SFTTrainer:
         args=config.train,
         train_dataset=config.build_datasets(world),
         eval_dataset=config.eval_dataset.build(world) if config.eval_dataset else None,
+        **options,
     )

@@ -72,7 +72,7 @@ class ModelConfig:
                     model = auto.from_pretrained(self.pretrained, config=config, **options)
                 else:
                     model = auto.from_config(config, **options)
-        except (KeyError, ValueError, OSError, TypeError, ImportError) as error:
+        except (LookupError, ValueError, OSError, TypeError, ImportError, ArithmeticError, RuntimeError) as error:
             raise ConfigError(f"model cannot be built: {' '.join(str(error).split())}") from error
         model.attention_choices = others
         built: PreTrainedModel = model

@@ -6,11 +6,12 @@ import importlib.util
 import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from ..errors import ConfigError
+from ..errors import ConfigError, StorageError
 from .settings import Reporter
 
 LOG_NAME = "train_log.jsonl"
@@ -28,16 +29,30 @@ class JsonLines:
     """A line for each record. What an earlier run wrote is kept, but for half a line that it was killed at."""
 
     def __init__(self, path: Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b")
-        self._file.truncate(_end_of_lines(self._file))
+        self._path = path
+        with self._failures():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+            self._file.truncate(_end_of_lines(self._file))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record).encode() + b"\n")
-        self._file.flush()
+        with self._failures():
+            self._file.write(json.dumps(record).encode() + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with self._failures():  # it tries again to write what could not be
+            self._file.close()
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"{self._path} cannot be written ({error.strerror}): correct what is wrong with train.output_dir, or "
+                "name another"
+            ) from error
 
 
 class TensorBoard:

@@ -49,6 +49,7 @@ GEMMA = {"config": {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapp
 SMALL = {"config": {"model_type": "llama", **SIZES}, "dtype": "bfloat16"}
 CASES: dict[str, dict[str, Any]] = {
     "together": {"model": TIED, "train": {"per_device_batch": 4}, "on": [1]},
+    "uneven": {"model": TIED, "train": {"per_device_batch": 3}, "on": [1]},
     "halves": {"model": TIED, "train": {"per_device_batch": 2}, "on": [1, 2]},
     "one-by-one": {"model": TIED, "on": [1, 2, 4]},
     "copies": {"model": TIED, "train": {"shard_ranks": 2}, "on": [4]},
@@ -64,6 +65,9 @@ CASES: dict[str, dict[str, Any]] = {
     "differing": {"model": TIED, "differing": True, "on": [2]},
     "recurrent": {"model": {"config": {"model_type": "recurrent_gemma", **SIZES}}, "on": [2]},
     "wrapped": {"model": TIED, "train": {"wrap": ["LlamaDecoderLayer"]}, "on": [2]},
+    "unshared": {"model": TIED, "train": {"global_batch": 3}, "on": [2]},
+    "parted": {"model": TIED, "train": {"shard_ranks": 3}, "on": [2]},
+    "grouped": {"model": TIED, "train": {"replication": 3}, "on": [2]},
 }
 Tensors = dict[str, torch.Tensor]
 
@@ -135,7 +139,10 @@ def plain(model: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("names", "num_runs"),
     [
-        (("together", "halves", "one-by-one", "copies", "again", "real", "compiled"), 10 if which("g++") else 9),
+        (
+            ("together", "uneven", "halves", "one-by-one", "copies", "again", "real", "compiled"),
+            10 + bool(which("g++")),
+        ),
         (("vision",), 2),
         (("capped",), 1),
         (("saved",), 1),
@@ -199,9 +206,18 @@ def test_models_that_cannot_be_sharded_are_refused_by_all_ranks(results: dict[st
     recurrent = "RecurrentGemmaForCausalLM with attention eager does not keep the samples of a pack apart"
     wrapped = "no blocks of Qwen2ForCausalLM to shard are of class LlamaDecoderLayer: name some of Qwen2DecoderLayer"
     empty = "the model of rank 0 has no weights for "
+    unshared = "global_batch 3 cannot be shared equally by 2 ranks: make it a multiple of 2"
+    parted = "train.shard_ranks 3 does not divide the world size 2: choose a divisor"
+    grouped = "replication 3 does not divide the world size 2: choose a divisor"
     messages = {
         "empty-2": empty,
         "empty-2-second": empty,
+        "unshared-2": unshared,
+        "unshared-2-second": unshared,
+        "parted-2": parted,
+        "parted-2-second": parted,
+        "grouped-2": grouped,
+        "grouped-2-second": grouped,
         "differing-2": "the model differs from that of rank 0, on some rank: build the same on all ranks",
         "differing-2-second": "the model differs from that of rank 0 in model.model.norm.other: build the same",
         "recurrent-2": recurrent,
