@@ -12,16 +12,12 @@ import pytest
 import torch
 from lmms_stream.dataset import PackedStreamingDataset
 from lmms_stream.demo.compare import read_log
-from lmms_stream.lengths import LengthIndex
 from lmms_stream.order import OrderConfig
 from lmms_stream.packing import PackingConfig
-from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model import ModelConfig
-from numpy.typing import NDArray
-from streaming import MDSWriter
 
-from tests.conftest import last_words, run_command, write_tokens
+from tests.conftest import TokensAndSpans, last_words, run_command, write_samples, write_tokens
 from tests.training import MODEL, VOCABULARY, write_run
 
 pytestmark = pytest.mark.timeout(700)  # for the jobs, of which each has a limit of its own
@@ -40,30 +36,18 @@ CASES: dict[str, dict[str, Any]] = {
     "unlearnt": {"overrides": ["eval_dataset.remote={folder}/unlearnt"], "on": [2]},
 }
 FIRST_TOKEN = np.array([[0, 1]], np.int32)  # nothing predicts it
-Sample = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
-def make_samples() -> list[Sample]:
+def make_samples() -> list[TokensAndSpans]:
     """Tokens and which are learnt: few of some samples, most of others, none of one; some longer than a pack."""
     rng = np.random.default_rng(5)
     lengths = [*rng.integers(20, 60, NUM_SAMPLES).tolist(), *[PACKING_LENGTH + 1] * NUM_OVERLONG]
-    made = []
+    made: list[TokensAndSpans] = []
     for length in rng.permutation(lengths).tolist():
         begin = int(rng.integers(1, length - 2))
         made.append((rng.integers(0, VOCABULARY, length).astype(np.int32), np.array([[begin, length]], np.int32)))
     made[0] = made[0][0], FIRST_TOKEN
     return made
-
-
-def write_samples(folder: Path, samples: list[Sample]) -> None:
-    columns = {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"}
-    with MDSWriter(columns=columns, out=str(folder), size_limit=1 << 12) as writer:
-        for tokens, spans in samples:
-            writer.write({"input_ids": tokens, "loss_spans": spans})
-    processor = TokensProcessor()
-    lengths = np.array([len(tokens) for tokens, _ in samples], np.uint32)
-    fingerprint = processor_fingerprint(processor)
-    LengthIndex.from_array(lengths, fingerprint=fingerprint, processor=processor.description).write(folder)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluation")
     write_tokens(folder / "train", num_samples=300)
     samples = make_samples()
-    write_samples(folder / "held-out", samples)
+    write_samples(folder / "held-out", samples, shard_bytes=1 << 12)
     write_samples(folder / "unlearnt", [(tokens, FIRST_TOKEN) for tokens, _ in samples])
     held_out = {"remote": str(folder / "held-out"), "packing_length": PACKING_LENGTH, "overlong": "drop"}
     run = {"max_steps": 3, "eval_steps": 2, "learning_rate": 0.0, "logging_steps": 3, "log_sample_ids": False}

@@ -15,14 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lmms_stream.lengths import LengthIndex
-from lmms_stream.processors.base import processor_fingerprint
-from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model import ModelConfig
-from streaming import MDSWriter
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.conftest import last_words, run_command
+from tests.conftest import TokensAndSpans, last_words, run_command, write_samples
 
 pytestmark = pytest.mark.timeout(800)  # for the jobs, of which each has a limit of its own
 ROOT = Path(__file__).parent.parent.parent
@@ -72,7 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
 Tensors = dict[str, torch.Tensor]
 
 
-def tokens_and_learnt() -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+def tokens_and_learnt() -> list[TokensAndSpans]:
     """Random tokens, and spans of them that are learnt: few of some samples, most of others."""
     rng = np.random.default_rng(11)
     made = []
@@ -86,17 +82,7 @@ def tokens_and_learnt() -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """By case and world size, what the job of that world size did."""
     folder = tmp_path_factory.mktemp("sharding")
-    samples = tokens_and_learnt()
-    columns = {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"}
-    with MDSWriter(columns=columns, out=str(folder / "data"), size_limit=1 << 12) as writer:
-        for tokens, spans in samples:
-            writer.write({"input_ids": tokens, "loss_spans": spans})
-    processor = TokensProcessor()
-    lengths = np.array([len(tokens) for tokens, _ in samples], np.uint32)
-    index = LengthIndex.from_array(
-        lengths, fingerprint=processor_fingerprint(processor), processor=processor.description
-    )
-    index.write(folder / "data")
+    write_samples(folder / "data", tokens_and_learnt(), shard_bytes=1 << 12)
     torch.manual_seed(5)
     LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)).save_pretrained(folder / "saved")
     cases = {**CASES, "saved": {"model": {"pretrained": str(folder / "saved")}, "on": [2]}}
