@@ -227,15 +227,19 @@ class PackedLoader:
             keep = self.persistent_workers
             raise
         except (RuntimeError, ConnectionError, EOFError) as error:  # a worker is dead, or past the timeout
-            raise WorkerError(
-                f"a loader worker died or gave nothing within {self.timeout_s:.0f} s ({error}): "
-                "look for an out-of-memory kill, or set num_workers to 0 to see what happens"
-            ) from error
+            raise self.worker_error(error) from error
         finally:
             if not keep:
                 self._batches = None
                 with suppress(RuntimeError):  # torch raises the death of a second worker wherever we happen to be
                     waiting._shutdown_workers()
+
+    def worker_error(self, cause: BaseException) -> WorkerError:
+        """What to raise where torch says that a worker is dead or silent."""
+        return WorkerError(
+            f"a loader worker died or gave nothing within {self.timeout_s:.0f} s ({cause}): "
+            "look for an out-of-memory kill, or set num_workers to 0 to see what happens"
+        )
 
     def _started_workers(self) -> DataLoader[Item]:
         if self._batches is None or not self.persistent_workers:

@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from lmms_stream.processors.text import TokensProcessor
 from numpy.typing import NDArray
 from streaming import MDSWriter
 
+TokensAndSpans = tuple[NDArray[Any], NDArray[Any]]  # int32[T] and int32[k, 2]
 S3_BUCKET = "lmms-stream-demo"  # what s3_endpoint makes
 
 
@@ -66,19 +68,37 @@ def write_tokens(
     folder: Path, *, num_samples: int, with_index: bool = True, compression: str | None = None, longest: int = 60
 ) -> NDArray[np.uint32]:
     """A dataset of tokenized samples in shards of 16 KiB: sample n is its number, 20 or more times; their lengths."""
-    lengths = np.random.default_rng(7).integers(20, longest, num_samples).astype(np.uint32)
+    lengths = np.random.default_rng(7).integers(20, longest, num_samples).tolist()
+    samples = [
+        (np.full(length, number, np.int32), np.array([[length // 2, length]], np.int32))
+        for number, length in enumerate(lengths)
+    ]
+    return write_samples(folder, samples, with_index=with_index, compression=compression)
+
+
+def write_samples(
+    folder: Path,
+    samples: Iterable[TokensAndSpans],
+    *,
+    with_index: bool = True,
+    compression: str | None = None,
+    shard_bytes: int = 1 << 14,
+) -> NDArray[np.uint32]:
+    """A dataset of tokenized samples, each its tokens and the spans of them that are learnt; their lengths."""
     columns = {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"}
+    lengths = []
     with MDSWriter(
-        columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=1 << 14, compression=compression
+        columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=shard_bytes, compression=compression
     ) as writer:
-        for number, length in enumerate(lengths.tolist()):
-            tokens = np.full(length, number, np.int32)
-            writer.write({"input_ids": tokens, "loss_spans": np.array([[length // 2, length]], np.int32)})
+        for tokens, spans in samples:
+            writer.write({"input_ids": tokens, "loss_spans": spans})
+            lengths.append(len(tokens))
+    measured = np.array(lengths, np.uint32)
     if with_index:
         processor = TokensProcessor()
         fingerprint = processor_fingerprint(processor)
-        LengthIndex.from_array(lengths, fingerprint=fingerprint, processor=processor.description).write(folder)
-    return lengths
+        LengthIndex.from_array(measured, fingerprint=fingerprint, processor=processor.description).write(folder)
+    return measured
 
 
 def run_command(*command: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -87,6 +107,11 @@ def run_command(*command: str, timeout_s: float = 120, cwd: Path | None = None) 
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, env=environment, check=False
     )
+
+
+def last_words(text: str) -> str:
+    """The end of what a job said: the tracebacks of all ranks, before torchrun's report of them, are in it."""
+    return text[-20_000:]
 
 
 def run_cli(*arguments: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -43,7 +43,7 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
     if case.get("differing") and world.rank:
         model.model.norm.register_buffer("other", torch.zeros(3))
     settings: dict[str, Any] = {"output_dir": str(folder / name), "global_batch": 4, "max_steps": 1, "num_workers": 0}
-    args = TrainConfig(**settings, max_grad_norm=1e9, timeout_s=TIMEOUT_S, **case.get("train", {}))
+    args = TrainConfig(**{**settings, "max_grad_norm": 1e9, "timeout_s": TIMEOUT_S, **case.get("train", {})})
     trainer = FSDP2SFTTrainer(model=model, args=args, train_dataset=data)
     weights = {key: whole(value) for key, value in trainer.model.named_parameters()}
     gradients: dict[str, torch.Tensor] = {}

@@ -206,14 +206,14 @@ def test_logits_of_a_long_pack_are_never_there_together() -> None:
 
 def test_tokens_that_a_model_does_not_have_are_named(tokenizer: Path) -> None:
     model = PackedModel(llama())
-    batch = collate(samples(), range(4), source="chats")
-    model.check(batch)
-    batch.input_ids[0, 3] = 128
-    with pytest.raises(ConfigError, match="token id 128 in a pack of chats is none of the model's 128: take the model"):
-        model.check(batch)
-    batch.input_ids[0, 3] = -1
-    with pytest.raises(ConfigError, match="token id -1 in a pack of chats is none of the model's 128"):
-        model.check(batch)
+    batch = collate(samples(), range(10, 14), source="chats", pad_to=80)
+    model.check_tokens(batch)
+    batch.input_ids[0, 17] = 128  # the first of the second sample
+    with pytest.raises(ConfigError, match="token id 128 in sample 11 of chats is none of the model's 128: take the mo"):
+        model.check_tokens(batch)
+    batch.input_ids[0, 68] = -1  # the last of the last
+    with pytest.raises(ConfigError, match="token id -1 in sample 13 of chats is none of the model's 128"):
+        model.check_tokens(batch)
     processor = TextProcessor.from_pretrained(str(tokenizer))
     highest = processor.tokenizer.num_ids - 1
     with pytest.raises(ConfigError, match=f"has token ids to {highest}, the model 128 tokens: take the model's own"):
@@ -228,7 +228,13 @@ def test_models_that_cannot_be_built_are_refused(tmp_path: Any) -> None:
         ModelConfig()
     with pytest.raises(ConfigError, match="model needs exactly one of pretrained and config"):
         ModelConfig(pretrained="x", config={})
-    for config in ({"model_type": "smell"}, {"hidden_size": 3}, {"model_type": "llama", "num_attention_heads": "x"}):
+    for config in (
+        {"model_type": "smell"},
+        {"hidden_size": 3},
+        {"model_type": "llama", "num_attention_heads": "x"},
+        {"model_type": "llama", "num_attention_heads": 0},
+        {"model_type": "llama", "vocab_size": -3},
+    ):
         with pytest.raises(ConfigError, match="model cannot be built"):
             ModelConfig(config=config).build()
     with pytest.raises(ConfigError, match="model cannot be built"):

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.conftest import last_words
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -39,7 +41,7 @@ def test_every_other_command_runs_as_it_is_written(tmp_path: Path) -> None:
             timeout=200,
             check=False,
         )
-        assert result.returncode == 0, f"{command}\n{result.stdout[-2000:]}\n{result.stderr[-3000:]}"
+        assert result.returncode == 0, f"{command}\n{last_words(result.stdout)}\n{last_words(result.stderr)}"
     for name in ("plan.png", "run.png"):
         assert (tmp_path / "build" / name).read_bytes().startswith(b"\x89PNG")
     log = (tmp_path / "build" / "run" / "train_log.jsonl").read_text().splitlines()

@@ -82,6 +82,15 @@ def test_matrices_decay_and_vectors_do_not_unless_all_do() -> None:
         ({"decay_ratio": -1}, "decay_ratio must be a share of the run, 0 to 1, got -1"),
         ({"per_device_batch": 0}, "per_device_batch must be at least 1, got 0"),
         ({"z_loss": -0.1}, "z_loss must be 0 or more, got -0.1"),
+        ({"learning_rate": math.nan}, "learning_rate must be 0 or more, got nan"),
+        ({"weight_decay": -0.1}, "weight_decay must be 0 or more, got -0.1"),
+        ({"adam_epsilon": -1e-8}, "adam_epsilon must be 0 or more, got -1e-08"),
+        ({"adam_beta1": 1.0}, "adam_beta1 must be at least 0 and below 1, got 1.0"),
+        ({"adam_beta2": -0.1}, "adam_beta2 must be at least 0 and below 1, got -0.1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be above 0, got 0.0"),
+        ({"timeout_s": -1.0}, "timeout_s must be above 0, got -1.0"),
+        ({"seed": -1}, "seed must be 0 or more, got -1"),
+        ({"pad_to": 0}, "pad_to must be at least 1, got 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -22,15 +22,17 @@ MODEL = {
 }
 
 
-def write_run(path: Path, dataset: Path, **train: Any) -> Path:
-    """The config of a run on a dataset of write_tokens."""
+def write_run(path: Path, dataset: Path, *, eval_dataset: dict[str, Any] | None = None, **train: Any) -> Path:
+    """The config of a run on a dataset of write_tokens. eval_dataset: its settings where they are others."""
+    data = {
+        "remote": str(dataset),
+        "processor": {"type": "tokens"},
+        "packing_length": 256,
+        "num_canonical_nodes": 4,
+    }
     settings = {
-        "dataset": {
-            "remote": str(dataset),
-            "processor": {"type": "tokens"},
-            "packing_length": 256,
-            "num_canonical_nodes": 4,
-        },
+        "dataset": data,
+        "eval_dataset": None if eval_dataset is None else data | eval_dataset,
         "model": {"config": MODEL},
         "train": {
             "output_dir": str(path.parent / "default"),
@@ -46,9 +48,14 @@ def write_run(path: Path, dataset: Path, **train: Any) -> Path:
     return path
 
 
-def trainer_of(path: Path, *overrides: str) -> FSDP2SFTTrainer:
-    """The trainer of a run in this process alone; `train` ends its process group."""
+def trainer_of(path: Path, *overrides: str, **options: Any) -> FSDP2SFTTrainer:
+    """The trainer of a run, in this process alone or as a rank; `train` ends its process group."""
     config = load_config(RunConfig, path, overrides)
     world, _ = init_distributed(config.train.timeout_s)
-    datasets = config.build_datasets(world)
-    return FSDP2SFTTrainer(model=config.model.build(), args=config.train, train_dataset=datasets)
+    return FSDP2SFTTrainer(
+        model=config.model.build(),
+        args=config.train,
+        train_dataset=config.build_datasets(world),
+        eval_dataset=config.eval_dataset.build(world) if config.eval_dataset else None,
+        **options,
+    )

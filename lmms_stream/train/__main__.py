@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import load_config
-from ..errors import LmmsStreamError
+from ..errors import LmmsStreamError, TrainingError
 
 USAGE = """usage: torchrun [--nproc-per-node N …] -m lmms_stream.train CONFIG.yaml [key.sub=value …]
 
@@ -20,26 +21,38 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(USAGE)
         return 0 if arguments else 2
     try:
-        from .distributed import STOPPED_STATUS, init_distributed
-        from .settings import RunConfig
-        from .trainer import FSDP2SFTTrainer, StoppedError
+        return run(Path(arguments[0]), arguments[1:])
+    except LmmsStreamError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
 
-        config = load_config(RunConfig, Path(arguments[0]), arguments[1:])
-        world, _ = init_distributed(config.train.timeout_s, replication=config.train.replication)
+
+def run(path: Path, overrides: Sequence[str]) -> int:
+    """Train as the config says; the exit status."""
+    from .distributed import STOPPED_STATUS, init_distributed, is_lost_rank
+    from .settings import RunConfig
+    from .trainer import FSDP2SFTTrainer, StoppedError
+
+    config = load_config(RunConfig, path, overrides)
+    world, _ = init_distributed(config.train.timeout_s, replication=config.train.replication)
+    try:
         trainer = FSDP2SFTTrainer(
             model=config.model.build(),
             args=config.train,
             train_dataset=config.build_datasets(world),
             eval_dataset=config.eval_dataset.build(world) if config.eval_dataset else None,
         )
-        try:
-            trainer.train()
-        except StoppedError as stopped:
-            sys.stderr.write(f"{stopped}\n")
-            return STOPPED_STATUS
-    except LmmsStreamError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
+        trainer.train()
+    except StoppedError as stopped:
+        sys.stderr.write(f"{stopped}\n")
+        return STOPPED_STATUS
+    except RuntimeError as error:
+        if not is_lost_rank(error):
+            raise
+        raise TrainingError(
+            f"rank {world.rank} waited for another rank, which ended or was silent for {config.train.timeout_s:g} s "
+            f"({' '.join(str(error).split())[:200]}): look for the first error of the others, or raise train.timeout_s"
+        ) from error
     return 0
 
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ..errors import ConfigError
 from ..types import World
 
+_LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo's words, which have no type
 STOPPED_STATUS = 85  # exit status of a run that was told to stop, and saved
 
 
@@ -50,6 +51,11 @@ def build_mesh(device: torch.device, *, world_size: int, shard_ranks: int | None
 def seed_step(seed: int, *, step: int, group: int) -> None:
     """Let what a model draws in a step (dropout) follow from these alone, so that a resumed run draws the same."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, group]).generate_state(1, np.uint64)[0] >> np.uint64(1)))
+
+
+def is_lost_rank(error: RuntimeError) -> bool:
+    """Whether torch says by this that another rank is gone, or did not come to a collective in time."""
+    return isinstance(error, dist.DistError) or any(words in str(error) for words in _LOST_RANK)
 
 
 def gather(values: Sequence[float], world_size: int) -> torch.Tensor:

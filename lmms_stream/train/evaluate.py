@@ -7,23 +7,40 @@ import torch
 from ..errors import ConfigError
 from ..loader import PackedLoader
 from ..types import World
+from .attention import check_lengths
 from .distributed import gather
 from .model import PackedModel
 
+EVAL_NAME = "eval_dataset"  # of its packs, in errors
+
+
+def check_evaluated(loader: PackedLoader) -> None:
+    """ConfigError for packs that never end."""
+    if loader.packs_left is None:
+        raise ConfigError(
+            f"the {EVAL_NAME} is packed in lanes, which have no end: write its lengths index with lmms-stream index, "
+            "and leave its packing_mode auto"
+        )
+
 
 @torch.no_grad()
-def evaluate(model: PackedModel, loader: PackedLoader, *, device: torch.device, world: World) -> float:
-    """The mean loss over the loss tokens of an epoch of `loader`; all ranks call it."""
+def evaluate(model: PackedModel, loader: PackedLoader, *, device: torch.device, world: World) -> dict[str, float]:
+    """eval_loss, the mean over the loss tokens of an epoch of `loader`, and eval_num_loss_tokens; all ranks call it.
+
+    The loader gives all ranks as many packs, some of them without a label, so all take part in FSDP's collectives.
+    """
     was_training = model.training
     model.eval()
     total, count = torch.zeros((), dtype=torch.float64, device=device), 0
     for batch in loader:
-        model.check(batch)
+        model.check_tokens(batch)
+        check_lengths(model.model.config, batch)
         losses, _ = model(batch.to(device))
         total += losses.double().sum()
         count += batch.num_loss_tokens
     model.train(was_training)
-    loss, num_loss_tokens = gather([float(total), count], world.world_size).sum(dim=0).tolist()
+    everyone = gather([float(total), count], world.world_size)[:: world.replication]
+    loss, num_loss_tokens = everyone.sum(dim=0).tolist()
     if not num_loss_tokens:
-        raise ConfigError("the eval_dataset has no token that is learnt: choose another")
-    return float(loss) / float(num_loss_tokens)
+        raise ConfigError(f"the {EVAL_NAME} has no token that is learnt: choose another")
+    return {"eval_loss": loss / num_loss_tokens, "eval_num_loss_tokens": int(num_loss_tokens)}

@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..processors.base import Processor
 from ..processors.tokenizers import FastTokenizer
 from ..types import Batch
-from .attention import Attention, check_lengths, implementations
+from .attention import Attention, implementations
 from .loss import learnt_tokens, losses_of_logits, token_losses
 from .varlen import SDPA_VARLEN
 
@@ -74,7 +74,7 @@ class ModelConfig:
                     model = auto.from_pretrained(self.pretrained, config=config, **options)
                 else:
                     model = auto.from_config(config, **options)
-        except (KeyError, ValueError, OSError, TypeError, ImportError) as error:
+        except (LookupError, ValueError, OSError, TypeError, ImportError, ArithmeticError, RuntimeError) as error:
             raise ConfigError(f"model cannot be built: {' '.join(str(error).split())}") from error
         model.attention_choices = choices if named is None else []
         built: PreTrainedModel = model
@@ -156,16 +156,19 @@ class PackedModel(torch.nn.Module):
         logits: torch.Tensor = self.model(**self._inputs(batch)).logits
         return logits[0]
 
-    def check(self, batch: Batch) -> None:
-        """ConfigError for a batch, on the CPU, that the model has not the tokens for, or the positions."""
-        check_lengths(self.model.config, batch)
-        lowest, highest = (int(bound) for bound in torch.aminmax(batch.input_ids))
-        highest = max(highest, int(batch.labels.max()))
-        if lowest < 0 or highest >= self.vocab_size:
-            raise ConfigError(
-                f"token id {lowest if lowest < 0 else highest} in a pack{batch.source and f' of {batch.source}'} is "
-                f"none of the model's {self.vocab_size}: take the model's own tokenizer, or resize its embedding"
-            )
+    def check_tokens(self, pack: Batch) -> None:
+        """ConfigError for a pack, on the CPU, with a token that the model does not have."""
+        lowest, highest = (int(bound) for bound in torch.aminmax(pack.input_ids))
+        highest = max(highest, int(pack.labels.max()))
+        if lowest >= 0 and highest < self.vocab_size:
+            return
+        token_id = lowest if lowest < 0 else highest
+        place = torch.nonzero((pack.input_ids[0] == token_id) | (pack.labels[0] == token_id))[0]
+        segment = int((pack.cu_seqlens <= place).sum()) - 1
+        raise ConfigError(
+            f"token id {token_id} in sample {int(pack.sample_ids[segment])}{pack.source and f' of {pack.source}'} is "
+            f"none of the model's {self.vocab_size}: take the model's own tokenizer, or resize its embedding"
+        )
 
     def check_processor(self, processor: Processor | None) -> None:
         """ConfigError for one with a tokenizer that has tokens which the model does not have."""

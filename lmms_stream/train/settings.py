@@ -16,17 +16,13 @@ Datasets = PackedStreamingDataset | Mapping[str, PackedStreamingDataset]
 Reporter = Literal["tensorboard", "wandb"]
 _AT_LEAST_1 = (
     "global_batch", "per_device_batch", "replication", "shard_ranks", "max_steps", "num_train_epochs", "max_tokens",
-    "save_total_limit", "logging_steps",
+    "save_total_limit", "logging_steps", "pad_to",
 )  # fmt: skip
 _AT_LEAST_0 = (
-    "save_steps",
-    "eval_steps",
-    "num_workers",
-    "warmup_steps",
-    "warmup_tokens",
-    "max_skipped_steps",
-    "z_loss",
-)
+    "save_steps", "eval_steps", "num_workers", "warmup_steps", "warmup_tokens", "max_skipped_steps", "z_loss", "seed",
+    "learning_rate", "weight_decay", "adam_epsilon",
+)  # fmt: skip
+_ABOVE_0 = ("max_grad_norm", "timeout_s", "peak_tflops")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,10 +129,15 @@ class TrainConfig:
             if value is not None and value < 1:
                 raise ConfigError(f"train.{name} must be at least 1, got {value}")
         for name in _AT_LEAST_0:
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # nor NaN
                 raise ConfigError(f"train.{name} must be 0 or more, got {getattr(self, name)}")
-        if self.peak_tflops is not None and not self.peak_tflops > 0:
-            raise ConfigError(f"train.peak_tflops must be above 0, got {self.peak_tflops}")
+        for name in _ABOVE_0:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"train.{name} must be above 0, got {value}")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"train.{name} must be at least 0 and below 1, got {getattr(self, name)}")
         self._check_schedule()
 
     def _check_schedule(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,13 @@ from torch.distributed.tensor import DTensor
 from ..batch_maker import Collator
 from ..collate import collate, join
 from ..dataset import PackedStreamingDataset
-from ..errors import TrainingError, WorkerError
+from ..errors import TrainingError
 from ..loader import PackedLoader
 from ..signals import StopSignal
 from ..types import Batch
-from .attention import prove_packing
+from .attention import check_lengths, prove_packing
 from .distributed import build_mesh, init_distributed, seed_step
-from .evaluate import evaluate
+from .evaluate import EVAL_NAME, check_evaluated, evaluate
 from .flops import model_flops
 from .meter import Meter
 from .model import PackedModel
@@ -28,6 +30,8 @@ from .saving import RunSaver
 from .schedules import build_schedule, parameter_groups
 from .settings import Datasets, TrainConfig
 from .sharding import compile_blocks, shard_model
+
+logger = logging.getLogger("lmms_stream")
 
 
 class StoppedError(TrainingError):
@@ -58,6 +62,11 @@ class FSDP2SFTTrainer:
         self._collator = data_collator
         self.loader = self._loader(train_dataset, weights=args.weights, max_epochs=args.max_epochs)
         self.sources = self.loader.sources
+        self._tell_overlong(self.loader)
+        if eval_dataset is not None:  # what is wrong with it is said now, and not when an evaluation is due
+            eval_loader = self._eval_loader()
+            check_evaluated(eval_loader)
+            self._tell_overlong(eval_loader)
         packed = PackedModel(model)  # type: ignore[arg-type]
         trained_on = list(train_dataset.values()) if isinstance(train_dataset, Mapping) else [train_dataset]
         for dataset in trained_on + [eval_dataset] * (eval_dataset is not None):
@@ -97,19 +106,14 @@ class FSDP2SFTTrainer:
             except RuntimeError as error:  # torch raises the death of a loader worker wherever we happen to be
                 if "DataLoader worker" not in str(error):
                     raise
-                raise WorkerError(
-                    f"a loader worker died ({error}): look for an out-of-memory kill, or set num_workers to 0 to see "
-                    "what happens"
-                ) from error
+                raise self.loader.worker_error(error) from error
             finally:
                 if dist.is_initialized():
                     dist.destroy_process_group()
 
-    def evaluate(self) -> float:
+    def evaluate(self) -> dict[str, float]:
         """The loss over all of the eval_dataset: the mean over its loss tokens; all ranks call it."""
-        assert self._eval_dataset is not None
-        loader = self._loader(self._eval_dataset, global_batch=self.world.num_groups)
-        return evaluate(self.model, loader, device=self.device, world=self.world)
+        return evaluate(self.model, self._eval_loader(), device=self.device, world=self.world)
 
     @property
     def position(self) -> int:
@@ -132,7 +136,7 @@ class FSDP2SFTTrainer:
                         self._save()
                 if self._eval_dataset is not None and (self.is_finished or _is_due(self.step, self.args.eval_steps)):
                     with self.meter.aside():
-                        self._write({"step": self.step, "eval_loss": self.evaluate()})
+                        self._write({"step": self.step, **self.evaluate()})
                 if is_stopped:
                     self.saver.wait()
                     raise StoppedError(f"told to stop by a signal: step {self.step} is saved, the same command goes on")
@@ -183,8 +187,10 @@ class FSDP2SFTTrainer:
         scale = self.world.num_groups / max(num_loss_tokens, 1)
         for start in range(0, len(batches), self.args.per_device_batch):
             together = batches[start : start + self.args.per_device_batch]
+            for batch in together:
+                self.model.check_tokens(batch)
             joined = join(together)
-            self.model.check(joined)
+            check_lengths(self.model.model.config, joined)
             losses, logs = self.model(joined.to(self.device))
             loss = losses.sum()
             total = loss + self.args.z_loss * logs.square().sum() if self.args.z_loss else loss
@@ -199,7 +205,7 @@ class FSDP2SFTTrainer:
     def _update(self, grad_norm: float) -> float:
         """Take the step, or pass it over when a gradient is not finite; the learning rate."""
         learning_rate = self.args.learning_rate * self.schedule.factor(self.position)
-        if grad_norm == grad_norm and abs(grad_norm) != float("inf"):
+        if math.isfinite(grad_norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
@@ -256,6 +262,21 @@ class FSDP2SFTTrainer:
             self.tokens_seen = state["tokens_seen"]
             self.samples_seen = state["samples_seen"]
             self.num_skipped_steps = state["num_skipped_steps"]
+
+    def _eval_loader(self) -> PackedLoader:
+        assert self._eval_dataset is not None
+        return self._loader({EVAL_NAME: self._eval_dataset}, global_batch=self.world.num_groups)
+
+    def _tell_overlong(self, loader: PackedLoader) -> None:
+        """Say once how many samples no pack holds whole. (In lanes that is not known beforehand.)"""
+        if self.world.rank or loader.state_is_per_rank:
+            return
+        for name, plan in loader.mixture.plans.items():
+            if num_overlong := plan.num_overlong(0):
+                logger.warning(
+                    "%s: %d of %d samples are longer than packing_length %d, and overlong is %s",
+                    name, num_overlong, plan.num_samples, plan.packing.packing_length, plan.packing.overlong,
+                )  # fmt: skip
 
     def _loader(self, dataset: Datasets, **options: Any) -> PackedLoader:
         return PackedLoader(

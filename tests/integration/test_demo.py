@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_cli, run_command
+from tests.conftest import last_words, run_cli, run_command
 
 
 @pytest.mark.timeout(900)
 def test_the_demo_ends_with_equal_runs(tmp_path: Path) -> None:
     result = run_cli("demo", "--output", str(tmp_path / "demo"), timeout_s=840)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert result.returncode == 0, last_words(result.stdout) + last_words(result.stderr)
     assert "EQUAL: sample ids and losses of steps" in result.stdout
     assert "DIFFERENT" not in result.stdout
     assert (tmp_path / "demo" / "plan.png").read_bytes().startswith(b"\x89PNG")

@@ -22,10 +22,8 @@ from lmms_stream.train import torchrun_command
 from lmms_stream.train.checkpoint import checkpoints
 from lmms_stream.train.train_log import read_log
 
-from tests.conftest import run_command, write_tokens
+from tests.conftest import last_words, run_command, write_tokens
 from tests.training import write_run
-
-from .test_training import last_words
 
 JOB_S = 120.0
 NUM_KILLS = 5

@@ -21,9 +21,9 @@ from lmms_stream.train.train_log import read_log
 from lmms_stream.types import World
 from numpy.typing import NDArray
 
-from tests.conftest import run_command, write_tokens
+from tests.conftest import last_words, run_command, write_tokens
 
-from .test_training import last_words, train
+from .test_training import train
 
 PACKING_LENGTH, GLOBAL_BATCH, STEPS, PEAK_TFLOPS = 256, 6, 8, 0.25
 HIDDEN, INNER, LAYERS, HEADS, VOCABULARY = 32, 64, 2, 4, 512

@@ -15,14 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lmms_stream.lengths import LengthIndex
-from lmms_stream.processors.base import processor_fingerprint
-from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model import ModelConfig
-from streaming import MDSWriter
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.conftest import run_command
+from tests.conftest import TokensAndSpans, last_words, run_command, write_samples
 
 pytestmark = pytest.mark.timeout(800)  # for the jobs, of which each has a limit of its own
 ROOT = Path(__file__).parent.parent.parent
@@ -49,6 +45,7 @@ GEMMA = {"config": {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapp
 SMALL = {"config": {"model_type": "llama", **SIZES}, "dtype": "bfloat16"}
 CASES: dict[str, dict[str, Any]] = {
     "together": {"model": TIED, "train": {"per_device_batch": 4}, "on": [1]},
+    "uneven": {"model": TIED, "train": {"per_device_batch": 3}, "on": [1]},
     "halves": {"model": TIED, "train": {"per_device_batch": 2}, "on": [1, 2]},
     "one-by-one": {"model": TIED, "on": [1, 2, 4]},
     "copies": {"model": TIED, "train": {"shard_ranks": 2}, "on": [4]},
@@ -64,11 +61,14 @@ CASES: dict[str, dict[str, Any]] = {
     "differing": {"model": TIED, "differing": True, "on": [2]},
     "recurrent": {"model": {"config": {"model_type": "recurrent_gemma", **SIZES}}, "on": [2]},
     "wrapped": {"model": TIED, "train": {"wrap": ["LlamaDecoderLayer"]}, "on": [2]},
+    "unshared": {"model": TIED, "train": {"global_batch": 3}, "on": [2]},
+    "parted": {"model": TIED, "train": {"shard_ranks": 3}, "on": [2]},
+    "grouped": {"model": TIED, "train": {"replication": 3}, "on": [2]},
 }
 Tensors = dict[str, torch.Tensor]
 
 
-def tokens_and_learnt() -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+def tokens_and_learnt() -> list[TokensAndSpans]:
     """Random tokens, and spans of them that are learnt: few of some samples, most of others."""
     rng = np.random.default_rng(11)
     made = []
@@ -82,17 +82,7 @@ def tokens_and_learnt() -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """By case and world size, what the job of that world size did."""
     folder = tmp_path_factory.mktemp("sharding")
-    samples = tokens_and_learnt()
-    columns = {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"}
-    with MDSWriter(columns=columns, out=str(folder / "data"), size_limit=1 << 12) as writer:
-        for tokens, spans in samples:
-            writer.write({"input_ids": tokens, "loss_spans": spans})
-    processor = TokensProcessor()
-    lengths = np.array([len(tokens) for tokens, _ in samples], np.uint32)
-    index = LengthIndex.from_array(
-        lengths, fingerprint=processor_fingerprint(processor), processor=processor.description
-    )
-    index.write(folder / "data")
+    write_samples(folder / "data", tokens_and_learnt(), shard_bytes=1 << 12)
     torch.manual_seed(5)
     LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)).save_pretrained(folder / "saved")
     cases = {**CASES, "saved": {"model": {"pretrained": str(folder / "saved")}, "on": [2]}}
@@ -100,7 +90,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for nproc in (1, 2, 4):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
         done = run_command(*torchrun, "-m", "tests.sharding_job", str(folder / "job.json"), timeout_s=250, cwd=ROOT)
-        assert done.returncode == 0, done.stderr[-4000:]
+        assert done.returncode == 0, last_words(done.stderr)
     of_first = {path.stem[:-2]: torch.load(path) for path in folder.glob("*-0.pt")}
     of_second = {f"{path.stem[:-2]}-second": torch.load(path) for path in folder.glob("*-2-1.pt")}
     return {**of_first, **{run: made for run, made in of_second.items() if "error" in made}, "saved": cases["saved"]}
@@ -135,7 +125,10 @@ def plain(model: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("names", "num_runs"),
     [
-        (("together", "halves", "one-by-one", "copies", "again", "real", "compiled"), 10 if which("g++") else 9),
+        (
+            ("together", "uneven", "halves", "one-by-one", "copies", "again", "real", "compiled"),
+            10 + bool(which("g++")),
+        ),
         (("vision",), 2),
         (("capped",), 1),
         (("saved",), 1),
@@ -199,9 +192,18 @@ def test_models_that_cannot_be_sharded_are_refused_by_all_ranks(results: dict[st
     recurrent = "RecurrentGemmaForCausalLM with attention eager does not keep the samples of a pack apart"
     wrapped = "no blocks of Qwen2ForCausalLM to shard are of class LlamaDecoderLayer: name some of Qwen2DecoderLayer"
     empty = "the model of rank 0 has no weights for "
+    unshared = "global_batch 3 cannot be shared equally by 2 ranks: make it a multiple of 2"
+    parted = "train.shard_ranks 3 does not divide the world size 2: choose a divisor"
+    grouped = "replication 3 does not divide the world size 2: choose a divisor"
     messages = {
         "empty-2": empty,
         "empty-2-second": empty,
+        "unshared-2": unshared,
+        "unshared-2-second": unshared,
+        "parted-2": parted,
+        "parted-2-second": parted,
+        "grouped-2": grouped,
+        "grouped-2-second": grouped,
         "differing-2": "the model differs from that of rank 0, on some rank: build the same on all ranks",
         "differing-2-second": "the model differs from that of rank 0 in model.model.norm.other: build the same",
         "recurrent-2": recurrent,

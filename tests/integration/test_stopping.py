@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -18,8 +19,11 @@ from lmms_stream.train.checkpoint import checkpoints
 from lmms_stream.train.distributed import STOPPED_STATUS
 from lmms_stream.train.train_log import read_log
 
+from tests.conftest import last_words, run_command, write_tokens
 from tests.integration.test_training import train, write_config
+from tests.training import write_run
 
+ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 120
 
 
@@ -87,6 +91,36 @@ def test_an_error_of_one_rank_ends_the_job_with_its_traceback(
     assert job.returncode != 0
     assert "a loader worker died" in output
     assert not survivor.is_running()
+
+
+def test_a_rank_that_stands_still_ends_the_job_when_the_others_have_waited_long_enough(
+    dataset_folder: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=4000, global_batch=4)
+    with running(config, tmp_path / "out", "train.timeout_s=20") as job:
+        ranks = ranks_of(job)
+        ranks[1].suspend()
+        output, _ = job.communicate(timeout=LIMIT_S)
+    assert job.returncode != 0
+    (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    waited = r"error: rank [01] waited for another rank, which ended or was silent for 20 s \(.*Timed out.*\): look for"
+    assert re.match(waited, line)
+    assert not any(rank.is_running() for rank in ranks)
+
+
+def test_an_unforeseen_error_of_one_rank_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
+    """Long before the time that collectives are given."""
+    write_tokens(tmp_path / "data", num_samples=300)
+    config = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=400, timeout_s=600)
+    output = f"train.output_dir={tmp_path / 'out'}"
+    torchrun = torchrun_command(config, [output], nproc=2)
+    command = [part if part != "lmms_stream.train" else "tests.failing_job" for part in torchrun]
+    done = run_command(*command, timeout_s=LIMIT_S, cwd=ROOT)
+    assert done.returncode == 1, last_words(done.stderr)
+    assert [record["step"] for record in read_log(tmp_path / "out")] == [1, 2]
+    assert "in fail_on_rank_1\n" in done.stderr
+    assert "ZeroDivisionError: rank 1 fails here" in done.stderr.partition("ChildFailedError")[0]
+    assert re.search(r"exitcode +: 1 .*\n.*\n +traceback : Traceback .*(\n.*)*rank 1 fails here", done.stderr)
 
 
 @pytest.mark.parametrize("allowed", [10, 1])

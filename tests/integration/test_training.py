@@ -17,7 +17,7 @@ from lmms_stream.train import torchrun_command
 from lmms_stream.train.checkpoint import checkpoints
 from lmms_stream.train.train_log import read_log
 
-from tests.conftest import run_command
+from tests.conftest import last_words, run_command
 
 STEPS_PER_EPOCH_AT_LEAST = 3
 
@@ -62,11 +62,6 @@ def train(config: Path, output: Path, *overrides: str, nproc: int = 2) -> None:
     command = torchrun_command(config, [f"train.output_dir={output}", *overrides], nproc=nproc)
     result = run_command(*command, timeout_s=200)
     assert result.returncode == 0, last_words(result.stderr)
-
-
-def last_words(text: str) -> str:
-    """What a process says before torchrun's own report of it."""
-    return text.partition("ChildFailedError")[0][-3000:]
 
 
 def test_a_run_in_lanes_resumes_on_another_number_of_ranks(
