@@ -134,12 +134,12 @@ class FSDP2SFTTrainer:
                 if is_stopped or self.is_finished or _is_due(self.step, self.args.save_steps):
                     with self.meter.aside():
                         self._save()
-                if self._eval_dataset is not None and (self.is_finished or _is_due(self.step, self.args.eval_steps)):
-                    with self.meter.aside():
-                        self._write({"step": self.step, **self.evaluate()})
                 if is_stopped:
                     self.saver.wait()
                     raise StoppedError(f"told to stop by a signal: step {self.step} is saved, the same command goes on")
+                if self._eval_dataset is not None and (self.is_finished or _is_due(self.step, self.args.eval_steps)):
+                    with self.meter.aside():
+                        self._write({"step": self.step, **self.evaluate()})
                 if self.is_finished or self._skip():
                     break
 
