@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import get_start_method
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,7 @@ from .types import Batch, World
 from .wire import WireBatch, from_wire
 from .worker import PREFETCH_PACKS, Item, LaneWorker, Made, PackWorker, PlanWorker
 from .worker_counts import FetchMeter
+from .worker_start import Running, iterate_running
 
 SOURCE = "data"  # the name of a single source in the cursor
 TOKENS_PER_FILL = 1 << 17  # of packs that share their rows, so that some calls serve many short packs
@@ -215,7 +217,7 @@ class PackedLoader:
                     raise made
                 yield made
             return
-        waiting: Any = iter(self._started_workers())
+        waiting = self._start_workers()
         keep = False
         try:
             while (item := next(waiting, None)) is not None:
@@ -241,19 +243,27 @@ class PackedLoader:
             "look for an out-of-memory kill, or set num_workers to 0 to see what happens"
         )
 
-    def _started_workers(self) -> DataLoader[Item]:
-        if self._batches is None or not self.persistent_workers:
-            self._batches = DataLoader(
-                self._worker,
-                batch_size=None,
-                collate_fn=_as_it_is,
-                num_workers=self.num_workers,
-                multiprocessing_context=self.start_method,
-                persistent_workers=self.persistent_workers,
-                timeout=self.timeout_s,
-                worker_init_fn=outlive_stop_signal,
-            )
-        return self._batches
+    def _start_workers(self) -> Any:
+        """An iterator over what they make; kept ones go on."""
+        if self._batches is not None and self.persistent_workers:
+            return iter(self._batches)
+        self._batches, waiting = iterate_running(self._make_workers)
+        return waiting
+
+    def _make_workers(self) -> tuple[DataLoader[Item], Running | None]:
+        start_method = self.start_method or get_start_method()
+        running = Running(self.num_workers) if start_method == "fork" else None
+        batches = DataLoader(
+            self._worker,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=self.num_workers,
+            multiprocessing_context=self.start_method,
+            persistent_workers=self.persistent_workers,
+            timeout=self.timeout_s,
+            worker_init_fn=running.begin if running is not None else outlive_stop_signal,
+        )
+        return batches, running
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor after the last step that was delivered whole: plain ints, strings and lists."""

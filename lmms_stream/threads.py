@@ -3,6 +3,9 @@
 A thread that Python has joined may yet be taking down what C libraries keep for it; OpenSSL 3 does that under a lock
 of the whole process. A fork at that moment copies the lock as held by a thread that the child does not have, and the
 child's first connection waits for ever. So a fork waits for threads that are ending.
+
+It waits, too, until torch's own threads sleep. At the end of a collective gloo's come into Python for a moment, under a
+lock that Python 3.11 takes in the child before it makes a new one.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 LONGEST_WAIT_S = 5.0
+LONGEST_TORCH_WAIT_S = 0.5
 _POLL_S = 0.0005
 _ending: set[int] = set()  # the kernel's ids of threads whose target has returned, until they are found gone
 
@@ -50,4 +55,21 @@ def _wait_for_those_ending() -> None:
         _forget_those_gone()
 
 
+def _wait_for_torch() -> None:
+    deadline = time.monotonic() + LONGEST_TORCH_WAIT_S
+    while _torch_runs() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)  # the GIL is theirs meanwhile
+
+
+def _torch_runs() -> bool:
+    """Whether a thread that torch named, and not Python, is anything but asleep."""
+    for task in os.scandir("/proc/self/task"):
+        with suppress(OSError):  # it has ended
+            name, _, state = Path(task.path, "stat").read_text().partition("(")[2].rpartition(") ")
+            if name.startswith("pt_") and not state.startswith("S"):
+                return True
+    return False
+
+
+os.register_at_fork(before=_wait_for_torch)
 os.register_at_fork(before=_wait_for_those_ending, after_in_child=_ending.clear)

@@ -46,6 +46,7 @@ ALLOWED = {
     "room": {"errors", "locks"},
     "tally": set(),
     "worker_counts": {"tally"},
+    "worker_start": {"errors", "signals"},
     "cache": {"errors", "decoding", "locks", "retry", "room", "shards", "storage", "tally"},
     "prefetch": {"errors", "retry", "room", "threads"},
     "reader": {"errors", "types", "cache", "order", "prefetch", "shards"},
@@ -73,7 +74,7 @@ ALLOWED = {
     },
     "loader": {
         "errors", "types", "assign", "batch_maker", "collate", "cursor", "dataset", "lane_cursor", "lanes", "mixture",
-        "place", "processors", "signals", "tally", "wire", "worker", "worker_counts",
+        "place", "processors", "signals", "tally", "wire", "worker", "worker_counts", "worker_start",
     },
     "train": {
         "__version__", "errors", "signals", "types", "assign", "batch_maker", "config", "collate", "dataset",

@@ -81,3 +81,37 @@ assert there and waited_s < 20
 done.set()
 """
     run_script(script, end_s=2)
+
+
+def test_a_fork_waits_until_threads_that_torch_named_sleep() -> None:
+    script = """
+import zlib
+data = bytes(1 << 27)
+
+def work(began, ended):  # without the GIL, under a name as torch's threads have it
+    libc.prctl(15, b"pt_gloo_runloop")
+    began.set()
+    zlib.compress(data, 9)
+    ended.set()
+    threading.Event().wait()
+
+def share_done_at_fork():
+    began, ended = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work, args=(began, ended), daemon=True)
+    thread.start()
+    ids.append(thread.native_id)  # which fork() asks for
+    began.wait()
+    clock = time.pthread_getcpuclockid(thread.ident)
+    _, waited_s = fork()
+    done_s = time.clock_gettime(clock)
+    ended.wait()
+    return done_s / time.clock_gettime(clock), waited_s
+
+threads.LONGEST_TORCH_WAIT_S = 60
+share, _ = share_done_at_fork()
+assert share > 0.9, share
+threads.LONGEST_TORCH_WAIT_S = 0.05
+share, waited_s = share_done_at_fork()
+assert share < 0.9 and waited_s >= 0.05, (share, waited_s)
+"""
+    run_script(script, end_s=0)
