@@ -180,7 +180,7 @@ def convert_large(lines: Path, num_bytes: int, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--tokenized-rows", type=int, default=100_000)
+    parser.add_argument("--tokenized-rows", type=int, default=600_000)
     parser.add_argument("--large-bytes", type=float, default=4e9, help="of the large file; 0: none")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--peers", choices=("all", "streaming"), default="all", help="litdata is in the extra bench")

@@ -31,6 +31,7 @@ from .worker_counts import FetchMeter
 from .worker_start import Running, iterate_running
 
 SOURCE = "data"  # the name of a single source in the cursor
+MAX_ITEMS_AHEAD = 32
 TOKENS_PER_FILL = 1 << 17  # of packs that share their rows, so that some calls serve many short packs
 
 
@@ -106,7 +107,7 @@ class PackedLoader:
         self.start_method = start_method
         self.timeout_s = timeout_s
         self._batches: DataLoader[Item] | None = None
-        of_worker = PREFETCH_PACKS + 3 * self.settings.packs_per_item  # torch lets each have two items ready
+        of_worker = PREFETCH_PACKS + (self._items_ahead + 1) * self.settings.packs_per_item
         packs_ahead = of_worker * max(1, num_workers) * self.world.num_groups // self.world.num_group_nodes
         for name, each in datasets.items():
             each.check_cache_limit(samples_ahead=self._place.samples_ahead(name, packs_ahead))
@@ -250,6 +251,12 @@ class PackedLoader:
         self._batches, waiting = iterate_running(self._make_workers)
         return waiting
 
+    @property
+    def _items_ahead(self) -> int:
+        """Items that each worker has ready: a step's, which are taken at once, or MAX_ITEMS_AHEAD."""
+        of_step = self.micro_batches // self.settings.packs_per_item
+        return min(MAX_ITEMS_AHEAD, max(2, -(-of_step // max(1, self.num_workers))))
+
     def _make_workers(self) -> tuple[DataLoader[Item], Running | None]:
         start_method = self.start_method or get_start_method()
         running = Running(self.num_workers) if start_method == "fork" else None
@@ -258,6 +265,7 @@ class PackedLoader:
             batch_size=None,
             collate_fn=_as_it_is,
             num_workers=self.num_workers,
+            prefetch_factor=self._items_ahead,
             multiprocessing_context=self.start_method,
             persistent_workers=self.persistent_workers,
             timeout=self.timeout_s,
