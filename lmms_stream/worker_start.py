@@ -7,6 +7,7 @@ rules out others.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from torch.utils.data import DataLoader
 
 from .errors import WorkerError
 from .signals import outlive_stop_signal
+
+logger = logging.getLogger("lmms_stream")
 
 WAITS_S = (10.0, 30.0, 60.0)  # for workers to run, at each start
 _POLL_S = 0.002
@@ -55,6 +58,7 @@ def iterate_running(make: Callable[[], tuple[DataLoader[Any], Running | None]]) 
         stuck = running.stuck(batches._workers, wait_s=wait_s) if running is not None else []
         if not stuck:
             return loader, batches
+        logger.warning("%d loader workers did not begin within %g s of their fork, they are killed", len(stuck), wait_s)
         for end in (*(worker.kill for worker in stuck), *(worker.join for worker in stuck), batches._shutdown_workers):
             with suppress(RuntimeError):  # torch raises the death of a worker wherever we happen to be
                 end()

@@ -35,9 +35,10 @@ def ids(num_workers, **options):
 """
 
 
-def run(script: str, folder: Path, *, num_stuck: int) -> None:
+def run(script: str, folder: Path, *, num_stuck: int) -> str:
     result = run_command(sys.executable, "-c", SCRIPT + script, str(folder), str(num_stuck), timeout_s=120)
     assert result.returncode == 0, result.stderr
+    return result.stderr
 
 
 def test_a_worker_that_its_fork_leaves_stuck_is_started_again(tmp_path: Path) -> None:
@@ -51,7 +52,8 @@ assert left[0] == 0
 assert found == kept == ids(0)
 assert len(found[0]) > 8 and found[0] != found[1]
 """
-    run(script, tmp_path / "data", num_stuck=3)
+    told = run(script, tmp_path / "data", num_stuck=3)
+    assert "2 loader workers did not begin within 1 s of their fork, they are killed" in told
 
 
 def test_workers_that_are_stuck_again_and_again_are_an_error(tmp_path: Path) -> None:
