@@ -7,7 +7,7 @@ name says that it is whole.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -136,25 +136,28 @@ class _Making:
 
     def samples(self) -> Iterator[bytes]:
         """The samples that are kept, as they lie in a shard."""
-        rows = self._unit.rows()
         try:
-            while together := list(islice(rows, _TOKENIZED_TOGETHER if self._maker.tokenize else 1)):
-                for row, made in zip(together, self._made(together), strict=True):
-                    data = self._encoded(row, made)
-                    if self._has_failed:
-                        return
-                    if data is not None:
-                        yield data
+            for row, made in self._made():
+                data = self._encoded(row, made)
+                if self._has_failed:
+                    return
+                if data is not None:
+                    yield data
         except OSError as error:
             raise disk_error(self._source_name, error) from error
 
-    def _made(self, rows: Sequence[Row]) -> list[Sample | DataError]:
+    def _made(self) -> Iterator[tuple[Row, Sample | DataError]]:
         """What is to be stored of each row, or why nothing can be."""
-        made = [self._mapped(row) for row in rows]
-        if not self._maker.tokenize or self._maker.processor is None:
-            return made
-        tokens = iter(to_tokens([each for each in made if not isinstance(each, DataError)], self._maker.processor))
-        return [each if isinstance(each, DataError) else next(tokens) for each in made]
+        rows, processor = self._unit.rows(), self._maker.processor
+        if not self._maker.tokenize or processor is None:
+            for row in rows:
+                yield row, self._mapped(row)
+            return
+        while together := list(islice(rows, _TOKENIZED_TOGETHER)):
+            mapped = [self._mapped(row) for row in together]
+            tokens = iter(to_tokens([each for each in mapped if not isinstance(each, DataError)], processor))
+            for row, each in zip(together, mapped, strict=True):
+                yield row, each if isinstance(each, DataError) else next(tokens)
 
     def _mapped(self, row: Row) -> Sample | DataError:
         if row.values is None:
