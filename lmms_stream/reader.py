@@ -24,7 +24,7 @@ from .types import Sample
 
 MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one process; each takes a file descriptor
 CHUNK = 1 << 16  # samples located together
-_TOUCH_S = 0.1  # under a limit, a shard in use is noted as such this often: others seem used later until then
+_TOUCH_S = 0.1  # under a limit, a shard in use is noted as such this often, or when it is used after another
 
 Shards = Sequence[tuple[LocalCache, ShardInfo]]  # where each comes from, and its index entry
 
@@ -58,7 +58,7 @@ class ShardReader:
         self._open: dict[int, Shard] = {}
         self._addresses = np.zeros(len(self._shards), np.int64)  # of open shards
         self._fetched = np.zeros(len(self._shards), bool)  # that were waited for and not opened
-        self._used: dict[int, float] = {}
+        self._noted, self._noted_at = -1, 0.0
         self._prefetcher: Prefetcher | None = None
         self._max_open = min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
@@ -180,9 +180,10 @@ class ShardReader:
             self._addresses[shard_id] = 0
 
     def _note_use(self, shard_id: int, shard: Shard) -> None:
+        """Stamp a shard that is used after another, so that the one not used for longest gives way."""
         now = time.monotonic()
-        if now - self._used.get(shard_id, -_TOUCH_S) >= _TOUCH_S:
-            self._used[shard_id] = now
+        if shard_id != self._noted or now - self._noted_at >= _TOUCH_S:
+            self._noted, self._noted_at = shard_id, now
             self._shards[shard_id][0].touch(shard.path)
 
     def _fetching(self) -> Prefetcher:
