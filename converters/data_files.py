@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from ..errors import DataError
-from ..retry import disk_error
+from ..retry import disk_errors
 from ..types import StoredObject
 from .file_formats import format_of, named_format
 from .places import Place
@@ -66,10 +66,8 @@ def _found(counts: Mapping[str, int]) -> str:
 
 def checked_format(place: Place, *, insisted: str | None) -> str:
     """The format of a place's file; DataError where it is none, or has no members and one is asked for."""
-    try:
+    with disk_errors(place.name):
         format = format_of(place.path, name=place.name.removesuffix(f"#{place.key}"), insisted=insisted)
-    except OSError as error:
-        raise disk_error(place.name, error) from error
     if place.key is not None and format != "json":
         raise DataError(f"{place.name}: {format} has no members to choose from: leave out #{place.key}")
     return format

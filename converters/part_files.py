@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -18,9 +19,9 @@ import orjson
 from numpy.typing import NDArray
 
 from ..errors import DataError, StorageError
-from ..processors.base import Processor
+from ..processors.base import Processor, or_error, through
 from ..processors.text import TokensProcessor
-from ..retry import disk_error
+from ..retry import disk_errors
 from ..types import Sample
 from .encoding import ShardFormat
 from .schema import Mapper, to_tokens
@@ -136,15 +137,13 @@ class _Making:
 
     def samples(self) -> Iterator[bytes]:
         """The samples that are kept, as they lie in a shard."""
-        try:
+        with disk_errors(self._source_name):
             for row, made in self._made():
                 data = self._encoded(row, made)
                 if self._has_failed:
                     return
                 if data is not None:
                     yield data
-        except OSError as error:
-            raise disk_error(self._source_name, error) from error
 
     def _made(self) -> Iterator[tuple[Row, Sample | DataError]]:
         """What is to be stored of each row, or why nothing can be."""
@@ -154,18 +153,13 @@ class _Making:
                 yield row, self._mapped(row)
             return
         while together := list(islice(rows, _TOKENIZED_TOGETHER)):
-            mapped = [self._mapped(row) for row in together]
-            tokens = iter(to_tokens([each for each in mapped if not isinstance(each, DataError)], processor))
-            for row, each in zip(together, mapped, strict=True):
-                yield row, each if isinstance(each, DataError) else next(tokens)
+            tokens = through([self._mapped(row) for row in together], partial(to_tokens, processor=processor))
+            yield from zip(together, tokens, strict=True)
 
     def _mapped(self, row: Row) -> Sample | DataError:
         if row.values is None:
             return DataError(row.error)
-        try:
-            return self._mapper(row.values, self._unit.folder)
-        except DataError as error:
-            return error
+        return or_error(self._mapper, row.values, self._unit.folder)
 
     def _encoded(self, row: Row, sample: Sample | DataError) -> bytes | None:
         """A sample as it lies in a shard; None for one that is left out."""

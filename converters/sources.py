@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import DataError, ObjectMissingError, StorageError
-from ..retry import disk_error
+from ..retry import disk_errors
 from ..storage import LocalStorage, Storage, open_storage
 from ..types import StoredObject
 from .data_files import checked_format, data_files, identity_of, is_shown, matching_files
@@ -42,10 +42,8 @@ def open_sources(
         raise DataError(f"unknown format {format!r}: expected one of {', '.join(FORMATS)}")
     opener = _Opener(scratch, unit_bytes)
     for text in specs:
-        try:
+        with disk_errors(text):
             opener.open(parse_spec(text, format=format))
-        except OSError as error:
-            raise disk_error(text, error) from error
     return list(opener.sources)
 
 

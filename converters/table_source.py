@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..retry import disk_error
+from ..retry import disk_errors
 from .places import Table
 from .units import Unit
 
@@ -42,12 +42,10 @@ class TableSource:
     def units(self) -> Iterator[Unit]:
         start, stop = self._bounds()
         found = False
-        try:
+        with disk_errors(self.name):
             for unit in self._opened().units(start, stop):
                 found = True
                 yield unit
-        except OSError as error:
-            raise disk_error(self.name, error) from error
         if not found:
             what = "" if self._rows == slice(None) else f" from {start} to {'its end' if stop is None else stop}"
             raise DataError(
@@ -60,17 +58,13 @@ class TableSource:
 
     def _opened(self) -> Table:
         if self._table is None:
-            try:
+            with disk_errors(self.name):
                 self._table = self._open_table()
-            except OSError as error:
-                raise disk_error(self.name, error) from error
         return self._table
 
     def _bounds(self) -> tuple[int, int | None]:
         start, stop = self._rows.start or 0, self._rows.stop
         if start < 0 or (stop is not None and stop < 0):
-            try:
+            with disk_errors(self.name):
                 start, stop, _ = self._rows.indices(self._opened().num_rows())
-            except OSError as error:
-                raise disk_error(self.name, error) from error
         return start, stop

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..processors.base import IGNORED_LABEL, Processor, TokenizeAll
+from ..processors.base import IGNORED_LABEL, Processor, TokenizeAll, or_error, through
 from ..processors.spans import spans_of
 from ..types import Sample
 from .fields import Fields, unpacked
@@ -46,9 +46,9 @@ def to_tokens(samples: Sequence[Sample], processor: Processor) -> list[dict[str,
     has no place for.
     """
     if not _tokenizes(type(processor)):
-        return [_as_tokens(sample, processor) for sample in samples]
+        return [or_error(_as_tokens, sample, processor) for sample in samples]
     tokenize_all: TokenizeAll = processor.tokenize_all  # type: ignore[attr-defined]
-    return [made if isinstance(made, DataError) else _stored(*made) for made in tokenize_all(samples)]
+    return through(tokenize_all(samples), lambda made: [_stored(*tokens) for tokens in made])
 
 
 def _stored(ids: NDArray[np.int32], spans: Sequence[tuple[int, int]]) -> dict[str, Any] | DataError:
@@ -57,20 +57,16 @@ def _stored(ids: NDArray[np.int32], spans: Sequence[tuple[int, int]]) -> dict[st
     return {"input_ids": ids, "loss_spans": np.array(spans, np.int32)}
 
 
-def _as_tokens(sample: Sample, processor: Processor) -> dict[str, Any] | DataError:
-    try:
-        processed = processor.process(sample)
-    except DataError as error:
-        return error
+def _as_tokens(sample: Sample, processor: Processor) -> dict[str, Any]:
+    processed = processor.process(sample)
     others = sorted(set(processed) - {"input_ids", "labels"})
     if others:
-        return DataError(
+        raise DataError(
             f"a sample of tokens has no place for {', '.join(others)}: convert without --tokenize: the processor "
             "makes them while training"
         )
-    learnt = np.asarray(processed["labels"]) != IGNORED_LABEL
-    ids = np.asarray(processed["input_ids"]).astype(np.int32)
-    return {"input_ids": ids, "loss_spans": spans_of(learnt)} if learnt.any() else DataError(_NOTHING_LEARNT)
+    ids = np.asarray(processed["input_ids"])
+    return {"input_ids": ids.astype(np.int32), "loss_spans": _spans(np.asarray(processed["labels"]) != IGNORED_LABEL)}
 
 
 @cache

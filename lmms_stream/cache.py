@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from .decoding import decompress
 from .errors import StorageError
 from .locks import locked
-from .retry import DEFAULT_RETRY, Retry, disk_error
+from .retry import DEFAULT_RETRY, Retry, disk_error, disk_errors
 from .room import CacheRoom, Record, touch
 from .shards import ShardInfo, file_matches
 from .storage import LocalStorage, Storage
@@ -40,10 +40,8 @@ def default_cache_folder(remote: str) -> Path:
     StorageError when somebody else has made that one: they could change what is read.
     """
     mine = Path(tempfile.gettempdir()) / f"lmms_stream-{os.getuid()}"
-    try:
+    with disk_errors(str(mine)):
         mine.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise disk_error(str(mine), error) from error
     if mine.is_symlink() or mine.stat().st_uid != os.getuid():
         raise StorageError(f"{mine} belongs to somebody else: name a folder of yours as local")
     return mine / hashlib.blake2b(remote.encode(), digest_size=16).hexdigest()

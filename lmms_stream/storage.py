@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from .errors import ObjectMissingError, StorageError
-from .retry import DEFAULT_RETRY, Retry, disk_error, persist
+from .retry import DEFAULT_RETRY, Retry, disk_error, disk_errors, persist
 from .s3 import S3Storage
 from .types import StoredObject
 
@@ -119,10 +119,8 @@ class LocalStorage:
             temporary.unlink(missing_ok=True)
 
     def _write(self, key: str, write: Callable[[Path], None]) -> None:
-        try:
+        with disk_errors(str(self.folder / key)):
             self._replace(self.folder / key, write)
-        except OSError as error:
-            raise disk_error(str(self.folder / key), error) from error
 
     def _run(self, key: str, action: Callable[[], T]) -> T:
         try:

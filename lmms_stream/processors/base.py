@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..shards import ShardInfo
 from ..types import Processed, Sample
+
+P = ParamSpec("P")
+T = TypeVar("T")
+U = TypeVar("U")
 
 IGNORED_LABEL = -100  # transformers' and torch's ignore_index
 
@@ -24,6 +28,20 @@ Tokens = tuple[NDArray[np.int32], list[tuple[int, int]]]
 # and apart from each other, or the error that `process` raises. A class that has another `process` needs another
 # `tokenize_all` too, or `process` is used.
 TokenizeAll = Callable[[Sequence[Sample]], list[Tokens | DataError]]
+
+
+def or_error(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | DataError:
+    """What `make` gives, or the DataError that it raises: where several are made, each has its own."""
+    try:
+        return make(*args, **options)
+    except DataError as error:
+        return error
+
+
+def through(made: Sequence[T | DataError], make: Callable[[list[T]], Iterable[U | DataError]]) -> list[U | DataError]:
+    """What `make` makes of all that are no errors, at once; errors stay in their places."""
+    following = iter(make([each for each in made if not isinstance(each, DataError)]))
+    return [each if isinstance(each, DataError) else next(following) for each in made]
 
 
 class Processor(Protocol):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
-from .base import Tokens
+from .base import Tokens, or_error, through
 from .byte_tokens import Span
 from .chat_template import TODAY, ChatTemplate
 from .spans import labels_of, learnt_of, spans_of
@@ -79,20 +79,18 @@ class ChatProcessor:
 
     def tokenize_all(self, samples: Sequence[Sample]) -> list[Tokens | DataError]:
         """See TokenizeAll."""
-        read = [self._read(sample) for sample in samples]
-        marked = [each.marked for each in read if not isinstance(each, DataError)]
-        tokens = iter(self.tokenizer.ids_and_spans(marked))
-        return [each if isinstance(each, DataError) else self._learnt(each, *next(tokens)) for each in read]
+        return through([or_error(self._read, sample) for sample in samples], self._tokenize)
 
-    def _read(self, sample: Sample) -> _Rendered | DataError:
-        try:
-            chat = _parse(sample["messages"])
-            text, spans = self._render(chat)
-            if not self._template_of(chat).has_marks:
-                spans = list(self._added_spans(chat, text).values())
-            left_out = self._spans_left_out(chat, text, spans) if chat.left_out else []
-        except DataError as error:
-            return error
+    def _tokenize(self, rendered: Sequence[_Rendered]) -> list[Tokens]:
+        tokens = self.tokenizer.ids_and_spans([each.marked for each in rendered])
+        return [self._learnt(each, *made) for each, made in zip(rendered, tokens, strict=True)]
+
+    def _read(self, sample: Sample) -> _Rendered:
+        chat = _parse(sample["messages"])
+        text, spans = self._render(chat)
+        if not self._template_of(chat).has_marks:
+            spans = list(self._added_spans(chat, text).values())
+        left_out = self._spans_left_out(chat, text, spans) if chat.left_out else []
         return _Rendered((text, [span for span in spans if span[0] < span[1]]), left_out)
 
     def _learnt(self, rendered: _Rendered, ids: NDArray[np.int32], spans: Sequence[Span]) -> Tokens:

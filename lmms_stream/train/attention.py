@@ -70,13 +70,13 @@ def implementations(attention: Attention, model_class: Any, config: PretrainedCo
     if attention != "auto":
         return [attention]
     here = ["flash_attention_2"] * has_flash + ["flex_attention"] * cuda + [varlen.SDPA_VARLEN, "sdpa"]
-    known = [
-        each
-        for each in here
-        if any(getattr(model_class, flag, False) for flag in _FLAGS.get(each, ()))
-        or (each == varlen.SDPA_VARLEN and varlen.has_varlen(model_class, config))
-    ]
-    return [*known, "eager"]
+    return [*(each for each in here if _has(each, model_class, config)), "eager"]
+
+
+def _has(attention: str, model_class: Any, config: PretrainedConfig) -> bool:
+    if attention == varlen.SDPA_VARLEN:
+        return varlen.has_varlen(model_class, config)
+    return any(getattr(model_class, flag, False) for flag in _FLAGS[attention])
 
 
 def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = False) -> None:
