@@ -114,5 +114,13 @@ def last_words(text: str) -> str:
     return text[-20_000:]
 
 
+def run_job(nproc: int, module: str, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a module of the tests in so many processes of a torchrun job, to its end, which is a good one."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    done = run_command(*torchrun, "-m", module, *arguments, timeout_s=timeout_s, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, last_words(done.stderr)
+    return done
+
+
 def run_cli(*arguments: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return run_command(sys.executable, "-m", "lmms_stream", *arguments, timeout_s=timeout_s, cwd=cwd)

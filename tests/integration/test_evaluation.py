@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model import ModelConfig
 from lmms_stream.train.train_log import read_log
 
-from tests.conftest import TokensAndSpans, last_words, run_command, write_samples, write_tokens
+from tests.conftest import TokensAndSpans, run_job, write_samples, write_tokens
 from tests.training import MODEL, VOCABULARY, write_run
 
 pytestmark = pytest.mark.timeout(700)  # for the jobs, of which each has a limit of its own
-ROOT = Path(__file__).parent.parent.parent
 PACKING_LENGTH = 128
 NUM_SAMPLES, NUM_OVERLONG = 37, 3
 CASES: dict[str, dict[str, Any]] = {
@@ -63,10 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = write_run(folder / "run.yaml", folder / "train", eval_dataset=held_out, **run)
     (folder / "job.json").write_text(json.dumps(CASES).replace("{folder}", str(folder)))
     for nproc in (1, 2, 4):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-        job = ["-m", "tests.evaluation_job", str(config), str(folder / "job.json")]
-        done = run_command(*torchrun, *job, timeout_s=200, cwd=ROOT)
-        assert done.returncode == 0, last_words(done.stderr)
+        done = run_job(nproc, "tests.evaluation_job", str(config), str(folder / "job.json"), timeout_s=200)
         (folder / f"{nproc}.txt").write_text(done.stderr)
     return folder
 

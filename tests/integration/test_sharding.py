@@ -6,7 +6,6 @@ Against them: each sample run alone, by a model without FSDP and by its own logi
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from shutil import which
@@ -18,10 +17,9 @@ import torch
 from lmms_stream.train.model import ModelConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.conftest import TokensAndSpans, last_words, run_command, write_samples
+from tests.conftest import TokensAndSpans, run_job, write_samples
 
 pytestmark = pytest.mark.timeout(800)  # for the jobs, of which each has a limit of its own
-ROOT = Path(__file__).parent.parent.parent
 NUM_SAMPLES = 40
 SIZES: dict[str, Any] = {
     "vocab_size": 131,  # not a multiple of any world size
@@ -88,9 +86,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cases = {**CASES, "saved": {"model": {"pretrained": str(folder / "saved")}, "on": [2]}}
     (folder / "job.json").write_text(json.dumps({"dataset": str(folder / "data"), "cases": cases}))
     for nproc in (1, 2, 4):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-        done = run_command(*torchrun, "-m", "tests.sharding_job", str(folder / "job.json"), timeout_s=250, cwd=ROOT)
-        assert done.returncode == 0, last_words(done.stderr)
+        run_job(nproc, "tests.sharding_job", str(folder / "job.json"), timeout_s=250)
     of_first = {path.stem[:-2]: torch.load(path) for path in folder.glob("*-0.pt")}
     of_second = {f"{path.stem[:-2]}-second": torch.load(path) for path in folder.glob("*-2-1.pt")}
     return {**of_first, **{run: made for run, made in of_second.items() if "error" in made}, "saved": cases["saved"]}
