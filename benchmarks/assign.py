@@ -13,10 +13,10 @@ import argparse
 
 import numpy as np
 from data import sample_lengths
-from lmms_stream.assign import LINEAR_COST, assign, pack_costs
-from lmms_stream.order import OrderConfig
-from lmms_stream.packing import PackingConfig
-from lmms_stream.plan import PackPlan
+from lmms_stream.plan.assign import LINEAR_COST, assign, pack_costs
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.packing import PackingConfig
 from measure import keep_to_one_core, print_table, verdict
 from numpy.typing import NDArray
 

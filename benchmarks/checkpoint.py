@@ -24,9 +24,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lmms_stream.train.checkpoint import Checkpointer
-from lmms_stream.train.checkpoint_tensors import tensors_of
-from lmms_stream.train.distributed import init_distributed
+from lmms_stream.train.checkpoint.checkpoint import Checkpointer
+from lmms_stream.train.checkpoint.tensors import tensors_of
+from lmms_stream.train.run.distributed import init_distributed
 from measure import MIB, print_table, verdict
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard

@@ -111,7 +111,7 @@ def write_tokens(
     folder: Path, lengths: Lengths, *, shard_bytes: int, seed: int = 0, vocabulary: int = VOCABULARY
 ) -> None:
     """`token_samples` as MDS shards with their lengths index."""
-    from lmms_stream.converters.schema import COLUMNS
+    from lmms_stream.converters.rows.mapper import COLUMNS
     from streaming import MDSWriter
 
     columns = COLUMNS["tokens"]
@@ -179,7 +179,7 @@ class _LitdataSource:
 
 
 def _write_lengths_index(folder: Path, lengths: Lengths) -> None:
-    from lmms_stream.lengths import LengthIndex
+    from lmms_stream.mds.lengths import LengthIndex
     from lmms_stream.processors.base import processor_fingerprint
     from lmms_stream.processors.text import TokensProcessor
 

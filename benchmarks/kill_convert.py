@@ -29,9 +29,8 @@ from pathlib import Path
 import numpy as np
 import orjson
 import xxhash
-from lmms_stream.storage import open_storage
+from lmms_stream.storage.storage import open_storage
 from measure import print_table, verdict
-
 from s3 import server
 
 SHARD_BYTES = 8_000_000

@@ -93,7 +93,7 @@ def write_config(path: Path, train: Path, validation: Path, vocabulary: int, *, 
 def curve(config: Path) -> list[tuple[int, float]]:
     """Tokens seen and loss on the held-out chats of a run."""
     from lmms_stream.demo.jobs import run_job
-    from lmms_stream.train.train_log import read_log
+    from lmms_stream.train.report.train_log import read_log
 
     output = config.with_suffix("")
     run_job(config, output, nproc=RANKS, on_step=lambda step: None, timeout_s=MAX_S)

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 from data import link_tokens, write_tokens
-from lmms_stream.dataset import PackedStreamingDataset
-from lmms_stream.packing import PackingConfig
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from measure import MIB, in_fresh_process, print_table, status_bytes, verdict
 
@@ -56,7 +56,7 @@ def memory_of(pid: int | str, batches: int) -> Memory:
 
 def read(folder: Path, packing_length: int, num_workers: int, places: Sequence[int]) -> dict[str, list[Memory]]:
     """Memory of every process that takes part, after each of `places` batches; epoch after epoch."""
-    from lmms_stream.loader import SOURCE, PackedLoader
+    from lmms_stream.loader.loader import SOURCE, PackedLoader
 
     packing = PackingConfig(packing_length=packing_length)
     dataset = PackedStreamingDataset(folder, folder.with_name("cache"), processor=TokensProcessor(), packing=packing)

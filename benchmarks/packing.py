@@ -21,7 +21,7 @@ from typing import get_args
 
 import numpy as np
 from data import Kind, Lengths, fewest_packs, sample_lengths
-from lmms_stream.packing import PackingConfig, Packs, pack
+from lmms_stream.plan.packing import PackingConfig, Packs, pack
 from measure import keep_to_one_core, print_table, timed, verdict
 
 SIZES: dict[Kind, tuple[int, int]] = {"chat": (4096, 8192), "vision": (2048, 4096)}  # packing lengths, tokens

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import numpy as np
 from data import write_lengths
-from lmms_stream.lengths import LengthIndex
-from lmms_stream.order import OrderConfig, default_canonical_nodes
-from lmms_stream.packing import PackingConfig
-from lmms_stream.plan import PackPlan
+from lmms_stream.mds.lengths import LengthIndex
+from lmms_stream.plan.order import OrderConfig, default_canonical_nodes
+from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.packing import PackingConfig
 from measure import MIB, PeakMemory, in_fresh_process, keep_to_one_core, print_table, status_bytes, verdict
 from numpy.typing import NDArray
 

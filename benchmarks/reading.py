@@ -40,8 +40,8 @@ from typing import Any
 
 import numpy as np
 from data import SHORTEST, sample_lengths, text_samples, token_samples, write_litdata, write_texts, write_tokens
-from lmms_stream.dataset import PackedStreamingDataset
-from lmms_stream.packing import PackingConfig
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import IGNORED_LABEL
 from lmms_stream.processors.text import TokensProcessor
 from measure import in_fresh_process, keep_to_one_core, print_table, verdict
@@ -68,7 +68,7 @@ GLOBAL_BATCH = 64
 SHARD_BYTES = 1 << 24
 MEMCPY_BUFFER = 1 << 28  # bytes
 CHUNK = 64  # items between two looks at the clock
-IMPORTED = ("torch", "streaming", "lmms_stream.loader", "lmms_stream.processors.text")
+IMPORTED = ("torch", "streaming", "lmms_stream.loader.loader", "lmms_stream.processors.text")
 
 
 Open = Callable[[], Iterable[Any]]  # gives samples, or the number of tokens of each pack while the pack is held
@@ -164,7 +164,7 @@ def _named(settings: Mapping[str, int]) -> str:
 
 
 def our_packs(folder: Path, limit: int) -> Iterable[int]:
-    from lmms_stream.loader import PackedLoader
+    from lmms_stream.loader.loader import PackedLoader
 
     next(iter(PackedLoader(dataset_with_plan(folder, limit), global_batch=GLOBAL_BATCH)))  # compiles
     loader = PackedLoader(dataset_with_plan(folder, limit), global_batch=GLOBAL_BATCH)

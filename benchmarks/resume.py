@@ -36,8 +36,8 @@ from typing import Any
 
 import numpy as np
 from data import link_tokens, token_samples, write_tokens
-from lmms_stream.dataset import PackedStreamingDataset
-from lmms_stream.packing import PackingConfig
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from measure import MIB, in_fresh_process, keep_to_one_core, print_table, verdict
 
@@ -48,7 +48,7 @@ HF_FILES = 16
 HF_ROW_GROUP = 10_000
 HF_SHUFFLE_BUFFER = 10_000
 SAMPLE_TOKENS = (16, 65)
-IMPORTED = ("lmms_stream.loader", "lmms_stream.processors.text", "lmms_stream.packing_kernels")
+IMPORTED = ("lmms_stream.loader.loader", "lmms_stream.processors.text", "lmms_stream.plan.kernels.best_fit")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +93,7 @@ def open_dataset(setting: Setting) -> PackedStreamingDataset:
 
 def first_run(setting: Setting) -> tuple[float, float, int]:
     """Seconds to a first batch when the packs have to be counted; seconds of those for counting; packs of an epoch."""
-    from lmms_stream.loader import PackedLoader
+    from lmms_stream.loader.loader import PackedLoader
 
     start = time.perf_counter()
     dataset = open_dataset(setting)
@@ -112,7 +112,7 @@ def first_run(setting: Setting) -> tuple[float, float, int]:
 
 
 def resume(setting: Setting, place: float) -> Resume:
-    from lmms_stream.loader import PackedLoader
+    from lmms_stream.loader.loader import PackedLoader
 
     clock = [time.perf_counter()]
     state = json.loads(setting.state("ours", place).read_text())

@@ -40,13 +40,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from data import link_tokens, sample_lengths, write_tokens
-from lmms_stream.dataset import PackedStreamingDataset
 from lmms_stream.demo.endpoint import BUCKET, s3_endpoint
-from lmms_stream.order import OrderConfig
-from lmms_stream.packing import PackingConfig
-from lmms_stream.prefetch import FetchConfig
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.storage import open_storage
+from lmms_stream.storage.prefetch import FetchConfig
+from lmms_stream.storage.storage import open_storage
 from lmms_stream.types import World
 from measure import in_fresh_process, print_table, verdict
 
@@ -58,7 +58,7 @@ SHUFFLE_BLOCK = 1 << 15  # samples, a few shards: with the default, this dataset
 # must be there before the first packs are, so that downloading and reading would take turns
 BYTES_PER_SAMPLE = 2130  # of chat lengths as they are stored
 REAL_SHARDS = 4  # the others are links to them
-IMPORTED = ("boto3", "lmms_stream.loader", "lmms_stream.packing_kernels", "lmms_stream.processors.text")
+IMPORTED = ("boto3", "lmms_stream.loader.loader", "lmms_stream.plan.kernels.best_fit", "lmms_stream.processors.text")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class Target:
 
 def read_epoch(target: Target, threads: int, local: Path, rank: int) -> int:
     """Read this rank's share of an epoch; its tokens."""
-    from lmms_stream.loader import PackedLoader
+    from lmms_stream.loader.loader import PackedLoader
 
     os.environ["S3_ENDPOINT_URL"] = target.endpoint
     dataset = PackedStreamingDataset(
@@ -135,7 +135,7 @@ def timed_task(task: Callable[..., int], number: int, barrier: Any) -> tuple[flo
 
 def compile_loops() -> None:
     """Read a few samples as packs, from a folder of their own."""
-    from lmms_stream.loader import PackedLoader
+    from lmms_stream.loader.loader import PackedLoader
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "few")

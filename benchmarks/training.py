@@ -46,8 +46,8 @@ MODEL = {
 
 
 def open_dataset(folder: Path) -> Any:
-    from lmms_stream.dataset import PackedStreamingDataset
-    from lmms_stream.packing import PackingConfig
+    from lmms_stream.mds.dataset import PackedStreamingDataset
+    from lmms_stream.plan.packing import PackingConfig
     from lmms_stream.processors.text import TokensProcessor
 
     packing = PackingConfig(packing_length=PACKING_LENGTH)
@@ -59,10 +59,10 @@ class Loop:
 
     def __init__(self, *, sharded: bool, losses: Callable[[Any, Any], Any], attends_as_the_trainer: bool = True):
         import torch
-        from lmms_stream.train.attention import prove_packing
-        from lmms_stream.train.distributed import init_distributed
-        from lmms_stream.train.model import ModelConfig, PackedModel
-        from lmms_stream.train.sharding import blocks_to_shard
+        from lmms_stream.train.model.attention import prove_packing
+        from lmms_stream.train.model.model import ModelConfig, PackedModel
+        from lmms_stream.train.model.sharding import blocks_to_shard
+        from lmms_stream.train.run.distributed import init_distributed
         from torch.distributed.fsdp import fully_shard
 
         self.losses = losses
@@ -86,7 +86,7 @@ class Loop:
 
 
 def read_steps(folder: Path, num_steps: int) -> list[list[Any]]:
-    from lmms_stream.loader import PackedLoader
+    from lmms_stream.loader.loader import PackedLoader
 
     batches = islice(PackedLoader(open_dataset(folder), global_batch=GLOBAL_BATCH), num_steps * GLOBAL_BATCH)
     return [list(step) for step in zip(*[iter(batches)] * GLOBAL_BATCH, strict=True)]
@@ -99,8 +99,8 @@ def num_learnt(step: Sequence[Any]) -> int:
 def train_beside_a_loop(folder: Path, output: Path, num_steps: int) -> tuple[list[float], list[float]]:
     """Seconds of each step of the trainer, from update to update, and of a bare loop that runs in between."""
     import torch
-    from lmms_stream.train.model import ModelConfig
-    from lmms_stream.train.settings import TrainConfig
+    from lmms_stream.train.model.model import ModelConfig
+    from lmms_stream.train.run.settings import TrainConfig
     from lmms_stream.train.trainer import FSDP2SFTTrainer
 
     torch.set_num_threads(1)
@@ -155,7 +155,7 @@ def packed_losses(model: Any, batch: Any) -> Any:
 
 def padded_losses(model: Any, batch: Any) -> Any:
     """As PackedModel computes them, of rows that a mask pads."""
-    from lmms_stream.train.loss import learnt_tokens, token_losses
+    from lmms_stream.train.model.loss import learnt_tokens, token_losses
 
     hidden = model.model.base_model(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
@@ -183,12 +183,12 @@ def train_demo(folder: Path, num_steps: int) -> tuple[float, float]:
     """The share of its time that a trainer with one worker waits for the demo's chats, and seconds a step."""
     import torch
     from lmms_stream.converters.convert import convert
-    from lmms_stream.dataset import PackedStreamingDataset
     from lmms_stream.demo.corpus import build_corpus, train_tokenizer
-    from lmms_stream.packing import PackingConfig
+    from lmms_stream.mds.dataset import PackedStreamingDataset
+    from lmms_stream.plan.packing import PackingConfig
     from lmms_stream.processors.chat import ChatProcessor
-    from lmms_stream.train.model import ModelConfig
-    from lmms_stream.train.settings import TrainConfig
+    from lmms_stream.train.model.model import ModelConfig
+    from lmms_stream.train.run.settings import TrainConfig
     from lmms_stream.train.trainer import FSDP2SFTTrainer
 
     torch.set_num_threads(1)

@@ -18,23 +18,23 @@ from typing import Any
 from ..errors import ConfigError, DataError
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
-from ..storage import LocalStorage, Storage, open_storage
-from .commit import commit, measured_lengths, other_files
-from .convert_options import ConvertOptions
-from .convert_report import ConvertReport, CountedBytes, SplitReport
-from .encoding import ShardFormat, compression_extension
-from .engines import RAY_TIMEOUT_S, open_engine
-from .laying import Laying
-from .outputs import Output
-from .part_files import PartMaker, UnitTask, about_path
-from .pool import Pool
-from .reading import Reading
-from .row_formats import STORED_COLUMNS
-from .schema import Mapper
-from .shard_files import ShardMaker, ShardTask, entry_bytes
-from .sources import open_sources
-from .units import Source
-from .work import Work, open_work, work_folder
+from ..storage.storage import LocalStorage, Storage, open_storage
+from .engines.engine import RAY_TIMEOUT_S, open_engine
+from .engines.processes import Pool
+from .options import ConvertOptions
+from .report import ConvertReport, CountedBytes, SplitReport
+from .rows.kinds import STORED_COLUMNS
+from .rows.mapper import Mapper
+from .sources.sources import open_sources
+from .sources.units import Source
+from .writing.commit import commit, measured_lengths, other_files
+from .writing.encoded_units import PartMaker, UnitTask, about_path
+from .writing.encoding import ShardFormat, compression_extension
+from .writing.layout import Laying
+from .writing.outputs import Output
+from .writing.reading import Reading
+from .writing.shards import ShardMaker, ShardTask, entry_bytes
+from .writing.work import Work, open_work, work_folder
 
 _AHEAD = 4  # units a worker that may be done before the one that comes next
 

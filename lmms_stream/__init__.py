@@ -13,29 +13,29 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .config import load_config as load_config
     from .converters.convert import convert as convert
-    from .cursor import Cursor as Cursor
-    from .dataset import PackedStreamingDataset as PackedStreamingDataset
-    from .dataset_config import DatasetConfig as DatasetConfig
     from .errors import ConfigError as ConfigError
     from .errors import LmmsStreamError as LmmsStreamError
-    from .lengths import LengthIndex as LengthIndex
-    from .loader import PackedLoader as PackedLoader
-    from .order import OrderConfig as OrderConfig
-    from .pack_range import PackRange as PackRange
-    from .packing import PackingConfig as PackingConfig
-    from .packing import Packs as Packs
-    from .packing import pack as pack
-    from .plan import PackPlan as PackPlan
-    from .prefetch import FetchConfig as FetchConfig
+    from .loader.loader import PackedLoader as PackedLoader
+    from .mds.dataset import PackedStreamingDataset as PackedStreamingDataset
+    from .mds.dataset_config import DatasetConfig as DatasetConfig
+    from .mds.lengths import LengthIndex as LengthIndex
+    from .mds.streams import Stream as Stream
+    from .plan.cursor import Cursor as Cursor
+    from .plan.order import OrderConfig as OrderConfig
+    from .plan.pack_plan import PackPlan as PackPlan
+    from .plan.pack_range import PackRange as PackRange
+    from .plan.packing import PackingConfig as PackingConfig
+    from .plan.packing import Packs as Packs
+    from .plan.packing import pack as pack
     from .processors import ProcessorConfig as ProcessorConfig
     from .processors.base import Processor as Processor
     from .processors.chat import ChatProcessor as ChatProcessor
     from .processors.text import TextProcessor as TextProcessor
     from .processors.text import TokensProcessor as TokensProcessor
-    from .streams import Stream as Stream
-    from .train.model import ModelConfig as ModelConfig
-    from .train.settings import RunConfig as RunConfig
-    from .train.settings import TrainConfig as TrainConfig
+    from .storage.prefetch import FetchConfig as FetchConfig
+    from .train.model.model import ModelConfig as ModelConfig
+    from .train.run.settings import RunConfig as RunConfig
+    from .train.run.settings import TrainConfig as TrainConfig
     from .train.trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
     from .types import Batch as Batch
     from .types import World as World
@@ -44,31 +44,31 @@ _HOME = {
     "Batch": "types",
     "ChatProcessor": "processors.chat",
     "ConfigError": "errors",
-    "Cursor": "cursor",
-    "DatasetConfig": "dataset_config",
+    "Cursor": "plan.cursor",
+    "DatasetConfig": "mds.dataset_config",
     "FSDP2SFTTrainer": "train.trainer",
-    "FetchConfig": "prefetch",
-    "LengthIndex": "lengths",
+    "FetchConfig": "storage.prefetch",
+    "LengthIndex": "mds.lengths",
     "LmmsStreamError": "errors",
-    "ModelConfig": "train.model",
-    "OrderConfig": "order",
-    "PackPlan": "plan",
-    "PackRange": "pack_range",
-    "PackedLoader": "loader",
-    "PackedStreamingDataset": "dataset",
-    "PackingConfig": "packing",
-    "Packs": "packing",
+    "ModelConfig": "train.model.model",
+    "OrderConfig": "plan.order",
+    "PackPlan": "plan.pack_plan",
+    "PackRange": "plan.pack_range",
+    "PackedLoader": "loader.loader",
+    "PackedStreamingDataset": "mds.dataset",
+    "PackingConfig": "plan.packing",
+    "Packs": "plan.packing",
     "Processor": "processors.base",
     "ProcessorConfig": "processors",
-    "RunConfig": "train.settings",
-    "Stream": "streams",
+    "RunConfig": "train.run.settings",
+    "Stream": "mds.streams",
     "TextProcessor": "processors.text",
     "TokensProcessor": "processors.text",
-    "TrainConfig": "train.settings",
+    "TrainConfig": "train.run.settings",
     "World": "types",
     "convert": "converters.convert",
     "load_config": "config",
-    "pack": "packing",
+    "pack": "plan.packing",
 }
 
 __all__ = ["__version__", *_HOME]

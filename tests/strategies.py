@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from lmms_stream.order import OrderConfig
-from lmms_stream.pack_range import PackRange
-from lmms_stream.packing import Overlong, PackingConfig
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.pack_range import PackRange
+from lmms_stream.plan.packing import Overlong, PackingConfig
 from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.config import build_config, load_config
 from lmms_stream.errors import ConfigError
-from lmms_stream.packing import PackingConfig
+from lmms_stream.plan.packing import PackingConfig
 
 from .strategies import examples
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.arrows import files
 from tests.conftest import last_words
 
 ROOT = Path(__file__).parent.parent
@@ -48,11 +49,7 @@ def test_every_other_command_runs_as_it_is_written(tmp_path: Path) -> None:
     assert len(log) == 6
 
 
-def test_every_module_of_the_tree_is_there() -> None:
+def test_every_folder_of_the_tree_is_named() -> None:
     tree = (ROOT / "README.md").read_text().split("## Where things are")[1].split("##")[0]
-    named = set(re.findall(r"\b(\w+\.py)\b", tree))
-    for folder in ("lmms_stream", "converters"):
-        real = {path.name for path in (ROOT / folder).glob("[!_]*.py")}
-        assert real <= named, f"README does not name {real - named}"
-    everywhere = {path.name for folder in ("lmms_stream", "converters") for path in (ROOT / folder).rglob("*.py")}
-    assert named <= everywhere
+    named = set(re.findall(r"(?:converters|lmms_stream)(?:/\w+)*(?=/)", tree))
+    assert named == {str(path.parent.relative_to(ROOT)) for path in files().values()}

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import TrainingError
-from ..train.train_log import read_log
+from ..train.report.train_log import read_log
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import TrainingError
-from ..train import torchrun_command
-from ..train.train_log import read_log
+from ..train.launch import torchrun_command
+from ..train.report.train_log import read_log
 
 JOB_TIMEOUT_S = 600.0
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import yaml
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..console import bar, console, print_plan, print_record
+from ..cli.console import bar, console, print_plan, print_record
 from ..errors import ConfigError
-from ..train.train_log import read_log
+from ..train.report.train_log import read_log
 from .compare import compare_runs, read_run
 from .corpus import VOCABULARY, Corpus, build_corpus, train_tokenizer
 from .endpoint import BUCKET, s3_endpoint
@@ -122,10 +122,10 @@ def _write_config(output: Path, remote: str, tokenizer: Path) -> Path:
 
 
 def _plan(config: Path, output: Path) -> None:
+    from ..cli.plan_report import plot_plans, report_epoch, report_steps
     from ..config import load_config
-    from ..mixture import Mixture
-    from ..report import plot_plans, report_epoch, report_steps
-    from ..train.settings import RunConfig
+    from ..plan.mixture import Mixture
+    from ..train.run.settings import RunConfig
     from ..types import World
 
     dataset = load_config(RunConfig, config).dataset

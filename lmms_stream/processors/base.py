@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..shards import ShardInfo
+from ..mds.shard import ShardInfo
 from ..types import Processed, Sample
 
 P = ParamSpec("P")

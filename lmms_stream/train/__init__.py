@@ -1,13 +1,10 @@
-"""batches -> steps -> checkpoints, with FSDP2."""
+"""Batches -> steps -> checkpoints, with FSDP2. `torchrun … -m lmms_stream.train` runs it.
 
-from __future__ import annotations
-
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-
-
-def torchrun_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) -> list[str]:
-    """The command that trains with `nproc` processes on this machine."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    return [*torchrun, "-m", "lmms_stream.train", str(config), *overrides]
+run/            what is asked of a run, its processes, its schedule
+model/          a transformers model as it is run on packs
+checkpoint/     what is saved and resumed
+report/         what a run tells
+evaluate        the loss on a dataset that is not trained on
+trainer         FSDP2SFTTrainer: the loop
+launch          the command that starts a run
+"""

@@ -29,8 +29,8 @@ def main(arguments: list[str]) -> int:
 
 def run(path: Path, overrides: Sequence[str]) -> int:
     """Train as the config says; the exit status."""
-    from .distributed import STOPPED_STATUS, init_distributed, is_lost_rank
-    from .settings import RunConfig
+    from .run.distributed import STOPPED_STATUS, init_distributed, is_lost_rank
+    from .run.settings import RunConfig
     from .trainer import FSDP2SFTTrainer, StoppedError
 
     config = load_config(RunConfig, path, overrides)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from ..errors import ConfigError
-from ..loader import PackedLoader
+from ..loader.loader import PackedLoader
 from ..types import World
-from .attention import check_lengths
-from .distributed import gather
-from .model import PackedModel
+from .model.attention import check_lengths
+from .model.model import PackedModel
+from .run.distributed import gather
 
 EVAL_NAME = "eval_dataset"  # of its packs, in errors
 

@@ -12,24 +12,24 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from ..batch_maker import Collator
-from ..collate import collate, join
-from ..dataset import PackedStreamingDataset
 from ..errors import TrainingError
-from ..loader import PackedLoader
+from ..loader.batch_maker import Collator
+from ..loader.collate import collate, join
+from ..loader.loader import PackedLoader
+from ..mds.dataset import PackedStreamingDataset
 from ..signals import StopSignal
 from ..types import Batch
-from .attention import check_lengths, prove_packing
-from .distributed import build_mesh, init_distributed, seed_step
+from .checkpoint.saving import RunSaver
 from .evaluate import EVAL_NAME, check_evaluated, evaluate
-from .flops import model_flops
-from .meter import Meter
-from .model import PackedModel
-from .run_log import RunLog
-from .saving import RunSaver
-from .schedules import build_schedule, parameter_groups
-from .settings import Datasets, TrainConfig
-from .sharding import compile_blocks, shard_model
+from .model.attention import check_lengths, prove_packing
+from .model.flops import model_flops
+from .model.model import PackedModel
+from .model.sharding import compile_blocks, shard_model
+from .report.meter import Meter
+from .report.run_log import RunLog
+from .run.distributed import build_mesh, init_distributed, seed_step
+from .run.schedules import build_schedule, parameter_groups
+from .run.settings import Datasets, TrainConfig
 
 logger = logging.getLogger("lmms_stream")
 

@@ -1,0 +1,7 @@
+"""What does the tasks of a conversion: tasks out, results in, whichever is done first.
+
+engine          the choice
+processes       processes of this machine
+ray_cluster     a connection to a Ray cluster
+ray_workers     workers on it
+"""

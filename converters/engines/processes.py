@@ -1,0 +1,229 @@
+"""Processes that do tasks for the command that started them: tasks out, results in, whichever is done first.
+
+What they do with a task is an object that is sent to each of them once. They are spawned, because tokenizers and
+threads do not survive a fork, and they end with the command however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, get_context, resource_tracker
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from ...errors import ConfigError, LmmsStreamError, WorkerError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Job = Callable[[Task, Callable[[int], None]], Result]  # what is done with a task; it may tell how much it has done
+
+
+class Pool(Protocol[Task, Result]):
+    """Does tasks, several at a time; `num_idle` more can be given at once."""
+
+    @property
+    def num_idle(self) -> int: ...
+
+    def give(self, task: Task) -> None: ...
+
+    def wait(self) -> list[tuple[Task, Result]]:
+        """Some that are done; none where none was given, or now more can be. Raises what tasks raised, WorkerError."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """A file that every worker must see, and bytes that stand in it. remedy: where one does not see it."""
+
+    path: Path
+    holds: bytes
+    remedy: str
+
+
+def check_num_workers(num_workers: int | None) -> None:
+    """ConfigError unless there is one; None is for a number that follows from the machine."""
+    if num_workers is not None and num_workers < 1:
+        raise ConfigError(f"the number of workers must be at least 1, got {num_workers}")
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def open_pool(
+    job: Job[Task, Result],
+    num_workers: int,
+    *,
+    name: Callable[[Task], str] = str,
+    on_progress: Callable[[int], None] = lambda count: None,
+) -> Iterator[Pool[Task, Result]]:
+    """A pool of processes; with one worker, this process itself. name: of a task, for errors."""
+    check_num_workers(num_workers)
+    if num_workers == 1:
+        yield _ThisProcess(job, on_progress)
+        return
+    with _started(job, num_workers) as workers:
+        yield _Processes(workers, name, on_progress)
+
+
+def do_all(pool: Pool[Task, Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
+    """All tasks with their results, as they come."""
+    num_given = 0
+    for task in tasks:
+        while not pool.num_idle:
+            done = pool.wait()
+            num_given -= len(done)
+            yield from done
+        pool.give(task)
+        num_given += 1
+    while num_given:
+        done = pool.wait()
+        num_given -= len(done)
+        yield from done
+
+
+class _ThisProcess(Generic[Task, Result]):
+    def __init__(self, job: Job[Task, Result], on_progress: Callable[[int], None]):
+        self._job = job
+        self._on_progress = on_progress
+        self._given: list[Task] = []
+
+    @property
+    def num_idle(self) -> int:
+        return 1 - len(self._given)
+
+    def give(self, task: Task) -> None:
+        self._given.append(task)
+
+    def wait(self) -> list[tuple[Task, Result]]:
+        done = [(task, self._job(task, self._on_progress)) for task in self._given]
+        self._given = []
+        return done
+
+
+class _Processes(Generic[Task, Result]):
+    def __init__(
+        self,
+        workers: dict[connection.Connection, BaseProcess],
+        name: Callable[[Task], str],
+        on_progress: Callable[[int], None],
+    ):
+        self._workers = workers
+        self._name = name
+        self._on_progress = on_progress
+        self._idle = list(workers)
+        self._given: dict[connection.Connection, Task] = {}
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def give(self, task: Task) -> None:
+        pipe = self._idle.pop()
+        self._given[pipe] = task
+        with suppress(BrokenPipeError):  # it died; _receive says so
+            pipe.send(task)
+
+    def wait(self) -> list[tuple[Task, Result]]:
+        done: list[tuple[Task, Result]] = []
+        while self._given and not done:
+            for pipe in connection.wait(list(self._given)):
+                assert isinstance(pipe, connection.Connection)
+                is_done, answer = self._receive(pipe)
+                if is_done:
+                    done.append((self._given.pop(pipe), answer))
+                    self._idle.append(pipe)
+                else:
+                    self._on_progress(answer)
+        return done
+
+    def _receive(self, pipe: connection.Connection) -> tuple[bool, Any]:
+        worker, task = self._workers[pipe], self._name(self._given[pipe])
+        try:
+            is_done, answer = pipe.recv()
+        except (EOFError, OSError) as error:
+            worker.join(10)
+            code = worker.exitcode or 0
+            cause = (
+                f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended (status {code})"
+            )
+            raise WorkerError(
+                f"worker process {worker.pid} {cause} at {task}: run the same command again, with fewer --workers if "
+                "memory ran out (a script must start it below `if __name__ == '__main__':`)"
+            ) from error
+        return is_done, result_of(answer, task)
+
+
+@contextmanager
+def _started(job: Any, num_workers: int) -> Iterator[dict[connection.Connection, BaseProcess]]:
+    """Workers by the pipe to each; killed at the end."""
+    try:
+        pickled = pickle.dumps(job)
+    except Exception as error:
+        raise ConfigError(f"the processor cannot be sent to other processes ({error!r}): pass num_workers=1") from error
+    workers: dict[connection.Connection, BaseProcess] = {}
+
+    def start() -> None:
+        resource_tracker.ensure_running()  # its own start would end the block
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C reaches the command alone
+        for _ in range(num_workers):
+            pipe, theirs = connection.Pipe()
+            worker = get_context("spawn").Process(target=_work, args=(theirs, pickled), daemon=True)
+            worker.start()
+            theirs.close()
+            workers[pipe] = worker
+
+    try:
+        with ThreadPoolExecutor(1) as thread:  # an interrupt is raised in the main one, so no start is cut short
+            thread.submit(start).result()
+        yield workers
+    finally:
+        for pipe, worker in workers.items():
+            worker.kill()
+            worker.join()
+            pipe.close()
+
+
+def _work(pipe: connection.Connection, pickled: bytes) -> None:
+    """A worker: tasks in; counts, results and errors out. It ends when nobody listens any more."""
+    doing: Doing[Any] = Doing(pickled)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            task = pipe.recv()
+            pipe.send((True, doing.answer(task, lambda count: pipe.send((False, count)))))
+
+
+class Doing(Generic[Task]):
+    """Does tasks in the process it is in, for another one; what doing one raised is its answer."""
+
+    def __init__(self, pickled_job: bytes):
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core for each worker
+        self._pickled = pickled_job
+        self._job: Any = None
+
+    def answer(self, task: Task, on_progress: Callable[[int], None]) -> Any:
+        try:
+            self._job = self._job or pickle.loads(self._pickled)
+            return self._job(task, on_progress)
+        except (LmmsStreamError, OSError) as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - it is raised by the process that waits
+            return WorkerError(repr(error))
+
+
+def result_of(answer: Any, task: str) -> Any:
+    """What a worker answered, in the process that waits: a result, or the error it is. task: its name."""
+    if isinstance(answer, WorkerError):
+        raise WorkerError(f"{task}: {answer}")
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

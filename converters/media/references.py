@@ -1,0 +1,189 @@
+"""References to media in a row -> bytes: files below the media root, bytes of a column, base64. Nothing is fetched
+from the web, and no reference leads out of the root.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import stat
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from ...errors import DataError, ObjectMissingError
+from ...storage.storage import Storage, open_storage
+from .types import Kind, fit_image, looks_like_base64, mime_type
+
+MAX_MEDIA_BYTES = 1 << 31  # of a file, and of a sample: what a shard can hold
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+class SampleMedia:
+    """The media of one sample, in the order in which they are added; `data` is all of them, as they are stored.
+
+    root: folder or URL that references start from; None where the source has none.
+    max_image_pixels: larger images are made smaller; others stay as they are, byte by byte.
+    """
+
+    def __init__(self, root: str | None, *, max_image_pixels: int | None = None):
+        self._root = root
+        self._max_image_pixels = max_image_pixels
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def add(self, kind: str, reference: Any) -> dict[str, Any]:
+        """The stored part, {"type", "mime", "span": [offset, size]}, of the media that a reference leads to.
+
+        DataError, which names the reference, for one that leads out of the root, and for media that are missing,
+        unreadable, empty, too large or not of this kind.
+        """
+        data = self.read(reference)
+        known: Kind = "image" if kind == "image" else "audio" if kind == "audio" else "video"
+        try:
+            mime = mime_type(data, known)
+            if known == "image":
+                data = fit_image(data, max_pixels=self._max_image_pixels)
+        except DataError as error:
+            raise DataError(f"{kind} {shown(reference)}: {error}") from error
+        offset = self._size
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size > MAX_MEDIA_BYTES:
+            raise DataError(f"the sample's media have more than {MAX_MEDIA_BYTES} bytes: split the sample")
+        return {"type": kind, "mime": mime, "span": [offset, len(data)]}
+
+    def read(self, reference: Any) -> bytes:
+        """The bytes that a reference leads to, of whatever kind; DataError as `add` raises it."""
+        if isinstance(reference, Mapping):  # as datasets of the hub have it
+            inner = reference.get("path") if reference.get("bytes") is None else reference["bytes"]
+            if inner is not None:
+                return self.read(inner)
+        if isinstance(reference, (bytes, bytearray, memoryview)):
+            return _checked(bytes(reference), reference)
+        if not isinstance(reference, str) or not reference:
+            raise DataError(
+                f"media {shown(reference)} must be a path, bytes, base64, or an object with one of them: correct it"
+            )
+        if reference.startswith("data:"):
+            return _read_data_url(reference)
+        if looks_like_base64(reference):
+            return _decode(reference, reference)
+        return _read_file(reference, self._root)
+
+
+def shown(reference: Any) -> str:
+    """A reference as messages name it: bytes and long texts by their beginning."""
+    if isinstance(reference, (bytes, bytearray, memoryview)):
+        return f"of {len(reference)} bytes"
+    if isinstance(reference, Mapping):
+        inner = reference.get("path") or reference.get("bytes")
+        return shown(inner) if inner else f"with {', '.join(map(str, reference)) or 'nothing'}"
+    text = repr(reference)
+    return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"
+
+
+def _read_data_url(url: str) -> bytes:
+    header, comma, encoded = url.partition(",")
+    if not comma or not header.endswith(";base64"):
+        raise DataError(f"media {shown(url)}: expected data:MIME;base64,… : write it so")
+    return _decode(encoded, url)
+
+
+def _decode(encoded: str, reference: str) -> bytes:
+    if len(encoded) // 4 * 3 > MAX_MEDIA_BYTES + 2:
+        raise DataError(_too_large(reference))
+    try:
+        data = base64.b64decode("".join(encoded.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"media {shown(reference)} is not valid base64 ({error}): encode it again") from error
+    return _checked(data, reference)
+
+
+def _checked(data: bytes, reference: Any) -> bytes:
+    if not data:
+        raise DataError(f"media {shown(reference)} is empty: repair or remove it")
+    if len(data) > MAX_MEDIA_BYTES:
+        raise DataError(_too_large(reference))
+    return data
+
+
+def _too_large(reference: Any) -> str:
+    return f"media {shown(reference)} has more than {MAX_MEDIA_BYTES} bytes, which a shard cannot hold: split it"
+
+
+def _read_file(reference: str, root: str | None) -> bytes:
+    """The file that a path or a URL below the root names."""
+    scheme = _URL.match(reference)
+    if scheme and scheme[0].lower() in ("http://", "https://"):
+        raise DataError(f"media {shown(reference)} is on the web, from where nothing is fetched: download it first")
+    if scheme and scheme[0].lower() == "file://":
+        return _read_file(unquote(urlsplit(reference).path), root)
+    if root is None:
+        raise DataError(f"media {shown(reference)} is a path, and the source has no folder: pass --media-root")
+    if _URL.match(root):
+        return _read_object(reference, root.rstrip("/"))
+    if scheme:
+        raise _outside(reference, root)
+    return _read_local(reference, Path(root))
+
+
+def _read_local(reference: str, root: Path) -> bytes:
+    try:
+        base = root.resolve(strict=True)
+        path = (base / reference).resolve()
+        if not path.is_relative_to(base):
+            raise _outside(reference, str(root))
+        return _load(path, reference)
+    except (OSError, ValueError, RuntimeError) as error:  # also null bytes, and links in a circle
+        missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        what = "is missing" if missing else f"cannot be read ({error})"
+        raise DataError(
+            f"media {shown(reference)} {what} below the media root {root}: put it there, or pass --media-root"
+        ) from error
+
+
+def _load(path: Path, reference: str) -> bytes:
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may not end
+        raise DataError(f"media {shown(reference)} is not a file: correct the row")
+    if found.st_size > MAX_MEDIA_BYTES:
+        raise DataError(_too_large(reference))
+    return _checked(path.read_bytes(), reference)
+
+
+def _read_object(reference: str, root: str) -> bytes:
+    """An object below a URL: downloaded to a file first, so that one that is too large never fills memory."""
+    key = reference.removeprefix(f"{root}/")
+    if _URL.match(key) or key.startswith("/") or ".." in PurePosixPath(key).parts:
+        raise _outside(reference, root)
+    with tempfile.TemporaryDirectory(prefix="lmms_stream-media-") as folder:
+        path = Path(folder) / "media"
+        try:
+            _storage(root).download(key, path)
+        except ObjectMissingError as error:
+            raise DataError(
+                f"media {shown(reference)} is missing below the media root {root}: put it there, or pass --media-root"
+            ) from error
+        return _load(path, reference)
+
+
+def _outside(reference: str, root: str) -> DataError:
+    return DataError(
+        f"media {shown(reference)} leads out of the media root {root}: only what lies below it is read: move it there, "
+        "or pass another --media-root"
+    )
+
+
+@lru_cache(maxsize=4)
+def _storage(url: str) -> Storage:
+    """One client for all media of a process."""
+    return open_storage(url)

@@ -1,0 +1,227 @@
+"""What media are, by their first bytes, and images that are small enough. bytes -> MIME type, bytes -> bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Kind = Literal["image", "audio", "video"]
+
+_MIMES: dict[str, dict[str, str]] = {
+    "png": {"image": "image/png"},
+    "jpeg": {"image": "image/jpeg"},
+    "gif": {"image": "image/gif"},
+    "webp": {"image": "image/webp"},
+    "bmp": {"image": "image/bmp"},
+    "tiff": {"image": "image/tiff"},
+    "avif": {"image": "image/avif"},
+    "heic": {"image": "image/heic"},
+    "wav": {"audio": "audio/wav"},
+    "mp3": {"audio": "audio/mpeg"},
+    "flac": {"audio": "audio/flac"},
+    "m4a": {"audio": "audio/mp4"},
+    "ogg": {"audio": "audio/ogg", "video": "video/ogg"},  # these may hold either: the reference says which
+    "mp4": {"video": "video/mp4", "audio": "audio/mp4"},
+    "webm": {"video": "video/webm", "audio": "audio/webm"},
+    "mkv": {"video": "video/x-matroska", "audio": "audio/x-matroska"},
+    "avi": {"video": "video/x-msvideo"},
+    "mov": {"video": "video/quicktime"},
+}
+_EXTENSIONS = {mime: f".{name}" for name, mimes in reversed(_MIMES.items()) for mime in mimes.values()} | {
+    "image/jpeg": ".jpg"
+}
+_STARTS = {
+    b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif", b"II*\0": "tiff",
+    b"MM\0*": "tiff", b"II+\0": "tiff", b"MM\0+": "tiff", b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3",
+}  # fmt: skip
+_RIFF_FORMS = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
+_BRANDS = {
+    b"avif": "avif", b"avis": "avif", b"heic": "heic", b"heix": "heic", b"hevc": "heic", b"hevx": "heic",
+    b"heim": "heic", b"heis": "heic", b"mif1": "heic", b"msf1": "heic", b"M4A ": "m4a", b"M4B ": "m4a", b"qt  ": "mov",
+}  # fmt: skip
+_EBML = b"\x1a\x45\xdf\xa3"
+_DOCTYPE_ID = b"\x42\x82"
+_QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
+_BITMAP_HEADER_BYTES = (12, 40, 52, 56, 64, 108, 124)
+_LOSSY_QUALITY = 95
+
+
+def media_format(data: bytes) -> str | None:
+    """The name of the format that the first bytes say (a key of the table above); None when they say none."""
+    for start, name in _STARTS.items():
+        if data.startswith(start):
+            return name
+    if data[:4] in (b"RIFF", b"RF64"):
+        return _RIFF_FORMS.get(data[8:12])
+    if data[4:8] == b"ftyp":
+        brand = data[8:12]
+        compatible = data[16 : min(int.from_bytes(data[:4], "big"), 256)]
+        if brand in (b"mif1", b"msf1") and b"avif" in compatible:
+            return "avif"
+        return _BRANDS.get(brand, "mp4")
+    if data.startswith(_EBML):
+        return "webm" if _document_type(data) == b"webm" else "mkv"
+    if data[:2] == b"BM" and data[6:10] == bytes(4) and int.from_bytes(data[14:18], "little") in _BITMAP_HEADER_BYTES:
+        return "bmp"
+    if data[4:8] in _QUICKTIME_ATOMS:
+        return "mov"
+    return "mp3" if _is_mp3_frame(data) else None
+
+
+def mime_type(data: bytes, kind: Kind) -> str:
+    """The MIME type of media of a kind; DataError when the bytes are of no known format, or of another kind."""
+    name = media_format(data)
+    if name is None:
+        known = ", ".join(name for name, mimes in _MIMES.items() if kind in mimes)
+        raise DataError(f"its first bytes {data[:8]!r} are of no known format: expected {known}")
+    if kind not in _MIMES[name]:
+        raise DataError(f"it is {next(iter(_MIMES[name].values()))}, where media of kind {kind} are expected")
+    return _MIMES[name][kind]
+
+
+def shown_mime(data: bytes, kind: str) -> str | None:
+    """The MIME type that the first bytes say, of that kind where the format holds several; None when they say none."""
+    mimes = _MIMES.get(media_format(data) or "", {})
+    return mimes.get(kind) or next(iter(mimes.values()), None)
+
+
+def extension_of(mime: str) -> str:
+    """What names of files of a MIME type end in."""
+    return _EXTENSIONS.get(mime, ".bin")
+
+
+def image_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels, from the header; None for what is no image whose header Pillow reads."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of images too large to be decoded, which is not done
+            return _open(data).size
+    except DataError:
+        return None
+
+
+def fit_image(data: bytes, *, max_pixels: int | None) -> bytes:
+    """The image as it is, its header checked; one of more than max_pixels made smaller, in its format and aspect.
+
+    Only such an image is decoded. DataError for a header that Pillow cannot read, for an image beyond Pillow's
+    guard against decompression bombs, and for an animation, which would lose its frames.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of images beyond half of the guard, and of flaws that do no harm
+        image = _open(data)
+        width, height = image.size
+        if max_pixels is None or width * height <= max_pixels:
+            return data
+        num_frames = getattr(image, "n_frames", 1)
+        if num_frames > 1 and image.format != "MPO":  # what cameras write: a JPEG with previews behind it
+            raise DataError(
+                f"it has {width} x {height} pixels, more than {max_pixels}, in {num_frames} frames: only single images "
+                "are made smaller: do it beforehand"
+            )
+        scale = math.sqrt(max_pixels / (width * height))
+        new_width = max(1, int(width * scale))
+        new_height = max(1, min(int(height * scale), max_pixels // new_width))
+        try:
+            return _resized(image, min(new_width, max_pixels), new_height)
+        except Exception as error:  # whatever Pillow raises for damaged bytes
+            raise DataError(f"it cannot be made smaller ({error!r}): repair or remove it") from error
+
+
+def _open(data: bytes) -> Image:
+    from PIL import Image
+
+    name = (media_format(data) or "").upper()
+    if name == "HEIC":
+        _teach_heif()
+    try:
+        image = Image.open(BytesIO(data), formats=["HEIF" if name == "HEIC" else name])
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{error}: make it smaller beforehand") from error
+    except Exception as error:  # whatever Pillow raises for damaged bytes
+        raise DataError(
+            f"Pillow cannot read its header ({error!r}): repair it, or convert it to JPEG or PNG"
+        ) from error
+    if 0 in image.size:
+        raise DataError(f"it has {image.size[0]} x {image.size[1]} pixels: remove it")
+    return image
+
+
+def _teach_heif() -> None:
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise DataError(
+            "it is HEIC, which Pillow alone does not read: convert it to JPEG or PNG, or pip install pillow-heif"
+        ) from error
+    register_heif_opener()
+
+
+def _resized(image: Image, width: int, height: int) -> bytes:
+    from PIL import Image
+
+    kept: dict[str, Any] = {name: image.info[name] for name in ("exif", "icc_profile") if image.info.get(name)}
+    form = "JPEG" if image.format == "MPO" else image.format
+    image.draft(None, (width, height))  # a JPEG is decoded at the least size that is larger
+    if image.mode in ("1", "P", "PA"):  # these are not interpolated
+        image = image.convert("L" if image.mode == "1" else "RGBA" if "transparency" in image.info else "RGB")
+    if form in ("JPEG", "WEBP", "AVIF"):
+        kept["quality"] = _LOSSY_QUALITY
+    buffer = BytesIO()
+    image.resize((width, height), Image.Resampling.LANCZOS).save(buffer, format=form, **kept)
+    return buffer.getvalue()
+
+
+def _document_type(data: bytes) -> bytes:
+    """The DocType of an EBML header, from among its elements (RFC 8794, 6 and 11.2.4); b"" where it has none."""
+    size, place = _vint(data, len(_EBML))
+    stop = min(place + size, len(data))
+    while place < stop:
+        after_id = place + _vint_width(data[place])
+        if after_id >= stop:
+            break
+        size, begin = _vint(data, after_id)
+        if data[place:after_id] == _DOCTYPE_ID:
+            return data[begin : begin + size].rstrip(b"\0")
+        place = begin + size
+    return b""
+
+
+def _vint(data: bytes, place: int) -> tuple[int, int]:
+    """A number of variable size, and the place behind it; its first byte's leading zeros say how many bytes follow."""
+    first = data[place : place + 1] or b"\x80"
+    stop = place + _vint_width(first[0])
+    return int.from_bytes(data[place:stop], "big") & ((1 << 7 * (stop - place)) - 1), stop
+
+
+def _vint_width(first: int) -> int:
+    return 9 - first.bit_length()
+
+
+def _is_mp3_frame(data: bytes) -> bool:
+    """A frame header of MPEG audio, layer III (ISO 11172-3, 2.4.1.3), with values that exist."""
+    if len(data) < 4 or data[0] != 0xFF or data[1] & 0xE0 != 0xE0:
+        return False
+    version, layer, bitrate, rate = data[1] >> 3 & 3, data[1] >> 1 & 3, data[2] >> 4, data[2] >> 2 & 3
+    return version != 1 and layer == 1 and bitrate not in (0, 15) and rate != 3
+
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+MIN_BASE64 = 44  # characters; a shorter text is a path
+
+
+def looks_like_base64(text: str) -> bool:
+    """Whether a text is media in base64, and not a path: its alphabet, and a known format in its first bytes."""
+    import base64
+
+    if len(text) < MIN_BASE64 or not _BASE64.fullmatch(text):
+        return False
+    start = "".join(text[:512].split())
+    return media_format(base64.b64decode(start[: len(start) // 4 * 4])) is not None

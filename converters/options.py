@@ -1,0 +1,63 @@
+"""What is asked of a conversion, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..errors import ConfigError
+from ..processors.base import Processor
+from ..processors.text import TokensProcessor
+from .rows.mapper import SchemaOptions
+from .sources.units import UNIT_BYTES
+from .writing.encoded_units import OnError
+from .writing.encoding import check_compression
+
+DEFAULT_SHARD_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertOptions:
+    """What is asked of a conversion; all but the last change what is written.
+
+    format: of all sources (default: by content). schema: see SchemaOptions. processor: measures each sample, and a
+    lengths index is written beside the shards; with `tokenize` its tokens are stored in place of the sample.
+    compression: as MDSWriter takes it. on_error: a row that does not fit its schema ends the conversion, or goes to
+    `_lmms/rejects.jsonl` with the reason and is counted. limit: samples at most. shuffle_seed: all samples are put in
+    a random order. splits: name of a folder below the target -> its share of the samples, drawn by split_seed; what is
+    left out is listed and counted in the first.
+    shortest, longest: samples of fewer or more tokens are left out, and counted. unit_bytes: of the sources, about,
+    that a process reads at once.
+    """
+
+    format: str | None = None
+    schema: SchemaOptions = field(default_factory=SchemaOptions)
+    processor: Processor | None = None
+    tokenize: bool = False
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+    compression: str | None = None
+    on_error: OnError = "fail"
+    limit: int | None = None
+    shuffle_seed: int | None = None
+    splits: Mapping[str, float] | None = None
+    split_seed: int = 0
+    shortest: int | None = None
+    longest: int | None = None
+    unit_bytes: int = UNIT_BYTES
+
+    def __post_init__(self) -> None:
+        check_compression(self.compression)
+        if self.tokenize and self.processor is None:
+            raise ConfigError("--tokenize needs a tokenizer: pass --tokenizer")
+        if (self.shortest or self.longest) and self.processor is None:
+            raise ConfigError("samples are left out by their tokens, which a tokenizer counts: pass --tokenizer")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit must be at least 1 sample, got {self.limit}")
+        if self.splits is not None and (
+            min(self.splits.values(), default=0) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6
+        ):
+            raise ConfigError(f"the shares of {dict(self.splits)} must be above 0 and add up to 1")
+
+    @property
+    def measured_by(self) -> Processor | None:
+        return TokensProcessor() if self.tokenize else self.processor

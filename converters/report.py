@@ -1,0 +1,65 @@
+"""What a conversion says of itself: how far it is, and at its end what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .writing.outputs import Output
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitReport:
+    """One dataset of several. num_tokens is None where nothing measured them."""
+
+    num_rows: int
+    num_tokens: int | None
+    num_shards: int
+
+    @staticmethod
+    def of(output: Output) -> SplitReport:
+        tokens = sum(int(each.sum(dtype=np.int64)) for each in output.lengths) if output.lengths else None
+        return SplitReport(num_rows=output.num_samples, num_tokens=tokens, num_shards=output.num_shards)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertReport:
+    """What a conversion did, all outputs together, and each of its `splits` by name, if it was asked for any.
+
+    num_rejected rows did not fit their schema; num_filtered were left out for their length. num_tokens is None where
+    nothing measured them.
+    """
+
+    schema: str
+    num_rows: int
+    num_rejected: int
+    num_filtered: int
+    num_tokens: int | None
+    num_shards: int
+    num_bytes: int
+    seconds: float
+    splits: Mapping[str, SplitReport]
+
+
+class CountedBytes:
+    """Tells how many of the sources' bytes are done: never more than there are, and in the end all of them.
+
+    Units of a slice have fewer than their file, and those of the hub's datasets are not measured as their files are.
+    total: 0 where it is unknown.
+    """
+
+    def __init__(self, total: int, *, tell: Callable[[int], None]):
+        self._tell = tell
+        self._is_known = total > 0
+        self._left = total
+
+    def advance(self, num_bytes: int) -> None:
+        if self._is_known:
+            num_bytes = min(num_bytes, self._left)
+            self._left -= num_bytes
+        self._tell(num_bytes)
+
+    def finish(self) -> None:
+        self.advance(self._left)

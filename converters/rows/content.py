@@ -1,0 +1,127 @@
+"""Content of turns -> what is stored: text, and parts with spans of the sample's media. Pure but for the media read.
+
+A text may hold `<image>`, `<audio>` and `<video>` where the row's media belong, and a part may say its type alone:
+both take the next of the row's `images`, `audios` or `videos`. Without such a column they are text like other text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...errors import DataError
+from ..media.references import SampleMedia
+from .chat import Turn
+
+KINDS = {"image": "images", "audio": "audios", "video": "videos"}  # kind of media -> role of the column that has them
+PART_KINDS = {
+    "image": "image", "image_url": "image", "input_image": "image", "audio": "audio", "audio_url": "audio",
+    "input_audio": "audio", "video": "video", "video_url": "video", "input_video": "video",
+}  # fmt: skip
+_SOURCES = ("url", "path", "base64", "data", "bytes")
+
+Waiting = Mapping[str, Sequence[Any]]  # kind -> references of the row, in order; kinds without a column are absent
+
+
+def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *, in_front: bool) -> list[Turn]:
+    """The turns with stored content; their media go into `media` in the order of the conversation.
+
+    in_front: media that nothing points to come before the first text of the user. DataError for another
+    number of media than places for them, and for content that is neither text nor parts.
+    """
+    split = [turn | {"content": _split(turn["content"], waiting)} for turn in turns]
+    for kind, references in waiting.items():
+        num_places = sum(_is_place(part, kind) for turn in split for part in _listed(turn["content"]))
+        first = next((turn for turn in split if turn["role"] == "user"), None)
+        if in_front and first and references and not num_places:
+            places = [{"type": kind}] * len(references)
+            first["content"] = places + [part for part in _listed(first["content"]) if part != _text("")]
+        elif num_places != len(references):
+            raise DataError(
+                f"{num_places} places for media of kind {kind} (<{kind}>, or a part without a source) and "
+                f"{len(references)} {KINDS[kind]}: correct the row, or pass --columns {KINDS[kind]}= to leave them out"
+            )
+    nexts = {kind: iter(references) for kind, references in waiting.items()}
+    for turn in split:
+        if isinstance(turn["content"], list):
+            turn["content"] = [_store(part, nexts, media) for part in turn["content"]]
+    return split
+
+
+def _split(content: Any, waiting: Waiting) -> Any:
+    """Content as it is, or as parts where text holds places for media."""
+    if isinstance(content, str):
+        parts = _split_text(content, waiting)
+        return content if parts == [_text(content)] else parts
+    if isinstance(content, list):
+        return [small for part in content for small in _split_part(part, waiting)]
+    if content is not None:
+        raise DataError(
+            f"content must be a string or a list of parts, found {type(content).__name__}: correct the message"
+        )
+    return None
+
+
+def _split_part(part: Any, waiting: Waiting) -> list[dict[str, Any]]:
+    kind = part.get("type") if isinstance(part, dict) else part
+    if isinstance(part, dict) and kind == "text" and isinstance(part.get("text"), str):
+        return _split_text(part["text"], waiting)
+    if not isinstance(part, dict) or not isinstance(kind, str) or kind not in PART_KINDS:
+        raise DataError(
+            f"content parts of type {kind!r} are not supported: expected {{'type': 'text', 'text': …}} or one of "
+            f"{', '.join(PART_KINDS)}"
+        )
+    return [{key: value for key, value in part.items() if value is not None}]
+
+
+def _split_text(text: str, waiting: Waiting) -> list[dict[str, Any]]:
+    """Parts whose texts and placeholders, joined, are the text again."""
+    if not waiting:
+        return [_text(text)]
+    pattern = "|".join(f"<{kind}>" for kind in waiting)
+    pieces = re.split(f"({pattern})", text)
+    parts = [{"type": piece[1:-1]} if place % 2 else _text(piece) for place, piece in enumerate(pieces)]
+    return [part for part in parts if part != _text("")] or [_text("")]
+
+
+def _store(part: dict[str, Any], nexts: Mapping[str, Iterator[Any]], media: SampleMedia) -> dict[str, Any]:
+    if part["type"] == "text":
+        return part
+    kind = PART_KINDS[part["type"]]
+    source_key, source = _source(part, kind)
+    if source is None:
+        if kind not in nexts:
+            raise DataError(
+                f"a part of type {part['type']!r} has no source, and the row no column of {KINDS[kind]}: "
+                f"give it a path or data, or name the column with --columns {KINDS[kind]}=COLUMN"
+            )
+        source = next(nexts[kind])
+    others = {key: value for key, value in part.items() if key != source_key}
+    return others | media.add(kind, source)
+
+
+def _source(part: Mapping[str, Any], kind: str) -> tuple[str, Any]:
+    """The key and the reference that a part holds; None for a reference that the row's column has."""
+    for key in dict.fromkeys((part["type"], kind, f"{kind}_url", *_SOURCES)):
+        if key in part:
+            value = part[key]
+            if isinstance(value, Mapping) and not {"bytes", "path"} & set(value):
+                value = next((value[name] for name in ("url", "data") if value.get(name) is not None), value)
+            is_base64 = key in ("base64", "data", "input_audio") and isinstance(value, str)
+            return key, f"data:;base64,{value}" if is_base64 and not value.startswith("data:") else value
+    return "", None
+
+
+def _is_place(part: Mapping[str, Any], kind: str) -> bool:
+    return PART_KINDS.get(part["type"]) == kind and _source(part, kind)[1] is None
+
+
+def _listed(content: Any) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [_text(content)]
+    return list(content or [])
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}

@@ -1,0 +1,106 @@
+"""Which column of a row plays which role: what the user named, what the first rows have, or the usual names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from ...errors import DataError
+
+USUAL_COLUMNS: dict[str, tuple[str, ...]] = {
+    "messages": ("messages", "conversations", "conversation"),
+    "instruction": ("instruction",),
+    "input": ("input",),
+    "output": ("output",),
+    "history": ("history",),
+    "prompt": ("prompt",),
+    "response": ("response", "completion"),
+    "question": ("question",),
+    "answer": ("answer",),
+    "text": ("text",),
+    "input_ids": ("input_ids",),
+    "labels": ("labels",),
+    "loss_mask": ("loss_mask",),
+    "loss_spans": ("loss_spans",),
+    "attention_mask": ("attention_mask",),
+    "label": ("label",),
+    "system": ("system",),
+    "tools": ("tools",),
+    "images": ("images", "image"),
+    "audios": ("audios", "audio"),
+    "videos": ("videos", "video"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The values of a row by role.
+
+    columns: role -> column as the user named it, "" for none whatever the row has. found: role -> column of the first
+    rows, which stands for those that this row lacks.
+    """
+
+    values: Mapping[str, Any]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    found: Mapping[str, str] = field(default_factory=dict)
+
+    def column(self, role: str) -> str | None:
+        """The column of a role, there or not; None when nothing stands for it."""
+        if role in self.columns:
+            return self.columns[role] or None
+        present = [name for name in USUAL_COLUMNS[role] if name in self.values]
+        filled = [name for name in present if self.values[name] is not None]
+        return next(iter(filled or present), self.found.get(role))
+
+    def get(self, role: str) -> Any:
+        """Its value; None when there is none."""
+        column = self.column(role)
+        return None if column is None else self.values.get(column)
+
+    def text(self, role: str) -> str:
+        """Its value as text, numbers too; DataError for none and for others."""
+        value, name = self.get(role), self.column(role) or USUAL_COLUMNS[role][0]
+        if value is None:
+            raise DataError(f"expected text in column {name!r}, found {_found(self.values, name)}: complete the row")
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise DataError(f"column {name!r} must hold text, found {type(value).__name__}: convert it, or --keep it")
+        return str(value)
+
+    def items(self, role: str, what: str) -> list[Any]:
+        """Its value as a list that is not empty, also where it is stored as JSON text; DataError otherwise."""
+        value, name = self.get(role), self.column(role) or USUAL_COLUMNS[role][0]
+        listed = parse_json(value, name) if isinstance(value, str) else value
+        if not isinstance(listed, list) or not listed:
+            found = _found(self.values, name) if value is None else _shown(listed)
+            raise DataError(f"expected a list of {what} in column {name!r}, found {found}: correct or remove the row")
+        return listed
+
+
+def unpacked(value: Any) -> Any:
+    """A value; the list, where it is JSON text of one, which is how tables of texts hold lists."""
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        with suppress(ValueError):
+            return orjson.loads(value)
+    return value
+
+
+def parse_json(text: str, name: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except ValueError as error:
+        raise DataError(
+            f"column {name!r} holds text that is not JSON ({error}): write it as JSON, or as a list"
+        ) from error
+
+
+def _shown(value: Any) -> str:
+    return "an empty list" if value == [] else type(value).__name__
+
+
+def _found(values: Mapping[str, Any], name: str) -> str:
+    """What a row has in place of a value: nothing in that column, or other columns."""
+    return "null" if name in values else f"columns {', '.join(map(str, values)) or 'none'}"

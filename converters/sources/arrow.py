@@ -1,0 +1,247 @@
+"""Parquet and Arrow files -> units: row groups and record batches."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+from pyarrow.lib import ArrowException
+
+from ...errors import DataError
+from .table import Place, share_of
+from .units import Row, Unit
+
+STEP_BYTES = 1 << 23  # of columns, turned into rows at once
+STEP_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive parts (row groups, record batches) of a file, and which of their rows."""
+
+    first: int  # part
+    stop: int  # part, not included
+    skip: int  # rows
+    num_rows: int
+    num_bytes: int  # of the file
+
+
+def cut(rows: list[int], sizes: list[int], *, start: int, stop: int | None, place: Place) -> Iterator[Piece]:
+    """Pieces of about `unit_bytes` that hold rows start <= number < stop of parts with so many rows and bytes each."""
+    ends = list(accumulate(rows))
+    total = ends[-1] if ends else 0
+    stop = total if stop is None else min(stop, total)
+    bytes_before = [0, *accumulate(sizes)]
+    file_bytes = place.path.stat().st_size
+    while start < stop:
+        first = bisect_right(ends, start)
+        last = max(first + 1, bisect_right(bytes_before, bytes_before[first] + place.unit_bytes) - 1)
+        last = min(last, bisect_right(ends, stop - 1) + 1)
+        until = min(stop, ends[last - 1])
+        shares = [share_of(file_bytes, part=bytes_before[part], whole=bytes_before[-1]) for part in (first, last)]
+        yield Piece(first, last, start - (ends[first] - rows[first]), until - start, shares[1] - shares[0])
+        start = until
+
+
+@contextmanager
+def arrow_errors(name: str, kind: str) -> Iterator[None]:
+    """What pyarrow finds wrong with the data, as a DataError; errors of the system stay what they are."""
+    try:
+        yield
+    except (ArrowException, OSError, EOFError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        text = " ".join(str(error).split())
+        raise DataError(f"{name}: not readable as {kind} ({text}): copy it again, or write it again") from error
+
+
+def rows_of(batches: Iterable[Any], *, skip: int, num_rows: int) -> Iterator[Row]:
+    """Rows of record batches, a few megabytes of columns at a time; what Python cannot hold is the row's error."""
+    number = 0
+    for batch in batches:
+        passed = min(skip, batch.num_rows)
+        skip -= passed
+        batch = batch.slice(passed, num_rows - number)
+        step = max(1, min(STEP_ROWS, STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        for at in range(0, batch.num_rows, step):
+            part = batch.slice(at, step)
+            yield from _python_rows(part, number)
+            number += part.num_rows
+        if number == num_rows:
+            return
+
+
+def _python_rows(batch: Any, first: int) -> list[Row]:
+    try:
+        return [Row(first + at, values) for at, values in enumerate(batch.to_pylist())]
+    except (ValueError, OverflowError) as error:  # a date beyond Python's, text that is not UTF-8
+        if batch.num_rows == 1:
+            return [Row(first, None, f"a value has no form in Python ({error}): write the column as text or numbers")]
+        return [row for at in range(batch.num_rows) for row in _python_rows(batch.slice(at, 1), first + at)]
+
+
+def check_columns(names: list[str], name: str) -> None:
+    twice = sorted({column for column in names if names.count(column) > 1})
+    if twice:
+        raise DataError(f"{name}: column {twice[0]!r} is there more than once: rename one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroups:
+    path: Path
+    name: str
+    piece: Piece
+    folder: str | None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.piece.num_bytes
+
+    def rows(self) -> Iterator[Row]:
+        piece = self.piece
+        # Without pre_buffer and with a buffer, columns are read piece by piece and not as whole row groups.
+        with (
+            arrow_errors(self.name, "Parquet"),
+            pyarrow.parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20) as file,
+        ):
+            groups = [file.metadata.row_group(group) for group in range(piece.first, piece.stop)]
+            row_bytes = max(group.total_byte_size // max(1, group.num_rows) for group in groups)
+            batches = file.iter_batches(
+                batch_size=max(1, min(STEP_ROWS, STEP_BYTES // max(1, row_bytes))),
+                row_groups=list(range(piece.first, piece.stop)),
+                use_threads=False,
+            )
+            yield from rows_of(batches, skip=piece.skip, num_rows=piece.num_rows)
+
+    def count(self) -> int:
+        return self.piece.num_rows
+
+
+class ParquetTable:
+    def __init__(self, place: Place):
+        self._place = place
+        with arrow_errors(place.name, "Parquet"), pyarrow.parquet.ParquetFile(place.path) as file:
+            groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+            self._rows = [group.num_rows for group in groups]
+            self._sizes = [group.total_byte_size for group in groups]
+            check_columns(file.schema_arrow.names, place.name)
+
+    def num_rows(self) -> int:
+        return sum(self._rows)
+
+    def units(self, start: int, stop: int | None) -> Iterator[Unit]:
+        place = self._place
+        for piece in cut(self._rows, self._sizes, start=start, stop=stop, place=place):
+            yield RowGroups(place.path, place.name, piece, place.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatches:
+    """offset: of the first batch, in a stream of batches; None in a file that has an index of them."""
+
+    path: Path
+    name: str
+    piece: Piece
+    offset: int | None
+    folder: str | None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.piece.num_bytes
+
+    def rows(self) -> Iterator[Row]:
+        with arrow_errors(self.name, "Arrow"), pyarrow.memory_map(str(self.path)) as file:
+            yield from rows_of(self._batches(file), skip=self.piece.skip, num_rows=self.piece.num_rows)
+
+    def _batches(self, file: Any) -> Iterator[Any]:
+        numbers = range(self.piece.first, self.piece.stop)
+        if self.offset is None:
+            reader = pyarrow.ipc.open_file(file)
+            yield from (reader.get_batch(number) for number in numbers)
+            return
+        reader = pyarrow.ipc.open_stream(file)
+        if self.offset:
+            file.seek(self.offset)
+            yield from (_read_batch(file, reader.schema) for _ in numbers)
+            return
+        for number, batch in enumerate(reader):
+            if number in numbers:
+                yield batch
+            elif number == numbers.stop:
+                return
+
+    def count(self) -> int:
+        return self.piece.num_rows
+
+
+def _read_batch(file: Any, schema: Any) -> Any:
+    return pyarrow.ipc.read_record_batch(pyarrow.ipc.read_message(file), schema)
+
+
+class ArrowTable:
+    """An Arrow IPC file (Feather is one), or a stream of batches such as `datasets` keeps."""
+
+    def __init__(self, place: Place):
+        self._place = place
+        self._rows: list[int] = []
+        self._sizes: list[int] = []
+        self._offsets: list[int] | None = None
+        with arrow_errors(place.name, "Arrow"), pyarrow.memory_map(str(place.path)) as file:
+            if file.read(6) == b"ARROW1":
+                self._survey_file(file)
+            else:
+                file.seek(0)
+                self._survey_stream(file)
+
+    def _survey_file(self, file: Any) -> None:
+        reader = pyarrow.ipc.open_file(file)
+        check_columns(reader.schema.names, self._place.name)
+        for number in range(reader.num_record_batches):
+            self._add(reader.get_batch(number))
+
+    def _survey_stream(self, file: Any) -> None:
+        self._offsets = []
+        reader = pyarrow.ipc.open_stream(file)
+        check_columns(reader.schema.names, self._place.name)
+        if any(pyarrow.types.is_dictionary(kind) for kind in _nested_types(reader.schema)):
+            for batch in reader:  # a batch needs the dictionaries before it: it is found only from the start
+                self._offsets.append(0)
+                self._add(batch)
+            return
+        end = file.size()
+        while (offset := file.tell()) < end:
+            try:
+                batch = _read_batch(file, reader.schema)
+            except EOFError:
+                return
+            self._offsets.append(offset)
+            self._add(batch)
+
+    def _add(self, batch: Any) -> None:
+        self._rows.append(batch.num_rows)
+        self._sizes.append(batch.nbytes)
+
+    def num_rows(self) -> int:
+        return sum(self._rows)
+
+    def units(self, start: int, stop: int | None) -> Iterator[Unit]:
+        place, offsets = self._place, self._offsets
+        for piece in cut(self._rows, self._sizes, start=start, stop=stop, place=place):
+            offset = None if offsets is None else offsets[piece.first]
+            yield RecordBatches(place.path, place.name, piece, offset, place.folder)
+
+
+def _nested_types(schema: Any) -> Iterator[Any]:
+    """Types of all columns, and of what is nested in them."""
+    waiting = list(schema.types)
+    while waiting:
+        kind = waiting.pop()
+        yield kind
+        waiting += [kind.field(number).type for number in range(kind.num_fields)]

@@ -1,0 +1,121 @@
+"""CSV and TSV -> units, read as a stream: quoted fields may hold line ends, so that only reading finds the rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ...errors import DataError
+from .compression import PlainStream
+from .table import MAX_ROW_BYTES, Place, carried, carry
+from .units import Row, Unit
+
+
+@dataclass(slots=True)
+class FieldBlock:
+    """Lists of fields, carried as JSON; a text in place of a list says why that row cannot be read."""
+
+    payload: bytes | Path
+    header: tuple[str, ...]
+    num_rows: int
+    num_bytes: int
+    folder: str | None
+
+    def rows(self) -> Iterator[Row]:
+        for number, line in enumerate(carried(self.payload).splitlines()):
+            yield self._row(number, orjson.loads(line))
+
+    def _row(self, number: int, fields: list[str] | str) -> Row:
+        if isinstance(fields, str):
+            return Row(number, None, fields)
+        if len(fields) != len(self.header):
+            return Row(
+                number, None, f"{len(fields)} fields, where the header names {len(self.header)}: correct the row"
+            )
+        return Row(number, dict(zip(self.header, fields, strict=True)))
+
+    def count(self) -> int:
+        return self.num_rows
+
+
+class DelimitedTable:
+    """A file whose first row names the columns. Values are text, as they stand; blank lines are no rows."""
+
+    def __init__(self, place: Place, *, delimiter: str):
+        self._place = place
+        self._delimiter = delimiter
+
+    def num_rows(self) -> int:
+        with self._open() as (_, rows):
+            return sum(1 for _ in rows) - 1
+
+    def units(self, start: int, stop: int | None) -> Iterator[Unit]:
+        with self._open() as (stream, rows):
+            header = self._header(next(rows, []))
+            place, before = self._place, 0
+            block: list[bytes] = []
+            block_bytes = 0
+            for fields in islice(rows, start, stop):
+                block.append(_encode(fields))
+                block_bytes += len(block[-1])
+                if block_bytes >= place.unit_bytes:
+                    payload = carry(b"\n".join(block), place)
+                    yield FieldBlock(payload, header, len(block), stream.position() - before, place.folder)
+                    block, block_bytes, before = [], 0, stream.position()
+            if block:
+                payload = carry(b"\n".join(block), place)
+                yield FieldBlock(payload, header, len(block), stream.position() - before, place.folder)
+
+    def _header(self, fields: list[str] | str) -> tuple[str, ...]:
+        name = self._place.name
+        if isinstance(fields, str):
+            raise DataError(f"{name}: its first row, which names the columns, is broken: {fields}")
+        for field in fields:
+            if not field.strip() or fields.count(field) > 1:
+                raise DataError(
+                    f"{name}: its first row is to name the columns, each once: {field!r} does not: correct the header"
+                )
+            if not field.isprintable():
+                raise DataError(f"{name}: column {field!r} of the header is not text in UTF-8: write the file as UTF-8")
+        return tuple(fields)
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[PlainStream, Iterator[list[str] | str]]]:
+        """The file, and its rows with the header: lists of fields, or what is wrong with one."""
+        # The csv module's own limit is 128 KiB, for all of a process.
+        csv.field_size_limit(max(MAX_ROW_BYTES, csv.field_size_limit()))
+        with PlainStream(self._place.path, name=self._place.name) as stream:
+            # Bytes that are no UTF-8 become surrogates, which only the row that holds them cannot be written with.
+            text = io.TextIOWrapper(
+                io.BufferedReader(stream, 1 << 20), encoding="utf-8-sig", errors="surrogateescape", newline=""
+            )
+            yield stream, _rows(csv.reader(text, delimiter=self._delimiter, strict=True))
+
+
+def _rows(reader: Any) -> Iterator[list[str] | str]:
+    while True:
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield f"not valid CSV ({error}) up to line {reader.line_num} of the file: correct its quotes"
+            continue
+        if fields:
+            yield fields
+
+
+def _encode(fields: list[str] | str) -> bytes:
+    try:
+        return orjson.dumps(fields)
+    except TypeError:  # what orjson raises for surrogates
+        bad = next(field for field in fields if any("\ud800" <= character <= "\udfff" for character in field))
+        return orjson.dumps(f"not valid UTF-8 near {bad[:60]!a}: write the file as UTF-8")

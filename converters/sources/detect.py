@@ -1,0 +1,132 @@
+"""What a file holds: by its name, by its first bytes, and whether they agree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+import orjson
+
+from ...errors import DataError
+from .arrow import ArrowTable, ParquetTable
+from .compression import PlainStream
+from .csv import DelimitedTable
+from .json_array import JsonTable
+from .jsonl import LinesTable
+from .table import BOM, Place, Table
+from .webdataset import TarTable
+
+HEAD_BYTES = 1 << 20
+EXTENSIONS = {
+    ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
+    ".arrow": "arrow", ".feather": "arrow", ".tar": "webdataset", ".txt": "text", ".jpg": "images", ".jpeg": "images",
+    ".png": "images", ".webp": "images", ".gif": "images", ".bmp": "images", ".tif": "images", ".tiff": "images",
+}  # fmt: skip
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+TABLES: dict[str, Callable[[Place], Table]] = {
+    "json": JsonTable,
+    "jsonl": LinesTable,
+    "csv": partial(DelimitedTable, delimiter=","),
+    "tsv": partial(DelimitedTable, delimiter="\t"),
+    "parquet": ParquetTable,
+    "arrow": ArrowTable,
+    "webdataset": TarTable,
+}
+FORMATS = (*TABLES, "text", "images", "hf_dataset", "yaml")
+CONTENT = {"object": "a JSON object", "text": "other text", "binary": "binary data of an unknown kind"}
+CHOICES = {"object": "json or jsonl", "text": "csv, tsv or text", "binary": "of what it is"}
+STREAMED = ("json", "jsonl", "csv", "tsv")  # which may be compressed
+
+
+def named_format(name: str) -> tuple[str | None, str | None]:
+    """Format and compression that a file's name says; None where it says none."""
+    path = PurePosixPath(name.lower())
+    compression = COMPRESSIONS.get(path.suffix)
+    return EXTENSIONS.get(path.with_suffix("").suffix if compression else path.suffix), compression
+
+
+def format_of(path: Path, *, name: str, insisted: str | None) -> str:
+    """The format to read a file as: the one insisted on, or what name and content say.
+
+    DataError where it is no file or empty, where they contradict each other, and where neither says anything. OSError.
+    """
+    if not path.is_file():  # a pipe ends never, and is read only once
+        raise DataError(f"{name} is not a file: write what it gives to one, and name that")
+    if path.stat().st_size == 0:
+        raise DataError(f"{name} is empty (0 bytes): leave it out, or write it again")
+    head, compression = _read_head(path, name)
+    if insisted:
+        return insisted
+    told, told_compression = named_format(name)
+    found = _content(head, name)
+    if told and (compression != told_compression or not _fits(told, found, head)):
+        raise _contradiction(name, told, told_compression, found, compression)
+    chosen = told or {"object": "jsonl", "text": None, "binary": None}.get(found, found)
+    if chosen is None:
+        raise DataError(
+            f"{name}: of unknown kind ({CONTENT.get(found, found)}): pass --format, one of {', '.join(TABLES)}"
+        )
+    if compression and chosen not in STREAMED:
+        raise DataError(f"{name}: {chosen} is not read from {compression} data: decompress it first")
+    return chosen
+
+
+def _contradiction(
+    name: str, told: str, told_compression: str | None, found: str, compression: str | None
+) -> DataError:
+    extension = "".join(PurePosixPath(name).suffixes[-2 if told_compression else -1 :])
+    content, remedy = f"{CONTENT.get(found, found)}", f"pass --format {CHOICES.get(found, found)}"
+    if compression != told_compression:
+        content, remedy = f"{compression or 'not compressed'}", f"pass --format {told}"
+    return DataError(
+        f"{name}: its extension {extension} says {told}{f' in {told_compression}' if told_compression else ''}, "
+        f"its content is {content}: rename it, or {remedy}"
+    )
+
+
+def _read_head(path: Path, name: str) -> tuple[bytes, str | None]:
+    """The first bytes from the first that is not white space, decompressed; and the compression."""
+    with PlainStream(path, name=name) as stream:
+        while chunk := stream.read(HEAD_BYTES):
+            head = chunk.removeprefix(BOM).lstrip(b" \t\r\n")
+            if head:
+                while len(head) < HEAD_BYTES and (more := stream.read(HEAD_BYTES - len(head))):
+                    head += more
+                return head, stream.compression
+    raise DataError(f"{name} holds no rows: leave it out, or write it again")
+
+
+def _content(head: bytes, name: str) -> str:
+    """A format; "object" (one JSON object, which is JSON and a JSON line), "text" or "binary"."""
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{name} is text in UTF-16: write it as UTF-8")
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return "arrow"
+    if head[257:262] == b"ustar":
+        return "webdataset"
+    if re.match(rb'\{\s*["}]|\[\s*[]{["\d\-tfn]', head):
+        return _kind_of_json(head)
+    return "binary" if b"\x00" in head[:4096] else "text"
+
+
+def _kind_of_json(head: bytes) -> str:
+    line, end, rest = head.partition(b"\n")
+    try:
+        orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return "object" if not end and head.startswith(b"{") else "json"
+    if rest.strip():
+        return "jsonl"
+    return "object" if head.startswith(b"{") else "json"
+
+
+def _fits(told: str, found: str, head: bytes) -> bool:
+    if told == "jsonl":  # whose first line may be broken
+        return found in ("jsonl", "object", "text") or (found == "json" and head.startswith(b"{"))
+    if told in ("csv", "tsv"):
+        return found == "text"
+    return found == told or (told == "json" and found == "object")

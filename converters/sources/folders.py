@@ -1,0 +1,121 @@
+"""Folders whose files are the rows -> units: texts, and images by class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from ...types import StoredObject
+from .table import BOM, MAX_ROW_BYTES, Place
+from .units import Row, Unit
+
+MAX_FILES = 1 << 12  # of a unit
+
+MakeUnit = Callable[[Sequence[StoredObject], int, str | None], Unit]  # of files, their bytes and the folder of media
+
+
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """Names of files below a folder."""
+
+    root: Path
+    names: tuple[str, ...]
+    num_bytes: int
+    folder: str | None
+
+    def rows(self) -> Iterator[Row]:
+        for number, name in enumerate(self.names):
+            path = self.root / name
+            if path.exists() and not path.is_file():
+                yield Row(number, None, f"{name} is not a file: remove it")
+                continue
+            with path.open("rb") as file:
+                data = file.read(MAX_ROW_BYTES + 1)
+            yield _text_row(number, name, data)
+
+    def count(self) -> int:
+        return len(self.names)
+
+
+def _text_row(number: int, name: str, data: bytes) -> Row:
+    if len(data) > MAX_ROW_BYTES:
+        return Row(number, None, f"{name} is longer than {MAX_ROW_BYTES >> 20} MiB: break it into several files")
+    try:
+        return Row(number, {"text": data.removeprefix(BOM).decode(), "name": name})
+    except UnicodeDecodeError as error:
+        return Row(
+            number,
+            None,
+            f"{name} is not valid UTF-8 (byte {data[error.start]:#04x} at byte {error.start + 1}): write it as UTF-8",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFiles:
+    """Names of files below a folder, which are not read."""
+
+    names: tuple[str, ...]
+    num_bytes: int
+    folder: str | None
+
+    def rows(self) -> Iterator[Row]:
+        for number, name in enumerate(self.names):
+            label, separator, _ = name.partition("/")
+            if separator:
+                yield Row(number, {"image": name, "label": label})
+            else:
+                yield Row(number, None, f"{name} lies in no sub-folder, which names its class: move it into one")
+
+    def count(self) -> int:
+        return len(self.names)
+
+
+class FolderTable:
+    """Each file a row, sorted by name. make_unit: text_unit or image_unit."""
+
+    def __init__(self, files: Sequence[StoredObject], *, make_unit: MakeUnit, place: Place):
+        self._files = files
+        self._make_unit = make_unit
+        self._place = place
+
+    def num_rows(self) -> int:
+        return len(self._files)
+
+    def units(self, start: int, stop: int | None) -> Iterator[Unit]:
+        for files in _groups(islice(self._files, start, stop), self._place.unit_bytes):
+            yield self._make_unit(files, sum(file.num_bytes for file in files), self._place.folder)
+
+
+def text_unit(
+    files: Sequence[StoredObject],
+    num_bytes: int,
+    folder: str | None,
+    *,
+    fetch: Callable[[Sequence[StoredObject]], Path],
+) -> TextFiles:
+    """Rows {"text": all of a file, "name": its name below the folder}. fetch: makes files local, and says where."""
+    return TextFiles(fetch(files), _names(files), num_bytes, folder)
+
+
+def image_unit(files: Sequence[StoredObject], num_bytes: int, folder: str | None) -> ImageFiles:
+    """Rows {"image": a file's name below the folder, "label": its first sub-folder's name}."""
+    return ImageFiles(_names(files), num_bytes, folder)
+
+
+def _names(files: Sequence[StoredObject]) -> tuple[str, ...]:
+    return tuple(file.key for file in files)
+
+
+def _groups(files: Iterator[StoredObject], unit_bytes: int) -> Iterator[list[StoredObject]]:
+    group: list[StoredObject] = []
+    num_bytes = 0
+    for file in files:
+        group.append(file)
+        num_bytes += file.num_bytes
+        if num_bytes >= unit_bytes or len(group) == MAX_FILES:
+            yield group
+            group, num_bytes = [], 0
+    if group:
+        yield group

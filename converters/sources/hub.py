@@ -1,0 +1,228 @@
+"""Datasets of the Hugging Face hub, and what its library loads -> units: batches of rows, carried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pyarrow
+from pyarrow.lib import ArrowException
+
+from ...errors import DataError, StorageError
+from .arrow import check_columns, rows_of
+from .table import Place, carried, carry
+from .units import Row, Unit
+
+BATCH_ROWS, BATCH_BYTES = 1000, 1 << 22
+STREAM_ROWS = 32  # at once while streaming, where nothing says how large they are
+SETTINGS = ("config", "split", "streaming", "revision", "data_dir", "data_files")
+# Of the library's builders, those that only parse files: others unpickle, run queries or run code.
+BUILDERS = ("arrow", "audiofolder", "csv", "imagefolder", "json", "parquet", "text", "videofolder", "webdataset")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubSpec:
+    """hf:NAME?config=…&split=…&streaming=1&revision=…&data_dir=…&data_files=…, the last as often as there are files.
+
+    name: a hub id, a local folder, or a builder of the library ("json", "parquet", …).
+    """
+
+    name: str
+    config: str | None = None
+    split: str | None = None
+    streaming: bool = False
+    revision: str | None = None
+    data_dir: str | None = None
+    data_files: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> HubSpec:
+        name, _, query = text.removeprefix("hf:").removeprefix("//").partition("?")
+        settings = parse_qs(query, keep_blank_values=True)
+        for key, values in settings.items():
+            if key not in SETTINGS:
+                raise DataError(f"{text}: unknown setting {key!r}: expected one of {', '.join(SETTINGS)}")
+            if not values[-1] or (len(values) > 1 and key != "data_files"):
+                raise DataError(f"{text}: {key} is to have one value: write {key}=VALUE once")
+        streaming = settings.pop("streaming", ["0"])[0]
+        if streaming not in ("0", "1"):
+            raise DataError(f"{text}: streaming={streaming} is neither 0 nor 1: write streaming=1 to stream")
+        if not name:
+            raise DataError(f"{text!r} names no dataset: write hf:NAME?split=SPLIT")
+        files = tuple(settings.pop("data_files", []))
+        texts = {key: values[0] for key, values in settings.items()}
+        return HubSpec(name=name, streaming=streaming == "1", data_files=files, **texts)
+
+
+class HubDataset:
+    """A dataset as `datasets` describes it; nothing is downloaded but its description. Loading scripts are refused.
+
+    Raises DataError for what is not there or not to be read, StorageError where the hub gives no answer.
+    """
+
+    def __init__(self, spec: HubSpec, *, name: str):
+        import datasets
+
+        self.name = name
+        self._spec = spec
+        if (Path(datasets.__file__).parent / "packaged_modules" / spec.name / "__init__.py").is_file():
+            _refuse_builder(spec.name, name)
+        with _hub_errors(name):
+            self._builder = datasets.load_dataset_builder(
+                spec.name,
+                spec.config,
+                data_dir=spec.data_dir,
+                data_files=list(spec.data_files) or None,
+                revision=spec.revision,
+            )
+        _refuse_builder(type(self._builder).__module__.split(".")[-1], name)
+        self._split = spec.split or self._only_split()
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {
+            "name": self.name, "builder": self._builder.config_id, "hash": self._builder.hash, "split": self._split
+        }  # fmt: skip
+
+    @property
+    def num_bytes(self) -> int:
+        """As its description says, 0 where it does not."""
+        splits = self._builder.info.splits or {}
+        return int(splits[self._split].num_bytes or 0) if self._split in splits else 0
+
+    def _only_split(self) -> str:
+        import datasets
+
+        spec = self._spec
+        with _hub_errors(self.name):
+            splits = datasets.get_dataset_split_names(
+                spec.name,
+                spec.config,
+                data_dir=spec.data_dir,
+                data_files=list(spec.data_files) or None,
+                revision=spec.revision,
+            )
+        if len(splits) != 1:
+            raise DataError(f"{self.name}: has splits {', '.join(splits)}: name one, as ?split={splits[0]}")
+        return str(splits[0])
+
+    def table(self, place: Place) -> HubTable:
+        with _hub_errors(self.name):
+            if self._spec.streaming:
+                dataset: Any = self._builder.as_streaming_dataset(split=self._split)
+            else:
+                with _without_bars():
+                    self._builder.download_and_prepare()
+                dataset = self._builder.as_dataset(split=self._split)
+        if dataset.column_names:
+            check_columns(dataset.column_names, self.name)
+        return HubTable(dataset.with_format("arrow"), streaming=self._spec.streaming, place=place)
+
+
+def _refuse_builder(builder: str, name: str) -> None:
+    if builder not in BUILDERS:
+        raise DataError(
+            f"{name}: builder {builder!r} is not among those that only parse files: use one of {', '.join(BUILDERS)}"
+        )
+
+
+class HubTable:
+    """Rows of a dataset, in its order. Media are not decoded: they are {"bytes": …, "path": …}."""
+
+    def __init__(self, dataset: Any, *, streaming: bool, place: Place):
+        self._dataset = dataset
+        self._streaming = streaming
+        self._place = place
+
+    def num_rows(self) -> int:
+        if self._streaming:
+            raise DataError(
+                f"{self._place.name}: how many rows it has is not known while it streams: "
+                "count them from its start, or leave out streaming=1"
+            )
+        return len(self._dataset)
+
+    def units(self, start: int, stop: int | None) -> Iterator[Unit]:
+        block: list[Any] = []
+        for table in self._tables(start, stop):
+            block += table.to_batches()
+            if sum(batch.nbytes for batch in block) >= self._place.unit_bytes:
+                yield self._unit(block)
+                block = []
+        if block:
+            yield self._unit(block)
+
+    def _tables(self, start: int, stop: int | None) -> Iterator[Any]:
+        with _hub_errors(self._place.name):
+            if self._streaming:
+                rows = self._dataset.skip(start) if start else self._dataset
+                rows = rows if stop is None else rows.take(max(0, stop - start))
+                yield from (table for table in rows.iter(STREAM_ROWS) if table.num_rows)
+                return
+            num_rows = len(self._dataset)
+            stop = num_rows if stop is None else min(stop, num_rows)
+            step = max(1, min(BATCH_ROWS, BATCH_BYTES * num_rows // max(1, self._dataset.data.nbytes)))
+            for at in range(start, stop, step):
+                yield self._dataset[at : min(at + step, stop)]
+
+    def _unit(self, batches: list[Any]) -> Unit:
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(sink, batches[0].schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        payload = carry(sink.getvalue().to_pybytes(), self._place)
+        num_rows = sum(batch.num_rows for batch in batches)
+        return CarriedBatches(payload, num_rows, sum(batch.nbytes for batch in batches), self._place.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedBatches:
+    """Rows as a stream of Arrow batches. num_bytes: of the columns."""
+
+    payload: bytes | Path
+    num_rows: int
+    num_bytes: int
+    folder: str | None
+
+    def rows(self) -> Iterator[Row]:
+        batches: Iterable[Any] = pyarrow.ipc.open_stream(pyarrow.py_buffer(carried(self.payload)))
+        yield from rows_of(batches, skip=0, num_rows=self.num_rows)
+
+    def count(self) -> int:
+        return self.num_rows
+
+
+@contextmanager
+def _hub_errors(name: str) -> Iterator[None]:
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+    try:
+        yield
+    except (DatasetsError, OSError, ValueError, RuntimeError, ImportError, LookupError, TypeError, ArrowException) as e:
+        text = " ".join(str(e).split())
+        if "Dataset scripts" in text:
+            raise DataError(
+                f"{name}: has a loading script, which is never run: name its data files, or a revision in Parquet"
+            ) from e
+        if isinstance(e, OSError) and not isinstance(e, (DatasetsError, FileNotFoundError)):
+            raise StorageError(f"{name}: {text}: check the network, HF_TOKEN and HF_ENDPOINT") from e
+        remedy = "check its name and HF_TOKEN" if isinstance(e, DatasetNotFoundError) else "correct it"
+        raise DataError(f"{name}: {text}: {remedy}, as hf:NAME?config=CONFIG&split=SPLIT") from e
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -1,0 +1,256 @@
+"""A JSON array of objects -> units, read as a stream: its elements' texts, which other processes parse."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import orjson
+
+from ...errors import DataError
+from .compression import PlainStream
+from .table import BOM, MAX_ROW_BYTES, Place, carried, carry, excerpt, json_row
+from .units import Row, Unit
+
+CHUNK_BYTES = 1 << 20
+MAX_ELEMENTS = 1 << 16  # of a unit
+# A string is passed at once; of one with very many escapes, or that the buffer breaks off, only its first quote, and
+# its end is looked for. (An expression for any number of escapes would keep a state for each of them.)
+IN_STRING = rb'[^"\\]*(?:\\.[^"\\]*){0,100}'
+SHALLOW = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\],]', re.DOTALL)
+NESTED = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\]]', re.DOTALL)
+STRING_PART = re.compile(IN_STRING, re.DOTALL)
+
+
+class JsonScanner:
+    """Reads JSON text from its start, one value after another; keeps no more than the value that it gives.
+
+    Values are bounded by brackets, quotes and commas, and not checked otherwise. DataError where the text breaks off.
+    """
+
+    def __init__(self, stream: io.RawIOBase, *, name: str):
+        self._stream = stream
+        self._name = name
+        self._buffer = b""
+        self._at = 0
+        self._passed = 0  # bytes of the text before the buffer
+        if self.peek() == BOM[:1] and self._buffer.startswith(BOM):
+            self._at = len(BOM)
+
+    @property
+    def offset(self) -> int:
+        return self._passed + self._at
+
+    def peek(self) -> bytes:
+        """The next byte that is not white space; b"" at the end."""
+        while True:
+            rest = self._buffer[self._at : self._at + 64].lstrip()
+            if rest:
+                self._at = self._buffer.index(rest[:1], self._at)
+                return rest[:1]
+            self._at = min(self._at + 64, len(self._buffer))
+            if self._at == len(self._buffer) and not self._fill():
+                return b""
+
+    def take(self, expected: bytes) -> bytes:
+        """Pass the next byte, which is one of those expected."""
+        found = self.peek()
+        if not found or found not in expected:
+            wanted = " or ".join(repr(chr(byte)) for byte in expected)
+            raise self._error(f"expected {wanted}, found {found.decode(errors='replace') or 'its end'!r}")
+        self._at += 1
+        return found
+
+    def value(self, closer: bytes) -> bytes:
+        """The text up to the next comma or `closer` outside of what is nested in it; that byte is not passed."""
+        depth, at = 0, self._at
+        while True:
+            found = (NESTED if depth else SHALLOW).search(self._buffer, at)
+            if found is None:
+                at = self._extend(len(self._buffer))
+                continue
+            at, token = found.end(), found.group()
+            if token == b'"':
+                at = self._end_of_string(at)
+            elif token in b"{[":
+                depth += 1
+            elif depth == 0 and token in (b",", closer):
+                text = self._buffer[self._at : at - 1]
+                self._at = at - 1
+                return text.strip()
+            elif token in b"}]":
+                depth = max(0, depth - 1)
+
+    def elements(self) -> Iterator[bytes]:
+        """Texts of the elements of the array that comes next."""
+        self.take(b"[")
+        empty = self.peek() == b"]"
+        if empty:
+            self._at += 1
+        while not empty:
+            yield self.value(b"]")
+            if self.take(b",]") == b"]":
+                return
+
+    def members(self) -> Iterator[str]:
+        """Keys of the object that comes next; the value of each is to be read before the next key."""
+        self.take(b"{")
+        empty = self.peek() == b"}"
+        if empty:
+            self._at += 1
+        while not empty:
+            if self.peek() != b'"':
+                self.take(b'"')  # which it refuses
+            end = self._end_of_string(self._at + 1)
+            text, self._at = self._buffer[self._at : end], end
+            self.take(b":")
+            try:
+                yield str(orjson.loads(text))
+            except orjson.JSONDecodeError as error:
+                raise self._error(f"{excerpt(text, 0)} is not a key ({error.msg})") from error
+            if self.take(b",}") == b"}":
+                return
+
+    def end(self) -> None:
+        if self.peek():
+            raise self._error("something follows the end of its value")
+
+    def _end_of_string(self, at: int) -> int:
+        """One past the quote that ends the string whose first byte, after its quote, is at `at`."""
+        while True:
+            part = STRING_PART.match(self._buffer, at)
+            assert part is not None  # an empty one at least
+            at = part.end()
+            if self._buffer[at : at + 1] == b'"':
+                return at + 1
+            if at + 1 >= len(self._buffer):  # its end, or a backslash whose character is not there yet
+                at = self._extend(at)
+
+    def _extend(self, position: int) -> int:
+        """Read on, within a value; where a position of the buffer is then."""
+        if len(self._buffer) - self._at > MAX_ROW_BYTES:
+            raise self._error(
+                f"a value is longer than {MAX_ROW_BYTES >> 20} MiB, or its bracket or quote is not closed"
+            )
+        before = self._at
+        if not self._fill():
+            raise self._error("a bracket or quote is not closed, the file ends before")
+        return position - before
+
+    def _fill(self) -> bool:
+        rest = self._buffer[self._at :]
+        chunk = self._stream.read(max(CHUNK_BYTES, len(rest))) or b""
+        self._passed += self._at
+        self._buffer, self._at = rest + chunk, 0
+        return bool(chunk)
+
+    def _error(self, what: str) -> DataError:
+        near = excerpt(self._buffer, self._at)
+        return DataError(
+            f"{self._name}: not valid JSON at byte {self.offset + 1}, near {near}: {what}: correct it there"
+        )
+
+
+@dataclass(slots=True)
+class ElementBlock:
+    """Texts of elements, carried one after another. num_bytes: of the file."""
+
+    payload: bytes | Path
+    sizes: tuple[int, ...]
+    num_bytes: int
+    folder: str | None
+
+    def rows(self) -> Iterator[Row]:
+        payload, at = carried(self.payload), 0
+        for number, size in enumerate(self.sizes):
+            yield json_row(number, payload[at : at + size])
+            at += size
+
+    def count(self) -> int:
+        return len(self.sizes)
+
+
+class JsonTable:
+    """A file with an array of objects, or with an object one member of which is one."""
+
+    def __init__(self, place: Place):
+        self._place = place
+        self._key = place.key
+
+    def num_rows(self) -> int:
+        with self._open() as stream:
+            return sum(1 for _ in self._elements(stream))
+
+    def units(self, start: int, stop: int | None) -> Iterator[Unit]:
+        place, before = self._place, 0
+        block: list[bytes] = []
+        block_bytes = 0
+        with self._open() as stream:
+            for element in islice(self._elements(stream), start, stop):
+                block.append(element)
+                block_bytes += len(element)
+                if block_bytes >= place.unit_bytes or len(block) == MAX_ELEMENTS:
+                    yield self._unit(block, stream.position() - before)
+                    block, block_bytes, before = [], 0, stream.position()
+            if block:
+                yield self._unit(block, stream.position() - before)
+
+    def _unit(self, block: list[bytes], num_bytes: int) -> Unit:
+        payload = carry(b"".join(block), self._place)
+        return ElementBlock(payload, tuple(map(len, block)), num_bytes, self._place.folder)
+
+    def _open(self) -> PlainStream:
+        return PlainStream(self._place.path, name=self._place.name)
+
+    def _elements(self, stream: PlainStream) -> Iterator[bytes]:
+        scanner = JsonScanner(stream, name=self._place.name)
+        if scanner.peek() == b"[":
+            if self._key is not None:
+                raise DataError(
+                    f"{self._place.name}: its value is an array, which has no members: leave out #{self._key}"
+                )
+            yield from scanner.elements()
+            scanner.end()
+            return
+        self._key = self._key or self._only_array()
+        for key in scanner.members():
+            if key == self._key and scanner.peek() == b"[":
+                yield from scanner.elements()
+                return
+            _pass_value(scanner)
+        raise DataError(f"{self._place.name}: no member {self._key!r} of its object is an array: {self._choices()}")
+
+    def _only_array(self) -> str:
+        arrays = self._arrays()
+        if len(arrays) != 1:
+            found = f"{len(arrays)} members" if arrays else "no member"
+            raise DataError(f"{self._place.name}: {found} of its object with an array of objects: {self._choices()}")
+        return arrays[0]
+
+    def _choices(self) -> str:
+        arrays = self._arrays()
+        if not arrays:
+            return "give an array of objects, or pass --format jsonl for one object a line"
+        file = self._place.name.removesuffix(f"#{self._place.key}")
+        return f"choose one by its name, {' or '.join(f'{file}#{key}' for key in arrays)}"
+
+    def _arrays(self) -> list[str]:
+        """Keys of those members that are arrays of objects; the whole file is read for them."""
+        with self._open() as stream:
+            scanner = JsonScanner(stream, name=self._place.name)
+            return [key for key in scanner.members() if _pass_value(scanner)]
+
+
+def _pass_value(scanner: JsonScanner) -> bool:
+    """Pass a member's value, and say whether it is an array of objects."""
+    if scanner.peek() != b"[":
+        scanner.value(b"}")
+        return False
+    first = b""
+    for number, element in enumerate(scanner.elements()):
+        first = first if number else element
+    return first.startswith(b"{")

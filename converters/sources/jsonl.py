@@ -1,0 +1,152 @@
+"""JSON lines -> units: byte ranges of a plain file, blocks of lines of a compressed one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+from .compression import PlainStream
+from .table import BOM, MAX_ROW_BYTES, Place, carried, carry, json_row
+from .units import Row, Unit
+
+CHUNK_BYTES = 1 << 20
+ENDLESS = 1 << 62
+
+
+@dataclass(slots=True)
+class LineRange:
+    """The lines of a file that start in a range of its bytes, the last as far as it goes."""
+
+    path: Path
+    start: int
+    stop: int
+    folder: str | None
+    num_lines: int = -1
+
+    @property
+    def num_bytes(self) -> int:
+        return self.stop - self.start
+
+    def rows(self) -> Iterator[Row]:
+        number = -1
+        with self.path.open("rb", buffering=CHUNK_BYTES) as file:
+            for number, line in enumerate(lines_between(file, start=self.start, stop=self.stop)):
+                if not line.isspace():
+                    yield json_row(number, line)
+        self.num_lines = number + 1
+
+    def count(self) -> int:
+        return self.num_lines
+
+
+@dataclass(slots=True)
+class LineBlock:
+    """Whole lines, carried. num_bytes: of the compressed file."""
+
+    payload: bytes | Path
+    num_bytes: int
+    folder: str | None
+    num_lines: int = -1
+
+    def rows(self) -> Iterator[Row]:
+        number, payload = -1, carried(self.payload)
+        for number, line in enumerate(lines_between(io.BytesIO(payload), start=0, stop=len(payload))):
+            if not line.isspace():
+                yield json_row(number, line)
+        self.num_lines = number + 1
+
+    def count(self) -> int:
+        return self.num_lines
+
+
+def lines_between(file: IO[bytes], *, start: int, stop: int) -> Iterator[bytes]:
+    """Lines whose first byte is at start <= position < stop, without a byte order mark before the file's first.
+
+    Of a line that is longer than MAX_ROW_BYTES that much and one byte more is given.
+    """
+    position = start
+    if start:
+        file.seek(start - 1)
+        position += _pass_line(file, stop - start) - 1
+    while position < stop and (line := file.readline(MAX_ROW_BYTES + 1)):
+        length = len(line)
+        if length > MAX_ROW_BYTES and not line.endswith(b"\n"):
+            length += _pass_line(file, None)
+        yield line.removeprefix(BOM) if position == 0 else line
+        position += length
+
+
+def _pass_line(file: IO[bytes], limit: int | None) -> int:
+    """Read to the end of the line; or, where it does not end before `limit` bytes, at least so far. Bytes passed."""
+    passed = 0
+    while limit is None or passed <= limit:
+        piece = file.readline(CHUNK_BYTES)
+        passed += len(piece)
+        if not piece or piece.endswith(b"\n"):
+            break
+    return passed
+
+
+class LinesTable:
+    """A file of JSON lines. Every line counts as a row, blank ones too."""
+
+    def __init__(self, place: Place):
+        self._place = place
+
+    def num_rows(self) -> int:
+        with PlainStream(self._place.path, name=self._place.name) as stream:
+            num_lines, last = 0, b"\n"
+            while chunk := stream.read(CHUNK_BYTES):
+                num_lines += chunk.count(b"\n")
+                last = chunk[-1:]
+        return num_lines + (last != b"\n")
+
+    def units(self, start: int, stop: int | None) -> Iterator[Unit]:
+        with PlainStream(self._place.path, name=self._place.name) as stream:
+            compressed = stream.compression is not None
+        return self._blocks(start, stop) if compressed else self._ranges(start, stop)
+
+    def _ranges(self, start: int, stop: int | None) -> Iterator[Unit]:
+        place = self._place
+        first, last = 0, place.path.stat().st_size
+        if start or stop is not None:
+            with place.path.open("rb") as file:
+                first = _offset_of_line(file, start)
+                last = last if stop is None else first + _offset_of_line(file, max(0, stop - start))
+        for at in range(first, last, place.unit_bytes):
+            yield LineRange(place.path, at, min(at + place.unit_bytes, last), place.folder)
+
+    def _blocks(self, start: int, stop: int | None) -> Iterator[Unit]:
+        place, before = self._place, 0
+        block: list[bytes] = []
+        block_bytes = 0
+        with PlainStream(place.path, name=place.name) as stream:
+            file = io.BufferedReader(stream, CHUNK_BYTES)  # it closes the stream when nothing refers to it any more
+            for line in islice(lines_between(file, start=0, stop=ENDLESS), start, stop):
+                block.append(line if line.endswith(b"\n") else line + b"\n")
+                block_bytes += len(line)
+                if block_bytes >= place.unit_bytes:
+                    yield LineBlock(carry(b"".join(block), place), stream.position() - before, place.folder)
+                    block, block_bytes, before = [], 0, stream.position()
+            if block:
+                yield LineBlock(carry(b"".join(block), place), stream.position() - before, place.folder)
+
+
+def _offset_of_line(file: IO[bytes], number: int) -> int:
+    """Bytes from where the file stands to the start of the line of that number, from 0; the file is left there."""
+    start = file.tell()
+    while number and (chunk := file.read(CHUNK_BYTES)):
+        num_ends = chunk.count(b"\n")
+        if num_ends < number:
+            number -= num_ends
+            continue
+        at = -1
+        for _ in range(number):
+            at = chunk.find(b"\n", at + 1)
+        file.seek(at + 1 - len(chunk), io.SEEK_CUR)
+        break
+    return file.tell() - start

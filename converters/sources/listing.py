@@ -1,0 +1,84 @@
+"""Which files of a folder are data, of which format, and what changes when they do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import xxhash
+
+from ...errors import DataError
+from ...storage.retry import disk_errors
+from ...types import StoredObject
+from .detect import format_of, named_format
+from .table import Place
+
+ALIKE = {"jsonl": "json", "json": "jsonl", "tsv": "csv", "csv": "tsv"}  # which are often named like each other
+
+
+def is_shown(key: str) -> bool:
+    """Hidden files (.git, .cache, …) and marks of other programs (_SUCCESS, _metadata) are no data."""
+    return not any(part.startswith((".", "_")) for part in PurePosixPath(key).parts)
+
+
+def matching_files(base: Path, pattern: str) -> list[str]:
+    """Names below a folder that match a glob, sorted; links are followed to files only."""
+    try:
+        paths = [path for path in base.glob(pattern) if path.is_file()]
+    except ValueError as error:
+        raise DataError(f"{base}/{pattern}: {error}: write ** between slashes, as in **/*.jsonl") from error
+    return sorted({key for path in paths if is_shown(key := path.relative_to(base).as_posix())})
+
+
+def data_files(name: str, files: Sequence[StoredObject], *, insisted: str | None) -> list[StoredObject]:
+    """Files of a folder that hold its rows, all of one format. DataError where there is none, or a mixture of formats.
+
+    With a format that is insisted on: those whose names say it, or else one that is often named so. Text may be in
+    files of any name then. Files of unknown kinds are no data: descriptions, licences and programs lie beside it. Nor
+    are images beside rows of another format, whose media they are.
+    """
+    for file in files:
+        if ".." in PurePosixPath(file.key).parts:
+            raise DataError(f"{name}: object {file.key!r} would lie outside of it: rename it")
+    shown = [file for file in files if is_shown(file.key)]
+    if insisted == "text" and shown:
+        return shown
+    kinds = [named_format(file.key)[0] for file in shown]
+    counts = Counter(kind for kind in kinds if kind)
+    wanted = insisted if insisted in counts else ALIKE.get(insisted or "")
+    if insisted and wanted not in counts:
+        raise DataError(f"{name}: no file below it is named as {insisted}: {_found(counts)}: name its files one by one")
+    if not counts:
+        raise DataError(f"{name}: holds no data files ({len(shown)} others): name a folder of data, or pass --format")
+    if not insisted and len(counts) > 1:
+        counts.pop("images", None)
+    if not insisted and len(counts) > 1:
+        raise DataError(f"{name}: holds several formats: {_found(counts)}: name one by --format, or use a glob")
+    chosen = wanted if insisted else next(iter(counts))
+    return [file for file, kind in zip(shown, kinds, strict=True) if kind == chosen]
+
+
+def _found(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no data files are there"
+
+
+def checked_format(place: Place, *, insisted: str | None) -> str:
+    """The format of a place's file; DataError where it is none, or has no members and one is asked for."""
+    with disk_errors(place.name):
+        format = format_of(place.path, name=place.name.removesuffix(f"#{place.key}"), insisted=insisted)
+    if place.key is not None and format != "json":
+        raise DataError(f"{place.name}: {format} has no members to choose from: leave out #{place.key}")
+    return format
+
+
+def identity_of(name: str, files: Sequence[StoredObject]) -> Mapping[str, Any]:
+    """Name, size, and the tag of one file, or a hash of the names, sizes and tags of several."""
+    tag = files[0].tag
+    if len(files) != 1:
+        digest = xxhash.xxh3_64()
+        for file in files:
+            digest.update(f"{file.key}\0{file.num_bytes}\0{file.tag}\0".encode(errors="surrogateescape"))
+        tag = digest.hexdigest()
+    return {"name": name, "num_files": len(files), "size": sum(file.num_bytes for file in files), "tag": tag}

@@ -1,0 +1,256 @@
+"""What the user names -> sources, which cut themselves into units. specs -> [sources] -> units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ...errors import DataError, ObjectMissingError, StorageError
+from ...storage.retry import disk_errors
+from ...storage.storage import LocalStorage, Storage, open_storage
+from ...types import StoredObject
+from .detect import FORMATS, TABLES, named_format
+from .folders import FolderTable, MakeUnit, image_unit, text_unit
+from .hub import HubDataset, HubSpec
+from .listing import checked_format, data_files, identity_of, is_shown, matching_files
+from .saved_datasets import SavedTable, only_split, saved_kind
+from .specs import LISTS, Spec, glob_base, glob_pattern, has_wildcard, literal_prefix, parse_spec, yaml_specs
+from .table import Place, Table
+from .table_source import TableSource
+from .units import UNIT_BYTES, Source
+
+FOLDER_FORMATS = ("text", "images")  # of which many files are one source
+
+
+def open_sources(
+    specs: Sequence[str], *, format: str | None = None, scratch: Path, unit_bytes: int = UNIT_BYTES
+) -> list[Source]:
+    """The sources that specs name, in their order; of folders and globs sorted by name.
+
+    A spec is a file, a folder, a glob, each local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); or a
+    YAML list of such. PATH@[START:STOP] is a slice of the rows of one source, FILE.json#KEY a member of an object.
+    format: how to read what specs name, whatever its name and content say. scratch: a folder for what is fetched from
+    object stores, each file from its turn to the close of its source. unit_bytes: of a unit, about; cuts depend on it.
+
+    Raises DataError for what is empty, unknown or contradictory, StorageError for what is missing or cannot be read.
+    Files in object stores are looked into when their turn comes, and their errors are raised by `units`.
+    """
+    if format is not None and format not in FORMATS:
+        raise DataError(f"unknown format {format!r}: expected one of {', '.join(FORMATS)}")
+    opener = _Opener(scratch, unit_bytes)
+    for text in specs:
+        with disk_errors(text):
+            opener.open(parse_spec(text, format=format))
+    return list(opener.sources)
+
+
+class _Opener:
+    """Collects the sources of specs."""
+
+    def __init__(self, scratch: Path, unit_bytes: int):
+        self.sources: list[TableSource] = []
+        self._scratch = scratch
+        self._unit_bytes = unit_bytes
+        self._stores: dict[str, Storage] = {}
+
+    def open(self, spec: Spec) -> None:
+        if spec.is_hub:
+            self._open_hub(spec)
+        elif spec.is_remote:
+            self._open_remote(spec)
+        elif Path(spec.path).exists():
+            self._open_local(spec)
+        elif has_wildcard(spec.path):
+            self._open_glob(spec)
+        else:
+            raise ObjectMissingError(f"{spec.path}: no such file or folder: check the path")
+
+    def _open_hub(self, spec: Spec) -> None:
+        hub = HubSpec.parse(spec.path)
+        if saved_kind(Path(hub.name)):
+            split = f"/{hub.split}" if hub.split and saved_kind(Path(hub.name)) == "splits" else ""
+            self.open(replace(spec, path=f"{hub.name}{split}", format=None))
+            return
+        dataset = HubDataset(hub, name=spec.path)
+        folder = Path(hub.name)
+        place = self._place(folder, spec, name=spec.path, folder=folder if folder.is_dir() else None)
+        self._add(spec, partial(dataset.table, place), place, identity=dataset.identity, num_bytes=dataset.num_bytes)
+
+    def _open_remote(self, spec: Spec) -> None:
+        if has_wildcard(spec.path):
+            self._open_glob(spec)
+            return
+        parent, _, name = spec.path.rstrip("/").rpartition("/")
+        is_folder = not named_format(name)[0] or spec.path.endswith("/")
+        found = self._store(spec.path.rstrip("/")).list_objects("") if is_folder else []
+        if found:
+            self._open_folder(spec, self._store(spec.path.rstrip("/")), found)
+        elif parent.endswith("/"):  # s3://bucket
+            raise ObjectMissingError(f"{spec.path}: holds no objects: check the URL")
+        else:
+            store = self._store(parent)
+            self._open_file(spec, store, store.stat(name), name=spec.path)
+
+    def _open_local(self, spec: Spec) -> None:
+        path = Path(spec.path)
+        if not path.is_dir():
+            if path.suffix.lower() in LISTS or spec.format == "yaml":
+                self._open_list(spec)
+                return
+            store = LocalStorage(path.parent)
+            self._open_file(spec, store, store.stat(path.name), name=spec.path)
+            return
+        kind = saved_kind(path)
+        if kind == "splits":
+            self.open(replace(spec, path=str(only_split(path))))
+        elif kind == "dataset":
+            self._open_saved(spec, path)
+        else:
+            store = LocalStorage(path)
+            self._open_folder(spec, store, store.list_objects(""))
+
+    def _open_list(self, spec: Spec) -> None:
+        if spec.is_sliced or spec.key:
+            raise DataError(f"{spec.text}: a list of sources is not sliced: write the slice in its entries' paths")
+        for entry in yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format):
+            if entry.format is not None and entry.format not in FORMATS:
+                raise DataError(
+                    f"{spec.path}: data_type {entry.format!r} of {entry.text}: expected one of {', '.join(FORMATS)}"
+                )
+            self.open(entry)
+
+    def _open_saved(self, spec: Spec, path: Path) -> None:
+        files = LocalStorage(path).list_objects("")
+        place = self._place(path, spec, name=spec.path, folder=path)
+        if spec.key:
+            raise DataError(f"{place.name}: a saved dataset has no members to choose from: leave out #{spec.key}")
+        num_bytes = sum(file.num_bytes for file in files if file.key.endswith(".arrow"))
+        self._add(spec, partial(SavedTable, place), place, identity=identity_of(spec.path, files), num_bytes=num_bytes)
+
+    def _open_glob(self, spec: Spec) -> None:
+        base, pattern = glob_base(spec.path)
+        found: Sequence[StoredObject]
+        if spec.is_remote:
+            store = self._store(base)
+            matches = glob_pattern(pattern)
+            objects = store.list_objects(literal_prefix(pattern))
+            found = [file for file in objects if is_shown(file.key) and matches.fullmatch(file.key)]
+        else:
+            store = LocalStorage(Path(base or "."))
+            found = [store.stat(key) for key in matching_files(Path(base or "."), pattern)]
+        if not found:
+            raise ObjectMissingError(f"{spec.path}: no file matches: check the pattern and the path")
+        self._open_files(spec, store, found, base=base)
+
+    def _open_folder(self, spec: Spec, store: Storage, files: Sequence[StoredObject]) -> None:
+        chosen = data_files(spec.path, files, insisted=spec.format)
+        self._open_files(spec, store, chosen, base=spec.path.rstrip("/"))
+
+    def _open_files(self, spec: Spec, store: Storage, files: Sequence[StoredObject], *, base: str) -> None:
+        kinds = {spec.format or named_format(file.key)[0] for file in files}
+        if len(kinds) == 1 and kinds <= set(FOLDER_FORMATS):
+            self._add_folder(spec, store, files, str(kinds.pop()))
+            return
+        if len(files) > 1 and (spec.is_sliced or spec.key):
+            raise DataError(
+                f"{spec.text}: names {len(files)} files, a slice and a #KEY are of one: write one spec for each file"
+            )
+        for file in files:
+            self._open_file(spec, store, file, name=f"{base.rstrip('/')}/{file.key}" if base else file.key)
+
+    def _open_file(self, spec: Spec, store: Storage, file: StoredObject, *, name: str) -> None:
+        told = spec.format or named_format(name)[0]
+        if told in FOLDER_FORMATS:
+            self._add_folder(spec, store, [file], str(told), name=name)
+            return
+        if told not in TABLES and (told or PurePosixPath(name).suffix.lower() in LISTS):
+            raise DataError(f"{name}: a list of sources is read from a file of this machine: download it first")
+        if isinstance(store, LocalStorage):
+            path = store.folder / file.key
+            place = self._place(path, spec, name=name, folder=path.parent)
+            format = checked_format(place, insisted=spec.format)
+            open_table = partial(TABLES[format], place)
+        else:
+            prefix, _, last = file.key.rpartition("/")
+            place = self._place(Path(last), spec, name=name, folder=f"{store.url}/{prefix}" if prefix else store.url)
+            open_table = partial(_fetch_table, store, file, place, spec.format)
+        self._add(spec, open_table, place, identity=identity_of(name, [file]), num_bytes=file.num_bytes)
+
+    def _add_folder(
+        self, spec: Spec, store: Storage, files: Sequence[StoredObject], format: str, *, name: str | None = None
+    ) -> None:
+        place = self._place(Path(), spec, name=name or spec.path.rstrip("/"))
+        if spec.key:
+            raise DataError(f"{place.name}: a folder has no members to choose from: leave out #{spec.key}")
+        make_unit: MakeUnit = partial(text_unit, fetch=partial(_fetch_files, store, place.scratch))
+        if format == "images":
+            if name is not None:
+                raise DataError(f"{name}: one image is no source: name the folder of its class folders")
+            place = replace(place, folder=spec.folder or store.url)
+            make_unit = image_unit
+        open_table = partial(FolderTable, files, make_unit=make_unit, place=place)
+        num_bytes = sum(file.num_bytes for file in files)
+        self._add(spec, open_table, place, identity=identity_of(place.name, files), num_bytes=num_bytes)
+
+    def _place(self, path: Path, spec: Spec, *, name: str, folder: Path | str | None = None) -> Place:
+        """folder: where the source lies, unless the spec says what its media's paths start from."""
+        return Place(
+            path=path,
+            name=f"{name}#{spec.key}" if spec.key else name,
+            folder=spec.folder or (str(folder.absolute()) if isinstance(folder, Path) else folder),
+            key=spec.key,
+            scratch=self._scratch / f"source-{len(self.sources):06d}",
+            unit_bytes=self._unit_bytes,
+        )
+
+    def _add(
+        self,
+        spec: Spec,
+        open_table: Callable[[], Table],
+        place: Place,
+        *,
+        identity: Mapping[str, Any],
+        num_bytes: int,
+    ) -> None:
+        self.sources.append(
+            TableSource(
+                place.name,
+                open_table,
+                identity=identity,
+                num_bytes=num_bytes,
+                rows=spec.rows,
+                scratch=place.scratch,
+            )
+        )
+
+    def _store(self, url: str) -> Storage:
+        if url not in self._stores:
+            self._stores[url] = open_storage(url)
+        return self._stores[url]
+
+
+def _fetch_table(store: Storage, file: StoredObject, place: Place, insisted: str | None) -> Table:
+    """The table of an object, downloaded into the source's scratch folder."""
+    place.scratch.mkdir(parents=True, exist_ok=True)
+    path = place.scratch / place.path
+    store.download(file.key, path)
+    if file.tag and path.stat().st_size != file.num_bytes:
+        raise StorageError(
+            f"{place.name}: was {file.num_bytes} bytes when it was listed, {path.stat().st_size} when it was read: "
+            "start again once nobody writes it"
+        )
+    place = replace(place, path=path)
+    return TABLES[checked_format(place, insisted=insisted)](place)
+
+
+def _fetch_files(store: Storage, scratch: Path, files: Sequence[StoredObject]) -> Path:
+    if isinstance(store, LocalStorage):
+        return store.folder
+    for file in files:
+        path = scratch / "files" / file.key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store.download(file.key, path)
+    return scratch / "files"

@@ -1,0 +1,151 @@
+"""What the user types -> what it names: slices, globs, members, the entries of a YAML list."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...errors import DataError
+from ...storage.retry import disk_error
+
+SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
+WILDCARD = re.compile(r"[*?\[]")
+LISTS = (".yaml", ".yml")
+YAML_KEYS = ("path", "data_folder", "data_type")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """text: as typed, for messages. path: without slice and key. key: a member of a JSON object (file.json#key).
+
+    rows: of what it names. format: insisted on. folder: of its media, where it is said.
+    """
+
+    text: str
+    path: str
+    rows: slice = field(default_factory=lambda: slice(None))
+    key: str | None = None
+    format: str | None = None
+    folder: str | None = None
+
+    @property
+    def is_hub(self) -> bool:
+        return self.path.startswith("hf:")
+
+    @property
+    def is_remote(self) -> bool:
+        return "://" in self.path and not self.is_hub
+
+    @property
+    def is_sliced(self) -> bool:
+        return self.rows != slice(None)
+
+
+def parse_spec(text: str, *, format: str | None = None, folder: str | None = None) -> Spec:
+    """The parts of one spec.
+
+    >>> parse_spec("data/train.json#rows@[10:-5]").path
+    'data/train.json'
+    """
+    path, rows, key = text, slice(None), None
+    if not Path(text).exists() and (matched := SLICE.fullmatch(text)):
+        path = matched[1]
+        rows = slice(*(int(bound) if bound else None for bound in matched.groups()[1:]))
+    elif "@[" in text and text.endswith("]") and not Path(text).exists():
+        raise DataError(f"{text}: {text[text.rindex('@[') :]} is no slice of rows: write @[START:STOP]")
+    path = path.removeprefix("file://")
+    if path.startswith("hf:"):
+        return Spec(text=text, path=path, rows=rows, format=format, folder=folder)
+    if "#" in path and not Path(path).exists():
+        path, _, key = path.rpartition("#")
+    if not path:
+        raise DataError(f"{text!r} names no file, folder or dataset: name one")
+    if format == "hf_dataset":
+        path = f"hf:{path}"
+    return Spec(text=text, path=path, rows=rows, key=key or None, format=format, folder=folder)
+
+
+def has_wildcard(path: str) -> bool:
+    return WILDCARD.search(path) is not None
+
+
+def glob_base(path: str) -> tuple[str, str]:
+    """The folder of a glob before its first wildcard, and the pattern below it.
+
+    >>> glob_base("s3://bucket/chats/*/part-*.jsonl")
+    ('s3://bucket/chats', '*/part-*.jsonl')
+    """
+    matched = WILDCARD.search(path)
+    assert matched is not None
+    base, separator, _ = path[: matched.start()].rpartition("/")
+    return base + separator if base in ("", "/") else base, path[len(base) + len(separator) :]
+
+
+def literal_prefix(pattern: str) -> str:
+    """What names that match a pattern begin with."""
+    matched = WILDCARD.search(pattern)
+    return pattern[: matched.start()] if matched else pattern
+
+
+def glob_pattern(pattern: str) -> re.Pattern[str]:
+    """Of names: * and ? do not cross a slash, ** does, [abc] and [!abc] are sets of characters.
+
+    >>> bool(glob_pattern("**/part-?.jsonl").fullmatch("a/b/part-1.jsonl"))
+    True
+    """
+    rules = {r"**/": r"(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    expression = ""
+    for part in re.split(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\])", pattern):
+        if part.startswith("[") and part.endswith("]") and len(part) > 2:
+            body = part[1:-1].replace("\\", r"\\").replace("[", r"\[")
+            expression += f"[^/{body[1:]}]" if body.startswith("!") else f"[{body}]"
+        else:
+            expression += rules.get(part) or re.escape(part)
+    return re.compile(expression, re.DOTALL)
+
+
+def yaml_specs(path: Path, *, format: str | None) -> list[Spec]:
+    """The entries of a list as LMMS Engine reads it: `datasets: - {path, data_folder, data_type}`.
+
+    data_folder: of the entry's media (default: where it lies). data_type: its format. Relative paths start from the
+    YAML file's folder.
+    """
+    try:
+        content = yaml.safe_load(path.read_bytes())
+    except yaml.YAMLError as error:
+        raise DataError(f"{path}: not valid YAML ({' '.join(str(error).split())}): correct it") from error
+    except OSError as error:
+        raise disk_error(str(path), error) from error
+    entries = content.get("datasets") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise DataError(
+            f"{path}: expected a list `datasets` of entries with a path each: write datasets: [{{path: …}}]"
+        )
+    return [_entry(path, number, entry, format) for number, entry in enumerate(entries, start=1)]
+
+
+def _entry(path: Path, number: int, entry: Any, format: str | None) -> Spec:
+    where = f"{path}: entry {number} of datasets"
+    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+        raise DataError(f"{where}: expected a mapping with a path, found {entry!r}: write {{path: …}}")
+    for key, value in entry.items():
+        if key not in YAML_KEYS:
+            raise DataError(f"{where}: unknown key {key!r}: expected {', '.join(YAML_KEYS)}")
+        if value is not None and not isinstance(value, str):
+            raise DataError(f"{where}: {key} is {value!r}: expected text")
+    named = parse_spec(entry["path"], format=entry.get("data_type") or format)
+    folder = entry.get("data_folder") or None
+    if named.path.endswith(LISTS) or named.format == "yaml":
+        raise DataError(f"{where}: {named.path} is a list itself: name the sources of it here")
+    return replace(named, path=_resolved(named.path, path.parent), folder=folder and _resolved(folder, path.parent))
+
+
+def _resolved(path: str, base: Path) -> str:
+    if path.startswith("hf:"):
+        name, separator, query = path.removeprefix("hf:").removeprefix("//").partition("?")
+        return f"hf:{base / name}{separator}{query}" if (base / name).exists() else path
+    return path if "://" in path else str(base / path)

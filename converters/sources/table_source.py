@@ -1,0 +1,70 @@
+"""A source whose rows are a table, which is fetched and opened when its turn comes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError
+from ...storage.retry import disk_errors
+from .table import Table
+from .units import Unit
+
+
+class TableSource:
+    """A source whose table is opened at its turn."""
+
+    def __init__(
+        self,
+        name: str,
+        open_table: Callable[[], Table],
+        *,
+        identity: Mapping[str, Any],
+        num_bytes: int,
+        rows: slice,
+        scratch: Path,
+    ):
+        self.name = name
+        self.identity = identity
+        self.num_bytes = num_bytes
+        self._open_table = open_table
+        self._rows = rows
+        self._scratch = scratch
+        self._table: Table | None = None
+
+    @property
+    def first_row(self) -> int:
+        """Of a slice that counts from the end it is known once the rows are counted, which this does."""
+        return self._bounds()[0]
+
+    def units(self) -> Iterator[Unit]:
+        start, stop = self._bounds()
+        found = False
+        with disk_errors(self.name):
+            for unit in self._opened().units(start, stop):
+                found = True
+                yield unit
+        if not found:
+            what = "" if self._rows == slice(None) else f" from {start} to {'its end' if stop is None else stop}"
+            raise DataError(
+                f"{self.name} holds no rows{what}: leave it out, or {'correct the slice' if what else 'write it again'}"
+            )
+
+    def close(self) -> None:
+        self._table = None
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _opened(self) -> Table:
+        if self._table is None:
+            with disk_errors(self.name):
+                self._table = self._open_table()
+        return self._table
+
+    def _bounds(self) -> tuple[int, int | None]:
+        start, stop = self._rows.start or 0, self._rows.stop
+        if start < 0 or (stop is not None and stop < 0):
+            with disk_errors(self.name):
+                start, stop, _ = self._rows.indices(self._opened().num_rows())
+        return start, stop

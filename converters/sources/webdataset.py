@@ -1,0 +1,157 @@
+"""A WebDataset tar -> units: where the files of each sample lie in it; other processes read them."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ...errors import DataError
+from .table import Place
+from .units import Row, Unit
+
+MAX_SAMPLE_BYTES = 1 << 30
+MAX_SAMPLES = 1 << 12  # of a unit
+BLOCK_BYTES = 512  # of a tar
+NAME = re.compile(
+    r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL
+)  # key, and what follows the first dot of the file's name
+
+
+@dataclass(frozen=True, slots=True)
+class TarSample:
+    """files: extension, offset in bytes, size in bytes. error: why the sample cannot be read."""
+
+    key: str
+    files: tuple[tuple[str, int, int], ...]
+    error: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(size for _, _, size in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class TarSamples:
+    path: Path
+    name: str
+    samples: tuple[TarSample, ...]
+    num_bytes: int
+    folder: str | None
+
+    def rows(self) -> Iterator[Row]:
+        with self.path.open("rb") as file:
+            for number, sample in enumerate(self.samples):
+                if sample.error:
+                    yield Row(number, None, sample.error)
+                else:
+                    yield self._row(file, number, sample)
+
+    def _row(self, file: Any, number: int, sample: TarSample) -> Row:
+        values: dict[str, Any] = {"__key__": sample.key}
+        for extension, offset, size in sample.files:
+            file.seek(offset)
+            data = file.read(size)
+            if len(data) < size:
+                raise DataError(f"{self.name}: ends within {sample.key}.{extension}: copy it again")
+            try:
+                values[extension] = _decoded(extension, data)
+            except ValueError as error:
+                return Row(number, None, f"{sample.key}.{extension} is not what its name says ({error}): correct it")
+        return Row(number, values)
+
+    def count(self) -> int:
+        return len(self.samples)
+
+
+def _decoded(extension: str, data: bytes) -> Any:
+    """JSON and text by their last extension; bytes of everything else, whatever it is."""
+    kind = extension.rpartition(".")[2]
+    if kind == "json":
+        return orjson.loads(data)
+    return data.decode() if kind in ("txt", "cls") else data
+
+
+class TarTable:
+    """Files side by side whose names agree up to the first dot are a row {"__key__": what agrees, extension: value}."""
+
+    def __init__(self, place: Place):
+        self._place = place
+
+    def num_rows(self) -> int:
+        return sum(1 for _ in self._samples())
+
+    def units(self, start: int, stop: int | None) -> Iterator[Unit]:
+        place = self._place
+        samples: list[TarSample] = []
+        num_bytes = 0
+        for sample in islice(self._samples(), start, stop):
+            samples.append(sample)
+            num_bytes += sample.num_bytes
+            if num_bytes >= place.unit_bytes or len(samples) == MAX_SAMPLES:
+                yield TarSamples(place.path, place.name, tuple(samples), num_bytes, place.folder)
+                samples, num_bytes = [], 0
+        if samples:
+            yield TarSamples(place.path, place.name, tuple(samples), num_bytes, place.folder)
+
+    def _samples(self) -> Iterator[TarSample]:
+        key: str | None = None
+        files: list[tuple[str, int, int]] = []
+        for member in self._members():
+            error = _refusal(member)
+            matched = NAME.fullmatch(member.name.removeprefix("./"))
+            if error or matched is None:
+                if key is not None:
+                    yield _sample(key, files)
+                key, files = None, []
+                yield TarSample(member.name, (), error or f"{member.name!r} has no extension: name it KEY.EXTENSION")
+                continue
+            if key is not None and key != matched[1]:
+                yield _sample(key, files)
+                files = []
+            key = matched[1]
+            files.append((matched[2].lower(), member.offset_data, member.size))
+        if key is not None:
+            yield _sample(key, files)
+
+    def _members(self) -> Iterator[tarfile.TarInfo]:
+        """All members but folders, in order, of which only the last is kept in memory."""
+        name, num_bytes = self._place.name, self._place.path.stat().st_size
+        try:
+            with tarfile.open(self._place.path, "r:") as archive:
+                while (member := archive.next()) is not None:
+                    archive.members.clear()  # type: ignore[attr-defined]
+                    if member.offset_data + (member.size if member.isreg() else 0) > num_bytes:
+                        raise DataError(f"{name}: ends within {member.name}: copy it again")
+                    if not member.isdir():
+                        yield member
+                # tarfile takes a damaged header for the end
+                assert archive.fileobj is not None
+                archive.fileobj.seek(archive.offset)
+                if any(archive.fileobj.read(BLOCK_BYTES)):
+                    raise DataError(f"{name}: the header at byte {archive.offset} is damaged: write the archive again")
+        except tarfile.TarError as error:
+            raise DataError(f"{name}: not readable as a tar ({error}): copy it again, or write it again") from error
+
+
+def _refusal(member: tarfile.TarInfo) -> str:
+    if not member.isreg() or member.issparse():
+        return f"{member.name!r} is not a plain file of the archive: write it as one, without links or holes"
+    return ""
+
+
+def _sample(key: str, files: list[tuple[str, int, int]]) -> TarSample:
+    extensions = [extension for extension, _, _ in files]
+    twice = sorted({extension for extension in extensions if extensions.count(extension) > 1})
+    sample = TarSample(key, tuple(files))
+    if twice:
+        return TarSample(key, (), f"sample {key!r} has .{twice[0]} more than once: give its files names of their own")
+    if sample.num_bytes > MAX_SAMPLE_BYTES:
+        return TarSample(key, (), f"sample {key!r} is larger than {MAX_SAMPLE_BYTES >> 20} MiB: store its media beside")
+    return sample

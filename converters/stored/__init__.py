@@ -1,0 +1,9 @@
+"""Datasets that are there: what they say of themselves, what they hold, whether it is true.
+
+catalog         index.json, _lmms/dataset.json and lengths indexes of a dataset
+index           a lengths index for shards that are there
+verify          all problems of a dataset
+verify_shards   the problems of its shards
+merge           several datasets -> one index over all
+inspect/        what it holds, for people to look at
+"""

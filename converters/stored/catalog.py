@@ -1,0 +1,164 @@
+"""What a stored dataset says of itself, in its small files: index.json, `_lmms/dataset.json`, lengths indexes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import LengthsError, ObjectMissingError, ShardError, StorageError
+from ...mds.lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, parse_description
+from ...mds.shard import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
+from ...processors import ProcessorConfig
+from ...processors.base import Processor, processor_fingerprint
+from ...processors.text import TokensProcessor
+from ...storage.storage import LocalStorage, Storage, open_storage
+from ..rows.mapper import COLUMNS
+
+READ_SCHEMAS = ("messages", "tokens", "text")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Catalog:
+    """A dataset's index entries, and what its `_lmms/dataset.json` holds (None for a plain MDS dataset).
+
+    index: what index.json holds, as JSON values.
+    """
+
+    storage: Storage
+    index: Mapping[str, Any]
+    shards: tuple[ShardInfo, ...]
+    dataset: Mapping[str, Any] | None
+
+    @property
+    def num_samples(self) -> int:
+        return sum(info.num_samples for info in self.shards)
+
+    @property
+    def schema(self) -> str | None:
+        """Which of the schemas that processors read its columns fit."""
+        return schema_of(self.shards)
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Of the lengths indexes that there may be, in the order in which they were written."""
+        return list(dict.fromkeys([*listed_fingerprints(self.storage, self.dataset), *known_fingerprints(self.shards)]))
+
+
+def read_catalog(storage: Storage) -> Catalog:
+    """The catalog of a dataset; StorageError where there is none, ShardError for one that is not safe to follow."""
+    source = f"{storage.url}/{INDEX_NAME}"
+    index = read_if_there(storage, INDEX_NAME)
+    if index is None:
+        raise StorageError(
+            f"{storage.url} holds no dataset ({INDEX_NAME} is missing): check the path or URL, or write it with "
+            "lmms-stream convert"
+        )
+    described = read_if_there(storage, DATASET_NAME)
+    shards = parse_index(index, source=source, dataset=described)
+    dataset = None if described is None else parse_dataset(described, source=f"{storage.url}/{DATASET_NAME}")
+    return Catalog(storage=storage, index=json.loads(index), shards=tuple(shards), dataset=dataset)
+
+
+def parse_dataset(data: bytes, *, source: str) -> dict[str, Any]:
+    """What a `_lmms/dataset.json` holds; ShardError unless it lists shards, other files and lengths safely."""
+    try:
+        dataset = dict(json.loads(data))
+        names = [name for shard in dataset["shards"] for name in (shard["name"], shard.get("file", shard["name"]))]
+        names += list(dataset["other_files"])
+        unsafe = [name for name in names if not is_safe_name(name)]
+        unsafe += [name for name in dataset["lengths"] if not is_safe_name(name) or "/" in name]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ShardError(
+            f"{source}: not the description of a dataset ({error!r}): convert the dataset again"
+        ) from error
+    if unsafe:
+        raise ShardError(f"{source} names {unsafe[0]!r}, which is not a plain path below the dataset: refused")
+    return dataset
+
+
+def read_if_there(storage: Storage, name: str) -> bytes | None:
+    try:
+        return storage.read(name)
+    except ObjectMissingError:
+        return None
+
+
+def stored_processor(url: str, tokenizer: str) -> Processor:
+    """What reads the samples of a stored dataset with this tokenizer: texts, or (where it is not known) chats."""
+    is_text = read_catalog(open_storage(url)).schema == "text"
+    return ProcessorConfig(type="text" if is_text else "chat", tokenizer=tokenizer).build()
+
+
+def write_json(storage: Storage, name: str, value: Mapping[str, Any]) -> None:
+    """Write one of a dataset's small files, the same bytes for the same values."""
+    storage.write(name, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
+
+
+def own_files(dataset: Mapping[str, Any]) -> list[str]:
+    """Files that are a dataset's alone, besides its `dataset.json`: shards in folders below are others' as well."""
+    files = [shard.get("file", shard["name"]) for shard in dataset["shards"]]  # compressed ones have another name
+    return [*dataset["other_files"], *(name for name in files if "/" not in name)]
+
+
+def schema_of(shards: Sequence[ShardInfo]) -> str | None:
+    """Which of the schemas that processors read the columns of the shards fit; None where they fit none."""
+    columns = columns_of(shards).items()
+    return next((schema for schema in READ_SCHEMAS if COLUMNS[schema].items() <= columns), None)
+
+
+def columns_of(shards: Sequence[ShardInfo]) -> dict[str, str]:
+    """Column -> encoding, of the first shard."""
+    return dict(zip(shards[0].column_names, shards[0].column_encodings, strict=True)) if shards else {}
+
+
+def listed_fingerprints(storage: Storage, dataset: Mapping[str, Any] | None) -> list[str]:
+    """Lengths indexes that a dataset lists; those in the folder of a local one that has no `dataset.json`."""
+    if dataset is not None:
+        return list(dataset["lengths"])
+    if isinstance(storage, LocalStorage):
+        return sorted(path.stem for path in (storage.folder / LENGTHS_FOLDER).glob("[!.]*.json"))
+    return []
+
+
+def known_fingerprints(shards: Sequence[ShardInfo]) -> list[str]:
+    """Lengths indexes that there may be without being listed, for their processor takes no tokenizer."""
+    return [processor_fingerprint(TokensProcessor())] if schema_of(shards) == TokensProcessor.schema else []
+
+
+def local_file(storage: Storage, name: str, folder: Path) -> Path:
+    """A file of a dataset where it lies, or downloaded into `folder`; StorageError, also when it is missing."""
+    if isinstance(storage, LocalStorage):
+        path = storage.folder / name
+        if not path.is_file():
+            raise ObjectMissingError(f"{path} does not exist: check the path")
+        return path
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.download(name, path)
+    return path
+
+
+def open_lengths(storage: Storage, fingerprint: str, *, folder: Path) -> LengthIndex | None:
+    """A lengths index, read through and memory-mapped; a remote one is downloaded into `folder`. None without one.
+
+    LengthsError when its files do not fit each other.
+    """
+    array_name, description_name = lengths_names(fingerprint)
+    description = read_if_there(storage, description_name)
+    if description is None:
+        return None
+    content_hash = str(parse_description(description, fingerprint=fingerprint)["content_hash"])
+    try:
+        path = local_file(storage, array_name, folder)
+    except ObjectMissingError as error:
+        raise LengthsError(f"{array_name} is missing: write it again with lmms-stream index") from error
+    index = LengthIndex.open(path, description, fingerprint=fingerprint)
+    if not array_matches(path, content_hash=content_hash):
+        raise LengthsError(
+            f"{array_name} does not hold the lengths that {description_name} was written for: "
+            "write it again with lmms-stream index"
+        )
+    return index

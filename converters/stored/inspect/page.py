@@ -1,0 +1,151 @@
+"""An inspection as one HTML page that loads nothing: styles, figure and images are in it, and all text is escaped."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ....errors import ConfigError, StorageError
+from .sample import MediaView, SampleView, TokensView
+from .summary import Inspection, LengthsView, describe_lengths, summary
+from .visible import clip, visible
+
+MAX_IMAGE_BYTES = 1 << 20  # of one image that is put into the page
+MAX_PAGE_IMAGE_BYTES = 1 << 24  # of all of them
+MAX_TEXT = 50_000  # characters of one text
+_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp")
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --dim: #777; --trained: #2ea04340; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1, h2 { overflow-wrap: anywhere; line-height: 1.2; } h1 { font-size: 1.4rem; }
+h2 { font-size: 1.15rem; margin-top: 2rem; }
+table { border-collapse: collapse; } td, th { text-align: left; padding: .15rem 1.5rem .15rem 0; vertical-align: top; }
+th { font-weight: normal; color: var(--dim); white-space: nowrap; } td { overflow-wrap: anywhere; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .3rem 0; font: 13px/1.5 ui-monospace, monospace; }
+.message { border-left: 4px solid var(--line); padding: .2rem .8rem; margin: .6rem 0; }
+.role, .note { color: var(--dim); font-size: .85rem; }
+.system { border-color: #a371f7; } .user { border-color: #388bfd; }
+.assistant { border-color: #2ea043; } .tool { border-color: #d29922; }
+.tokens { border: 1px solid var(--line); border-radius: 6px; padding: .4rem .8rem; }
+mark { background: var(--trained); color: inherit; } figure { margin: .5rem 0; }
+img { max-width: 100%; max-height: 24rem; }
+svg { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
+"""
+
+
+def write_page(inspection: Inspection, path: Path) -> None:
+    """Write the page to a file; ConfigError without matplotlib, where there are lengths to draw."""
+    text = render_page(inspection)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}: name another file with --html") from error
+
+
+def render_page(inspection: Inspection) -> str:
+    budget = [MAX_PAGE_IMAGE_BYTES]
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # a second lock, should escaping fail
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width">',
+        f"<title>{_text(inspection.url)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{_text(inspection.url)}</h1>",
+        _table(summary(inspection)),
+        "<h2>Columns</h2>",
+        _table(inspection.columns),
+        *_lengths(inspection.lengths),
+        *(f'<p class="note">{_text(note)}</p>' for note in inspection.notes),
+        *(part for sample in inspection.samples for part in _sample(sample, inspection.num_samples, budget)),
+        "</body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _text(text: str) -> str:
+    return html.escape(visible(clip(text, MAX_TEXT)), quote=True)
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    return "<table>" + "".join(f"<tr><th>{_text(key)}<td>{_text(value)}" for key, value in rows.items()) + "</table>"
+
+
+def _lengths(lengths: tuple[LengthsView, ...]) -> Iterable[str]:
+    if lengths:
+        yield "<h2>Lengths</h2>"
+        yield from (_table(describe_lengths(one)) for one in lengths)
+        yield f"<figure>{_draw(lengths)}</figure>"
+
+
+def _draw(lengths: tuple[LengthsView, ...]) -> str:
+    """The histograms as an SVG element."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("the page's figure needs matplotlib: pip install 'lmms-stream[demo]'") from error
+
+    figure = Figure(figsize=(9, 2.6 * len(lengths)), layout="constrained")
+    for axes, one in zip(figure.subplots(len(lengths), squeeze=False)[:, 0], lengths, strict=True):
+        axes.stairs(one.counts, one.edges, fill=True, color="#388bfd")
+        axes.axvline(one.tokens.median, color="black", linestyle=":", label=f"median {one.tokens.median:,.0f}")
+        axes.set(xscale="log", xlabel="tokens of a sample", ylabel="samples")
+        axes.set_title(one.fingerprint, fontsize="small", parse_math=False)
+        axes.legend()
+    file = io.StringIO()
+    with rc_context({"svg.hashsalt": "lmms_stream"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    drawn = file.getvalue()
+    return drawn[drawn.index("<svg") :]
+
+
+def _sample(sample: SampleView, total: int, budget: list[int]) -> Iterable[str]:
+    yield f"<h2>Sample {sample.number:,} of {total:,}</h2>"
+    yield f'<p class="note">{_text(sample.shard)}, {sample.num_bytes:,} bytes</p>'
+    if sample.tools:
+        yield '<div class="message"><div class="role">tools</div>'
+        yield from (f"<pre>{_text(tool)}</pre>" for tool in sample.tools)
+        yield "</div>"
+    for message in sample.messages:
+        known = message.role if message.role in ("system", "user", "assistant", "tool") else "other"
+        yield f'<div class="message {known}"><div class="role">{_text(message.role)}</div>'
+        for block in message.blocks:
+            if block.media is None:
+                yield f"<pre>{_text(block.text)}</pre>"
+            else:
+                yield _media(sample.media[block.media], budget)
+        yield "</div>"
+    if sample.values:
+        yield _table(sample.values)
+    if not sample.messages:
+        yield from (_media(part, budget) for part in sample.media)
+    if sample.tokens is not None:
+        yield _tokens(sample.tokens)
+    if sample.note:
+        yield f'<p class="note">{_text(sample.note)}</p>'
+
+
+def _media(part: MediaView, budget: list[int]) -> str:
+    """A picture where its header and size allow; what it is, in any case."""
+    picture = ""
+    label = part.label
+    if part.mime in _IMAGES and part.width is not None:
+        if part.num_bytes <= min(MAX_IMAGE_BYTES, budget[0]):
+            budget[0] -= part.num_bytes
+            picture = f'<img alt="" src="data:{part.mime};base64,{base64.b64encode(part.data).decode()}">'
+        else:
+            label += " (too large for this page: see it with --save-media)"
+    return f'<figure>{picture}<figcaption class="note">{_text(label)}</figcaption></figure>'
+
+
+def _tokens(tokens: TokensView) -> str:
+    runs = "".join(f"<mark>{_text(run.text)}</mark>" if run.trained else _text(run.text) for run in tokens.runs)
+    return (
+        f'<p class="note">{tokens.num_tokens:,} tokens, <mark>{tokens.num_trained:,} of them trained on</mark></p>'
+        f'<div class="tokens"><pre>{runs}</pre></div>'
+    )

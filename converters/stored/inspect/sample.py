@@ -1,0 +1,244 @@
+"""A stored sample -> what a person sees of it: messages, media, the text that is trained on. Nothing is executed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....errors import ConfigError, DataError
+from ....mds.shard import ShardInfo
+from ....processors.base import IGNORED_LABEL, Processor
+from ....processors.stored_chat import read_chat
+from ....processors.text import TextProcessor, TokensProcessor
+from ....types import Processed, Sample
+from ...media.stored import MediaPart, media_part
+from ...media.types import shown_mime
+
+if TYPE_CHECKING:
+    from ....processors.tokenizers import FastTokenizer
+
+_MAX_VALUES = 32  # of an array that are shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaView:
+    """kind, mime: as its first bytes or the sample say. width, height: in pixels, of an image whose header is read."""
+
+    kind: str
+    mime: str
+    num_bytes: int
+    width: int | None
+    height: int | None
+    extension: str
+    data: bytes
+
+    @staticmethod
+    def of(part: MediaPart) -> MediaView:
+        width, height = part.image_size or (None, None)
+        return MediaView(
+            kind=part.kind,
+            mime=part.real_mime,
+            num_bytes=len(part.data),
+            width=width,
+            height=height,
+            extension=part.extension,
+            data=part.data,
+        )
+
+    @property
+    def label(self) -> str:
+        size = "" if self.width is None else f", {self.width} x {self.height}"
+        kind = "" if self.mime.startswith(f"{self.kind}/") else f"{self.kind} "
+        return f"{kind}{self.mime or 'of an unknown type'}, {self.num_bytes:,} bytes{size}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Text of a message, or the number of the part of the sample's media that stands there."""
+
+    text: str = ""
+    media: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessageView:
+    role: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Text of consecutive tokens that are all trained on, or none of them."""
+
+    text: str
+    trained: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokensView:
+    num_tokens: int
+    num_trained: int
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleView:
+    """tools: that the assistant may call, as text. values: columns that are neither messages, media nor tokens, as
+    text. note: why there are no tokens, if so.
+    """
+
+    number: int
+    shard: str
+    num_bytes: int
+    tools: tuple[str, ...]
+    messages: tuple[MessageView, ...]
+    media: tuple[MediaView, ...]
+    values: Mapping[str, str]
+    tokens: TokensView | None
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Viewer:
+    """processor: makes tokens of samples; tokenizer: makes text of tokens (None: their numbers are shown)."""
+
+    schema: str | None
+    processor: Processor | None
+    tokenizer: FastTokenizer | None
+
+    @staticmethod
+    def load(schema: str | None, tokenizer: str | None) -> Viewer:
+        """A viewer for samples of a schema; ConfigError for a tokenizer that cannot be had, or has nothing to read."""
+        if schema is None and tokenizer is not None:
+            raise ConfigError("the dataset holds no messages, tokens or texts: leave --tokenizer out")
+        processor: Processor | None = TokensProcessor() if schema == TokensProcessor.schema else None
+        if tokenizer is None:
+            return Viewer(schema=schema, processor=processor, tokenizer=None)
+        from ....processors.chat import ChatProcessor
+        from ....processors.tokenizers import load_tokenizer
+
+        loaded = load_tokenizer(tokenizer)
+        if processor is None:
+            kind = TextProcessor if schema == TextProcessor.schema else ChatProcessor
+            processor = kind(loaded, source=tokenizer)
+        return Viewer(schema=schema, processor=processor, tokenizer=loaded)
+
+    def view(self, sample: Sample, *, number: int, shard: ShardInfo, num_bytes: int) -> SampleView:
+        """What is seen of a sample; DataError when it does not fit its schema."""
+        tools: tuple[str, ...] = ()
+        messages: tuple[MessageView, ...] = ()
+        media: list[MediaPart] = []
+        try:
+            if self.schema == "messages":
+                chat = read_chat(sample["messages"])
+                tools = tuple(_json(tool) for tool in chat.tools or ())
+                messages = tuple(_view_message(message, sample["media"], media) for message in chat.messages)
+        except DataError as error:
+            raise DataError(f"sample {number}: {error}") from error
+        named = {"messages": ("messages", "media"), "tokens": ("input_ids", "loss_spans")}.get(str(self.schema), ())
+        values = {name: _describe(value, media) for name, value in sample.items() if name not in named}
+        tokens, note = None, ""
+        if self.processor is not None:
+            try:
+                tokens = self._view_tokens(self.processor.process(sample))
+            except Exception as error:  # noqa: BLE001 - of a chat template, which may refuse a sample in any way
+                note = f"it does not become tokens: {error if isinstance(error, DataError) else repr(error)}"
+        return SampleView(
+            number=number,
+            shard=shard.name,
+            num_bytes=num_bytes,
+            tools=tools,
+            messages=messages,
+            media=tuple(MediaView.of(part) for part in media),
+            values=values,
+            tokens=tokens,
+            note=note,
+        )
+
+    def _view_tokens(self, processed: Processed) -> TokensView:
+        input_ids = np.asarray(processed["input_ids"])
+        trained = np.asarray(processed["labels"]) != IGNORED_LABEL
+        edges = [0, *(np.flatnonzero(trained[1:] != trained[:-1]) + 1).tolist(), len(input_ids)]
+        runs = [
+            Run(text=self._text(input_ids[start:stop].tolist()), trained=bool(trained[start]))
+            for start, stop in pairwise(edges)
+            if start < stop
+        ]
+        return TokensView(num_tokens=len(input_ids), num_trained=int(trained.sum()), runs=tuple(runs))
+
+    def _text(self, input_ids: list[int]) -> str:
+        if self.tokenizer is None:
+            return "".join(f"{token} " for token in input_ids)
+        return self.tokenizer.decode(input_ids)
+
+
+def _view_message(message: Mapping[str, Any], data: bytes, media: list[MediaPart]) -> MessageView:
+    """A message; its media are put at the end of `media`."""
+    content = message.get("content")
+    blocks = []
+    for part in content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []:
+        if part["type"] == "text":
+            blocks.append(Block(text=part["text"]))
+        else:
+            blocks.append(Block(media=len(media)))
+            media.append(media_part(part, data))
+    calls: Any = message.get("tool_calls")
+    told = list(_view_calls(calls)) if _are_calls(calls) else []
+    shown = ("role", "content", "tool_calls") if told else ("role", "content")
+    others = {key: value for key, value in message.items() if key not in shown}
+    blocks += [Block(text=text) for text in (*told, *([_json(others)] if others else []))]
+    return MessageView(role=message["role"], blocks=tuple(blocks))
+
+
+def _are_calls(calls: Any) -> bool:
+    """Whether these are tool calls as OpenAI has them."""
+    return isinstance(calls, list) and all(
+        isinstance(call, dict) and isinstance(call.get("function"), dict) and "name" in call["function"]
+        for call in calls
+    )
+
+
+def _view_calls(calls: list[dict[str, Any]]) -> Iterator[str]:
+    """Each call by the name of its function, and the arguments as JSON, also where they are stored as JSON text."""
+    for call in calls:
+        function = call["function"]
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            with suppress(ValueError, RecursionError):
+                arguments = json.loads(arguments)
+        called = f"calls {function['name']}" + (f", id {call['id']}" if "id" in call else "")
+        yield f"{called}: {arguments if isinstance(arguments, str) else _json(arguments)}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False)
+
+
+def _describe(value: Any, media: list[MediaPart]) -> str:
+    """A value of any column as text; images and other media among them are put at the end of `media`."""
+    from PIL import Image
+
+    if isinstance(value, bytes):
+        mime = shown_mime(value, "")
+        if mime is None:
+            return f"{len(value):,} bytes"
+        media.append(MediaPart(kind=mime.partition("/")[0], mime=mime, data=value))
+        return f"{len(value):,} bytes, see media {len(media) - 1}"
+    if isinstance(value, Image.Image):
+        encoded = io.BytesIO()
+        value.save(encoded, "PNG")
+        media.append(MediaPart(kind="image", mime="image/png", data=encoded.getvalue()))
+        return f"an image of {value.width} x {value.height}, see media {len(media) - 1}"
+    if isinstance(value, np.ndarray):
+        shown = " ".join(str(item) for item in value.flat[:_MAX_VALUES])
+        return f"{value.dtype}{list(value.shape)}: {shown}{' …' if value.size > _MAX_VALUES else ''}"
+    if isinstance(value, list) and value and isinstance(value[0], Image.Image):
+        return "; ".join(_describe(item, media) for item in value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,275 @@
+"""What a stored dataset holds, for people to look at. dataset -> columns, sizes, lengths, some samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....errors import ConfigError, LengthsError, ShardError, StorageError
+from ....mds.shard import Shard, ShardInfo
+from ....storage.cache import LocalCache, fetch_shard
+from ....storage.storage import LocalStorage, open_storage
+from ..catalog import Catalog, columns_of, open_lengths, read_catalog, schema_of
+from .sample import SampleView, Viewer
+
+MAX_HEADERS = 4096  # shards of a local dataset whose samples' sizes are read from their headers
+MAX_FETCHED = 4  # shards that are downloaded or decompressed for that
+MAX_LENGTHS_BYTES = 1 << 28  # of a remote lengths index, which is downloaded
+NUM_BINS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    minimum: int
+    median: float
+    maximum: int
+
+    @staticmethod
+    def of(values: NDArray[np.integer[Any]]) -> Spread:
+        return Spread(minimum=int(values.min()), median=float(np.median(values)), maximum=int(values.max()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthsView:
+    """One lengths index. counts[i]: samples of edges[i] <= tokens < edges[i + 1]."""
+
+    fingerprint: str
+    processor: Mapping[str, Any]
+    num_tokens: int
+    tokens: Spread
+    edges: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """num_bytes: of all shards, decompressed; stored_bytes: as they are stored. sample_bytes: of the samples of
+    num_measured_shards. compression: None for none. notes: what is not shown, and why.
+    """
+
+    url: str
+    schema: str | None
+    columns: Mapping[str, str]
+    compression: str | None
+    num_samples: int
+    num_shards: int
+    num_bytes: int
+    stored_bytes: int
+    num_measured_shards: int
+    sample_bytes: Spread
+    lengths: tuple[LengthsView, ...]
+    samples: tuple[SampleView, ...]
+    notes: tuple[str, ...]
+
+
+def inspect_dataset(
+    remote: str,
+    *,
+    first: int = 0,
+    num_samples: int = 1,
+    tokenizer: str | None = None,
+    on_start: Callable[[int], None] = lambda count: None,
+    on_shard: Callable[[], None] = lambda: None,
+) -> Inspection:
+    """Look at the dataset at a folder or URL: all that its index says, and `num_samples` samples from `first` on.
+
+    first: counted from the end where it is negative. tokenizer: a folder or hub id, for what is trained on.
+    Of a dataset that must be downloaded or decompressed a few shards are, one after another into a temporary folder.
+    on_start, on_shard: told the number of shards that are read, and of each. Raises ConfigError, StorageError,
+    ShardError, DataError for samples that do not fit their schema.
+    """
+    storage = open_storage(remote)
+    catalog = read_catalog(storage)
+    chosen = _choose(first, num_samples, total=catalog.num_samples)
+    viewer = Viewer.load(schema_of(catalog.shards), tokenizer)
+    notes: list[str] = []
+    with TemporaryDirectory(prefix="lmms_stream-inspect-", ignore_cleanup_errors=True) as folder:
+        lengths = [
+            view
+            for key in catalog.fingerprints
+            if (view := _view_lengths(catalog, key, Path(folder), notes)) is not None
+        ]
+        sizes, samples = _read_shards(
+            catalog, chosen, viewer, cache=LocalCache(storage, Path(folder)), on_start=on_start, on_shard=on_shard
+        )
+    kinds = sorted({info.compression or "none" for info in catalog.shards})
+    return Inspection(
+        url=storage.url,
+        schema=schema_of(catalog.shards),
+        columns=columns_of(catalog.shards),
+        compression=None if kinds == ["none"] else ", ".join(kinds),
+        num_samples=catalog.num_samples,
+        num_shards=len(catalog.shards),
+        num_bytes=sum(info.size for info in catalog.shards),
+        stored_bytes=sum(info.zip_size or info.size for info in catalog.shards),
+        num_measured_shards=len(sizes),
+        sample_bytes=Spread.of(np.concatenate(sizes)),
+        lengths=tuple(lengths),
+        samples=tuple(samples),
+        notes=tuple(notes),
+    )
+
+
+def summary(inspection: Inspection) -> dict[str, str]:
+    """The dataset in some lines: what it is called -> how much there is of it."""
+    sizes = inspection.sample_bytes
+    part = inspection.num_measured_shards < inspection.num_shards
+    stored = (
+        "" if inspection.compression is None else f", {inspection.stored_bytes:,} as stored ({inspection.compression})"
+    )
+    return {
+        "schema": inspection.schema or "none of ours",
+        "samples": f"{inspection.num_samples:,}",
+        "shards": f"{inspection.num_shards:,}",
+        "bytes": f"{inspection.num_bytes:,}{stored}",
+        "compression": inspection.compression or "none",
+        "bytes of a sample": f"{sizes.minimum:,} to {sizes.maximum:,}, median {sizes.median:,.0f}"
+        + (f" (in {inspection.num_measured_shards:,} of the {inspection.num_shards:,} shards)" if part else ""),
+    }
+
+
+def describe_lengths(lengths: LengthsView) -> dict[str, str]:
+    """One lengths index in some lines."""
+    tokens = lengths.tokens
+    return {
+        "fingerprint": lengths.fingerprint,
+        "measured by": ", ".join(
+            f"{key} {value}" for key, value in sorted(lengths.processor.items(), key=_class_first)
+        ),
+        "tokens": f"{lengths.num_tokens:,}",
+        "tokens of a sample": f"{tokens.minimum:,} to {tokens.maximum:,}, median {tokens.median:,.0f}",
+    }
+
+
+def _class_first(item: tuple[str, Any]) -> bool:
+    return item[0] != "class"
+
+
+def save_media(inspection: Inspection, folder: Path) -> list[Path]:
+    """Write the media of the samples that are shown as `sample-<number>-<part>.<extension>`; returns the files."""
+    saved = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for sample in inspection.samples:
+            for number, part in enumerate(sample.media):
+                path = folder / f"sample-{sample.number}-{number}{part.extension}"
+                path.write_bytes(part.data)
+                saved.append(path)
+    except OSError as error:
+        raise StorageError(f"{folder}: {error.strerror}: name another folder with --save-media") from error
+    return saved
+
+
+def _choose(first: int, num_samples: int, *, total: int) -> range:
+    if num_samples < 1:
+        raise ConfigError(f"the number of samples must be at least 1, got {num_samples}")
+    if not total:
+        raise ShardError("the dataset lists no samples: convert it again")
+    if not -total <= first < total:
+        raise ConfigError(
+            f"there is no sample {first} in a dataset of {total}: choose one from {-total} to {total - 1}"
+        )
+    start = first % total
+    return range(start, min(start + num_samples, total))
+
+
+def _read_shards(
+    catalog: Catalog,
+    chosen: range,
+    viewer: Viewer,
+    *,
+    cache: LocalCache,
+    on_start: Callable[[int], None],
+    on_shard: Callable[[], None],
+) -> tuple[list[NDArray[np.int64]], list[SampleView]]:
+    """Bytes of the samples of some shards, and the samples that are chosen."""
+    storage, shards = catalog.storage, catalog.shards
+    first_ids = list(accumulate((info.num_samples for info in shards), initial=0))
+    shown = [
+        place
+        for place, info in enumerate(shards)
+        if first_ids[place] < chosen.stop and chosen.start < first_ids[place] + info.num_samples
+    ]
+    in_place = isinstance(storage, LocalStorage) and not any(info.zip_name for info in shards)
+    limit = MAX_HEADERS if in_place else MAX_FETCHED
+    measured = np.unique(np.linspace(0, len(shards) - 1, min(limit, len(shards))).astype(int)).tolist()
+    measured = sorted({*measured, *shown}) if in_place else sorted({*measured[: max(0, limit - len(shown))], *shown})
+    on_start(len(measured))
+    sizes, samples = [], []
+    for place in measured:
+        info = shards[place]
+        if in_place and place not in shown:
+            assert isinstance(storage, LocalStorage)
+            sizes.append(_sample_sizes(storage.folder / info.name, info))
+        else:
+            path = fetch_shard(cache, info)
+            sizes.append(_sample_sizes(path, info))
+            shard = Shard(path, info)
+            for number in range(max(chosen.start, first_ids[place]), min(chosen.stop, first_ids[place + 1])):
+                within = number - first_ids[place]
+                samples.append(viewer.view(shard[within], number=number, shard=info, num_bytes=int(sizes[-1][within])))
+            if path.is_relative_to(cache.folder):
+                path.unlink()
+        on_shard()
+    return sizes, samples
+
+
+def _sample_sizes(path: Path, info: ShardInfo) -> NDArray[np.int64]:
+    """Bytes of each sample, as the shard's header has them."""
+    try:
+        offsets = np.fromfile(path, "<u4", info.num_samples + 1, offset=4).astype(np.int64)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}: lmms-stream verify says all that is wrong") from error
+    sizes = np.diff(offsets)
+    if len(sizes) != info.num_samples or (sizes < 0).any():
+        raise ShardError(f"{path} has offsets that descend or are cut short: lmms-stream verify says all that is wrong")
+    return sizes
+
+
+def _view_lengths(catalog: Catalog, fingerprint: str, folder: Path, notes: list[str]) -> LengthsView | None:
+    """A lengths index with its histogram; a note in its place where it cannot be shown."""
+    if not isinstance(catalog.storage, LocalStorage) and 4 * catalog.num_samples > MAX_LENGTHS_BYTES:
+        notes.append(f"lengths index {fingerprint} is not shown: it has more than {MAX_LENGTHS_BYTES} bytes")
+        return None
+    try:
+        index = open_lengths(catalog.storage, fingerprint, folder=folder)
+    except LengthsError as error:
+        notes.append(str(error))
+        return None
+    if index is None:
+        return None
+    if len(index.lengths) != catalog.num_samples:
+        notes.append(
+            f"lengths index {fingerprint} has {len(index.lengths)} lengths for {catalog.num_samples} samples: "
+            "write it again with lmms-stream index"
+        )
+        return None
+    edges, counts = histogram(np.asarray(index.lengths))
+    return LengthsView(
+        fingerprint=fingerprint,
+        processor=dict(index.processor),
+        num_tokens=int(index.lengths.sum(dtype=np.int64)),
+        tokens=Spread.of(index.lengths),
+        edges=edges,
+        counts=counts,
+    )
+
+
+def histogram(lengths: NDArray[np.integer[Any]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Edges that grow by a constant factor, as far as whole numbers do, and how many lengths lie between them.
+
+    >>> histogram(np.array([1, 1, 2, 3]))
+    ((1, 2, 3, 4), (2, 1, 1))
+    """
+    low, high = int(lengths.min()), int(lengths.max()) + 1
+    between = np.geomspace(max(low, 1), high, NUM_BINS + 1).round().astype(np.int64)
+    edges = np.unique([low, *between, high])
+    counts, _ = np.histogram(lengths, bins=edges)
+    return tuple(edges.tolist()), tuple(counts.tolist())

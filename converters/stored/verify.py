@@ -1,0 +1,277 @@
+"""Whether a stored dataset is what it says it is: index, description, shards, lengths. dataset -> all its problems."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from ...errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
+from ...mds.lengths import LengthIndex, lengths_names
+from ...mds.shard import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
+from ...processors.base import Processor, processor_fingerprint
+from ...processors.text import TokensProcessor
+from ...storage.storage import Storage, open_storage
+from ..engines.processes import check_num_workers, num_cores
+from .catalog import (
+    READ_SCHEMAS,
+    columns_of,
+    known_fingerprints,
+    listed_fingerprints,
+    local_file,
+    open_lengths,
+    parse_dataset,
+    read_if_there,
+    schema_of,
+)
+from .verify_shards import Problem, ShardChecker, check_shards
+
+NUM_THREADS = 8  # of checks that mostly wait for the store
+_CHUNK = 1 << 20  # lengths looked at together
+_INDEX_AGAIN = "write it again with lmms-stream index"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyReport:
+    """What was looked at, and what is wrong. notes: what could not be checked, and why."""
+
+    num_shards: int
+    num_samples: int
+    num_bytes: int
+    num_lengths_indexes: int
+    num_problems: int
+    seconds: float
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+
+def verify_dataset(
+    remote: str,
+    *,
+    deep: bool = False,
+    processor: Processor | None = None,
+    num_workers: int | None = None,
+    on_start: Callable[[int], None] = lambda count: None,
+    on_shard: Callable[[], None] = lambda: None,
+) -> VerifyReport:
+    """Check all that a dataset at a folder or URL consists of, and go on after each problem.
+
+    deep: decode every sample too, and measure it with `processor` (by itself where the samples are tokens) against
+    the lengths index. num_workers: shards checked at once, each with its copy in a temporary folder if it must be
+    downloaded or decompressed (default: 8 threads; for deep, a process for each core, and a script calls this below
+    `if __name__ == "__main__":`). on_start, on_shard: told the number of shards, and of each that was checked.
+    Raises StorageError where there is no dataset, ConfigError for a processor without deep; WorkerError.
+    """
+    if processor is not None and not deep:
+        raise ConfigError("samples are measured by a deep check only: pass --deep as well, or leave --tokenizer out")
+    check_num_workers(num_workers)
+    started = time.monotonic()
+    storage = open_storage(remote)
+    problems: list[Problem] = []
+    notes: list[str] = []
+    shards, dataset = _read_description(storage, problems, notes)
+    on_start(len(shards))
+    schema = schema_of(shards)
+    if processor is None and schema == TokensProcessor.schema:
+        processor = TokensProcessor()
+    elif processor is not None and schema is not None and processor.schema != schema:
+        raise ConfigError(
+            f"{storage.url} holds {schema}, and this processor reads {processor.schema}: leave --tokenizer out"
+        )
+    with TemporaryDirectory(prefix="lmms_stream-verify-", ignore_cleanup_errors=True) as folder:
+        indexes = dict(_lengths_indexes(storage, shards, dataset, processor, problems, folder=Path(folder)))
+        problems += _missing_files(storage, dataset, indexes, folder=Path(folder))
+        checker = ShardChecker(
+            storage=storage,
+            folder=Path(folder),
+            deep=deep,
+            processor=processor if deep else None,
+            lengths=_array_of(indexes, processor, num_samples=sum(info.num_samples for info in shards)),
+        )
+        if deep and processor is None and indexes:
+            notes.append("the lengths were not compared with those of the samples: pass --tokenizer")
+        if num_workers is None:
+            num_workers = num_cores() if deep else NUM_THREADS
+        if shards:
+            workers = min(num_workers, len(shards))
+            problems += check_shards(checker, shards, num_workers=workers, on_shard=on_shard)
+    return VerifyReport(
+        num_shards=len(shards),
+        num_samples=sum(info.num_samples for info in shards),
+        num_bytes=sum(info.zip_size or info.size for info in shards),
+        num_lengths_indexes=len(indexes),
+        num_problems=len(problems),
+        seconds=time.monotonic() - started,
+        problems=tuple(problems),
+        notes=tuple(notes),
+    )
+
+
+def _read_description(
+    storage: Storage, problems: list[Problem], notes: list[str]
+) -> tuple[list[ShardInfo], dict[str, Any] | None]:
+    """The shards that index.json lists, and dataset.json; none of what cannot be read or is not safe to follow."""
+    index, described = (read_if_there(storage, name) for name in (INDEX_NAME, DATASET_NAME))
+    if index is None and described is None:
+        raise StorageError(
+            f"{storage.url} holds no dataset ({INDEX_NAME} is missing): check the path or URL, or write it with "
+            "lmms-stream convert"
+        )
+    shards: list[ShardInfo] = []
+    dataset = None
+    if index is None:
+        problems.append(Problem(INDEX_NAME, "is missing, so no shard was checked: convert the dataset again"))
+    else:
+        try:
+            shards = parse_index(index, source=INDEX_NAME)
+        except ShardError as error:
+            problems.append(Problem(INDEX_NAME, f"{_after(error, INDEX_NAME)}; no shard was checked"))
+    if described is None:
+        notes.append(f"there is no {DATASET_NAME}: a plain MDS dataset, checked by its {INDEX_NAME} alone")
+        return shards, None
+    try:
+        dataset = parse_dataset(described, source=DATASET_NAME)
+        if shards:
+            problems += [Problem(DATASET_NAME, what) for what in _disagreements(dataset, shards)]
+            shards = _with_listed_checksums(shards, dataset)
+    except ShardError as error:
+        problems.append(Problem(DATASET_NAME, _after(error, DATASET_NAME)))
+    return shards, dataset
+
+
+def _after(error: Exception, name: str) -> str:
+    return str(error).removeprefix(name).lstrip(": ")
+
+
+def _disagreements(dataset: Mapping[str, Any], shards: Sequence[ShardInfo]) -> Iterator[str]:
+    """What dataset.json says otherwise than index.json."""
+    remedy = "they are of two conversions; convert the dataset again"
+    if dataset.get("version") != 1:
+        yield f"has the version {dataset.get('version')!r}, expected 1: use a newer lmms_stream"
+    num_samples = sum(info.num_samples for info in shards)
+    if dataset.get("num_samples") != num_samples:
+        yield f"says {dataset.get('num_samples')!r} samples, {INDEX_NAME} {num_samples}: {remedy}"
+    if dataset.get("columns") != columns_of(shards):
+        yield f"says the columns {dataset.get('columns')!r}, {INDEX_NAME} {columns_of(shards)!r}: {remedy}"
+    if dataset.get("schema") in READ_SCHEMAS and dataset["schema"] != schema_of(shards):
+        yield f"says the schema {dataset['schema']!r}, which the columns do not fit: {remedy}"
+    listed = {shard["name"]: shard for shard in dataset["shards"]}
+    for info in shards:
+        shard = listed.pop(info.name, None)
+        if shard is None:
+            yield f"does not list {info.name}, {INDEX_NAME} does: {remedy}"
+            continue
+        said: dict[str, int | str] = {"size": info.size, "num_samples": info.num_samples}
+        algorithm, _, digest = (info.checksum or "").partition(":")
+        if algorithm == "xxh3_64" and "xxh3_64" in shard:
+            said["xxh3_64"] = digest
+        for key, value in said.items():
+            if shard.get(key) != value:
+                yield f"says {key} {shard.get(key)!r} of {info.name}, {INDEX_NAME} {value!r}: {remedy}"
+    for name in listed:
+        yield f"lists {name}, {INDEX_NAME} does not: {remedy}"
+    names = [shard["name"] for shard in dataset["shards"]]
+    ours = [info.name for info in shards]
+    if names != ours and sorted(names) == sorted(ours):
+        yield f"lists the shards in another order than {INDEX_NAME}: {remedy}"
+
+
+def _with_listed_checksums(shards: Sequence[ShardInfo], dataset: Mapping[str, Any]) -> list[ShardInfo]:
+    """Checksums of dataset.json where index.json gives none."""
+    listed = {shard["name"]: shard.get("xxh3_64") for shard in dataset["shards"]}
+    return [
+        replace(info, checksum=f"xxh3_64:{listed[info.name]}")
+        if info.checksum is None and listed.get(info.name)
+        else info
+        for info in shards
+    ]
+
+
+def _lengths_indexes(
+    storage: Storage,
+    shards: Sequence[ShardInfo],
+    dataset: Mapping[str, Any] | None,
+    processor: Processor | None,
+    problems: list[Problem],
+    *,
+    folder: Path,
+) -> Iterator[tuple[str, LengthIndex]]:
+    """Fingerprint and index of all that are whole; the others become problems."""
+    listed = listed_fingerprints(storage, dataset)
+    asked = None if processor is None else processor_fingerprint(processor)
+    known = known_fingerprints(shards)
+    for fingerprint in dict.fromkeys([*listed, *known, *([asked] if asked else [])]):
+        array_name, description_name = lengths_names(fingerprint)
+        try:
+            index = open_lengths(storage, fingerprint, folder=folder)
+        except (LengthsError, StorageError) as error:
+            problems.append(Problem(array_name, _after(error, array_name)))
+            continue
+        if index is not None:
+            problems += [Problem(array_name, what) for what in _wrong_lengths(storage, index, description_name, shards)]
+            yield fingerprint, index
+        elif fingerprint in listed:
+            problems.append(Problem(description_name, f"is missing, {DATASET_NAME} lists it: {_INDEX_AGAIN}"))
+        elif fingerprint not in known:
+            problems.append(
+                Problem(
+                    description_name,
+                    "is missing: the dataset has no lengths index for this tokenizer; pass the one that measured it, "
+                    "or write one with lmms-stream index",
+                )
+            )
+
+
+def _wrong_lengths(
+    storage: Storage, index: LengthIndex, description_name: str, shards: Sequence[ShardInfo]
+) -> Iterator[str]:
+    num_samples = sum(info.num_samples for info in shards)
+    if shards and len(index.lengths) != num_samples:
+        yield f"has {len(index.lengths)} lengths, the dataset {num_samples} samples: {_INDEX_AGAIN}"
+    total = 0
+    for start in range(0, len(index.lengths), _CHUNK):
+        lengths = np.asarray(index.lengths[start : start + _CHUNK])
+        if not lengths.all():
+            yield f"gives sample {start + int(np.argmin(lengths != 0))} a length of 0: {_INDEX_AGAIN}"
+            break
+        total += int(lengths.sum(dtype=np.int64))
+    else:
+        described = json.loads(storage.read(description_name)).get("num_tokens", total)
+        if described != total:
+            yield f"has {total} tokens, {description_name} says {described!r}: {_INDEX_AGAIN}"
+    index.release()
+
+
+def _array_of(indexes: Mapping[str, LengthIndex], processor: Processor | None, *, num_samples: int) -> Path | None:
+    """The file of the lengths that the processor should measure, if it has one for each sample."""
+    index = None if processor is None else indexes.get(processor_fingerprint(processor))
+    if index is None or len(index.lengths) != num_samples:
+        return None
+    return Path(index.lengths.filename)  # type: ignore[attr-defined]
+
+
+def _missing_files(
+    storage: Storage, dataset: Mapping[str, Any] | None, indexes: Mapping[str, LengthIndex], *, folder: Path
+) -> Iterator[Problem]:
+    """Other files that dataset.json lists, and that are not to be had."""
+    if dataset is None:
+        return
+    seen = {INDEX_NAME, *(name for key in {*indexes, *dataset["lengths"]} for name in lengths_names(key))}
+    for name in dataset["other_files"]:
+        if name in seen:
+            continue
+        try:
+            path = local_file(storage, name, folder)
+        except ObjectMissingError:
+            yield Problem(name, f"is missing, {DATASET_NAME} lists it: convert the dataset again")
+        except StorageError as error:
+            yield Problem(name, f"cannot be read ({error}): correct that and verify again")
+        else:
+            if path.is_relative_to(folder):
+                path.unlink()

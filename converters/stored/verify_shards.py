@@ -1,0 +1,183 @@
+"""Whether a shard is what the index says: downloaded, checked and deleted, several at once. shards -> problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError, LmmsStreamError, ObjectMissingError, ShardError, StorageError
+from ...mds.decoding import decompress
+from ...mds.shard import Shard, ShardInfo, file_matches
+from ...processors.base import Processor
+from ...processors.stored_chat import read_chat
+from ...processors.text import TokensProcessor
+from ...storage.storage import Storage
+from ...types import Sample
+from ..engines.processes import do_all, open_pool
+from ..media.stored import media_parts
+from .catalog import local_file, schema_of
+
+MAX_LISTED = 100  # samples of one shard that are listed one by one
+_REPLACE = "upload it again, or convert the dataset again"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """where: a file of the dataset, or a sample and its shard. what: is wrong with it, and what to do."""
+
+    where: str
+    what: str
+
+
+_Task = tuple[int, ShardInfo, int]  # a shard's place among the shards, the shard, and the number of its first sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardChecker:
+    """deep: decode every sample, and measure it with `processor`, if there is one.
+
+    lengths: the array of the lengths index that it should agree with. folder: for downloads.
+    """
+
+    storage: Storage
+    folder: Path
+    deep: bool
+    processor: Processor | None = None
+    lengths: Path | None = None
+
+    def __call__(self, task: _Task, on_progress: Callable[[int], None] = lambda count: None) -> list[Problem]:
+        """What is wrong with a shard."""
+        _, info, first_id = task
+        name = info.zip_name or info.name
+        with TemporaryDirectory(prefix="shard-", dir=self.folder, ignore_cleanup_errors=True) as temporary:
+            try:
+                path = local_file(self.storage, name, Path(temporary))
+                if info.zip_name is None:
+                    return self._check_file(path, info, first_id)
+                return self._check_compressed(path, info, first_id, raw=Path(temporary) / "raw")
+            except ObjectMissingError:
+                return [Problem(name, f"is missing: {_REPLACE}")]
+            except (StorageError, OSError) as error:
+                return [Problem(name, f"cannot be read ({error}): correct that and verify again")]
+
+    def _check_compressed(self, path: Path, info: ShardInfo, first_id: int, *, raw: Path) -> list[Problem]:
+        found = _compare(path, str(info.zip_name), size=info.zip_size, checksum=info.zip_checksum)
+        try:
+            raw.write_bytes(decompress(str(info.compression), path.read_bytes(), size=info.size))
+        except ValueError as error:
+            return [*found, Problem(str(info.zip_name), f"{error}: {_REPLACE}")]
+        return found + self._check_file(raw, info, first_id)
+
+    def _check_file(self, path: Path, info: ShardInfo, first_id: int) -> list[Problem]:
+        found = _compare(path, info.name, size=info.size, checksum=info.checksum)
+        if path.stat().st_size != info.size:
+            return found
+        try:
+            shard = Shard(path, info)
+        except ShardError as error:
+            return [*found, Problem(info.name, f"{str(error).removeprefix(f'{path} ')}: {_REPLACE}")]
+        return found + self._check_samples(shard, first_id) if self.deep else found
+
+    def _check_samples(self, shard: Shard, first_id: int) -> list[Problem]:
+        found: list[Problem] = []
+        num_found = 0
+        schema = schema_of([shard.info])
+        indexed = self._indexed(first_id, len(shard))
+        for place in range(len(shard)):
+            what = self._check_sample(shard, place, schema, None if indexed is None else int(indexed[place]))
+            if what is not None:
+                num_found += 1
+                if num_found <= MAX_LISTED:
+                    found.append(Problem(f"sample {first_id + place} (number {place} of {shard.info.name})", what))
+        if num_found > MAX_LISTED:
+            found.append(
+                Problem(shard.info.name, f"has {num_found - MAX_LISTED} more samples with problems: {_REPLACE}")
+            )
+        return found
+
+    def _indexed(self, first_id: int, count: int) -> NDArray[np.uint32] | None:
+        if self.lengths is None:
+            return None
+        return np.asarray(np.load(self.lengths, mmap_mode="r", allow_pickle=False)[first_id : first_id + count])
+
+    def _check_sample(self, shard: Shard, place: int, schema: str | None, indexed: int | None) -> str | None:
+        """What is wrong with a sample; None for nothing."""
+        try:
+            sample = shard[place]
+            _check_content(sample, schema)
+            length = None if self.processor is None else self.processor.measure(sample)
+        except ShardError as error:
+            return f"{str(error).removeprefix(f'{shard.path}: sample {place} ')}: {_REPLACE}"
+        except LmmsStreamError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - of a processor, which may be anybody's
+            return f"cannot be measured ({error!r}): correct the sample or the processor"
+        if length is not None and indexed is not None and length != indexed:
+            return f"has {length} tokens, its lengths index says {indexed}: write it again with lmms-stream index"
+        return None
+
+
+def _check_content(sample: Sample, schema: str | None) -> None:
+    """DataError for a sample that does not fit its schema."""
+    if schema == "messages":
+        media_parts(read_chat(sample["messages"]).messages, sample["media"])
+    elif schema == "tokens":
+        spans = sample["loss_spans"]
+        if sample["input_ids"].ndim != 1 or (spans.size and (spans.ndim != 2 or spans.shape[1] != 2)):
+            raise DataError(
+                f"input_ids and loss_spans have the shapes {list(sample['input_ids'].shape)} and {list(spans.shape)}, "
+                "expected [T] and [k, 2]: convert the dataset again"
+            )
+        try:
+            TokensProcessor().process(sample)
+        except DataError as error:
+            raise DataError(f"{error}: convert the dataset again") from error
+
+
+def _compare(path: Path, name: str, *, size: int | None, checksum: str | None) -> list[Problem]:
+    found = path.stat().st_size
+    if found != size:
+        return [Problem(name, f"has {found} bytes, index.json says {size}: {_REPLACE}")]
+    if not file_matches(path, size=None, checksum=checksum):
+        algorithm = str(checksum).partition(":")[0]
+        return [Problem(name, f"was changed: its {algorithm} is not the one that the dataset lists: {_REPLACE}")]
+    return []
+
+
+def check_shards(
+    checker: ShardChecker, shards: Sequence[ShardInfo], *, num_workers: int, on_shard: Callable[[], None]
+) -> list[Problem]:
+    """The problems of all shards, in their order. Deep checks run in processes, the others wait and hash in threads."""
+    first_ids = accumulate((info.num_samples for info in shards), initial=0)
+    tasks: list[_Task] = list(zip(range(len(shards)), shards, first_ids, strict=False))
+    found: dict[int, list[Problem]] = {}
+    with closing(_checked(checker, tasks, num_workers)) as checked:
+        for (place, _, _), problems in checked:
+            found[place] = problems
+            on_shard()
+    return [problem for place in sorted(found) for problem in found[place]]
+
+
+def _checked(
+    checker: ShardChecker, tasks: Sequence[_Task], num_workers: int
+) -> Generator[tuple[_Task, list[Problem]], None, None]:
+    """Shards as they are checked."""
+    if checker.deep:
+        with open_pool(checker, num_workers, name=lambda task: task[1].name) as pool:
+            yield from do_all(pool, tasks)
+        return
+    executor = ThreadPoolExecutor(num_workers)
+    try:
+        futures = {executor.submit(checker, task): task for task in tasks}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        executor.shutdown(cancel_futures=True)

@@ -1,0 +1,11 @@
+"""Samples -> shards, atomically; what was written before a kill is used again.
+
+reading         the units of all sources, with what maps their rows
+encoding        sample -> bytes of an MDS shard, as MDSWriter makes them
+encoded_units   a unit of rows -> its samples as bytes, in a file of the work folder
+layout          units in the order of the sources -> samples in the order of the outputs
+outputs         which samples each shard holds
+shards          samples -> a shard, checked, compressed and uploaded
+work            what a conversion keeps between its runs
+commit          what makes shards a dataset, written last
+"""

@@ -1,0 +1,80 @@
+"""What makes shards a dataset: index.json, the lengths index, the rejected rows, and last `_lmms/dataset.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from ...mds.lengths import LengthIndex, lengths_names
+from ...mds.shard import DATASET_NAME, INDEX_NAME
+from ...processors.base import Processor, processor_fingerprint
+from ...storage.storage import Storage
+from ..stored.catalog import write_json
+from .encoding import HASH, index_json
+
+REJECTS_NAME = "_lmms/rejects.jsonl"
+
+
+def commit(
+    target: Storage,
+    entries: Sequence[Mapping[str, Any]],
+    description: Mapping[str, Any],
+    *,
+    lengths: LengthIndex | None,
+    rejects: Sequence[tuple[str, int, str]],
+    staging: Path,
+) -> None:
+    """Write them. entries: of index.json, in order. rejects: source, row and reason of each."""
+    target.write(INDEX_NAME, index_json(entries))
+    others = [INDEX_NAME]
+    if lengths is not None:
+        for name in lengths.write(staging):
+            target.upload(staging / name, name)
+            others.append(name)
+    if rejects:
+        target.write(REJECTS_NAME, b"".join(_reject_lines(rejects)))
+        others.append(REJECTS_NAME)
+    dataset = {
+        **description,
+        "version": 1,
+        "shards": [_described(entry) for entry in entries],
+        "lengths": [lengths.fingerprint] if lengths is not None else [],
+        "other_files": others,
+    }
+    write_json(target, DATASET_NAME, dataset)
+
+
+def other_files(measured_by: Processor | None) -> list[str]:
+    """Names of all that `commit` may write."""
+    names = [INDEX_NAME, REJECTS_NAME, DATASET_NAME]
+    if measured_by is not None:
+        names += lengths_names(processor_fingerprint(measured_by))
+    return names
+
+
+def measured_lengths(parts: Sequence[np.ndarray[Any, Any]], measured_by: Processor) -> LengthIndex:
+    return LengthIndex.from_array(
+        np.concatenate(parts).astype(np.uint32),
+        fingerprint=processor_fingerprint(measured_by),
+        processor=measured_by.description,
+    )
+
+
+def _described(entry: Mapping[str, Any]) -> dict[str, Any]:
+    raw, zipped = entry["raw_data"], entry["zip_data"]
+    described = {
+        "name": raw["basename"],
+        "size": raw["bytes"],
+        HASH: raw["hashes"][HASH],
+        "num_samples": entry["samples"],
+    }
+    return described | ({"file": zipped["basename"]} if zipped else {})
+
+
+def _reject_lines(rejects: Sequence[tuple[str, int, str]]) -> Iterator[bytes]:
+    for source, row, reason in rejects:
+        yield orjson.dumps({"source": source, "row": row, "reason": reason}) + b"\n"

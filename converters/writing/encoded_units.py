@@ -1,0 +1,205 @@
+"""A unit of rows -> a part: its samples as a shard holds them, one after another, in a file of the work folder.
+
+A part is made by one process, and is the same whichever makes it. What is known of it lies in a file beside it, whose
+name says that it is whole.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from ...errors import DataError, StorageError
+from ...processors.base import Processor, or_error, through
+from ...processors.text import TokensProcessor
+from ...storage.retry import disk_errors
+from ...types import Sample
+from ..rows.mapper import Mapper, to_tokens
+from ..sources.units import Row, Unit
+from .encoding import ShardFormat
+
+OnError = Literal["fail", "skip"]
+_TOKENIZED_TOGETHER = 64  # rows: one by one, tokenizer and Python push each other out of the processor's cache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What came of a unit. sizes: int64[n], bytes of each sample; lengths: uint32[n], its tokens, where it is measured.
+
+    rejects: number of the row in the unit, and what is wrong with it. num_filtered: samples that were left out for
+    their length. num_rows: rows and blank lines.
+    """
+
+    sizes: NDArray[np.int64]
+    lengths: NDArray[np.uint32] | None
+    rejects: list[tuple[int, str]]
+    num_filtered: int
+    num_rows: int
+
+    def save(self, path: Path) -> None:
+        about = orjson.dumps({"rejects": self.rejects, "num_filtered": self.num_filtered, "num_rows": self.num_rows})
+        lengths = {} if self.lengths is None else {"lengths": self.lengths}
+        temporary = temporary_beside(path)
+        with temporary.open("wb") as file:
+            np.savez(file, sizes=self.sizes, about=np.frombuffer(about, np.uint8), **lengths)
+        temporary.replace(path)
+
+    @staticmethod
+    def load(path: Path) -> Part:
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                about = orjson.loads(arrays["about"].tobytes())
+                return Part(
+                    sizes=arrays["sizes"],
+                    lengths=arrays.get("lengths"),
+                    rejects=[(int(number), str(reason)) for number, reason in about["rejects"]],
+                    num_filtered=about["num_filtered"],
+                    num_rows=about["num_rows"],
+                )
+        except (ValueError, KeyError, EOFError, OSError) as error:
+            raise StorageError(f"{path} is damaged ({error}): begin again with --overwrite") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitTask:
+    """Read a unit and make its part. number: among all units. source: the number of the source it is of."""
+
+    number: int
+    unit: Unit
+    mapper: Mapper
+    source: int
+    source_name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartMaker:
+    """What is done with rows. processor: measures samples; with `tokenize` what it makes of them is stored.
+
+    on_error: at a row that does not fit, the part ends with it as its only reject, or goes on. shortest, longest: what
+    has fewer or more tokens is left out.
+    """
+
+    folder: Path
+    format: ShardFormat
+    processor: Processor | None
+    tokenize: bool
+    on_error: OnError
+    shortest: int | None
+    longest: int | None
+
+    def make(self, task: UnitTask, on_bytes: Callable[[int], None]) -> None:
+        """Write the part and what is known of it."""
+        making = _Making(self, task)
+        temporary = temporary_beside(part_path(self.folder, task.number))
+        with temporary.open("wb") as file:
+            for data in making.samples():
+                file.write(data)
+        temporary.replace(part_path(self.folder, task.number))
+        making.part().save(about_path(self.folder, task.number))
+        on_bytes(task.unit.num_bytes)
+
+
+def part_path(folder: Path, number: int) -> Path:
+    return folder / f"{number:06}.part"
+
+
+def about_path(folder: Path, number: int) -> Path:
+    return folder / f"{number:06}.npz"
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name that no other process writes to, not even one that outlives a command which was killed."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+class _Making:
+    """A part as it grows."""
+
+    def __init__(self, maker: PartMaker, task: UnitTask):
+        self._maker = maker
+        self._unit = task.unit
+        self._source_name = task.source_name
+        self._mapper = task.mapper
+        self._sizes: list[int] = []
+        self._lengths: list[int] = []
+        self._rejects: list[tuple[int, str]] = []
+        self._num_filtered = 0
+        self._measures = TokensProcessor() if maker.tokenize else maker.processor
+
+    def samples(self) -> Iterator[bytes]:
+        """The samples that are kept, as they lie in a shard."""
+        with disk_errors(self._source_name):
+            for row, made in self._made():
+                data = self._encoded(row, made)
+                if self._has_failed:
+                    return
+                if data is not None:
+                    yield data
+
+    def _made(self) -> Iterator[tuple[Row, Sample | DataError]]:
+        """What is to be stored of each row, or why nothing can be."""
+        rows, processor = self._unit.rows(), self._maker.processor
+        if not self._maker.tokenize or processor is None:
+            for row in rows:
+                yield row, self._mapped(row)
+            return
+        while together := list(islice(rows, _TOKENIZED_TOGETHER)):
+            tokens = through([self._mapped(row) for row in together], partial(to_tokens, processor=processor))
+            yield from zip(together, tokens, strict=True)
+
+    def _mapped(self, row: Row) -> Sample | DataError:
+        if row.values is None:
+            return DataError(row.error)
+        return or_error(self._mapper, row.values, self._unit.folder)
+
+    def _encoded(self, row: Row, sample: Sample | DataError) -> bytes | None:
+        """A sample as it lies in a shard; None for one that is left out."""
+        try:
+            if isinstance(sample, DataError):
+                raise sample
+            length = self._measured(sample)
+            data = self._maker.format.encode(sample)
+        except DataError as error:
+            self._reject(row.number, str(error))
+            return None
+        if self._measures and not (self._maker.shortest or 0) <= length <= (self._maker.longest or length):
+            self._num_filtered += 1
+            return None
+        self._sizes.append(len(data))
+        self._lengths.append(length)
+        return data
+
+    @property
+    def _has_failed(self) -> bool:
+        return bool(self._rejects) and self._maker.on_error == "fail"
+
+    def _reject(self, number: int, reason: str) -> None:
+        if not self._has_failed:
+            self._rejects.append((number, reason))
+
+    def _measured(self, stored: Sample) -> int:
+        """The tokens of what is stored, 0 where nothing measures it."""
+        if self._measures is None:
+            return 0
+        length = self._measures.measure(stored)
+        if not 0 < length < 1 << 32:
+            raise DataError(f"the sample has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
+        return length
+
+    def part(self) -> Part:
+        return Part(
+            sizes=np.array(self._sizes, np.int64),
+            lengths=np.array(self._lengths, np.uint32) if self._measures else None,
+            rejects=self._rejects,
+            num_filtered=self._num_filtered,
+            num_rows=self._unit.count() if not self._has_failed else 0,
+        )

@@ -1,0 +1,169 @@
+"""Samples -> bytes of MDS shards, as MosaicML's MDSWriter makes them, byte for byte.
+
+Its own encoder takes longer than all that comes before it; the columns that our schemas have are encoded here, others
+by its code.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ConfigError, DataError
+from ...types import Sample
+
+MAX_SAMPLE_BYTES = (1 << 31) - 1  # MDS counts a shard's bytes in 32 bits
+HASH = "xxh3_64"
+Encode = Callable[[Any], bytes]
+
+
+class ShardFormat:
+    """The columns of a dataset, and what its shards and their index say of themselves.
+
+    columns: name -> MDS encoding. shard_bytes: of a shard before it is compressed, at most, unless one sample has more.
+    compression: as MDSWriter takes it ("zstd", "zstd:7", …), or None.
+    """
+
+    def __init__(self, columns: Mapping[str, str], *, shard_bytes: int, compression: str | None = None):
+        if not 1 << 10 <= shard_bytes < 1 << 32:
+            raise ConfigError(f"a shard of {shard_bytes} bytes is not possible: choose from 1 KiB to 4 GiB - 1")
+        self.columns = dict(columns)
+        self.shard_bytes = shard_bytes
+        self.compression = compression
+        self.names = sorted(columns)
+        self._encoders = [_encoder(columns[name]) for name in self.names]
+        self._sizes = [_fixed_size(columns[name]) for name in self.names]
+        self.header = json.dumps(self._config, sort_keys=True).encode()
+
+    def __reduce__(self) -> tuple[Callable[[], ShardFormat], tuple[()]]:
+        return partial(ShardFormat, self.columns, shard_bytes=self.shard_bytes, compression=self.compression), ()
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        return {
+            "version": 2,
+            "format": "mds",
+            "compression": self.compression,
+            "hashes": [HASH],
+            "size_limit": self.shard_bytes,
+            "column_names": self.names,
+            "column_encodings": [self.columns[name] for name in self.names],
+            "column_sizes": self._sizes,
+        }
+
+    def encode(self, sample: Sample) -> bytes:
+        """DataError when a value is not of its column's type, and for a sample of 2 GiB or more."""
+        data, sizes = [], []
+        for name, encode, fixed in zip(self.names, self._encoders, self._sizes, strict=True):
+            try:
+                value = encode(sample[name])
+            except (TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
+                raise DataError(
+                    f"column {name!r} holds {str(sample[name])[:80]!r}, which is not {self.columns[name]!r} ({error})"
+                ) from error
+            data.append(value)
+            if fixed is None:
+                sizes.append(len(value))
+        total = sum(map(len, data))
+        if total > MAX_SAMPLE_BYTES:
+            raise DataError(f"the sample has {total} bytes, a shard holds at most {MAX_SAMPLE_BYTES}: split it")
+        return b"".join([struct.pack(f"<{len(sizes)}I", *sizes), *data])
+
+    def shard_head(self, sizes: NDArray[np.int64]) -> bytes:
+        """What comes before the samples in a shard. sizes: their bytes, int64[num_samples]."""
+        first = 4 + 4 * (len(sizes) + 1) + len(self.header)
+        offsets = first + np.concatenate([[0], np.cumsum(sizes)])
+        return np.uint32(len(sizes)).tobytes() + offsets.astype("<u4").tobytes() + self.header
+
+    @property
+    def empty_bytes(self) -> int:
+        """Bytes of a shard without samples; each sample takes 4 more than its own."""
+        return 8 + len(self.header)
+
+    def index_entry(self, num_samples: int, raw: Mapping[str, Any], zipped: Mapping[str, Any] | None) -> dict[str, Any]:
+        """A shard in index.json. raw, zipped: basename, bytes and hashes of its file, and of that compressed."""
+        return {"samples": num_samples, "raw_data": dict(raw), "zip_data": zipped and dict(zipped), **self._config}
+
+
+def index_json(entries: Sequence[Mapping[str, Any]]) -> bytes:
+    return json.dumps({"version": 2, "shards": list(entries)}, sort_keys=True).encode()
+
+
+def compress(compression: str, data: bytes) -> bytes:
+    """A shard's file compressed, as MDSWriter does it."""
+    kind, _, level = compression.partition(":")
+    if kind == "zstd":  # the usual one, without seconds of imports
+        import zstd
+
+        return bytes(zstd.compress(data, int(level or 3)))
+    from streaming.base.compression import compress as streaming_compress
+
+    return bytes(streaming_compress(compression, data))
+
+
+def check_compression(compression: str | None) -> None:
+    """ConfigError for one that MDS does not have."""
+    if compression is None:
+        return
+    from streaming.base.compression import get_compressions, is_compression
+
+    if not is_compression(compression):
+        known = sorted(name for name in get_compressions() if ":" not in name)
+        raise ConfigError(f"the compression {compression!r} is not one of {', '.join(known)} (with a level: zstd:7)")
+
+
+def compression_extension(compression: str) -> str:
+    return compression.partition(":")[0]
+
+
+def _encoder(encoding: str) -> Encode:
+    if encoding == "str":
+        return _encode_str
+    if encoding == "bytes":
+        return _encode_bytes
+    if encoding == "int":
+        return struct.Struct("<q").pack
+    if encoding == "ndarray:int32":
+        return _encode_int32
+    from streaming.base.format.mds.encodings import is_mds_encoding, mds_encode
+
+    if encoding == "pkl" or not is_mds_encoding(encoding):
+        raise ConfigError(f"{encoding!r} is not an encoding of MDS columns that is safe to read")
+    return partial(mds_encode, encoding)
+
+
+def _encode_str(value: str) -> bytes:
+    return value.encode("utf-8")
+
+
+def _encode_bytes(value: bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"expected bytes, found {type(value).__name__}")
+    return value
+
+
+def _encode_int32(values: NDArray[np.int32]) -> bytes:
+    """See decoding.py for what the first byte says; like MDSWriter's, an array has values."""
+    if values.dtype != np.int32 or not values.size:
+        raise ValueError(f"expected some int32 values, found {values.dtype} of shape {values.shape}")
+    largest = max(values.shape)
+    width = 0 if largest < 1 << 8 else 1 if largest < 1 << 16 else 2
+    head = struct.pack(f"<B{values.ndim}{'BHI'[width]}", values.ndim << 2 | width, *values.shape)
+    return head + values.tobytes()
+
+
+def _fixed_size(encoding: str) -> int | None:
+    if encoding in ("str", "bytes", "ndarray:int32"):
+        return None
+    if encoding == "int":
+        return 8
+    from streaming.base.format.mds.encodings import get_mds_encoded_size
+
+    size: int | None = get_mds_encoded_size(encoding)
+    return size

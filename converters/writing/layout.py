@@ -1,0 +1,126 @@
+"""Parts in the order of the sources -> samples in the order of the outputs -> shards to make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from .encoded_units import OnError, Part, UnitTask, about_path, part_path
+from .encoding import ShardFormat
+from .outputs import Output
+from .reading import Reading
+from .shards import ShardTask
+from .work import Work
+
+Samples = NDArray[np.int64]  # [n, 3]: part, first byte in it, size
+
+
+class Asked(Protocol):
+    """What of ConvertOptions decides which sample goes where."""
+
+    @property
+    def on_error(self) -> OnError: ...
+    @property
+    def limit(self) -> int | None: ...
+    @property
+    def shuffle_seed(self) -> int | None: ...
+    @property
+    def splits(self) -> Mapping[str, float] | None: ...
+    @property
+    def split_seed(self) -> int: ...
+
+
+class Laying:
+    """Takes parts one after another, gives the shards that they fill, and removes parts that no shard needs."""
+
+    def __init__(self, format: ShardFormat, asked: Asked, work: Work):
+        self.outputs = [Output(number=number, format=format) for number in range(len(asked.splits or [None]))]
+        self.next_part = 0
+        self.rejects: list[tuple[str, int, str]] = []
+        self.num_filtered = 0
+        self.is_finished = False
+        self._asked = asked
+        self._work = work
+        self.num_samples = 0
+        self._draws = np.random.default_rng(asked.split_seed)  # one of each sample, in order
+        self._bytes_left: dict[int, int] = {}  # of each part, in shards that are not made
+        self._kept: list[tuple[Samples, NDArray[np.uint32] | None]] = []  # until all are there to be shuffled
+
+    @property
+    def is_full(self) -> bool:
+        return self._asked.limit is not None and self.num_samples >= self._asked.limit
+
+    def lay(self, task: UnitTask, reading: Reading) -> Iterator[ShardTask]:
+        """The shards that the next part fills; DataError at a row that does not fit, unless such rows are skipped."""
+        assert task.number == self.next_part
+        self.next_part += 1
+        part = Part.load(about_path(self._work.units, task.number))
+        rejects = reading.rejects(task, part)
+        if rejects and self._asked.on_error == "fail":
+            source, row, reason = rejects[0]
+            raise DataError(f"{source}:{row}: {reason} (or pass --on-error skip to leave such rows out)")
+        self.rejects += rejects
+        self.num_filtered += part.num_filtered
+        count = len(part.sizes)
+        if self._asked.limit is not None:
+            count = min(count, self._asked.limit - self.num_samples)
+        sizes = part.sizes[:count]
+        self._bytes_left[task.number] = int(sizes.sum())
+        self._remove_if_unused(task.number)
+        samples = np.stack([np.full(count, task.number), np.cumsum(sizes) - sizes, sizes], axis=1)
+        lengths = None if part.lengths is None else part.lengths[:count]
+        self.num_samples += count
+        if self._asked.shuffle_seed is None:
+            yield from self._deal(samples, lengths)
+        else:
+            self._kept.append((samples, lengths))
+
+    def finish(self) -> Iterator[ShardTask]:
+        """The shards that are left when all parts were laid."""
+        self.is_finished = True
+        if not self.num_samples:
+            reasons = [f"{source}:{row}: {reason}" for source, row, reason in self.rejects[:1]]
+            reasons += [f"{self.num_filtered} were left out for their length"] if self.num_filtered else []
+            raise DataError(f"no sample is left to write ({'; '.join(reasons)}): check the sources and the options")
+        if self._asked.shuffle_seed is not None:
+            order = np.random.default_rng(self._asked.shuffle_seed).permutation(self.num_samples)
+            samples = np.concatenate([each for each, _ in self._kept])[order]
+            lengths = [each for _, each in self._kept if each is not None]
+            shuffled = np.concatenate(lengths)[order] if lengths else None
+            self._kept = []
+            yield from self._deal(samples, shuffled)
+        for output in self.outputs:
+            yield from self._not_done(output.finish())
+
+    def _deal(self, samples: Samples, lengths: NDArray[np.uint32] | None) -> Iterator[ShardTask]:
+        """To the outputs, by their shares."""
+        if self._asked.splits is None:
+            yield from self._not_done(self.outputs[0].add(samples, lengths))
+            return
+        ends = np.cumsum(list(self._asked.splits.values()))[:-1]
+        chosen = np.searchsorted(ends, self._draws.random(len(samples)), side="right")
+        for output in self.outputs:
+            here = chosen == output.number
+            yield from self._not_done(output.add(samples[here], None if lengths is None else lengths[here]))
+
+    def _not_done(self, tasks: Iterator[ShardTask]) -> Iterator[ShardTask]:
+        for task in tasks:
+            if (task.output, task.number) in self._work.done:  # by an earlier run
+                self.has_made(task)
+            else:
+                yield task
+
+    def has_made(self, task: ShardTask) -> None:
+        """A shard is in its target: parts that no other shard needs may go."""
+        for number in np.unique(task.runs[:, 0]).tolist():
+            self._bytes_left[number] -= int(task.runs[task.runs[:, 0] == number, 2].sum())
+            self._remove_if_unused(number)
+
+    def _remove_if_unused(self, number: int) -> None:
+        if not self._bytes_left[number]:
+            del self._bytes_left[number]
+            part_path(self._work.units, number).unlink(missing_ok=True)

@@ -1,0 +1,71 @@
+"""Samples of parts in their final order -> which of them each shard holds. parts -> [output] -> shard tasks.
+
+A shard is full where MDSWriter would say so: with one sample more it would be larger than it may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .encoding import ShardFormat
+from .shards import ShardTask
+
+
+@dataclass(slots=True)
+class Output:
+    """The shards of one dataset as they fill. number: among the outputs of a conversion."""
+
+    number: int
+    format: ShardFormat
+    num_shards: int = 0
+    num_samples: int = 0
+    lengths: list[NDArray[np.uint32]] = field(default_factory=list)
+    _waiting: list[NDArray[np.int64]] = field(default_factory=list)  # rows of part, first byte, size; one a sample
+    _bytes: int = 0  # of the shard that the waiting samples will make
+
+    def add(self, samples: NDArray[np.int64], lengths: NDArray[np.uint32] | None) -> Iterator[ShardTask]:
+        """Samples that follow, int64[n, 3]: part, first byte in it, size; gives the shards that are full."""
+        if lengths is not None:
+            self.lengths.append(lengths)
+        self.num_samples += len(samples)
+        while len(samples):
+            if not self._waiting:
+                self._bytes = self.format.empty_bytes
+            ends = self._bytes + np.cumsum(samples[:, 2] + 4)
+            count = int(np.searchsorted(ends, self.format.shard_bytes, side="right"))
+            if count == 0 and not self._waiting:
+                count = 1  # larger than a shard by itself
+            if count:
+                self._waiting.append(samples[:count])
+                self._bytes = int(ends[count - 1])
+                samples = samples[count:]
+            if len(samples):
+                yield self._take()
+
+    def finish(self) -> Iterator[ShardTask]:
+        """The last shard."""
+        if self._waiting:
+            yield self._take()
+
+    def _take(self) -> ShardTask:
+        samples = np.concatenate(self._waiting)
+        self._waiting = []
+        self.num_shards += 1
+        return ShardTask(
+            output=self.number, number=self.num_shards - 1, sizes=samples[:, 2].copy(), runs=_joined(samples)
+        )
+
+
+def _joined(samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same bytes in as few runs as possible."""
+    ends = samples[:, 1] + samples[:, 2]
+    begins = np.ones(len(samples), bool)
+    begins[1:] = (samples[1:, 0] != samples[:-1, 0]) | (samples[1:, 1] != ends[:-1])
+    firsts = np.flatnonzero(begins)
+    runs = samples[firsts].copy()
+    runs[:, 2] = np.add.reduceat(samples[:, 2], firsts)
+    return runs

@@ -1,0 +1,99 @@
+"""Parts -> shards: the samples that a shard holds, copied from parts, with checksum, compressed, and uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ...errors import StorageError
+from ...storage.storage import Storage
+from .encoded_units import part_path, temporary_beside
+from .encoding import HASH, ShardFormat, compress, compression_extension
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardTask:
+    """Make shard `number` of output `output`.
+
+    sizes: int64[num_samples]. runs: int64[num_runs, 3], the samples' bytes in turn: part, first byte in it, bytes.
+    """
+
+    output: int
+    number: int
+    sizes: NDArray[np.int64]
+    runs: NDArray[np.int64]
+
+    @property
+    def name(self) -> str:
+        return shard_name(self.number)
+
+
+def shard_name(number: int) -> str:
+    """As MDSWriter names its files."""
+    return f"shard.{number:05}.mds"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardMaker:
+    """Makes shards of one output from the parts in a folder. staging: where they lie until they are uploaded."""
+
+    folder: Path
+    staging: Path
+    format: ShardFormat
+    storage: Storage
+
+    def make(self, task: ShardTask) -> dict[str, Any]:
+        """Upload the shard; its entry in index.json."""
+        path = temporary_beside(self.staging / f"{task.output}-{task.name}")
+        try:
+            raw = _write(path, self._pieces(task)) | {"basename": task.name}
+            zipped = None
+            if self.format.compression:
+                zipped_name = f"{task.name}.{compression_extension(self.format.compression)}"
+                zipped = _write(path, iter([compress(self.format.compression, path.read_bytes())]))
+                zipped |= {"basename": zipped_name}
+            self.storage.upload(path, (zipped or raw)["basename"])
+        finally:
+            path.unlink(missing_ok=True)
+        return self.format.index_entry(len(task.sizes), raw, zipped)
+
+    def _pieces(self, task: ShardTask) -> Iterator[bytes | memoryview]:
+        yield self.format.shard_head(task.sizes)
+        parts: dict[int, NDArray[np.uint8]] = {}
+        for part, first, size in task.runs.tolist():
+            if part not in parts:
+                parts[part] = _mapped(part_path(self.folder, part))
+            data = parts[part][first : first + size]
+            if len(data) != size:
+                raise StorageError(f"{part_path(self.folder, part)} was cut short: begin again with --overwrite")
+            yield data.data
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    try:
+        return np.asarray(np.memmap(path, np.uint8, mode="r"))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path}, which a shard is made of, cannot be read ({error}): use --overwrite") from error
+
+
+def _write(path: Path, pieces: Iterator[bytes | memoryview]) -> dict[str, Any]:
+    """A file of these bytes, as an index describes one, without its name."""
+    digest = xxhash.xxh3_64()
+    num_bytes = 0
+    with path.open("wb") as file:
+        for piece in pieces:
+            digest.update(piece)
+            file.write(piece)
+            num_bytes += len(piece)
+    return {"bytes": num_bytes, "hashes": {HASH: digest.hexdigest()}}
+
+
+def entry_bytes(entry: Mapping[str, Any]) -> int:
+    """Of a shard's file as it lies in the store."""
+    return int((entry["zip_data"] or entry["raw_data"])["bytes"])

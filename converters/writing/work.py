@@ -1,0 +1,275 @@
+"""What a conversion keeps between its runs: what it was asked, its parts, and which shards are there.
+
+It lies in a work folder of this machine, under a lock; the target says meanwhile, in a file of its own, that it is
+unfinished and whose it is, so that no other conversion writes there, and no reader takes it for a dataset.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError, DataError, StorageError, WorkerError
+from ...mds.shard import DATASET_NAME, INDEX_NAME, is_safe_name
+from ...storage.cache import home_folder
+from ...storage.locks import locked
+from ...storage.retry import disk_error
+from ...storage.storage import LocalStorage, Storage
+from ..engines.processes import Mark
+from ..stored.catalog import own_files, parse_dataset, read_if_there, write_json
+from .shards import shard_name
+
+UNFINISHED_NAME = "_lmms/unfinished.json"
+_HALF = re.compile(r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished)\.json|rejects\.jsonl)\.\d+\.tmp")
+_ABOUT_NAME = "conversion.json"
+_FIRST_ANNOUNCED = 16  # shards; then twice as many each time
+
+
+@dataclass(slots=True)
+class Work:
+    """The work folder of a conversion that was begun, by this run or by one before.
+
+    done: entries of index.json by output and number of the shard, of those that are in the target.
+    """
+
+    folder: Path
+    targets: Sequence[Storage]
+    owner: dict[str, Any]
+    done: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    _announced: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def units(self) -> Path:
+        return self.folder / "units"
+
+    @property
+    def staging(self) -> Path:
+        return self.folder / "staging"
+
+    @property
+    def scratch(self) -> Path:
+        return self.folder / "sources"
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is there for a later run to go on with."""
+        return not self.done and not any(self.units.glob("*.npz"))
+
+    @property
+    def marks(self) -> list[Mark]:
+        """What a worker must see of the folders that it writes to."""
+        owner = self.owner["id"].encode()
+        remedy = "name a folder that all nodes share with --work"
+        found = [Mark(path=self.folder / _ABOUT_NAME, holds=owner, remedy=remedy)]
+        remedy = "convert to a folder that all nodes share, or to an object store"
+        for target in self.targets:
+            if isinstance(target, LocalStorage):
+                found.append(Mark(path=target.folder.absolute() / UNFINISHED_NAME, holds=owner, remedy=remedy))
+        return found
+
+    @property
+    def _journal(self) -> Path:
+        return self.folder / "shards.jsonl"
+
+    def keep_shard(self, output: int, number: int, entry: dict[str, Any]) -> None:
+        """A shard is in the target: no run does it again."""
+        self.done[output, number] = entry
+        with self._journal.open("ab") as file:
+            file.write(json.dumps([output, number, entry]).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def announce(self, output: int, number: int) -> None:
+        """Before a shard is made: the target must know of it, so that it can be removed."""
+        if number >= self._announced.get(output, 0):
+            self._announced[output] = max(_FIRST_ANNOUNCED, 2 * number)
+            self._claim(output)
+
+    def release(self, output: int) -> None:
+        """The target is a whole dataset."""
+        try:
+            self.targets[output].delete(UNFINISHED_NAME)
+        except StorageError:  # a store without deletion
+            self.targets[output].write(UNFINISHED_NAME, b"{}")
+
+    def _claim(self, output: int) -> None:
+        claim = self.owner | {"num_shards": self._announced.get(output, 0)}
+        write_json(self.targets[output], UNFINISHED_NAME, claim)
+
+    def read_journal(self) -> None:
+        if not self._journal.exists():
+            return
+        data = self._journal.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):  # the last line was cut short by a kill
+            self._journal.write_bytes(whole)
+        for line in whole.splitlines():
+            output, number, entry = json.loads(line)
+            self.done[output, number] = entry
+            self._announced[output] = max(self._announced.get(output, 0), number + 1)
+
+
+def work_folder(url: str, base: Path | None) -> Path:
+    """Where the work of a conversion to `url` lies; base: in place of the system's temporary folder."""
+    return (base.absolute() / home_folder(url).name if base else home_folder(url)) / "convert-work"
+
+
+@contextmanager
+def open_work(
+    targets: Sequence[Storage],
+    asked: Mapping[str, Any],
+    *,
+    files: Sequence[str],
+    extension: str = "",
+    base: Path | None = None,
+    overwrite: bool = False,
+) -> Iterator[Work]:
+    """The work on `targets` (the first names it), begun or gone on with; removed when it ends without an error.
+
+    A DataError or a ConfigError removes what was written, too, and a WorkerError before anything was made.
+
+    asked: JSON values from which the output follows. files, extension: names of what is written besides shards, and
+    what follows the shards' names. base: where the work folder lies (default: beside the cache of the target).
+    overwrite: begin anew, after removing what a conversion wrote.
+    Raises StorageError when another process converts to the same target, or it holds something else.
+    """
+    url = targets[0].url
+    folder, home = work_folder(url, base), home_folder(url)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with locked(home / "convert.lock", timeout_s=0) as lock:
+            if lock is None:
+                raise StorageError(f"another process converts to {url}: wait until it ends, or choose another target")
+            owner: dict[str, Any] = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "work": str(folder)}
+            owner |= {"files": list(files), "extension": extension}
+            work = _begun(folder, targets, asked, owner, overwrite=overwrite)
+            for each in (work.units, work.staging, work.scratch):
+                each.mkdir(parents=True, exist_ok=True)
+            for left in (*work.units.glob("*.tmp"), *work.staging.glob("*.tmp")):  # by a run that was killed
+                left.unlink(missing_ok=True)
+            try:
+                yield work
+            except (DataError, ConfigError, WorkerError) as error:
+                if isinstance(error, WorkerError) and not work.is_empty:
+                    raise
+                # it would end so again, or nothing was done: nothing is left that stands in the way
+                for target in targets:
+                    remove_dataset(target)
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise disk_error(str(folder), error) from error
+
+
+def _begun(
+    folder: Path, targets: Sequence[Storage], asked: Mapping[str, Any], owner: dict[str, Any], *, overwrite: bool
+) -> Work:
+    about = folder / _ABOUT_NAME
+    before = json.loads(about.read_bytes()) if about.exists() else None
+    for target in targets:
+        _remove_halves(target)
+    claims = [_look(target) for target in targets]
+    if overwrite:
+        for target in targets:
+            remove_dataset(target)
+        claims = []
+    if any(claims):
+        _check_claims(claims, targets, before, asked)
+        assert before is not None
+        work = Work(folder, targets, before["owner"])
+        work.read_journal()
+        for output, claim in enumerate(claims):
+            work._announced[output] = (claim or {}).get("num_shards", 0)
+            if not claim:
+                work._claim(output)
+        return work
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    temporary = about.with_suffix(".tmp")
+    temporary.write_bytes(json.dumps({"owner": owner, "asked": asked}, sort_keys=True).encode())
+    temporary.replace(about)
+    work = Work(folder, targets, owner)
+    for output in range(len(targets)):
+        work._claim(output)
+    return work
+
+
+def _remove_halves(target: Storage) -> None:
+    """Files of ours that a run which was killed had half written; the caller holds the lock."""
+    if isinstance(target, LocalStorage):
+        for folder in (target.folder, target.folder / "_lmms"):
+            for path in folder.glob(".*.tmp"):
+                if _HALF.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
+
+
+def _look(target: Storage) -> dict[str, Any] | None:
+    """Who has begun to write there, if anyone; StorageError for a dataset that is not a conversion's to replace."""
+    for name in (UNFINISHED_NAME, DATASET_NAME):  # both, when a run was killed at its very end
+        described = _read_json(target, name)
+        if described:
+            return described | {"is_finished": name == DATASET_NAME}
+    if read_if_there(target, INDEX_NAME) is not None:
+        raise StorageError(
+            f"{target.url} holds an {INDEX_NAME} that no conversion wrote: choose another target, or remove it"
+        )
+    return None
+
+
+def _check_claims(
+    claims: Sequence[Mapping[str, Any] | None], targets: Sequence[Storage], before: Any, asked: Mapping[str, Any]
+) -> None:
+    for claim, target in zip(claims, targets, strict=True):
+        if claim is not None and claim["is_finished"]:
+            raise StorageError(f"{target.url} holds a dataset already: choose another target, or pass --overwrite")
+        if claim is not None and (before is None or before["owner"]["id"] != claim["id"]):
+            raise StorageError(
+                f"{target.url} holds an unfinished conversion, which was begun on {claim['host']} with its work in "
+                f"{claim['work']}: run the same command there, or pass --overwrite to begin anew"
+            )
+    changed = sorted(name for name in asked if before["asked"].get(name) != json.loads(json.dumps(asked[name])))
+    if changed:
+        raise StorageError(
+            f"{targets[0].url} holds a conversion that was begun with other {', '.join(changed)}: run the command that "
+            "began it, or pass --overwrite to begin anew"
+        )
+
+
+def remove_dataset(target: Storage) -> None:
+    """Remove the files that a conversion wrote, finished or not, what makes them a dataset first."""
+    described = read_if_there(target, DATASET_NAME)
+    if described is not None:
+        files = own_files(parse_dataset(described, source=f"{target.url}/{DATASET_NAME}"))
+        target.delete(DATASET_NAME)
+        for name in files:
+            target.delete(name)
+    claim = _read_json(target, UNFINISHED_NAME)
+    if claim:
+        for number in range(claim["num_shards"]):
+            target.delete(shard_name(number) + claim["extension"])
+        for name in (*claim["files"], UNFINISHED_NAME):
+            target.delete(name)
+
+
+def _read_json(target: Storage, name: str) -> dict[str, Any] | None:
+    data = read_if_there(target, name)
+    if data is None:
+        return None
+    try:
+        described = dict(json.loads(data))
+        files = [*described.get("files", ()), f"shard{described.get('extension', '')}"]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StorageError(f"{target.url}/{name} is damaged ({error}): remove it, or choose another target") from error
+    if not all(is_safe_name(file) for file in files):
+        raise StorageError(f"{target.url}/{name} names files outside the dataset: remove it, or choose another target")
+    return described

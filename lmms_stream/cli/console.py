@@ -1,0 +1,139 @@
+"""Tables and progress bars of the command line (rich)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from .plan_report import EpochReport, StepsReport
+
+console = Console()
+COMPARED_FIELDS = ("num_packs", "lower_bound", "efficiency", "samples_per_pack")
+
+
+class _RateColumn(ProgressColumn):
+    def __init__(self, unit: str):
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        rate = task.finished_speed or task.speed
+        return Text(f"{rate:,.0f} {self._unit}/s" if rate else "")
+
+
+class _CountColumn(ProgressColumn):
+    def __init__(self, unit: str):
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        end = f" of {task.total:,.0f}" if task.total else ""
+        return Text(f"{task.completed:,.0f}{end} {self._unit}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bar:
+    """A progress bar with an end that `begin` sets, 0 for unknown; what was done before it is no part of the rate."""
+
+    _progress: Progress
+    _task: TaskID
+
+    def begin(self, total: int, *, done: int = 0) -> None:
+        self._progress.reset(self._task, total=total, completed=done, visible=True)
+
+    def advance(self, count: int = 1) -> None:
+        self._progress.advance(self._task, count)
+
+    def count_rows(self, count: int) -> None:
+        """Rows that are done, beside what the bar counts."""
+        task = self._progress.tasks[self._task]
+        num_rows = task.fields["num_rows"] + count
+        rate = f", {num_rows / task.elapsed:,.0f}/s" if task.elapsed else ""
+        self._progress.update(self._task, num_rows=num_rows, also=f"{num_rows:,} rows{rate}")
+
+
+@contextmanager
+def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
+    """A bar with count, rate and remaining time, shown from its `begin` on."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        _CountColumn(unit),
+        _RateColumn(unit),
+        TextColumn("{task.fields[also]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=console, disable=not shown) as progress:
+        yield Bar(progress, progress.add_task(description, total=0, visible=False, num_rows=0, also=""))
+
+
+def print_record(title: str, record: Any) -> None:
+    """The fields of a dataclass as a table of two columns; arrays and mappings are left out."""
+    table = Table("", "", title=title, show_header=False)
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if value is None or isinstance(value, int | float | str):
+            table.add_row(_label(field.name), _format(field.name, value))
+    console.print(table)
+
+
+def print_plan(
+    epochs: Sequence[EpochReport], steps: StepsReport, comparison: Sequence[EpochReport], *, as_json: bool
+) -> None:
+    """What `lmms-stream plan` found, as tables or as one JSON object."""
+    if as_json:
+        parts = {"epochs": epochs, "comparison": comparison}
+        records = {name: [dataclasses.asdict(record) for record in part] for name, part in parts.items()}
+        sys.stdout.write(json.dumps(records | {"steps": dataclasses.asdict(steps)}, indent=1) + "\n")
+        return
+    print_records("epochs", [(report.source, report) for report in epochs])
+    print_record("steps", steps)
+    if comparison:
+        table = Table("", *map(_label, COMPARED_FIELDS), title="strategies, epoch 0")
+        for record in comparison:
+            table.add_row(record.source, *(_format(name, getattr(record, name)) for name in COMPARED_FIELDS))
+        console.print(table)
+
+
+def print_records(title: str, records: Sequence[tuple[str, Any]]) -> None:
+    """Dataclasses, each with its name: one column a record, so that long names and many fields both fit."""
+    table = Table("", *(name for name, _ in records), title=title)
+    for field in dataclasses.fields(records[0][1]):
+        if field.name != "source":
+            values = (_format(field.name, getattr(record, field.name)) for _, record in records)
+            table.add_row(_label(field.name), *values)
+    console.print(table)
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ").removeprefix("num ")
+
+
+def _format(name: str, value: int | float | str | None) -> str:
+    if value is None:
+        return "no end" if name == "num_steps" else "-"
+    if isinstance(value, str):
+        return value
+    if name == "efficiency":
+        return f"{value:.2%}"
+    if name.startswith("imbalance"):
+        return f"{value:.4f}"
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"

@@ -1,0 +1,151 @@
+"""What `lmms-stream verify`, `inspect` and `merge` print. Text of a dataset is shown, never obeyed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from ..converters.stored.inspect.visible import clip, visible
+from .console import console, print_record
+
+if TYPE_CHECKING:
+    from ..converters.stored.inspect.sample import MediaView, SampleView
+    from ..converters.stored.inspect.summary import Inspection, LengthsView
+    from ..converters.stored.verify import VerifyReport
+
+ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+TRAINED_STYLE = "bold green"
+PLAIN_MARKS = ("⟦", "⟧")  # of what is trained on, where there are no colours
+MAX_TEXT = 8000  # characters of one text; --html shows more
+BAR_CELLS = 40
+
+
+def print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(Text(f"note: {visible(note)}", style="yellow"), soft_wrap=True)
+
+
+def print_verification(remote: str, report: VerifyReport, *, as_json: bool) -> None:
+    """One line for each problem, and what was looked at."""
+    if as_json:
+        _print_json(dataclasses.asdict(report))
+        return
+    for problem in report.problems:
+        line = Text.assemble((visible(problem.where), "bold red"), " ", visible(problem.what))
+        console.print(line, soft_wrap=True)
+    print_notes(report.notes)
+    print_record(remote, report)
+    if not report.problems:
+        console.print(Text("no problems", style="green"))
+
+
+def print_inspection(inspection: Inspection, saved: Sequence[Path], *, as_json: bool) -> None:
+    """The dataset in tables, its lengths as bars, and the samples that were chosen."""
+    if as_json:
+        record = dataclasses.asdict(inspection, dict_factory=_without_bytes)
+        _print_json(record | {"saved": [str(path) for path in saved]})
+        return
+    from ..converters.stored.inspect.summary import describe_lengths, summary
+
+    _print_table(inspection.url, summary(inspection))
+    _print_table("columns", inspection.columns)
+    for lengths in inspection.lengths:
+        _print_table("lengths", describe_lengths(lengths))
+        _print_bars(lengths)
+    print_notes(inspection.notes)
+    for sample in inspection.samples:
+        _print_sample(sample, total=inspection.num_samples)
+    for path in saved:
+        console.print(Text(f"saved {path}"), soft_wrap=True)
+
+
+def _print_json(record: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(record, indent=1) + "\n")
+
+
+def _without_bytes(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if not isinstance(value, bytes)}
+
+
+def _print_table(title: str, rows: Mapping[str, str]) -> None:
+    table = Table("", "", title=Text(visible(title)), show_header=False)
+    for name, value in rows.items():
+        table.add_row(Text(visible(name)), Text(visible(value)))
+    console.print(table)
+
+
+def _print_bars(lengths: LengthsView) -> None:
+    most = max(lengths.counts)
+    table = Table.grid(padding=(0, 1))
+    for column in ("right", "left", "right"):
+        table.add_column(justify=column)
+    for first, stop, count in zip(lengths.edges, lengths.edges[1:], lengths.counts, strict=False):
+        cells = -(-count * BAR_CELLS // most)  # a bar for any count but 0
+        span = f"{first:,}" if stop - first == 1 else f"{first:,} to {stop - 1:,}"
+        table.add_row(span, Text("█" * cells, style="cyan"), f"{count:,}")
+    console.print(table)
+
+
+def _print_sample(sample: SampleView, *, total: int) -> None:
+    title = f"sample {sample.number:,} of {total:,}, in {visible(sample.shard)}, {sample.num_bytes:,} bytes"
+    console.print(Rule(Text(title)))
+    if sample.tokens is not None and not sample.media:
+        _print_tokens(sample)
+        _print_values(sample)
+        return
+    if sample.tools:
+        console.print(Text("tools", style="bold"))
+    for tool in sample.tools:
+        console.print(Text(_shown(tool)), soft_wrap=True)
+    for message in sample.messages:
+        style = ROLE_STYLES.get(message.role, "white")
+        console.print(Text(visible(message.role), style=f"bold {style}"))
+        for block in message.blocks:
+            if block.media is None:
+                console.print(Text(_shown(block.text), style=style), soft_wrap=True)
+            else:
+                _print_media(block.media, sample.media[block.media])
+    if not sample.messages:
+        for number, part in enumerate(sample.media):
+            _print_media(number, part)
+    _print_values(sample)
+    if sample.tokens is not None:
+        _print_tokens(sample)
+    print_notes([sample.note] if sample.note else [])
+
+
+def _print_values(sample: SampleView) -> None:
+    for name, value in sample.values.items():
+        console.print(Text.assemble((visible(name), "bold"), ": ", _shown(value)), soft_wrap=True)
+
+
+def _print_media(number: int, part: MediaView) -> None:
+    console.print(Text(f"[media {number}: {visible(part.label)}]", style="blue"), soft_wrap=True)
+
+
+def _print_tokens(sample: SampleView) -> None:
+    """The sample as a model reads it; what is trained on is in another style than the rest."""
+    tokens = sample.tokens
+    assert tokens is not None
+    begin, end = ("", "") if console.color_system else PLAIN_MARKS
+    told = f"{tokens.num_trained:,} of them trained on{f', between {begin} and {end}' if begin else ''}"
+    console.print(Text.assemble(f"{tokens.num_tokens:,} tokens, ", (told, TRAINED_STYLE)))
+    text = Text()
+    for run in tokens.runs:
+        if run.trained:
+            text.append(f"{begin}{_shown(run.text)}{end}", style=TRAINED_STYLE)
+        else:
+            text.append(_shown(run.text), style="dim")
+    console.print(text, soft_wrap=True)
+
+
+def _shown(text: str) -> str:
+    return visible(clip(text, MAX_TEXT))

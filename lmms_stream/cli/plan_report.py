@@ -1,0 +1,172 @@
+"""What plans amount to, in numbers and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..plan.assign import assign, count_spilled, num_steps, pack_costs
+from ..plan.mixture import Mixture
+from ..plan.order import shards_of
+from ..plan.pack_plan import PackPlan
+from ..plan.pack_range import PackRange
+from ..types import World
+from .figure import new_figure, save_figure
+
+COMPARED_STRATEGIES = ("best_fit", "window_16384", "window_1024", "first_fit", "next_fit")
+_CHUNK = 1 << 22  # lengths looked at together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochReport:
+    """One epoch of one source.
+
+    efficiency: tokens over what the packs could hold. lower_bound: packs that no packing can do with less of
+    (all tokens over packing_length, or the samples longer than half of it). num_overlong: dropped, truncated or
+    split, as configured.
+    """
+
+    source: str
+    epoch: int
+    num_samples: int
+    num_overlong: int
+    num_tokens: int
+    num_packs: int
+    lower_bound: int
+    efficiency: float
+    samples_per_pack: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepsReport:
+    """Steps of a mixture: how many (None without an end), and what a look at the first `num_seen` shows.
+
+    shards_per_step: how many shards a step reads from. imbalance: work of the busiest rank over the mean (sum over
+    segments of len**2), mean over steps, as assigned and with packs dealt in order. num_spilled_packs: packs read
+    on another node than the one that serves their canonical node.
+    """
+
+    num_steps: int | None
+    num_seen: int
+    shards_per_step_median: float
+    shards_per_step_max: int
+    imbalance: float
+    imbalance_in_order: float
+    num_spilled_packs: int
+
+
+def report_epoch(plan: PackPlan, *, source: str, epoch: int) -> EpochReport:
+    num_packs, num_tokens = plan.num_packs(epoch), plan.num_tokens(epoch)
+    overlong = plan.num_overlong(epoch)
+    packed = plan.num_samples - (overlong if plan.packing.overlong == "drop" else 0)
+    return EpochReport(
+        source=source,
+        epoch=epoch,
+        num_samples=plan.num_samples,
+        num_overlong=overlong,
+        num_tokens=num_tokens,
+        num_packs=num_packs,
+        lower_bound=_lower_bound(plan, num_tokens),
+        efficiency=plan.efficiency(epoch),
+        samples_per_pack=packed / max(1, num_packs),
+    )
+
+
+def _lower_bound(plan: PackPlan, num_tokens: int) -> int:
+    limit = plan.packing.packing_length
+    longer_than_half = 0
+    for start in range(0, plan.num_samples, _CHUNK):
+        lengths = np.asarray(plan.lengths[start : start + _CHUNK], dtype=np.int64)
+        whole = lengths if plan.packing.overlong == "truncate" else lengths[lengths <= limit]
+        longer_than_half += int(np.count_nonzero(2 * whole > limit))
+    return max(-(-num_tokens // limit), longer_than_half)
+
+
+def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen: int = 256) -> StepsReport:
+    """Look at the first steps of a mixture, as `world` would read them."""
+    cursor = mixture.start()
+    packs_left = mixture.packs_left(cursor)
+    shards: list[int] = []
+    assigned: list[float] = []
+    in_order: list[float] = []
+    spilled = 0
+    for _ in range(max_seen):
+        step = mixture.step(cursor, global_batch=global_batch)
+        if step.num_packs == global_batch:
+            packs = mixture.packs(step.ranges)
+            shards.append(_num_shards(mixture, packs))
+            costs = pack_costs(packs, linear_cost=0)
+            dealt = assign(
+                packs,
+                global_batch=global_batch,
+                world_size=world.num_groups,
+                num_nodes=world.num_group_nodes,
+                num_canonical_nodes=mixture.num_canonical_nodes,
+                linear_cost=0,
+            )
+            assigned.append(_imbalance(costs, dealt))
+            in_order.append(_imbalance(costs, np.arange(global_batch).reshape(world.num_groups, -1)))
+            spilled += count_spilled(
+                packs, dealt, num_nodes=world.num_group_nodes, num_canonical_nodes=mixture.num_canonical_nodes
+            )
+        cursor = step.after
+        if step.ends_epoch:
+            break
+    return StepsReport(
+        num_steps=None if packs_left is None else num_steps(global_batch=global_batch, num_packs=packs_left),
+        num_seen=len(shards),
+        shards_per_step_median=float(np.median(shards)) if shards else 0.0,
+        shards_per_step_max=max(shards, default=0),
+        imbalance=float(np.mean(assigned)) if assigned else 1.0,
+        imbalance_in_order=float(np.mean(in_order)) if in_order else 1.0,
+        num_spilled_packs=spilled,
+    )
+
+
+def _num_shards(mixture: Mixture, packs: PackRange) -> int:
+    sources = np.repeat(packs.sources, np.diff(packs.offsets))
+    total = 0
+    for number, name in enumerate(mixture.names):
+        sizes = mixture.plans[name].samples_per_shard
+        total += len(np.unique(shards_of(packs.sample_ids[sources == number], np.cumsum(sizes) - sizes)))
+    return total
+
+
+def _imbalance(costs: NDArray[np.int64], dealt: NDArray[np.int64]) -> float:
+    work = costs[dealt].sum(axis=1)
+    return float(work.max() / work.mean())
+
+
+def with_strategy(plan: PackPlan, strategy: str) -> PackPlan:
+    """The same plan, packed by another strategy."""
+    packing = dataclasses.replace(plan.packing, strategy=strategy)
+    return PackPlan(plan.index, plan.samples_per_shard, order=plan.order, packing=packing)
+
+
+def plot_plans(plans: Mapping[str, PackPlan], path: Path, *, epoch: int = 0, max_packs: int = 4096) -> None:
+    """Draw sample lengths and the fill of the first `max_packs` packs; the suffix of `path` says the format."""
+    figure = new_figure(width=11, height=4)
+    left, right = figure.subplots(1, 2)
+    for limit in sorted({plan.packing.packing_length for plan in plans.values()}):
+        left.axvline(limit, color="black", linestyle=":", label=f"packing_length {limit}")
+    drawn: set[int] = set()
+    for name, plan in plans.items():
+        if id(plan.lengths) not in drawn:  # strategies share their lengths
+            drawn.add(id(plan.lengths))
+            lengths = np.asarray(plan.lengths)
+            bins = np.geomspace(max(1, lengths.min()), lengths.max() + 1, 60)
+            left.hist(lengths, bins=bins, alpha=0.6, label=f"{len(lengths):,} samples")
+        packs = plan.packs(epoch, 0, min(max_packs, plan.num_packs(epoch)))
+        fill = np.sort(np.add.reduceat(packs.lengths, packs.offsets[:-1]))[::-1] / plan.packing.packing_length
+        label = f"{name}: {plan.num_packs(epoch):,} packs, {plan.efficiency(epoch):.2%}"
+        right.plot(np.linspace(0, 100, len(fill)), fill * 100, label=label)
+    left.set(xscale="log", xlabel="tokens of a sample", ylabel="samples")
+    left.legend()
+    right.set(xlabel="% of the packs, from full to empty", ylabel="% of packing_length filled", ylim=(0, 102))
+    right.legend(loc="lower left")
+    save_figure(figure, path)

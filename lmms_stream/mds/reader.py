@@ -1,0 +1,202 @@
+"""Samples by number, from shards that are fetched when they are needed. shards + cache -> [reader] -> samples."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import resource
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import StorageError
+from ..plan.order import shards_of
+from ..storage.cache import LocalCache, shard_at_hand, try_fetch_shard
+from ..storage.prefetch import FetchConfig, Prefetcher
+from ..types import Sample
+from .shard import Shard, ShardInfo
+
+MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one process; each takes a file descriptor
+CHUNK = 1 << 16  # samples located together
+_TOUCH_S = 0.1  # under a limit, a shard in use is noted as such this often, or when it is used after another
+
+Shards = Sequence[tuple[LocalCache, ShardInfo]]  # where each comes from, and its index entry
+
+
+class ShardReader:
+    """The samples of shards laid end to end: `reader[i]`, in bulk `samples(ids)`.
+
+    shards: where each shard comes from, and its index entry. columns: those to decode (default: all).
+    Raises StorageError and ShardError.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        config: FetchConfig,
+        columns: Sequence[str] | None = None,
+    ):
+        self._shards = list(shards)
+        self._config = config
+        self._columns = columns
+        self.samples_per_shard = np.array([info.num_samples for _, info in shards], np.int64)
+        self.num_samples = int(self.samples_per_shard.sum())
+        self._first_ids = np.cumsum(self.samples_per_shard) - self.samples_per_shard
+        self._first_ids_list: list[int] = self._first_ids.tolist()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin with what belongs to one process."""
+        self._pid = os.getpid()
+        self._open: dict[int, Shard] = {}
+        self._addresses = np.zeros(len(self._shards), np.int64)  # of open shards
+        self._fetched = np.zeros(len(self._shards), bool)  # that were waited for and not opened
+        self._noted, self._noted_at = -1, 0.0
+        self._prefetcher: Prefetcher | None = None
+        self._max_open = min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("_shards", "_config", "_columns")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_shards"], config=state["_config"], columns=state["_columns"])  # type: ignore[misc]
+
+    def _own(self) -> None:
+        """Threads, locks and open files do not survive a fork: a child begins with none."""
+        if self._pid != os.getpid():
+            self._forget()
+
+    def __getitem__(self, sample_id: int) -> Sample:
+        if not 0 <= sample_id < self.num_samples:
+            raise IndexError(f"sample {sample_id} of a dataset of {self.num_samples}")
+        shard_id = bisect.bisect_right(self._first_ids_list, sample_id) - 1
+        return self.shard(shard_id)[sample_id - self._first_ids_list[shard_id]]
+
+    def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The shard of each sample and its place in it: int64, of the same shape."""
+        shard_ids = shards_of(sample_ids, self._first_ids)
+        return shard_ids, sample_ids - self._first_ids[shard_ids]
+
+    def samples(self, sample_ids: NDArray[np.int64]) -> Iterator[Sample]:
+        """The samples of these ids, in this order; their shards are fetched ahead."""
+        return self.read_all(sample_ids[start : start + CHUNK] for start in range(0, len(sample_ids), CHUNK))
+
+    def read_all(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Sample]:
+        """The samples of each array of ids in turn; while one is read, the shards of the next are fetched."""
+        self._own()
+        ahead = iter(chunks)
+        located: deque[tuple[NDArray[np.int64], NDArray[np.int64]]] = deque()
+        opened = self._open if self._config.cache_limit is None else {}
+        while True:
+            while len(located) < 2 and (sample_ids := next(ahead, None)) is not None:
+                located.append(self.locate(sample_ids))
+                self.prefetch(located[-1][0])
+            if not located:
+                return
+            shard_ids, places = located.popleft()
+            for shard_id, place in zip(shard_ids.tolist(), places.tolist(), strict=True):
+                shard = opened.get(shard_id)
+                yield (self.shard(shard_id) if shard is None else shard)[place]
+
+    def prefetch(self, shard_ids: NDArray[np.int64]) -> None:
+        """Begin to fetch, in the background, those of these shards that are not open, in this order."""
+        self._own()
+        needed = (self._addresses[shard_ids] == 0) & ~self._fetched[shard_ids]
+        if needed.any():
+            self._fetching().request(dict.fromkeys(shard_ids[needed].tolist()))
+
+    def pass_over(self, shard_ids: NDArray[np.int64]) -> None:
+        """These shards are not needed any more, whether they were prefetched or not."""
+        if self._prefetcher is not None and self._pid == os.getpid():
+            self._prefetcher.forget(shard_ids.tolist())
+
+    def wait_for(self, shard_ids: NDArray[np.int64]) -> None:
+        """Return when these shards are on this node and checked; they are not opened."""
+        self._own()
+        limited = self._config.cache_limit is not None  # then a shard may be gone again
+        for shard_id in dict.fromkeys(shard_ids.tolist()):
+            if not self._fetched[shard_id]:
+                self._fetching().take(shard_id)
+                self._fetched[shard_id] = not limited
+
+    def addresses(self, shard_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where these shards lie in memory (see Shard), fetched and open until the next call: int64."""
+        self._own()
+        addresses = self._addresses[shard_ids]
+        if self._config.cache_limit is not None or not addresses.all():
+            needed = dict.fromkeys(shard_ids.tolist())
+            self._max_open = max(self._max_open, 2 * len(needed))
+            while not addresses.all():
+                for shard_id in needed:
+                    self.shard(shard_id)
+                addresses = self._addresses[shard_ids]
+        return addresses
+
+    def shard(self, shard_id: int) -> Shard:
+        """A shard, open; it is fetched first when it is not on this node."""
+        self._own()
+        shard = self._open.get(shard_id)
+        if shard is None:
+            shard = self._open_shard(shard_id)
+        if self._config.cache_limit is not None:
+            self._note_use(shard_id, shard)
+        return shard
+
+    def _open_shard(self, shard_id: int) -> Shard:
+        info = self._shards[shard_id][1]
+        deadline = time.monotonic() + self._config.timeout_s
+        while True:
+            path = shard_at_hand(*self._shards[shard_id]) if self._prefetcher is None else None  # a worker's, mostly
+            path = path or self._fetching().take(shard_id)
+            try:
+                shard = Shard(path, info, columns=self._columns)
+                break
+            except FileNotFoundError as error:  # it gave way to another between its fetch and now
+                if time.monotonic() > deadline:
+                    raise StorageError(
+                        f"{path} was deleted again and again before it could be read: raise cache_limit"
+                    ) from error
+        self._let_go()
+        self._open[shard_id] = shard
+        self._addresses[shard_id] = shard.address
+        return shard
+
+    def _let_go(self) -> None:
+        """Close shards that are too many, and under a limit those whose files are gone, to free their room."""
+        gone = []
+        if self._config.cache_limit is not None:
+            gone = [shard_id for shard_id, shard in self._open.items() if not shard.path.exists()]
+        if len(self._open) >= self._max_open:
+            gone.append(next(iter(self._open)))
+        for shard_id in gone:
+            self._open.pop(shard_id, None)
+            self._addresses[shard_id] = 0
+
+    def _note_use(self, shard_id: int, shard: Shard) -> None:
+        """Stamp a shard that is used after another, so that the one not used for longest gives way."""
+        now = time.monotonic()
+        if shard_id != self._noted or now - self._noted_at >= _TOUCH_S:
+            self._noted, self._noted_at = shard_id, now
+            self._shards[shard_id][0].touch(shard.path)
+
+    def _fetching(self) -> Prefetcher:
+        if self._prefetcher is None:  # its threads hold what it fetches from, and not this reader with its open shards
+            fetch, name = partial(_fetch, self._shards), partial(_name, self._shards)
+            self._prefetcher = Prefetcher(fetch, name=name, config=self._config)
+        return self._prefetcher
+
+
+def _fetch(shards: Shards, shard_id: int) -> Path | None:
+    return try_fetch_shard(*shards[shard_id])
+
+
+def _name(shards: Shards, shard_id: int) -> str:
+    cache, info = shards[shard_id]
+    return f"{cache.storage.url}/{info.zip_name or info.name}"

@@ -1,0 +1,140 @@
+"""One stored dataset: its index, its lengths index, and its folder on this node. URL -> what is there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
+from ..processors.base import Processor, processor_fingerprint
+from ..storage.cache import LocalCache, Wanted, default_cache_folder
+from ..storage.prefetch import FetchConfig
+from ..storage.room import CacheRoom
+from ..storage.storage import LocalStorage, Storage, open_storage
+from .lengths import LengthIndex, array_matches, lengths_names, parse_description
+from .shard import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """Where a dataset lies, and how much of it an epoch takes; MosaicML Streaming's Stream, its settings of the shards.
+
+    remote: a folder or a URL; local: where shards are kept on this node (each may be left out for the other). split:
+    a folder below both. At most one of proportion (part of the epoch relative to other streams), repeat (times its
+    size) and choose (samples); none: each sample once.
+    """
+
+    remote: str | Path | None = None
+    local: str | Path | None = None
+    split: str | None = None
+    proportion: float | None = None
+    repeat: float | None = None
+    choose: int | None = None
+
+    @property
+    def url(self) -> str:
+        where = self.remote if self.remote is not None else self.local
+        if where is None:
+            raise ConfigError("a dataset needs remote (a folder or a URL), or local (a folder that holds all of it)")
+        return f"{str(where).rstrip('/')}/{self.split}" if self.split else str(where)
+
+    @property
+    def cache_folder(self) -> Path | None:
+        if self.local is None:
+            return None
+        return Path(self.local) / self.split if self.split else Path(self.local)
+
+
+class StoredDataset:
+    """The shards that the index of a stream lists, and the lengths of their samples.
+
+    Raises StorageError when there is none or it cannot be had, ShardError for an index that is not safe to follow.
+    """
+
+    def __init__(self, stream: Stream, *, config: FetchConfig):
+        self.storage: Storage = open_storage(stream.url, retry=config.retry)
+        self.url = self.storage.url
+        folder = stream.cache_folder or default_cache_folder(self.url)
+        self.cache = LocalCache(self.storage, folder, retry=config.retry)
+        source = f"{self.url}/{INDEX_NAME}"
+        try:
+            index = self.storage.read(INDEX_NAME)
+        except ObjectMissingError as error:
+            raise StorageError(
+                f"{self.url} holds no dataset ({INDEX_NAME} is missing): check the URL, or write it with "
+                "lmms-stream convert"
+            ) from error
+        self.shards: list[ShardInfo] = parse_index(index, source=source, dataset=self._read(DATASET_NAME))
+        self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there
+        self.num_samples = sum(info.num_samples for info in self.shards)
+        if self.num_samples == 0:
+            raise ShardError(f"{source} lists no samples: convert the dataset again")
+        self.cache.clean(self.shards)
+
+    @property
+    def shard_folders(self) -> list[Path]:
+        """Where copies of the shards lie on this node."""
+        return self.cache.shard_folders(self.shards)
+
+    def limit(self, room: CacheRoom) -> None:
+        """Keep the copies of this dataset within the room, unless it is read where it lies."""
+        if self.is_copied:
+            self.cache.room = room
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether reading it makes copies on this node."""
+        return not isinstance(self.storage, LocalStorage) or any(info.zip_name for info in self.shards)
+
+    def has_lengths(self, processor: Processor) -> bool:
+        name = lengths_names(processor_fingerprint(processor))[1]
+        self._descriptions[name] = self._read(name)
+        return self._descriptions[name] is not None
+
+    def length_index(self, processor: Processor | None) -> LengthIndex:
+        """The lengths that a processor measured, memory-mapped; LengthsError when there is none.
+
+        Without a processor: the index that was written last.
+        """
+        fingerprint = processor_fingerprint(processor) if processor is not None else self._last_fingerprint()
+        array_name, description_name = lengths_names(fingerprint)
+        description = self._descriptions.pop(description_name, None) or self._read(description_name)
+        if description is None:
+            raise LengthsError(
+                f"{self.url} has no lengths index for this processor ({fingerprint}): write one with "
+                f"lmms-stream index {self.url} --tokenizer …"
+            )
+        content_hash = str(parse_description(description, fingerprint=fingerprint)["content_hash"])
+
+        # Kept under its content's name, so that an index that was written again is not mistaken for the old one.
+        wanted = Wanted(
+            name=f"_lmms/lengths/{content_hash}.npy",
+            identity=content_hash,
+            num_bytes=4 * self.num_samples,
+            valid=lambda path: array_matches(path, content_hash=content_hash),
+            remember=True,
+        )
+        try:
+            array_path = self.cache.fetch(array_name, wanted)
+        except ObjectMissingError as error:
+            raise LengthsError(
+                f"{self.url} has the description of a lengths index without the index ({array_name}): write it again "
+                f"with lmms-stream index {self.url} --tokenizer …"
+            ) from error
+        assert array_path is not None
+        return LengthIndex.open(array_path, description, fingerprint=fingerprint)
+
+    def _last_fingerprint(self) -> str:
+        try:
+            return str(json.loads(self._read(DATASET_NAME) or b"")["lengths"][-1])
+        except (LookupError, ValueError) as error:
+            raise LengthsError(
+                f"{self.url} lists no lengths index: write one with lmms-stream index {self.url} --tokenizer …"
+            ) from error
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self.storage.read(name)
+        except ObjectMissingError:
+            return None

@@ -1,0 +1,12 @@
+"""Lengths of samples -> the packs of each step and rank. Pure: values in, values out; no files, no clocks, no torch.
+
+order           the shuffled sequence of an epoch, a block at a time
+shares, sample_order    how many samples of each stream an epoch takes, and their order without packs
+packing         lengths in that order -> packs; kernels/: its compiled loops
+pack_range      consecutive packs as arrays
+pack_plan       the numbered packs of an epoch, any of them at once
+measured_block, lanes   the same where lengths are measured on the way
+mixture         several plans and weights -> the packs of each step
+assign          the packs of a step -> ranks, by cost
+cursor, lane_cursor     where training stands
+"""

@@ -1,0 +1,113 @@
+"""Deal the packs of a step to ranks. plan -> [assign] -> packs of each rank; integer arithmetic only."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+from .kernels.deal import PAD, deal, settle
+from .pack_range import PackRange
+
+LINEAR_COST = 12288  # linear work of a token in units of attention's len**2: 6 * hidden size, here of 2048
+
+
+def num_steps(*, global_batch: int, num_packs: int, drop_last: bool = False) -> int:
+    """Steps in `num_packs` packs; the last one may be short.
+
+    >>> num_steps(global_batch=8, num_packs=20), num_steps(global_batch=8, num_packs=20, drop_last=True)
+    (3, 2)
+    """
+    return num_packs // global_batch if drop_last else -(-num_packs // global_batch)
+
+
+def check_global_batch(global_batch: int, world_size: int) -> None:
+    if global_batch < 1 or global_batch % world_size:
+        raise ConfigError(
+            f"global_batch {global_batch} cannot be shared equally by {world_size} ranks: "
+            f"make it a multiple of {world_size}"
+        )
+
+
+def pack_costs(packs: PackRange, *, linear_cost: int = LINEAR_COST) -> NDArray[np.int64]:
+    """Work of each pack: sum over its segments of len**2 + linear_cost * len. int64[num_packs]."""
+    work = np.concatenate([[0], np.cumsum(packs.lengths**2 + linear_cost * packs.lengths)])
+    costs: NDArray[np.int64] = work[packs.offsets[1:]] - work[packs.offsets[:-1]]
+    return costs
+
+
+def home_nodes(canonical_nodes: NDArray[np.int64], *, num_nodes: int, num_canonical_nodes: int) -> NDArray[np.int64]:
+    """The physical node that serves each canonical node: int64, of the same shape."""
+    return canonical_nodes * num_nodes // num_canonical_nodes
+
+
+def count_spilled(packs: PackRange, dealt: NDArray[np.int64], *, num_nodes: int, num_canonical_nodes: int) -> int:
+    """Packs that `assign` dealt to another node than their home, because that one had no room."""
+    home = home_nodes(packs.canonical_nodes, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
+    node_of_rank = np.arange(len(dealt)) * num_nodes // len(dealt)
+    read_on = np.broadcast_to(node_of_rank[:, None], dealt.shape)[dealt != PAD]
+    return int(np.count_nonzero(home[dealt[dealt != PAD]] != read_on))
+
+
+def assign(
+    packs: PackRange,
+    *,
+    global_batch: int,
+    world_size: int,
+    num_nodes: int = 1,
+    num_canonical_nodes: int = 1,
+    linear_cost: int = LINEAR_COST,
+) -> NDArray[np.int64]:
+    """Which packs of a step each rank reads: int64[world_size, global_batch / world_size], PAD where none.
+
+    Numbers count from the first of `packs`. A pack goes to the physical node that serves its canonical node,
+    as long as that one has room (else it spills to the next with room); within a node to the rank with the least
+    work so far, costliest pack first (longest processing time, Graham 1969). Each rank's packs are sorted from
+    costly to cheap, so that ranks do alike work at the same micro-batch.
+    """
+    check_global_batch(global_batch, world_size)
+    if len(packs) > global_batch:
+        raise ConfigError(f"a step of {global_batch} packs was given {len(packs)}: deal them with assign_steps")
+    dealt: NDArray[np.int64] = assign_steps(
+        packs,
+        global_batch=global_batch,
+        world_size=world_size,
+        num_nodes=num_nodes,
+        num_canonical_nodes=num_canonical_nodes,
+        linear_cost=linear_cost,
+    )[0]
+    return dealt
+
+
+def assign_steps(
+    packs: PackRange,
+    *,
+    global_batch: int,
+    world_size: int,
+    num_nodes: int = 1,
+    num_canonical_nodes: int = 1,
+    linear_cost: int = LINEAR_COST,
+) -> NDArray[np.int64]:
+    """`assign` for steps that follow one another, each of global_batch packs but the last, which may be short.
+
+    int64[num_steps, world_size, global_batch / world_size]; at least one step.
+    """
+    check_global_batch(global_batch, world_size)
+    total, places = len(packs), global_batch // world_size
+    steps = max(1, num_steps(global_batch=global_batch, num_packs=total))
+    step_of_pack = np.arange(total) // global_batch
+    costs = pack_costs(packs, linear_cost=linear_cost)
+    if total >= global_batch:  # in a full step every rank has as many packs: what all cost cannot be balanced
+        whole = costs[: total - total % global_batch].reshape(-1, global_batch)
+        whole -= whole.min(axis=1, keepdims=True)
+    homes = home_nodes(packs.canonical_nodes, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
+    if num_nodes > 1:
+        for step in range(steps):
+            here = slice(step * global_batch, (step + 1) * global_batch)
+            settle(homes[here], np.zeros(num_nodes, np.int64), global_batch // num_nodes)
+    lists = step_of_pack * num_nodes + homes
+    heaps = np.zeros((steps * num_nodes, world_size // num_nodes, 3), np.int64)
+    heaps[:, :, 1] = np.arange(world_size // num_nodes)
+    dealt = np.full(steps * global_batch, PAD, np.int64)
+    deal(np.lexsort((-costs, lists)), costs, lists, heaps, places, dealt)
+    return dealt.reshape(steps, world_size, places)

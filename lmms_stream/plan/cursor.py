@@ -1,0 +1,122 @@
+"""Where training stands: a few integers that fit any number of ranks, nodes and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from ..errors import CursorError
+
+CURSOR_VERSION = 1
+FINGERPRINT_PARTS = (  # of a plan's fingerprint, between its dashes
+    "the plan version (release)",
+    "the lengths index (dataset or processor)",
+    "the shards (dataset)",
+    "the order settings (seed, shuffle, num_canonical_nodes, shuffle_block_size)",
+    "the packing settings (packing_length, strategy, window, overlong, max_samples_per_pack)",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """The next pack of one source: `packs` packs of epoch `epoch` of its plan are consumed.
+
+    plan: fingerprint of the plan. taken: packs consumed since the mixture's phase began.
+    """
+
+    plan: str
+    epoch: int = 0
+    packs: int = 0
+    taken: int = 0
+
+    def check_packs(self, name: str, num_packs: int) -> None:
+        """Raise CursorError when the place lies beyond the `num_packs` packs of its epoch."""
+        if self.packs > num_packs:
+            raise CursorError(
+                f"the saved cursor stands at pack {self.packs} of epoch {self.epoch} of {name!r}, which has "
+                f"{num_packs}: use another checkpoint"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cursor:
+    """step: finished steps of the run. sources: the place in each source, by its name.
+
+    phase: what the sources take turns by, as the mixture names it ("" before the first step).
+    """
+
+    step: int = 0
+    phase: str = ""
+    sources: Mapping[str, Place]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain ints and strings, for JSON; see from_dict."""
+        sources = {
+            name: {"plan": at.plan, "epoch": at.epoch, "packs": at.packs, "taken": at.taken}
+            for name, at in self.sources.items()
+        }
+        return {"version": CURSOR_VERSION, "step": self.step, "phase": self.phase, "sources": sources}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Cursor:
+        """Read what to_dict wrote; CursorError for another version or a damaged state."""
+        if not isinstance(data, Mapping):
+            raise CursorError(f"the saved cursor is damaged ({data!r}): use another checkpoint")
+        if "lanes" in data:
+            raise CursorError(
+                "the saved cursor is one of lanes, and this run takes its packs from a lengths index: "
+                "set packing_mode to lanes"
+            )
+        version = data.get("version")
+        if version is True or version != CURSOR_VERSION:
+            raise CursorError(
+                f"the saved cursor has version {version!r}, this release reads {CURSOR_VERSION}: "
+                "resume with the release that wrote it"
+            )
+        try:
+            places = {
+                str(name): Place(
+                    plan=_text(at["plan"]),
+                    epoch=_count(at["epoch"]),
+                    packs=_count(at["packs"]),
+                    taken=_count(at["taken"]),
+                )
+                for name, at in data["sources"].items()
+            }
+            return Cursor(step=_count(data["step"]), phase=_text(data["phase"]), sources=places)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CursorError(f"the saved cursor is damaged ({error!r}): use another checkpoint") from error
+
+    def check_plans(self, fingerprints: Mapping[str, str]) -> None:
+        """Raise CursorError, which says what differs, where a source follows another plan than this one."""
+        for name, built in fingerprints.items():
+            saved = self.sources[name].plan if name in self.sources else built
+            if saved != built:
+                raise CursorError(explain_other_plan(name, saved, built))
+
+
+def explain_other_plan(name: str, saved: str, built: str) -> str:
+    """What to say where a saved place of source `name` follows another plan: the parts that differ, and the remedy."""
+    parts = saved.split("-"), built.split("-")
+    difference = "everything"
+    if len(parts[0]) == len(parts[1]) == len(FINGERPRINT_PARTS):
+        difference = " and ".join(part for part, a, b in zip(FINGERPRINT_PARTS, *parts, strict=True) if a != b)
+    return (
+        f"the checkpoint follows plan {saved} of {name!r}, this run built {built}: they differ in "
+        f"{difference}; restore that, or start over in another output_dir"
+    )
+
+
+def _count(value: Any) -> int:
+    number = index(value)
+    if number < 0:
+        raise ValueError(f"{number} is negative")
+    return number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value

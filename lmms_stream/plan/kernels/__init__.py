@@ -1,0 +1,1 @@
+"""The compiled loops of packing and assignment: integers in arrays, no Python objects."""

@@ -1,0 +1,328 @@
+"""Packs of samples whose lengths are not known beforehand. order + measure -> [lanes] -> packs; arithmetic only.
+
+A lane is one canonical node of the epoch order, epoch after epoch without end. It measures a window of samples at a
+time and packs it as the plan would with a lengths index: in every epoch the packs of lane l are those that the plan
+has for canonical node l, in the same order.
+
+Pack g of a run comes from lane g mod M, where M is the number of lanes. Rank r of R reads the packs with g mod R == r,
+and worker w of W of that rank those whose number within the rank is w mod W. So each reader (a worker of a rank) has
+lanes of its own when R * W divides M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import index
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, CursorError, PackingError
+from .measured_block import Measure, MeasuredBlock
+from .order import EpochOrder, OrderConfig
+from .packing import MAX_LENGTH, OpenPacks, PackingConfig, block_seed, pack_window
+
+MAX_DEFAULT_LANES = 64
+MIN_WINDOWS_PER_DEFAULT_LANE = 2
+MAX_COUNT = 1 << 62  # in a state
+
+
+def default_lanes(num_samples: int, window: int) -> int:
+    """A power of two that leaves each lane at least two windows of samples: at most 64, at least 1.
+
+    >>> [default_lanes(n, 512) for n in (100, 5000, 10**6)]
+    [1, 4, 64]
+    """
+    lanes = max(1, min(MAX_DEFAULT_LANES, num_samples // (MIN_WINDOWS_PER_DEFAULT_LANE * window)))
+    return 1 << (lanes.bit_length() - 1)
+
+
+def allowed_readers(num_lanes: int) -> list[int]:
+    """Numbers of readers (ranks times workers) that share the lanes: the divisors of their number, ascending."""
+    return [count for count in range(1, num_lanes + 1) if num_lanes % count == 0]
+
+
+def check_lanes(num_lanes: int, num_ranks: int, num_workers: int) -> None:
+    """Raise ConfigError where some reader would have no lanes of its own. num_workers: of a rank, at least 1."""
+    readers = num_ranks * num_workers
+    if num_lanes % readers:
+        allowed = ", ".join(map(str, allowed_readers(num_lanes)))
+        raise ConfigError(
+            f"{num_ranks} ranks of {num_workers} workers are {readers} readers, which cannot share {num_lanes} lanes: "
+            f"ranks times workers must be one of {allowed}; change the number of workers, or set num_canonical_nodes "
+            f"to a multiple of {readers}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LanePack:
+    """One pack, as in PackRange: sample_ids, starts and lengths are int64[num_segments].
+
+    expected: int64[num_segments], tokens of each segment's sample, as measured.
+    """
+
+    sample_ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    expected: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CarriedPacks:
+    """Packs that wait for a window, in the order that the packer keeps them, with what is known of their segments.
+
+    sizes: segments of each pack. firsts: place of each pack's first segment among the segments of the block.
+    samples: of each segment, the sample's place in its block. expected: tokens of that sample, as measured. pieces:
+    of each segment, the piece of its sample; empty where all are 0.
+    """
+
+    sizes: tuple[int, ...] = ()
+    firsts: tuple[int, ...] = ()
+    samples: tuple[int, ...] = ()
+    expected: tuple[int, ...] = ()
+    pieces: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        num_segments = sum(self.sizes)
+        if not (
+            len(self.firsts) == len(self.sizes)
+            and len(self.samples) == len(self.expected) == num_segments
+            and len(self.pieces) in (0, num_segments)
+            and all(count > 0 for count in self.sizes + self.expected)
+        ):
+            raise ValueError("the lists of carried packs do not fit each other")
+
+    def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """samples, expected and pieces as int64[num_segments] each."""
+        pieces = self.pieces or (0,) * len(self.samples)
+        return np.array(self.samples, np.int64), np.array(self.expected, np.int64), np.array(pieces, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneState:
+    """Where a lane stands after a pack: in an epoch, a block of its canonical node, and a window of that block.
+
+    The window begins with piece `piece` of sample `sample` of the block, which is segment `place` of the block;
+    without splits that is the sample's place among those that are not dropped. taken: packs of the window that are
+    taken; carried: packs that waited for it. num_packs: taken from the lane in all. num_overlong: samples longer than
+    a pack in all windows before this one; exact at the end of a window, hence of an epoch.
+    """
+
+    epoch: int = 0
+    block: int = 0
+    sample: int = 0
+    piece: int = 0
+    place: int = 0
+    taken: int = 0
+    num_packs: int = 0
+    num_overlong: int = 0
+    carried: CarriedPacks = CarriedPacks()
+
+    @property
+    def begins_epoch(self) -> bool:
+        return self.block == self.sample == self.piece == self.taken == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain ints and lists of ints, for JSON; see from_dict."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        return numbers | {"carried": {field.name: list(getattr(self.carried, field.name)) for field in _LISTS}}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> LaneState:
+        """Read what to_dict wrote; CursorError for a damaged state."""
+        try:
+            carried = {
+                field.name: tuple(_count(value, MAX_LENGTH) for value in data["carried"][field.name])
+                for field in _LISTS
+            }
+            return LaneState(
+                **{name: _count(data[name], MAX_COUNT) for name in _NUMBERS}, carried=CarriedPacks(**carried)
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CursorError(f"the saved lane state is damaged ({error!r}): use another checkpoint") from error
+
+
+_NUMBERS = tuple(field.name for field in fields(LaneState) if field.name != "carried")
+_LISTS = fields(CarriedPacks)
+
+
+def _count(value: Any, largest: int) -> int:
+    number = index(value)
+    if not 0 <= number <= largest:
+        raise ValueError(f"{number} is out of range")
+    return number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Window:
+    """The packs that a window closes, pack after pack, and where the lane stands when all are taken."""
+
+    segments: LanePack
+    offsets: NDArray[np.int64]
+    num_packs: int
+    after: LaneState
+
+    def pack(self, number: int) -> LanePack:
+        first, stop = self.offsets[number : number + 2]
+        return LanePack(**{field.name: getattr(self.segments, field.name)[first:stop] for field in fields(LanePack)})
+
+
+class Lane:
+    """The packs of lane `lane`, one after another without end, from the beginning or from a state.
+
+    measure is called with the ids of up to a window of samples (PackingConfig.samples_at_once; with first_fit, those
+    of a whole shuffle block, which are packed together), and must always give the same lengths. A lane that goes on
+    from a state measures one window again, at its first pack.
+
+    Raises ConfigError where there is no such lane or no sample in it, and CursorError for a state of another lane,
+    order or packing, as far as that can be seen.
+    """
+
+    def __init__(
+        self,
+        samples_per_shard: Sequence[int] | NDArray[np.int64],
+        *,
+        order: OrderConfig,
+        packing: PackingConfig,
+        lane: int,
+        measure: Measure,
+        state: LaneState | None = None,
+    ):
+        self._state = state or LaneState()
+        self._samples_per_shard = np.asarray(samples_per_shard, dtype=np.int64)
+        self._order = EpochOrder(self._samples_per_shard, config=order, epoch=self._state.epoch)
+        self._packing = packing
+        self._lane = lane
+        self._measure = measure
+        self._block: tuple[tuple[int, int], MeasuredBlock] | None = None  # with its epoch and its number
+        self._window: _Window | None = None
+        self._check()
+
+    @property
+    def state(self) -> LaneState:
+        """Where the lane stands after the last pack taken."""
+        return self._state
+
+    def next_pack(self) -> LanePack:
+        """The next pack.
+
+        Raises PackingError for a sample without tokens, for one that is too long where overlong is "error", and where
+        a whole epoch of the lane has no pack because all its samples are dropped. The state is then as it was before.
+        """
+        state, window = self._state, self._window
+        if window is None:
+            window = self._pack_window(state)
+            if 0 < state.taken >= window.num_packs:
+                raise CursorError(
+                    f"the saved lane state has taken {state.taken} packs of a window that has {window.num_packs}: "
+                    "samples are measured otherwise than before; restore the dataset and its processor"
+                )
+        first_whole_epoch = state.epoch if state.begins_epoch else state.epoch + 1
+        while not window.num_packs:
+            state = window.after
+            if state.epoch > first_whole_epoch:
+                raise PackingError(
+                    f"lane {self._lane} has no packs in epoch {first_whole_epoch}, all its samples are longer than "
+                    f"packing_length {self._packing.packing_length} and dropped: raise packing_length, or set overlong "
+                    "to truncate or split"
+                )
+            window = self._pack_window(state)
+        if state.taken + 1 < window.num_packs:
+            self._window = window
+            self._state = replace(state, taken=state.taken + 1, num_packs=state.num_packs + 1)
+        else:
+            self._window = None
+            self._state = replace(window.after, num_packs=state.num_packs + 1)
+        return window.pack(state.taken)
+
+    def _pack_window(self, state: LaneState) -> _Window:
+        """The packs of the window at a state."""
+        block = self._block_at(state)
+        part = block.part(state.sample, state.piece)
+        last = part.next_sample == len(block.sample_ids)
+        seed = block_seed(self._order.config.seed, epoch=state.epoch, node=self._lane, block=state.block)
+        before = state.carried.segments()
+        waiting = OpenPacks(
+            lengths=self._segment_lengths(*before[1:]).astype(np.int32),
+            offsets=np.cumsum([0, *state.carried.sizes], dtype=np.int64),
+            firsts=np.array(state.carried.firsts, np.int64),
+        )
+        packs = pack_window(
+            part.lengths, config=self._packing, seed=seed, waiting=waiting, place=state.place, last=last
+        )
+        now = part.samples, part.expected, part.pieces
+        samples, expected, pieces = (np.concatenate(both)[packs.order] for both in zip(before, now, strict=True))
+        after = replace(state, taken=0, num_overlong=state.num_overlong + part.num_overlong)
+        if last:
+            after = self._begin_next_block(after)
+        else:
+            kept = packs.offsets[packs.num_closed]
+            carried = CarriedPacks(
+                sizes=tuple(np.diff(packs.offsets[packs.num_closed :]).tolist()),
+                firsts=tuple(packs.firsts.tolist()),
+                samples=tuple(samples[kept:].tolist()),
+                expected=tuple(expected[kept:].tolist()),
+                pieces=tuple(pieces[kept:].tolist()) if pieces[kept:].any() else (),
+            )
+            place = state.place + len(part.lengths)
+            after = replace(after, sample=part.next_sample, piece=part.next_piece, place=place, carried=carried)
+        segments = LanePack(
+            sample_ids=block.sample_ids[samples],
+            starts=pieces * self._packing.packing_length,
+            lengths=self._segment_lengths(expected, pieces),
+            expected=expected,
+        )
+        return _Window(segments=segments, offsets=packs.offsets, num_packs=packs.num_closed, after=after)
+
+    def _segment_lengths(self, expected: NDArray[np.int64], pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+        limit = self._packing.packing_length
+        return np.minimum(expected - pieces * limit, limit)
+
+    def _begin_next_block(self, state: LaneState) -> LaneState:
+        epoch, block = state.epoch, state.block + 1
+        if block == self._order.num_blocks(self._lane):
+            epoch, block = epoch + 1, 0
+        return replace(state, epoch=epoch, block=block, sample=0, piece=0, place=0, carried=CarriedPacks())
+
+    def _block_at(self, state: LaneState) -> MeasuredBlock:
+        if self._order.epoch != state.epoch:
+            self._order = EpochOrder(self._samples_per_shard, config=self._order.config, epoch=state.epoch)
+        key = state.epoch, state.block
+        if self._block is None or self._block[0] != key:
+            sample_ids = self._order.block(self._lane, state.block)
+            block = MeasuredBlock(sample_ids, state.sample, packing=self._packing, measure=self._measure)
+            self._block = key, block
+        return self._block[1]
+
+    def _check(self) -> None:
+        """Raise what the class says."""
+        num_lanes, state, carried = self._order.num_canonical_nodes, self._state, self._state.carried
+        if not 0 <= self._lane < num_lanes:
+            raise ConfigError(
+                f"lane must be from 0 to {num_lanes - 1}, got {self._lane}: there is one for each of "
+                "num_canonical_nodes"
+            )
+        first, stop = self._order.node_bounds(self._lane)
+        if first == stop:
+            raise ConfigError(
+                f"lane {self._lane} of {num_lanes} has no samples, the shards hold {self._order.num_samples}: "
+                "set num_canonical_nodes to at most that number"
+            )
+        first += state.block * self._order.config.shuffle_block_size
+        lengths = self._segment_lengths(*carried.segments()[1:])
+        fills = np.diff(np.cumsum(lengths)[np.cumsum(carried.sizes, dtype=np.int64) - 1], prepend=0)
+        if not (
+            first + state.sample < min(stop, first + self._order.config.shuffle_block_size)
+            and max(carried.samples, default=0) <= state.sample
+            and min(lengths, default=1) >= 1
+            and max(fills, default=0) <= self._packing.packing_length
+            and (not carried.sizes or self._packing.strategy in ("best_fit", "next_fit"))
+            and (not any((state.piece, *carried.pieces)) or self._packing.overlong == "split")
+        ):
+            raise CursorError(
+                f"the saved lane state does not fit lane {self._lane} (block {state.block}, sample {state.sample}, "
+                f"{len(carried.sizes)} packs carried): restore its dataset, order and packing settings, or use another "
+                "checkpoint"
+            )

@@ -1,0 +1,94 @@
+"""A shuffle block of which samples are measured as they are needed. sample ids + measure -> [this] -> segments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PackingError
+from .packing import MAX_LENGTH, PackingConfig, cut_overlong
+
+Measure = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # sample ids -> tokens of each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowPart:
+    """The segments of one window.
+
+    samples: places in the block. expected: tokens of each segment's sample, as measured. lengths: tokens of each
+    segment. pieces: 0 unless samples are split. The window after it begins with piece next_piece of sample
+    next_sample, which is one past the last at the end of the block. num_overlong: samples longer than a pack that
+    have their first piece in the window.
+    """
+
+    samples: NDArray[np.int64]
+    expected: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    pieces: NDArray[np.int64]
+    next_sample: int
+    next_piece: int
+    num_overlong: int
+
+
+class MeasuredBlock:
+    """A shuffle block whose samples are measured as they are needed, from its sample `first` on."""
+
+    def __init__(self, sample_ids: NDArray[np.int64], first: int, *, packing: PackingConfig, measure: Measure):
+        self.sample_ids = sample_ids
+        self._packing = packing
+        self._measure = measure
+        self._lengths = np.zeros(len(sample_ids), np.int32)
+        self._num_measured = first
+
+    def part(self, sample: int, piece: int) -> WindowPart:
+        """The window that begins with a piece of a sample; measures what it lacks."""
+        num_segments = self._packing.samples_at_once or sys.maxsize
+        stop = piece + num_segments
+        # Of samples that may be dropped one more is needed, to know whether the window is the last of the block.
+        enough = stop + (self._packing.overlong == "drop")
+        while True:
+            segments = cut_overlong(self._lengths[sample : self._num_measured], config=self._packing)
+            if len(segments.lengths) >= enough or self._num_measured == len(self.sample_ids):
+                break
+            self._measure_next(enough - len(segments.lengths))
+        samples = segments.positions.astype(np.int64) + sample
+        pieces = np.zeros_like(samples) if segments.pieces is None else segments.pieces.astype(np.int64)
+        following = self._num_measured, 0
+        if len(samples) > stop:
+            following = int(samples[stop]), int(pieces[stop])
+        met = self._lengths[sample + (piece > 0) : following[0] + (following[1] > 0)]
+        return WindowPart(
+            samples=samples[piece:stop],
+            expected=self._lengths[samples[piece:stop]].astype(np.int64),
+            lengths=segments.lengths[piece:stop],
+            pieces=pieces[piece:stop],
+            next_sample=following[0],
+            next_piece=following[1],
+            num_overlong=int(np.count_nonzero(met > self._packing.packing_length)),
+        )
+
+    def _measure_next(self, count: int) -> None:
+        """Measure up to `count` more samples, and check that they can be packed."""
+        ids = self.sample_ids[self._num_measured : self._num_measured + count]
+        lengths = np.asarray(self._measure(ids))
+        if lengths.shape != ids.shape:
+            raise PackingError(f"measure gave {lengths.size} lengths for {len(ids)} samples: it must give one for each")
+        limit = self._packing.packing_length
+        for wrong, explanation in (
+            (lengths < 1, "a sample must have at least one token"),
+            (lengths > MAX_LENGTH, f"a sample may have up to {MAX_LENGTH} tokens"),
+            (
+                (lengths > limit) & (self._packing.overlong == "error"),
+                f"it is longer than packing_length {limit}; raise packing_length, or set overlong to drop, truncate "
+                "or split",
+            ),
+        ):
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise PackingError(f"sample {ids[at]} has length {lengths[at]}: {explanation}")
+        self._lengths[self._num_measured : self._num_measured + len(ids)] = lengths
+        self._num_measured += len(ids)

@@ -1,0 +1,128 @@
+"""The epoch order of samples, block by block. shard sizes + seed -> [order] -> sample ids; integer arithmetic only.
+
+The shards of an epoch are permuted and laid end to end; that sequence of samples is cut into C canonical
+nodes of equal size (a shard on a cut is shared by two), and each canonical node into shuffle blocks, which are
+permuted on their own. So any block can be computed alone: O(shards) once an epoch, O(block) per block.
+
+Canonical nodes and shuffle blocks are MosaicML Streaming's terms (py1b is the nearest of its shuffles).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+
+MAX_DEFAULT_CANONICAL_NODES = 8  # a block of each is replayed at a start: 64 took over a second
+MIN_SAMPLES_PER_DEFAULT_NODE = 1 << 17
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OrderConfig:
+    """How an epoch is ordered. Two runs with the same values and the same shards have the same order."""
+
+    seed: int = 0
+    shuffle: bool = True
+    num_canonical_nodes: int | None = None  # None: chosen from the number of samples alone
+    shuffle_block_size: int = 1 << 18  # samples
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 32:  # a larger one would be split into two words of the random stream's key
+            raise ConfigError(f"seed must be from 0 to {(1 << 32) - 1}, got {self.seed}")
+        if self.num_canonical_nodes is not None and self.num_canonical_nodes < 1:
+            raise ConfigError(f"num_canonical_nodes must be at least 1, got {self.num_canonical_nodes}")
+        if not 1 <= self.shuffle_block_size <= 1 << 30:
+            raise ConfigError(f"shuffle_block_size must be from 1 to {1 << 30} samples, got {self.shuffle_block_size}")
+
+
+def default_canonical_nodes(num_samples: int) -> int:
+    """A power of two that leaves each canonical node at least 2**17 samples, and at most 8.
+
+    It depends on nothing but the dataset, so that the same packs follow on any number of machines. With more than
+    8 nodes, set num_canonical_nodes to a multiple of their number, so that each downloads its own share alone.
+
+    >>> [default_canonical_nodes(n) for n in (0, 10_000, 1 << 18, 10**9)]
+    [1, 1, 2, 8]
+    """
+    nodes = max(1, min(MAX_DEFAULT_CANONICAL_NODES, num_samples // MIN_SAMPLES_PER_DEFAULT_NODE))
+    return 1 << (nodes.bit_length() - 1)
+
+
+class EpochOrder:
+    """The order of one epoch over shards of the given sizes.
+
+    Sample ids count through the shards in their stored order: shard k holds the ids
+    [sum(sizes[:k]), sum(sizes[:k + 1])).
+    """
+
+    def __init__(self, samples_per_shard: Sequence[int] | NDArray[np.int64], *, config: OrderConfig, epoch: int):
+        sizes = np.asarray(samples_per_shard, dtype=np.int64)
+        self.config = config
+        self.epoch = epoch
+        self.num_samples = int(sizes.sum())
+        self.num_canonical_nodes = config.num_canonical_nodes or default_canonical_nodes(self.num_samples)
+        permutation = np.arange(len(sizes))
+        if config.shuffle:
+            permutation = np.random.default_rng([config.seed, epoch]).permutation(len(sizes))
+        self._permutation = permutation
+        # A position in the laid-out sequence, minus its shard's start there, plus its shard's first id.
+        self._starts = np.cumsum(sizes[permutation]) - sizes[permutation]
+        self._first_ids = (np.cumsum(sizes) - sizes)[permutation]
+
+    def node_bounds(self, node: int) -> tuple[int, int]:
+        """First and one-past-last position of a canonical node in the laid-out sequence."""
+        count = self.num_canonical_nodes
+        return self.num_samples * node // count, self.num_samples * (node + 1) // count
+
+    def num_blocks(self, node: int) -> int:
+        first, stop = self.node_bounds(node)
+        return -(-(stop - first) // self.config.shuffle_block_size)
+
+    def block(self, node: int, block: int) -> NDArray[np.int64]:
+        """Sample ids of one shuffle block of one canonical node, in epoch order: int64[up to block size]."""
+        first, stop = self.node_bounds(node)
+        start = first + block * self.config.shuffle_block_size
+        ids = self._ids(start, min(stop, start + self.config.shuffle_block_size))
+        if self.config.shuffle:
+            # node + 1: SeedSequence pads with zeros, so [seed, epoch, 0, 0] would be the stream of the shards.
+            np.random.default_rng([self.config.seed, self.epoch, node + 1, block]).shuffle(ids)
+        return ids
+
+    def shards_of_block(self, node: int, block: int) -> NDArray[np.int64]:
+        """The shards that hold samples of a block, in the order in which they are laid out; none beyond the last."""
+        first, stop = self.node_bounds(node)
+        start = first + block * self.config.shuffle_block_size
+        if start >= stop:
+            return np.empty(0, np.int64)
+        shards: NDArray[np.int64] = self._permutation[
+            self._runs(start, min(stop, start + self.config.shuffle_block_size))
+        ]
+        return shards
+
+    def _runs(self, start: int, stop: int) -> slice:
+        """The shards, by their place in the laid-out sequence, that hold its positions [start, stop)."""
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        return slice(first, int(np.searchsorted(self._starts, stop, side="left")))
+
+    def _ids(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Sample ids at positions [start, stop) of the laid-out sequence, one run per shard."""
+        here = self._runs(start, stop)
+        starts = np.maximum(self._starts[here], start)
+        shifts = self._first_ids[here] - self._starts[here]
+        run_lengths = np.diff(starts, append=stop)
+        ids: NDArray[np.int64] = np.arange(start, stop, dtype=np.int64) + np.repeat(shifts, run_lengths)
+        return ids
+
+
+def shards_of(sample_ids: NDArray[np.int64], first_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The shard of each sample, from the first id of every shard: int64, of the same shape.
+
+    >>> shards_of(np.array([0, 4, 5]), np.array([0, 5]))
+    array([0, 0, 1])
+    """
+    shard_ids: NDArray[np.int64] = np.searchsorted(first_ids, sample_ids, side="right") - 1
+    return shard_ids

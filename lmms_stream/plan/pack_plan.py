@@ -1,0 +1,328 @@
+"""The numbered packs of an epoch. lengths + order + packing -> [plan] -> packs; integer arithmetic only.
+
+A plan is a pure function of the lengths, the order config, the packing config and the epoch. What it keeps is
+one pack count per shuffle block; a block's packs are computed again when they are read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import LengthsError, PackingError
+from ..mds.lengths import LengthIndex
+from .order import EpochOrder, OrderConfig
+from .pack_range import PackRange, ends_of, runs
+from .packing import PackingConfig, Packs, block_seed, pack
+
+PLAN_VERSION = 1  # changes when the same inputs give other packs
+
+_NODE_BITS = 40  # below a canonical node's number; its packs are fewer
+
+CountsCache = MutableMapping[str, NDArray[np.int64]]
+
+
+class PackPlan:
+    """Random access to the packs of any epoch over a lengths index (or a plain array of lengths).
+
+    samples_per_shard: in stored order; their sum must be the number of lengths (LengthsError otherwise).
+    counts_cache: keeps pack counts by plan fingerprint and epoch; a dict unless given, a folder in the dataset.
+    """
+
+    def __init__(
+        self,
+        lengths: LengthIndex | NDArray[np.integer[Any]],
+        samples_per_shard: Sequence[int] | NDArray[np.int64],
+        *,
+        order: OrderConfig,
+        packing: PackingConfig,
+        counts_cache: CountsCache | None = None,
+    ):
+        index = lengths if isinstance(lengths, LengthIndex) else LengthIndex.from_array(lengths)
+        self.samples_per_shard = np.asarray(samples_per_shard, dtype=np.int64)
+        self.num_samples = int(self.samples_per_shard.sum())
+        if len(index.lengths) != self.num_samples:
+            raise LengthsError(
+                f"the lengths index has {len(index.lengths)} entries and the shards hold {self.num_samples} "
+                "samples: write it again with lmms-stream index"
+            )
+        self.index = index
+        self.lengths = np.asarray(index.lengths)  # a plain view: a memmap is slow to index
+        self.order = order
+        self.packing = packing
+        self.num_canonical_nodes = EpochOrder(self.samples_per_shard, config=order, epoch=0).num_canonical_nodes
+        self.fingerprint = self._fingerprint(index.content_hash)
+        self._counts_cache: CountsCache = {} if counts_cache is None else counts_cache
+        self._epochs: OrderedDict[int, _EpochPlan] = OrderedDict()
+
+    def num_packs(self, epoch: int) -> int:
+        return self._epoch(epoch).num_packs
+
+    def num_overlong(self, epoch: int) -> int:
+        """Samples of the epoch that are longer than a pack, and dropped or truncated as configured."""
+        return self._epoch(epoch).num_overlong
+
+    def num_tokens(self, epoch: int) -> int:
+        """Tokens in the packs of the epoch: int, what overlong samples lose not counted."""
+        return self._epoch(epoch).num_tokens
+
+    def efficiency(self, epoch: int) -> float:
+        """Tokens in packs over tokens the packs could hold, from 0 to 1."""
+        return self.num_tokens(epoch) / max(1, self.num_packs(epoch) * self.packing.packing_length)
+
+    def packs(self, epoch: int, first: int, stop: int) -> PackRange:
+        """Packs [first, stop) of an epoch; raises PackingError when the epoch has fewer."""
+        total = self.num_packs(epoch)
+        if not 0 <= first <= stop <= total:
+            raise PackingError(f"packs [{first}, {stop}) asked of epoch {epoch}, which has packs [0, {total})")
+        return self.take(epoch, np.arange(first, stop))
+
+    def take(self, epoch: int, numbers: NDArray[np.int64]) -> PackRange:
+        """The packs of an epoch with these numbers, which ascend and are not checked."""
+        for other, plan in self._epochs.items():
+            if other != epoch:
+                plan.forget_blocks()
+        return self._epoch(epoch).packs(numbers)
+
+    def blocks(self, epoch: int, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+        """The blocks that these packs come from: the place in `numbers` of the first of each, canonical node, block."""
+        return self._epoch(epoch).blocks(numbers)
+
+    def shards_of_block(self, epoch: int, node: int, block: int) -> NDArray[np.int64]:
+        """The shards that hold samples of a block; none beyond a canonical node's last block."""
+        return self._epoch(epoch).order.shards_of_block(node, block)
+
+    def _epoch(self, epoch: int) -> _EpochPlan:
+        if epoch not in self._epochs:
+            inputs = _Inputs(
+                index=self.index, samples_per_shard=self.samples_per_shard, order=self.order, packing=self.packing
+            )
+            self._epochs[epoch] = _EpochPlan(
+                inputs, epoch, fingerprint=self.fingerprint, counts_cache=self._counts_cache
+            )
+            if len(self._epochs) > 2:
+                self._epochs.popitem(last=False)
+        return self._epochs[epoch]
+
+    def _fingerprint(self, lengths_hash: str) -> str:
+        """Five hashes with dashes between them, so that two can be compared part by part (cursor.py)."""
+        order = dataclasses.replace(self.order, num_canonical_nodes=self.num_canonical_nodes)
+        return plan_fingerprint(
+            str(PLAN_VERSION), lengths_hash, self.samples_per_shard, order=order, packing=self.packing
+        )
+
+
+def plan_fingerprint(
+    version: str,
+    lengths_hash: str,
+    samples_per_shard: NDArray[np.int64],
+    *,
+    order: OrderConfig,
+    packing: PackingConfig,
+) -> str:
+    """All that packs follow from; the parts are cursor.py's FINGERPRINT_PARTS."""
+    return "-".join(
+        [
+            version,
+            short_digest(lengths_hash.encode()),
+            short_digest(samples_per_shard.tobytes()),
+            short_digest(json.dumps(dataclasses.asdict(order), sort_keys=True).encode()),
+            short_digest(json.dumps(dataclasses.asdict(packing), sort_keys=True).encode()),
+        ]
+    )
+
+
+def short_digest(data: bytes) -> str:
+    """64 bits as hex, enough to tell settings apart in a fingerprint."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Inputs:
+    """What the packs of a plan follow from, apart from the epoch."""
+
+    index: LengthIndex
+    samples_per_shard: NDArray[np.int64]
+    order: OrderConfig
+    packing: PackingConfig
+
+
+class _BlockPacks:
+    """The packs of one shuffle block: segments in pack order, and where each pack begins.
+
+    They lie in the arrays of the block before, if those are given and large enough: pieces of this size that come and
+    go would leave an allocator with holes that nothing fits.
+    """
+
+    _memory: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+    def __init__(self, inputs: _Inputs, order: EpochOrder, node: int, block: int, *, before: _BlockPacks | None):
+        ids, lengths, packs = _pack_block(inputs, order, node, block)
+        limit = inputs.packing.packing_length
+        num_segments = len(packs.order)
+        if before is not None and len(before._memory[0]) >= num_segments:
+            self._memory = before._memory
+        else:
+            room = max(num_segments, order.config.shuffle_block_size if order.num_blocks(node) > 1 else 0)
+            self._memory = np.empty(room, np.int64), np.empty(room, np.int64)
+        self.sample_ids, self.lengths = (memory[:num_segments] for memory in self._memory)
+        np.take(ids, packs.order, out=self.sample_ids)
+        self.lengths[:] = lengths[packs.order]
+        self.starts = None if packs.pieces is None else packs.pieces.astype(np.int64) * limit
+        if self.starts is not None:
+            self.lengths -= self.starts
+        np.minimum(self.lengths, limit, out=self.lengths)
+        self.offsets = packs.offsets
+
+
+def _pack_block(
+    inputs: _Inputs, order: EpochOrder, node: int, block: int
+) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]], Packs]:
+    """Sample ids of a block, their lengths, and its packs over them."""
+    ids = order.block(node, block)
+    lengths = inputs.index.lengths[ids]
+    inputs.index.release()
+    seed = block_seed(order.config.seed, epoch=order.epoch, node=node, block=block)
+    return ids, lengths, pack(lengths, config=inputs.packing, seed=seed)
+
+
+class _EpochPlan:
+    """One epoch of a plan: block counts, and the map from a pack's number to its node, block and place."""
+
+    def __init__(self, inputs: _Inputs, epoch: int, *, fingerprint: str, counts_cache: CountsCache):
+        self._inputs = inputs
+        self.order = EpochOrder(inputs.samples_per_shard, config=inputs.order, epoch=epoch)
+        self._blocks: dict[int, tuple[int, _BlockPacks]] = {}  # of each canonical node: a block, 16 bytes a sample
+        num_blocks = [self.order.num_blocks(node) for node in range(self.order.num_canonical_nodes)]
+        key = f"{fingerprint}-{epoch}"
+        counts = counts_cache.get(key)
+        if counts is None or counts.shape != (sum(num_blocks), 3):
+            counts = self._count([(node, b) for node, count in enumerate(num_blocks) for b in range(count)])
+            counts_cache[key] = counts
+        self.num_packs, self.num_tokens, self.num_overlong = (int(n) for n in counts.sum(axis=0))
+        ends = np.cumsum(num_blocks)
+        self._first_blocks = ends - num_blocks  # of each canonical node, in the row of all blocks of all
+        packs_before = np.cumsum(counts[:, 0]) - counts[:, 0]
+        nodes = np.repeat(np.arange(len(num_blocks)), num_blocks)
+        # The number of its canonical node's packs before each block; and that behind the node's number, to search in.
+        self._packs_before_block = packs_before - packs_before[self._first_blocks[nodes]]
+        self._block_keys = nodes << _NODE_BITS | self._packs_before_block
+        self._interleave([int(counts[end - count : end, 0].sum()) for count, end in zip(num_blocks, ends, strict=True)])
+
+    def _count(self, blocks: list[tuple[int, int]]) -> NDArray[np.int64]:
+        """Packs, tokens and overlong samples of each block: int64[num_blocks, 3]."""
+
+        def count(place: tuple[int, int]) -> tuple[int, int, int]:
+            packs = _pack_block(self._inputs, self.order, *place)[2]
+            return len(packs), packs.num_tokens, packs.num_overlong
+
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            counts = np.array(list(pool.map(count, blocks)), dtype=np.int64).reshape(-1, 3)
+        _give_back_memory()
+        return counts
+
+    def _interleave(self, packs_per_node: list[int]) -> None:
+        """Rounds take one pack of every canonical node that has packs left.
+
+        Rounds [r, s) between two successive node sizes have the same nodes, so a few phases say it all:
+        nodes with 5, 2 and 5 packs give phase 0 (rounds 0-1, nodes 0 1 2) and phase 1 (rounds 2-4, nodes 0 2).
+        """
+        self._phase_nodes: list[NDArray[np.int64]] = []
+        phase_starts, phase_rounds = [], []
+        start = previous = 0
+        for size in sorted({size for size in packs_per_node if size}):
+            nodes = np.array([node for node, count in enumerate(packs_per_node) if count >= size], np.int64)
+            self._phase_nodes.append(nodes)
+            phase_starts.append(start)
+            phase_rounds.append(previous)
+            start += (size - previous) * len(nodes)
+            previous = size
+        self._phase_starts = np.array(phase_starts, np.int64)
+        self._phase_rounds = np.array(phase_rounds, np.int64)
+
+    def _locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Canonical node, block and place in the block of each pack."""
+        nodes, places = np.empty_like(numbers), np.empty_like(numbers)
+        phases = np.searchsorted(self._phase_starts, numbers, side="right") - 1
+        for phase in range(phases[0], phases[-1] + 1):
+            here = phases == phase
+            rounds, turns = np.divmod(numbers[here] - self._phase_starts[phase], len(self._phase_nodes[phase]))
+            nodes[here] = self._phase_nodes[phase][turns]
+            places[here] = self._phase_rounds[phase] + rounds
+        found = np.searchsorted(self._block_keys, nodes << _NODE_BITS | places, side="right") - 1
+        return nodes, found - self._first_blocks[nodes], places - self._packs_before_block[found]
+
+    def blocks(self, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+        if not len(numbers):
+            return []
+        nodes, blocks, _ = self._locate(numbers)
+        firsts = np.sort(np.unique(nodes << _NODE_BITS | blocks, return_index=True)[1])
+        return list(zip(firsts.tolist(), nodes[firsts].tolist(), blocks[firsts].tolist(), strict=True))
+
+    def packs(self, numbers: NDArray[np.int64]) -> PackRange:
+        if not len(numbers):
+            nothing = np.empty(0, np.int64)
+            return PackRange(
+                sample_ids=nothing, starts=nothing, lengths=nothing, offsets=np.zeros(1, np.int64),
+                canonical_nodes=nothing, sources=nothing,
+            )  # fmt: skip
+        nodes, blocks, places = self._locate(numbers)
+        parts = []  # of each block: which packs, and their segments, copied before the next block takes the memory
+        counts = np.empty(len(numbers), np.int64)
+        for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
+            here = (nodes == node) & (blocks == block)
+            packs = self._block(node, block)
+            begins = packs.offsets[places[here]]
+            counts[here] = packs.offsets[places[here] + 1] - begins
+            source = runs(begins, counts[here])
+            starts_here = None if packs.starts is None else packs.starts[source]
+            parts.append((here, packs.sample_ids[source], packs.lengths[source], starts_here))
+        offsets = ends_of(counts)
+        sample_ids, lengths = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+        starts = np.zeros(offsets[-1], np.int64)
+        for here, ids_here, lengths_here, starts_here in parts:
+            target = runs(offsets[:-1][here], counts[here])
+            sample_ids[target] = ids_here
+            lengths[target] = lengths_here
+            if starts_here is not None:
+                starts[target] = starts_here
+        return PackRange(
+            sample_ids=sample_ids,
+            starts=starts,
+            lengths=lengths,
+            offsets=offsets,
+            canonical_nodes=nodes,
+            sources=np.zeros(len(numbers), np.int64),
+        )
+
+    def forget_blocks(self) -> None:
+        """Let go of the blocks that were replayed, all but their counts."""
+        self._blocks.clear()
+
+    def _block(self, node: int, block: int) -> _BlockPacks:
+        """The packs of a block; of each canonical node the last one is kept, for packs are read one after another."""
+        kept = self._blocks.get(node)
+        if kept is None or kept[0] != block:
+            before = None if kept is None else kept[1]
+            self._blocks.pop(node, None)
+            kept = self._blocks[node] = block, _BlockPacks(self._inputs, self.order, node, block, before=before)
+            _give_back_memory()
+        return kept[1]
+
+
+def _give_back_memory() -> None:
+    """Return to the system what packing a block took; glibc would keep it for each thread that ever did so."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

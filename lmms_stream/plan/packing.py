@@ -1,0 +1,241 @@
+"""Fill packs with samples. lengths in order -> [packing] -> packs; integer arithmetic only.
+
+A pack holds whole samples whose lengths sum to at most `packing_length`. Which strategy, and what becomes
+of samples that are longer than a pack, is said by PackingConfig; the loops are compiled by numba and release
+the GIL.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, PackingError
+from .kernels.best_fit import best_fit
+from .kernels.first_fit import first_fit, next_fit
+
+Overlong = Literal["error", "drop", "truncate", "split"]
+
+STRATEGIES = "best_fit, first_fit, next_fit, window_N"
+MAX_LENGTH = (1 << 31) - 1  # tokens
+FILLER_SHARE = 0.2  # best_fit: of a window's tokens, its shortest samples, kept back to fill gaps
+_WINDOW_N = re.compile(r"window_([1-9]\d{0,7})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackingConfig:
+    """How samples are put into packs; see `pack` for the strategies."""
+
+    packing_length: int  # tokens one pack can hold
+    strategy: str = "best_fit"  # best_fit, first_fit, next_fit or window_N (N a number of samples)
+    window: int = 16384  # samples that best_fit packs together: larger is denser and reaches further
+    overlong: Overlong = "error"  # what becomes of samples longer than a pack
+    max_samples_per_pack: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.packing_length <= 1 << 30:
+            raise ConfigError(f"packing_length must be from 1 to {1 << 30} tokens, got {self.packing_length}")
+        if not 1 <= self.window <= 1 << 26:
+            raise ConfigError(f"window must be from 1 to {1 << 26} samples, got {self.window}")
+        if self.strategy not in ("best_fit", "first_fit", "next_fit") and not _WINDOW_N.fullmatch(str(self.strategy)):
+            raise ConfigError(f"strategy must be one of {STRATEGIES} (as window_1024), got {self.strategy!r}")
+        if self.overlong not in get_args(Overlong):
+            raise ConfigError(f"overlong must be one of {', '.join(get_args(Overlong))}, got {self.overlong!r}")
+        if self.max_samples_per_pack is not None and self.max_samples_per_pack < 1:
+            raise ConfigError(f"max_samples_per_pack must be at least 1, got {self.max_samples_per_pack}")
+
+    @property
+    def samples_at_once(self) -> int | None:
+        """Samples that are packed together; None where that is all of a shuffle block (first_fit)."""
+        if self.strategy == "first_fit":
+            return None
+        return self.window if self.strategy in ("best_fit", "next_fit") else _window_n(self.strategy)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packs:
+    """Packs over positions 0..N-1 of a sequence of lengths.
+
+    order: int32[num_segments]; order[offsets[p]:offsets[p + 1]] are the positions in pack p, each position once
+    (a position that was split: once for each of its pieces). offsets: int64[num_packs + 1].
+    num_tokens: tokens in all packs. num_overlong: positions longer than a pack, dropped, truncated or split.
+    pieces: None, or int32[num_segments] when samples were split: piece k of a position starts at its token
+    k * packing_length.
+    """
+
+    order: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    num_tokens: int
+    num_overlong: int = 0
+    pieces: NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segments:
+    """What there is to pack of a sequence of samples.
+
+    lengths: int32[num_segments], tokens, each from 1 to packing_length. positions: int32[num_segments], the sample of
+    each segment. pieces: None, or int32[num_segments], as in Packs.
+    """
+
+    lengths: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    pieces: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenPacks:
+    """Packs that wait for the next window, in the order that the packer keeps them.
+
+    lengths: int32[num_segments], pack after pack. offsets: int64[num_packs + 1]. firsts: int64[num_packs], the place
+    of each pack's first segment in the whole sequence.
+    """
+
+    lengths: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowPacks:
+    """Packs of one window and of the packs that waited for it.
+
+    order, offsets: as in Packs; the positions count through the segments of the packs that waited, then those of the
+    window. The first num_closed packs are done, the others wait for the next window. firsts: as in OpenPacks, of these.
+    """
+
+    order: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    num_closed: int
+    firsts: NDArray[np.int64]
+
+
+NO_OPEN_PACKS = OpenPacks(lengths=np.empty(0, np.int32), offsets=np.zeros(1, np.int64), firsts=np.empty(0, np.int64))
+
+
+def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int = 0) -> Packs:
+    """Deterministic packs of `lengths` (any integer dtype, tokens, in order); none is over packing_length.
+
+    best_fit works through windows of samples. In a window the samples are placed one after another into the
+    fullest pack that still takes them; the shortest ones, which hold a fifth of the tokens, wait until the end
+    and fill the gaps in decreasing order. Packs with little room left are closed, the others stay open for one
+    more window, so the samples of a pack lie within two windows. window_N is best fit decreasing inside N
+    consecutive samples. Both emit packs in hash order (`seed`), so that their place says nothing of their content.
+    first_fit puts each sample into the pack that was opened first among those with room; next_fit closes a pack
+    when the next sample does not fit.
+
+    Raises PackingError for a length below 1 or above MAX_LENGTH, and for one above packing_length where overlong
+    is "error".
+    """
+    lengths = np.asarray(lengths)
+    if len(lengths) and int(lengths.min()) < 1:
+        at = int(lengths.argmin())
+        raise PackingError(f"length {lengths[at]} at position {at}: a sample must have at least one token")
+    if len(lengths) and int(lengths.max()) > MAX_LENGTH:
+        at = int(lengths.argmax())
+        raise PackingError(f"length {lengths[at]} at position {at}: a sample may have up to {MAX_LENGTH} tokens")
+    tokens = np.ascontiguousarray(lengths, dtype=np.int32)
+    num_overlong = int(np.count_nonzero(tokens > config.packing_length))
+    if not num_overlong:
+        return _pack_tokens(tokens, config, seed)
+    return _pack_overlong(tokens, config, seed, num_overlong)
+
+
+def _pack_overlong(tokens: NDArray[np.int32], config: PackingConfig, seed: int, num_overlong: int) -> Packs:
+    """Packs where some lengths are above packing_length, by the policy of the config."""
+    if config.overlong == "error":
+        raise PackingError(
+            f"{num_overlong} of {len(tokens)} samples are longer than packing_length {config.packing_length} (the "
+            f"longest has {tokens.max()} tokens): raise packing_length, or set overlong to drop, truncate or split"
+        )
+    segments = cut_overlong(tokens, config=config)
+    packs = _pack_tokens(segments.lengths, config, seed)
+    return replace(
+        packs,
+        order=segments.positions[packs.order],
+        num_overlong=num_overlong,
+        pieces=None if segments.pieces is None else segments.pieces[packs.order],
+    )
+
+
+def block_seed(seed: int, *, epoch: int, node: int, block: int) -> int:
+    """The seed of a shuffle block's packs, another stream than that of its order (see EpochOrder.block)."""
+    return int(np.random.SeedSequence([seed, epoch, node + 1, block, 1]).generate_state(1, np.uint64)[0])
+
+
+def cut_overlong(tokens: NDArray[np.int32], *, config: PackingConfig) -> Segments:
+    """What is packed of samples of these lengths (1 or more) where overlong is drop, truncate or split."""
+    limit = config.packing_length
+    if config.overlong == "drop":
+        kept = np.flatnonzero(tokens <= limit).astype(np.int32)
+        return Segments(lengths=tokens[kept], positions=kept)
+    positions = np.arange(len(tokens), dtype=np.int32)
+    if config.overlong != "split":
+        return Segments(lengths=np.minimum(tokens, np.int32(limit)), positions=positions)
+    num_pieces = -(-tokens // limit)
+    positions = np.repeat(positions, num_pieces)
+    first_piece = np.cumsum(num_pieces) - num_pieces
+    pieces = (np.arange(len(positions)) - first_piece[positions]).astype(np.int32)
+    lengths = np.minimum(tokens[positions] - pieces * np.int32(limit), limit).astype(np.int32)
+    return Segments(lengths=lengths, positions=positions, pieces=pieces)
+
+
+def pack_window(
+    lengths: NDArray[np.int32], *, config: PackingConfig, seed: int, waiting: OpenPacks, place: int, last: bool
+) -> WindowPacks:
+    """Packs of the next window of a sequence, as `pack` makes them of the whole.
+
+    lengths: of the window's segments, each from 1 to packing_length; config.samples_at_once of them unless the
+    sequence ends before. waiting: the packs that the window before left open. place: of the window's first segment in
+    the sequence. last: whether the sequence ends with the window; then no pack waits.
+    """
+    tokens = np.concatenate([waiting.lengths, lengths])
+    if config.strategy == "next_fit":
+        # The pack that waited begins where a pack begins, so that packing it again gives it again.
+        packs = _pack_tokens(tokens, config, seed)
+        num_closed = len(packs) if last else max(0, len(packs) - 1)
+        firsts = packs.offsets[num_closed:-1] + (place - len(waiting.lengths))
+        return WindowPacks(order=packs.order, offsets=packs.offsets, num_closed=num_closed, firsts=firsts)
+    if config.strategy == "first_fit":
+        packs = _pack_tokens(tokens, config, seed)
+        return WindowPacks(order=packs.order, offsets=packs.offsets, num_closed=len(packs), firsts=waiting.firsts)
+    order, offsets, firsts = _best_fit(tokens, config, seed, waiting=waiting, place=place, last=last)
+    return WindowPacks(order=order, offsets=offsets, num_closed=len(offsets) - 1 - len(firsts), firsts=firsts)
+
+
+def _pack_tokens(tokens: NDArray[np.int32], config: PackingConfig, seed: int) -> Packs:
+    """Packs of lengths that all fit, by the strategy of the config."""
+    tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+    limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
+    if config.strategy == "next_fit":
+        order, offsets = next_fit(tokens, limit, max_samples)
+    elif config.strategy == "first_fit":
+        order, offsets = first_fit(tokens, limit, max_samples)
+    else:
+        order, offsets, _ = _best_fit(tokens, config, seed, waiting=NO_OPEN_PACKS, place=0, last=True)
+    return Packs(order=order, offsets=offsets, num_tokens=int(tokens.sum(dtype=np.int64)))
+
+
+def _best_fit(
+    tokens: NDArray[np.int32], config: PackingConfig, seed: int, *, waiting: OpenPacks, place: int, last: bool
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """best_fit and window_N; see the kernel."""
+    limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
+    window, filler_share, carry = config.window, FILLER_SHARE, True
+    if config.strategy != "best_fit":
+        window, filler_share, carry = _window_n(config.strategy), 1.0, False
+    settings = (limit, max_samples, window, filler_share, carry, np.uint64(seed))
+    packed: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
+    packed = best_fit(tokens, waiting.offsets, waiting.firsts, place, last, *settings)
+    return packed
+
+
+def _window_n(strategy: str) -> int:
+    return int(strategy.removeprefix("window_"))

@@ -1,0 +1,261 @@
+"""The order of unpacked samples over one or several streams. shard sizes + counts -> [sample order] -> sample ids.
+
+Integer arithmetic only: O(shards) at a start, O(block) for a range of positions, nothing of the size of an epoch.
+
+A stream is an endless sequence of passes over its samples; pass p is its EpochOrder of epoch p. A pass deals its
+samples round-robin over the C canonical nodes of that order (sections of the shards as they are laid out); nodes
+that are one sample larger take the last, short round. Epoch e takes samples [e * count, (e + 1) * count) of this
+sequence, so each sample comes before any comes again, whatever the count, and what falls to a canonical node is
+always the next of that node's own sections, pass after pass.
+
+A canonical node interleaves what it has of the streams: with c samples of a stream, its sample j is due at the
+fraction (2j + 1) / (2c) of the epoch, rounded down to 1/64 of one of the node's samples; ties go to the earlier
+stream. That is for C = 1: canonical nodes have the phases 1/2C, 3/2C, … in place of 1/2, stream k of S beginning
+k * C // S nodes further on, as else all nodes would turn to the same stream at once.
+
+The epoch takes one sample of each canonical node in turn: position p is of node p % C, until a node has none left
+and the others go on without it. One stream taken whole is its EpochOrder, read round-robin over canonical nodes.
+
+Readers (a loader worker of a group of ranks) share the order in global batches of num_groups * batch_size
+positions, so a position is all there is to save, and the order goes on from it in any other world.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, CursorError
+from .order import EpochOrder, OrderConfig, default_canonical_nodes
+
+Ids = NDArray[np.int64]
+
+MIN_CHUNK = 1 << 16  # positions of the order worked out at a time
+MAX_CHUNK = 1 << 20  # bounds the products in _interleave: 2 * 64 * MAX_CHUNK * samples < 2**63
+MIN_CHUNK_OF_READER = 1 << 12  # positions of one reader, so that many readers do not make chunks of a few samples
+TICKS = 64  # in one of a canonical node's samples
+STREAM_SEED_STEP = 0x9E3779B9  # odd, so that 2**32 streams have seeds of their own; 2**32 / golden ratio
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reader:
+    """A loader worker of a group of ranks, and the world it reads in.
+
+    batch_size: samples of one group's batch. num_nodes: machines; groups of one machine are consecutive.
+    """
+
+    batch_size: int
+    num_groups: int = 1
+    group: int = 0
+    num_workers: int = 1
+    worker: int = 0
+    num_nodes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
+
+
+def positions_read(first: int, stop: int, *, reader: Reader, num_canonical_nodes: int) -> Iterator[Ids]:
+    """The positions in [first, stop) of the order that a reader reads: int64 arrays of some of its batches, ascending.
+
+    Batch b of a group is its part of the positions from first + b * G on, G = num_groups * batch_size of them; it is
+    read by worker b % num_workers. So after n batches of every group, the next n * G positions have been read.
+    Parts are runs of consecutive positions; but where num_nodes divides num_groups and num_canonical_nodes, and that
+    divides G, runs of the positions p whose canonical node, p % C, is served by the group's machine. The parts of a
+    last, short global batch differ by one at most, and may be empty.
+    """
+    batch = reader.num_groups * reader.batch_size
+    num_full, short = divmod(stop - first, batch)
+    offsets = _part(first, batch, reader=reader, num_canonical_nodes=num_canonical_nodes)
+    chunk = min(max(MIN_CHUNK, MIN_CHUNK_OF_READER * reader.num_groups * reader.num_workers), MAX_CHUNK)
+    stride = reader.num_workers * max(1, chunk // (batch * reader.num_workers))
+    for begin in range(reader.worker, num_full, stride):
+        batches = np.arange(begin, min(begin + stride, num_full), reader.num_workers, dtype=np.int64)
+        yield (first + batches[:, None] * batch + offsets).ravel()
+    if num_full % reader.num_workers == reader.worker:
+        start = first + num_full * batch
+        part = start + _part(start, short, reader=reader, num_canonical_nodes=num_canonical_nodes)
+        if len(part):
+            yield part
+
+
+def _part(start: int, count: int, *, reader: Reader, num_canonical_nodes: int) -> Ids:
+    """A group's part of the positions [start, start + count), counted from start."""
+    first, stop = count * reader.group // reader.num_groups, count * (reader.group + 1) // reader.num_groups
+    nodes, batch = reader.num_nodes, reader.num_groups * reader.batch_size
+    fits = reader.num_groups % nodes == num_canonical_nodes % nodes == batch % num_canonical_nodes == 0
+    if nodes == 1 or not fits:
+        return np.arange(first, stop, dtype=np.int64)
+    canonical_nodes = (start + np.arange(count, dtype=np.int64)) % num_canonical_nodes
+    by_node = np.argsort(canonical_nodes * nodes // num_canonical_nodes, kind="stable")
+    return np.sort(by_node[first:stop])
+
+
+class SampleOrder:
+    """The order of one epoch; sample ids count through the streams in turn.
+
+    samples_per_shard: one array a stream, in stored order. counts: samples that an epoch takes of each stream.
+    num_canonical_nodes follows from the config and the stored samples alone, so neither counts nor world change it.
+    Kept in memory: 4 bytes for each sample of one shuffle block of each stream and canonical node that was read.
+    """
+
+    def __init__(self, samples_per_shard: Sequence[Ids], *, counts: Sequence[int], config: OrderConfig, epoch: int):
+        sizes = [int(shards.sum()) for shards in samples_per_shard]
+        self.num_samples = sum(counts)
+        self.num_canonical_nodes = config.num_canonical_nodes or default_canonical_nodes(sum(sizes))
+        self._passes = []
+        for stream, shards in enumerate(samples_per_shard):
+            seed = (config.seed + stream * STREAM_SEED_STEP) % (1 << 32)
+            own = dataclasses.replace(config, seed=seed, num_canonical_nodes=self.num_canonical_nodes)
+            self._passes.append(_Passes(shards, config=own, first_id=sum(sizes[:stream])))
+        paired = list(zip(self._passes, counts, strict=True))
+        starts = np.stack([passes.dealt(epoch * count) for passes, count in paired])
+        taken = np.stack([passes.dealt((epoch + 1) * count) for passes, count in paired]) - starts
+        self._starts: list[list[int]] = starts.tolist()  # [stream][canonical node], places in the node's passes
+        self._counts: list[list[int]] = taken.tolist()
+        self._samples_of_node: list[int] = taken.sum(axis=0).tolist()
+        self._set_rounds()
+
+    def ids(self, first: int, stop: int) -> Ids:
+        """Sample ids at positions [first, stop): int64. CursorError where the epoch has no such positions."""
+        self._check(first, stop)
+        bounds = [first, *range(first + MAX_CHUNK, stop, MAX_CHUNK), stop]
+        return np.concatenate([self._ids_at(np.arange(a, b, dtype=np.int64)) for a, b in pairwise(bounds)])
+
+    def share(self, first: int, *, reader: Reader) -> Iterator[Ids]:
+        """Sample ids that a reader reads from a position on: the arrays of positions_read, so some batches at a time.
+
+        Reader(batch_size=1) reads all of the epoch. CursorError where the epoch has no such position.
+        """
+        self._check(first, self.num_samples)
+        positions = positions_read(first, self.num_samples, reader=reader, num_canonical_nodes=self.num_canonical_nodes)
+        return map(self._ids_at, positions)
+
+    def _check(self, first: int, stop: int) -> None:
+        if not 0 <= first <= stop <= self.num_samples:
+            raise CursorError(
+                f"positions [{first}, {stop}) asked of an epoch of {self.num_samples}: restore its streams and shares"
+            )
+
+    def _set_rounds(self) -> None:
+        """Rounds take one sample of every canonical node that has any left.
+
+        Rounds between two successive sizes of nodes have the same nodes, so a few phases say it all: nodes of 5, 2
+        and 5 samples give (position 0, round 0, nodes 0 1 2) and (position 6, round 2, nodes 0 2).
+        """
+        self._phases: list[tuple[int, int, list[int]]] = []
+        position = 0
+        for previous, size in pairwise(sorted({0, *self._samples_of_node})):
+            nodes = [node for node, count in enumerate(self._samples_of_node) if count >= size]
+            self._phases.append((position, previous, nodes))
+            position += (size - previous) * len(nodes)
+        self._phase_starts = np.array([start for start, _, _ in self._phases] + [position], np.int64)
+
+    def _ids_at(self, positions: Ids) -> Ids:
+        """Sample ids at ascending positions."""
+        ids = np.empty_like(positions)
+        cuts = np.searchsorted(positions, self._phase_starts).tolist()
+        for (start, rounds_before, nodes), (begin, end) in zip(self._phases, pairwise(cuts), strict=True):
+            rounds = (positions[begin:end] - start) // len(nodes)
+            turns = positions[begin:end] - start - rounds * len(nodes)
+            for turn, node in enumerate(nodes):
+                mine = np.flatnonzero(turns == turn)
+                if len(mine):
+                    ids[begin + mine] = self._ids_of_node(node, rounds_before + rounds[mine])
+        return ids
+
+    def _ids_of_node(self, node: int, places: Ids) -> Ids:
+        """Sample ids at ascending places of a canonical node's own sequence."""
+        streams = [stream for stream, counts in enumerate(self._counts) if counts[node]]
+        if len(streams) == 1:
+            return self._passes[streams[0]].ids(node, places + self._starts[streams[0]][node])
+        ids = np.empty_like(places)
+        first = int(places[0])
+        owners, numbers = (part[places - first] for part in self._interleave(node, streams, first, int(places[-1]) + 1))
+        by_owner = np.argsort(owners, kind="stable")
+        cuts = np.searchsorted(owners[by_owner], np.array([*streams, len(self._counts)])).tolist()
+        for stream, (begin, end) in zip(streams, pairwise(cuts), strict=True):
+            mine = by_owner[begin:end]
+            ids[mine] = self._passes[stream].ids(node, numbers[mine] + self._starts[stream][node])
+        return ids
+
+    def _interleave(self, node: int, streams: list[int], first: int, stop: int) -> tuple[NDArray[np.uint16], Ids]:
+        """Stream, and number among the node's samples of that stream, at each of the node's places [first, stop).
+
+        With S streams, fewer than S samples of a stream are ahead of or behind its part of any prefix (that is the sum
+        of S phases): what may come in [first, stop) is found without what comes before, and sorted by when it is due.
+        """
+        nodes, total, slack = self.num_canonical_nodes, self._samples_of_node[node], len(streams)
+        ticks, owners, numbers = [], [], []
+        for stream in streams:
+            count = self._counts[stream][node]
+            begin = max(0, first * count // total - slack)
+            end = min(count, -(-stop * count // total) + slack)
+            phase = 2 * ((node + stream * nodes // len(self._counts)) % nodes) + 1  # in 1/2C of a sample
+            start = (2 * nodes * begin + phase) * total * TICKS - 2 * nodes * count * first * TICKS  # 0 at `first`
+            steps = 2 * nodes * total * TICKS * np.arange(end - begin, dtype=np.int64)
+            ticks.append((start + steps) // (2 * nodes * count))
+            owners.append(np.full(end - begin, stream, np.uint16))
+            numbers.append(np.arange(begin, end, dtype=np.int64))
+        before = sum(int(own[0]) for own in numbers)  # that many are left out, and come before `first`
+        due = np.argsort(np.concatenate(ticks), kind="stable")[first - before : stop - before]
+        return np.concatenate(owners)[due], np.concatenate(numbers)[due]
+
+
+class _Passes:
+    """One stream, pass after pass without end, as its canonical nodes hold it."""
+
+    def __init__(self, samples_per_shard: Ids, *, config: OrderConfig, first_id: int):
+        self._samples_per_shard = samples_per_shard
+        self._config = config
+        self._first_id = first_id
+        self._orders: dict[int, EpochOrder] = {}
+        self._blocks: dict[int, tuple[int, int, NDArray[np.integer[Any]]]] = {}
+        order = self._order(0)
+        self._num_samples = order.num_samples
+        self._sections = np.diff([order.node_bounds(node) for node in range(order.num_canonical_nodes)]).ravel()
+
+    def dealt(self, count: int) -> Ids:
+        """How many of the first `count` samples of the passes are of each canonical node: int64[C]."""
+        passes, left = divmod(count, max(1, self._num_samples))
+        rounds, turns = divmod(left, len(self._sections))
+        takes: Ids = passes * self._sections + np.minimum(self._sections, rounds)
+        takes[np.flatnonzero(self._sections > rounds)[:turns]] += 1
+        return takes
+
+    def ids(self, node: int, places: Ids) -> Ids:
+        """Sample ids at ascending places of a canonical node's sections, pass after pass."""
+        ids = np.empty_like(places)
+        section, block_size = int(self._sections[node]), self._config.shuffle_block_size
+        at = 0
+        while at < len(places):
+            number, place = divmod(int(places[at]), section)
+            start = int(places[at]) - place % block_size
+            end = int(np.searchsorted(places, min(start + block_size, (number + 1) * section)))
+            ids[at:end] = self._block(node, number, place // block_size)[places[at:end] - start]
+            at = end
+        ids += self._first_id
+        return ids
+
+    def _block(self, node: int, number: int, block: int) -> NDArray[np.integer[Any]]:
+        kept = self._blocks.get(node)
+        if kept is None or kept[:2] != (number, block):
+            ids = self._order(number).block(node, block)
+            kept = number, block, ids.astype(np.uint32) if self._num_samples <= 1 << 32 else ids
+            self._blocks[node] = kept
+        return kept[2]
+
+    def _order(self, number: int) -> EpochOrder:
+        if number not in self._orders:
+            # Of short passes many lie in one chunk, and canonical nodes read them one after the other.
+            if len(self._orders) >= max(2, 4096 // (len(self._samples_per_shard) + 1)):
+                del self._orders[next(iter(self._orders))]
+            self._orders[number] = EpochOrder(self._samples_per_shard, config=self._config, epoch=number)
+        return self._orders[number]

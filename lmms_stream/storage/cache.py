@@ -1,0 +1,286 @@
+"""Files of a remote dataset on this node: each fetched once, however many processes ask.
+
+A file in the cache is complete: it is downloaded under a temporary name, checked and renamed. Beside it lies a
+record `.NAME.lock`. Who downloads holds the kernel's lock on it, which is released when the process dies, so nobody
+waits for the dead; what it says vouches for a file that was checked since this machine was started, and for what is
+ours to delete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import StorageError
+from ..mds.decoding import decompress
+from ..mds.shard import ShardInfo, file_matches
+from .locks import locked
+from .retry import DEFAULT_RETRY, Retry, disk_error, disk_errors
+from .room import CacheRoom, Record, touch
+from .storage import LocalStorage, Storage
+from .tally import FetchTally
+
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+-\d+\.tmp")
+_downloads = itertools.count()
+
+
+def default_cache_folder(remote: str) -> Path:
+    """A folder for a remote below one of this user's alone, in the system's temporary folder.
+
+    StorageError when somebody else has made that one: they could change what is read.
+    """
+    mine = Path(tempfile.gettempdir()) / f"lmms_stream-{os.getuid()}"
+    with disk_errors(str(mine)):
+        mine.mkdir(mode=0o700, exist_ok=True)
+    if mine.is_symlink() or mine.stat().st_uid != os.getuid():
+        raise StorageError(f"{mine} belongs to somebody else: name a folder of yours as local")
+    return mine / hashlib.blake2b(remote.encode(), digest_size=16).hexdigest()
+
+
+def home_folder(url: str) -> Path:
+    """default_cache_folder of a dataset, the same one however a local path is written."""
+    return default_cache_folder(url if "://" in url else str(Path(url).resolve()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a local copy must be. identity: names its content; valid: whether a file has it (reads all of it).
+
+    name: of the copy, in the cache folder. num_bytes: room it takes there, and while it is made.
+    decode: what makes it of the downloaded bytes (decompression; ValueError when they are damaged).
+    remember: of a local dataset's own object too, that it was found valid, so that it is read through once.
+    """
+
+    name: str
+    identity: str
+    num_bytes: int
+    valid: Callable[[Path], bool]
+    decode: Callable[[bytes], bytes] | None = None
+    remember: bool = False
+
+
+class LocalCache:
+    """Local copies of the objects of `storage` in `folder` (default: see default_cache_folder).
+
+    room: the limit that the copies keep to, if any. retry: how often and how long an object is tried for. tally
+    counts what was there and what was downloaded; not what is read where it lies.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        folder: Path | None = None,
+        *,
+        room: CacheRoom | None = None,
+        retry: Retry = DEFAULT_RETRY,
+    ):
+        self.storage = storage
+        self.folder = folder or default_cache_folder(storage.url)
+        self.retry = retry
+        self.room = room
+        self.tally = FetchTally()
+
+    def fetch(self, key: str, wanted: Wanted, *, wait: bool = True) -> Path | None:
+        """The local path of an object, downloaded unless a valid copy is there; None when it would have to wait.
+
+        A local dataset's object that is valid as it is is read where it lies. `wait`: for another process that
+        downloads it. Raises StorageError when it cannot be had in time, and when what comes is not valid.
+        """
+        path = self.folder / wanted.name
+        record_path = path.with_name(f".{path.name}.lock")
+        try:
+            if isinstance(self.storage, LocalStorage):
+                original = self.storage.folder / (key if wanted.decode is None else wanted.name)
+                if original.exists() and self._is_valid(original, wanted, record_path):
+                    return original
+            if self.at_hand(wanted) is not None:
+                self.tally.add(hits=1)
+                return path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(record_path, timeout_s=self.retry.timeout_s if wait else 0) as lock:
+                if lock is None:
+                    if not wait:
+                        return None
+                    raise StorageError(
+                        f"{record_path} was held by another process for {self.retry.timeout_s:g} s: "
+                        "is its download stuck? End that process and try again"
+                    )
+                if Record.read(record_path).vouches_for(path, wanted.identity):
+                    self.tally.add(hits=1)
+                else:
+                    ours = self._have(key, path, wanted, record_path)
+                    Record.of(path, wanted.identity, ours=ours).write(lock)
+                    self.touch(path)
+        except OSError as error:
+            raise disk_error(str(path), error) from error
+        return path
+
+    def at_hand(self, wanted: Wanted) -> Path | None:
+        """The local copy, if it was found valid since this machine was started; a look that takes no time."""
+        path = self.folder / wanted.name
+        return path if Record.read(path.with_name(f".{path.name}.lock")).vouches_for(path, wanted.identity) else None
+
+    @staticmethod
+    def _is_valid(original: Path, wanted: Wanted, record_path: Path) -> bool:
+        """Whether a local dataset's own object is what is wanted."""
+        if not wanted.remember:
+            return wanted.valid(original)
+        if Record.read(record_path).vouches_for(original, wanted.identity):
+            return True
+        valid = wanted.valid(original)
+        if valid:
+            record_path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(record_path, timeout_s=0) as lock:
+                if lock is not None:  # else another process is about to note the same
+                    Record.of(original, wanted.identity, ours=False).write(lock)
+        return valid
+
+    def shard_folders(self, shards: Sequence[ShardInfo]) -> list[Path]:
+        """Where copies of shards lie: the folder, and those below it that names of a merged dataset lead into."""
+        return sorted({self.folder, *((self.folder / info.name).parent for info in shards)})
+
+    def touch(self, path: Path) -> None:
+        """Note that a file is in use, which keeps it longer than others where there is a limit."""
+        if self.room is not None:
+            touch(path.with_name(f".{path.name}.lock"))
+
+    def _have(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
+        """Make a valid copy lie at `path`; returns whether it is a download of ours."""
+        if path.is_dir():
+            raise StorageError(f"{path} is a folder, a file of the dataset belongs there: move it away")
+        if path.exists() and wanted.valid(path):
+            self.tally.add(hits=1)
+            return Record.read(record_path).owns(path)
+        for attempt in range(1, self.retry.attempts + 1):
+            if self._download(key, path, wanted, record_path):
+                self.tally.add(misses=1)
+                return True
+            if attempt < self.retry.attempts:
+                time.sleep(min(0.05 * 2**attempt, 2.0))
+        raise StorageError(
+            f"{self.storage.url}/{key}: what was downloaded does not match the size or checksum in its "
+            f"index ({self.retry.attempts} attempts): the object is damaged or was replaced; convert the dataset again"
+        )
+
+    def _download(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
+        """Download, check and rename; False when what comes is not valid."""
+        _remove_leftovers(path)
+        if self.room is not None and path.parent in self.room.folders:  # shards; the lengths index is always kept
+            self.room.reserve(record_path, wanted.num_bytes, timeout_s=self.retry.timeout_s)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_downloads)}.tmp")
+        try:
+            self.storage.download(key, temporary)
+            self.tally.add(num_bytes=temporary.stat().st_size)
+            if wanted.decode is not None:
+                try:
+                    temporary.write_bytes(wanted.decode(temporary.read_bytes()))
+                except ValueError:
+                    return False
+            if not wanted.valid(temporary):
+                return False
+            temporary.replace(path)
+            return True
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def clean(self, shards: Sequence[ShardInfo] = ()) -> None:
+        """Remove temporary files that killed processes left where these shards and lengths indexes are kept."""
+        folders = (*self.shard_folders(shards), self.folder / "_lmms" / "lengths")
+        for path in [path for folder in folders for path in _leftovers(folder)]:
+            with locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
+                if lock is not None:
+                    _remove_leftovers(path)
+
+
+def fetch_shard(cache: LocalCache, info: ShardInfo) -> Path:
+    """The local path of a shard with the size and checksum of its index entry, decompressed."""
+    path = try_fetch_shard(cache, info, wait=True)
+    assert path is not None
+    return path
+
+
+def try_fetch_shard(cache: LocalCache, info: ShardInfo, *, wait: bool = False) -> Path | None:
+    """fetch_shard, but None at once when another process downloads it (unless `wait`)."""
+    return cache.fetch(info.zip_name or info.name, _wanted(info), wait=wait)
+
+
+def shard_at_hand(cache: LocalCache, info: ShardInfo) -> Path | None:
+    """The local path of a shard that was fetched before, by whatever process; None when it must be fetched."""
+    return cache.at_hand(_wanted(info))
+
+
+def _wanted(info: ShardInfo) -> Wanted:
+    def valid(path: Path) -> bool:
+        return file_matches(path, size=info.size, checksum=info.checksum)
+
+    def decode(data: bytes) -> bytes:
+        return decompress(str(info.compression), data, size=info.size)
+
+    return Wanted(
+        name=info.name,
+        identity=f"{info.size} {info.checksum}",
+        num_bytes=info.size + (info.zip_size or 0),
+        valid=valid,
+        decode=None if info.zip_name is None else decode,
+    )
+
+
+def _leftovers(folder: Path) -> dict[Path, list[Path]]:
+    """Temporary files in a folder, by the file that each was to become."""
+    found: dict[Path, list[Path]] = {}
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        leftover = _LEFTOVER.fullmatch(entry.name)
+        if leftover:
+            found.setdefault(folder / leftover["name"], []).append(Path(entry.path))
+    return found
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Temporary files of downloads of `path` that no process works on any more: the caller holds its lock."""
+    for leftover in _leftovers(path.parent).get(path, []):
+        leftover.unlink(missing_ok=True)
+
+
+class CountsFolder(MutableMapping[str, NDArray[np.int64]]):
+    """Pack counts of plans as files `<key>.npy` in a folder (see PackPlan's counts_cache)."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def __getitem__(self, key: str) -> NDArray[np.int64]:
+        try:
+            counts = np.load(self._folder / f"{key}.npy", allow_pickle=False)
+        except (OSError, ValueError, EOFError):  # missing or cut short: counted again
+            raise KeyError(key) from None
+        return np.asarray(counts, dtype=np.int64)
+
+    def __setitem__(self, key: str, counts: NDArray[np.int64]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{key}.npy"
+        with locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
+            if lock is None:  # another process is about to write the same
+                return
+            _remove_leftovers(path)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_downloads)}.tmp")
+            with temporary.open("wb") as file:
+                np.save(file, counts)
+            temporary.replace(path)
+
+    def __delitem__(self, key: str) -> None:
+        (self._folder / f"{key}.npy").unlink()
+
+    def __iter__(self) -> Iterator[str]:
+        return (path.stem for path in self._folder.glob("[!.]*.npy"))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -1,0 +1,163 @@
+"""Downloads ahead of their reader, in the order of need, by a few threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError, StorageError
+from .retry import Retry
+from .room import parse_bytes
+from .threads import start_thread
+
+_BUSY_S, _NEEDED_S = 0.2, 0.02  # a shard that another process downloads is asked for again after that
+_IDLE_S = 2.0  # a thread without work ends after that
+_GRACE_S = 5.0  # the request's own error, which says more, comes first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchConfig:
+    """How shards come to this node.
+
+    attempts: of each object. timeout_s: a shard that is not there within it is an error, whatever the reason.
+    threads: downloads at once, of each process. ahead: shards that a process fetches before it reads them, at most.
+    cache_limit: room for the dataset's shards on this node, as bytes or "500mb", "1.5gb" (None: no limit).
+    """
+
+    attempts: int = 5
+    timeout_s: float = 600.0
+    threads: int = 4
+    ahead: int = 64
+    cache_limit: int | str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "ahead"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        _ = self.retry, self.limit_bytes
+
+    @property
+    def retry(self) -> Retry:
+        return Retry(attempts=self.attempts, timeout_s=self.timeout_s)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        return None if self.cache_limit is None else parse_bytes(self.cache_limit)
+
+
+class Prefetcher:
+    """Fetches shards by number with a `fetch` that gives None for one that another process is at.
+
+    Its threads end when there is nothing to do for a while, and do not keep the process from ending. It belongs to
+    the process that made it.
+    """
+
+    def __init__(self, fetch: Callable[[int], Path | None], *, name: Callable[[int], str], config: FetchConfig):
+        self._fetch = fetch
+        self._name = name
+        self._config = config
+        self._changed = threading.Condition()
+        self._queue: dict[int, float] = {}  # shard -> not before this time, in the order of need
+        self._under_way: set[int] = set()
+        self._done: dict[int, Path | Exception] = {}
+        self._needed: set[int] = set()  # a reader waits for it
+        self._num_threads = 0
+
+    def request(self, shard_ids: Iterable[int]) -> None:
+        """Fetch these shards in the background, after those requested before."""
+        with self._changed:
+            for shard_id in shard_ids:
+                if isinstance(self._done.get(shard_id), Exception):
+                    del self._done[shard_id]  # nobody took it: ask the store again
+                if shard_id not in self._done and shard_id not in self._under_way:
+                    self._queue.setdefault(shard_id, 0.0)
+            self._start_threads()
+            self._changed.notify_all()
+
+    def forget(self, shard_ids: Iterable[int]) -> None:
+        """Requests of these shards that were not taken are no longer needed."""
+        with self._changed:
+            for shard_id in shard_ids:
+                self._queue.pop(shard_id, None)
+                self._done.pop(shard_id, None)
+            if self._queue:
+                self._start_threads()
+                self._changed.notify_all()
+
+    def take(self, shard_id: int) -> Path:
+        """The file of a shard, at once or when it is there; StorageError when it cannot be had in time."""
+        deadline = time.monotonic() + self._config.timeout_s + _GRACE_S
+        with self._changed:
+            self._needed.add(shard_id)
+            self._start_threads()
+            self._changed.notify_all()
+            try:
+                while shard_id not in self._done:
+                    soon = time.monotonic() + _NEEDED_S
+                    if shard_id not in self._under_way and not self._queue.get(shard_id, soon + 1) <= soon:
+                        self._queue[shard_id] = 0.0  # at once, wherever it stands in the order of need
+                        self._start_threads()
+                        self._changed.notify_all()
+                    if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() > deadline:
+                        raise StorageError(
+                            f"{self._name(shard_id)} was not to be had within {self._config.timeout_s:g} s: another "
+                            "process holds its download, or the store does not answer; end that process, or raise "
+                            "timeout_s"
+                        )
+            finally:
+                self._needed.discard(shard_id)
+            result = self._done.pop(shard_id)
+            if self._queue:  # there may be room ahead again
+                self._start_threads()
+                self._changed.notify_all()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _start_threads(self) -> None:
+        while self._num_threads < self._config.threads:
+            self._num_threads += 1
+            start_thread(self._work, name="lmms-fetch")
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                shard_id, wait_s = self._next()
+                while shard_id is None:
+                    woken = self._changed.wait(_IDLE_S if wait_s is None else wait_s)
+                    if not woken and wait_s is None:  # a thread that waits would keep all that it could read alive
+                        self._num_threads -= 1
+                        return
+                    shard_id, wait_s = self._next()
+                del self._queue[shard_id]
+                self._under_way.add(shard_id)
+            result: Path | Exception | None
+            try:
+                result = self._fetch(shard_id)
+            except Exception as error:  # noqa: BLE001 - it is raised by the reader
+                result = error
+            with self._changed:
+                self._under_way.discard(shard_id)
+                if result is None:  # back to its place, which is before all that is requested later
+                    again_s = _NEEDED_S if shard_id in self._needed else _BUSY_S
+                    self._queue = {shard_id: time.monotonic() + again_s} | self._queue
+                else:
+                    self._done[shard_id] = result
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[int | None, float | None]:
+        """The shard to fetch now; or None, and how long to wait at most."""
+        now = time.monotonic()
+        for shard_id in self._needed:
+            if self._queue.get(shard_id, now + 1) <= now:
+                return shard_id, None
+        wait_s = min((at - now for shard_id, at in self._queue.items() if shard_id in self._needed), default=None)
+        if len(self._done) + len(self._under_way) < self._config.ahead:
+            for shard_id, at in self._queue.items():
+                if at <= now:
+                    return shard_id, None
+                wait_s = min(wait_s or _BUSY_S, at - now)
+        return None, wait_s

@@ -1,0 +1,110 @@
+"""Requests to remote stores: tried again with back-off, and bounded in time."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ..errors import ConfigError, StorageError
+from .threads import start_thread
+
+T = TypeVar("T")
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.25, 8.0
+ROOM = "free some, or name another folder (as local, as --work, as the target), or set cache_limit"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retry:
+    """How hard a request to a remote store is tried: up to `attempts` times, within `timeout_s` seconds in all.
+
+    Between attempts the wait doubles, from a quarter of a second to eight, less a random part of up to a half.
+    """
+
+    attempts: int = 5
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ConfigError(f"attempts must be at least 1, got {self.attempts}")
+        if not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s must be more than 0 seconds, got {self.timeout_s}")
+
+
+DEFAULT_RETRY = Retry()
+
+
+class _GivenUpError(Exception):
+    """Nobody waits for this request any more."""
+
+
+def persist(
+    action: Callable[[Callable[[], None]], T],
+    *,
+    where: str,
+    retry: Retry,
+    refusal: Callable[[Exception], StorageError | None],
+    remedy: str,
+) -> T:
+    """What `action` gives, tried again with back-off while `refusal` knows no reason to give up at once.
+
+    It runs in a thread that is left behind when `timeout_s` is over, because a server that trickles can hold a
+    read for ever; `action` calls its argument now and then, which ends it once nobody waits.
+    """
+    outcome: list[T] = []
+    failure: list[Exception] = []
+    num_attempts = 0
+    given_up = threading.Event()
+
+    def proceed() -> None:
+        if given_up.is_set():
+            raise _GivenUpError
+
+    def attempts() -> None:
+        nonlocal num_attempts
+        while not given_up.is_set():
+            num_attempts += 1
+            try:
+                outcome.append(action(proceed))
+                return
+            except Exception as error:  # noqa: BLE001 - it is raised by the thread that waits
+                failure.append(error)
+                if refusal(error) is not None or num_attempts == retry.attempts:
+                    return
+                backoff = min(FIRST_BACKOFF_S * 2 ** (num_attempts - 1), LONGEST_BACKOFF_S)
+                given_up.wait(backoff * random.SystemRandom().uniform(0.5, 1))
+
+    thread = start_thread(attempts, name="lmms-request")
+    thread.join(retry.timeout_s)
+    if outcome:
+        return outcome[0]
+    if thread.is_alive():
+        given_up.set()
+        cause = f", the last error was: {failure[-1]}" if failure else ""
+        raise StorageError(
+            f"{where}: no complete answer within {retry.timeout_s:g} s (attempt {num_attempts} of {retry.attempts}"
+            f"{cause}): {remedy}, or raise timeout_s"
+        )
+    error = failure[-1]
+    raise refusal(error) or StorageError(f"{where}: {error} (after {num_attempts} attempts): {remedy}") from error
+
+
+def disk_error(where: str, error: OSError, *, room: str = ROOM) -> StorageError:
+    """What the disk refused, with the remedy; room: that of a disk that is full."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return StorageError(f"{where}: no room on the disk of this node ({error.strerror}): {room}")
+    file = f": {error.filename}" if error.filename else ""
+    return StorageError(f"{where}: {error.strerror}{file}: check the path and its rights")
+
+
+@contextmanager
+def disk_errors(where: str, *, room: str = ROOM) -> Iterator[None]:
+    """What the disk refuses inside is a StorageError, see disk_error."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(where, error, room=room) from error

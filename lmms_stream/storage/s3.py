@@ -1,0 +1,160 @@
+"""A prefix of an S3 bucket as a store, through boto3."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import ObjectMissingError, StorageError
+from ..types import StoredObject
+from .retry import DEFAULT_RETRY, Retry, disk_error, persist
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+T = TypeVar("T")
+MAX_CONNECTIONS = 64  # of one process to one store
+CHUNK_BYTES = 1 << 20
+
+
+class S3Storage:
+    """A prefix of an S3 bucket. The client is made at first use, once per process."""
+
+    def __init__(self, url: str, *, retry: Retry = DEFAULT_RETRY):
+        self.url = url
+        self.retry = retry
+        self.bucket, _, self.prefix = url.removeprefix("s3://").partition("/")
+        if not self.bucket:
+            raise StorageError(f"{url!r} names no bucket: write s3://BUCKET/PREFIX")
+        self._made: tuple[int, S3Client] | None = None
+        self._session: Any = None  # holds the parsed descriptions of the service, which a forked process can use
+        self._making: dict[int, threading.Lock] = {}  # by process: a fork copies a lock as it is, held or not
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url, "retry": self.retry}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["url"], retry=state["retry"])  # type: ignore[misc]
+
+    def read(self, key: str) -> bytes:
+        def read(client: S3Client, at: Any, proceed: Callable[[], None]) -> bytes:
+            return b"".join(self._chunks(client.get_object(**at), proceed))
+
+        return self._run(key, read)
+
+    def write(self, key: str, data: bytes) -> None:
+        self._run(key, lambda client, at, proceed: client.put_object(**at, Body=data))
+
+    def download(self, key: str, path: Path) -> None:
+        def download(client: S3Client, at: Any, proceed: Callable[[], None]) -> None:
+            answer = client.get_object(**at)
+            proceed()
+            with path.open("wb") as file:
+                for chunk in self._chunks(answer, proceed):
+                    file.write(chunk)
+
+        self._run(key, download)
+
+    def upload(self, path: Path, key: str) -> None:
+        self._run(key, lambda client, at, proceed: client.upload_file(str(path), at["Bucket"], at["Key"]))
+
+    def delete(self, key: str) -> None:
+        self._run(key, lambda client, at, proceed: client.delete_object(**at))
+
+    def list_objects(self, prefix: str) -> list[StoredObject]:
+        def read_pages(client: S3Client, at: Any, proceed: Callable[[], None]) -> list[StoredObject]:
+            start = len(at["Key"]) - len(prefix)
+            found = []
+            for page in client.get_paginator("list_objects_v2").paginate(Bucket=at["Bucket"], Prefix=at["Key"]):
+                proceed()
+                for entry in page.get("Contents", []):
+                    if not entry["Key"].endswith("/"):  # consoles make such objects for folders
+                        found.append(StoredObject(entry["Key"][start:], entry["Size"], entry["ETag"].strip('"')))
+            return sorted(found, key=lambda entry: entry.key)
+
+        return self._run(prefix, read_pages)
+
+    def stat(self, key: str) -> StoredObject:
+        def stat(client: S3Client, at: Any, proceed: Callable[[], None]) -> StoredObject:
+            answer = client.head_object(**at)
+            return StoredObject(key, answer["ContentLength"], answer["ETag"].strip('"'))
+
+        return self._run(key, stat)
+
+    @staticmethod
+    def _chunks(answer: Any, proceed: Callable[[], None]) -> Iterator[bytes]:
+        """The body of an answer, whole; ConnectionError when it is shorter than the answer says."""
+        received = 0
+        with closing(answer["Body"]) as body:
+            for chunk in body.iter_chunks(CHUNK_BYTES):
+                proceed()
+                received += len(chunk)
+                yield chunk
+        if received != answer["ContentLength"]:
+            raise ConnectionError(f"got {received} of {answer['ContentLength']} bytes")
+
+    def _client(self) -> S3Client:
+        with self._making.setdefault(os.getpid(), threading.Lock()):
+            if self._made is None or self._made[0] != os.getpid():
+                import boto3
+                from botocore.config import Config
+
+                config = Config(
+                    connect_timeout=min(10.0, self.retry.timeout_s),
+                    read_timeout=min(60.0, self.retry.timeout_s),
+                    retries={"mode": "standard", "total_max_attempts": 1},  # `persist` counts attempts
+                    max_pool_connections=MAX_CONNECTIONS,
+                    response_checksum_validation="when_required",  # shards are checked with the index's own
+                )
+                endpoint = os.environ.get("S3_ENDPOINT_URL") or None
+                self._session = self._session or boto3.session.Session()
+                self._made = os.getpid(), self._session.client("s3", config=config, endpoint_url=endpoint)
+            return self._made[1]
+
+    def _run(self, key: str, action: Callable[[S3Client, Any, Callable[[], None]], T]) -> T:
+        at = {"Bucket": self.bucket, "Key": f"{self.prefix}/{key}" if self.prefix else key}
+        where = f"s3://{at['Bucket']}/{at['Key']}"
+        return persist(
+            lambda proceed: action(self._client(), at, proceed),
+            where=where,
+            retry=self.retry,
+            refusal=lambda error: self._explain(error, where),
+            remedy="check S3_ENDPOINT_URL and the network, or try again",
+        )
+
+    def _explain(self, error: Exception, where: str) -> StorageError | None:
+        """The error to raise at once, or None when another attempt may help (a reset, a short body, a 5xx)."""
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+
+        if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
+            return StorageError(
+                f"{where}: no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        if isinstance(error, ClientError):
+            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            code = error.response.get("Error", {}).get("Code", "")
+            return self._explain_text(code, where) or (
+                None if status >= 500 or status == 429 else StorageError(f"{where}: {error}")
+            )
+        if isinstance(error, (BotoCoreError, ConnectionError, TimeoutError)):
+            return None
+        if isinstance(error, OSError):
+            return disk_error(where, error)
+        # s3transfer wraps a client's error in one of its own
+        return self._explain_text(str(error), where)
+
+    def _explain_text(self, text: str, where: str) -> StorageError | None:
+        if "NoSuchBucket" in text:
+            return StorageError(f"{where}: bucket {self.bucket!r} does not exist: create it or correct the URL")
+        if "NoSuchKey" in text or text == "404":
+            return ObjectMissingError(f"{where} does not exist: check the URL")
+        if any(code in text for code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403")):
+            return StorageError(
+                f"{where}: the credentials are refused ({text}): check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
+                "and the bucket's policy"
+            )
+        return None

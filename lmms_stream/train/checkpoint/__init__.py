@@ -1,0 +1,9 @@
+"""A run's state -> checkpoints, whole or not there, that any world size resumes.
+
+saving          what a run saves and resumes
+fingerprint     what a checkpoint says of the run that wrote it
+checkpoint      saved while training goes on
+store           where checkpoints lie, and when one is whole
+tensors         tensors of model and optimizer <-> files of torch.distributed.checkpoint
+export          a checkpoint -> a folder that from_pretrained loads
+"""

@@ -1,0 +1,264 @@
+"""Checkpoints of a run: saved while training goes on, resumed from the latest that is whole, at any world size."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+from ...errors import CheckpointError, LmmsStreamError
+from ...storage.storage import LocalStorage
+from .store import (
+    METADATA_NAME,
+    STATE_NAME,
+    Checkpoint,
+    DamagedError,
+    FolderTarget,
+    Target,
+    folder_name,
+    open_target,
+    read_checkpoint,
+    step_of,
+)
+from .tensors import (
+    CheckpointWriter,
+    Tensors,
+    cause_of,
+    needed_files,
+    read_tensors,
+    set_tensors,
+    tensors_of,
+)
+
+T = TypeVar("T")
+logger = logging.getLogger("lmms_stream")
+
+
+class Checkpointer:
+    """Saves and resumes the checkpoints at `url`, a folder that all nodes see or a URL; all ranks call each method.
+
+    staging: a local folder for files on their way to or from a store. keep: how many of the latest checkpoints stay.
+    asynchronous: tensors are copied, and written by a thread; the next save, `wait` and the end of the `with` block
+    wait for it. A save that failed is a CheckpointError there; the checkpoints before it are untouched, and a run that
+    is ending with another error says so besides. timeout_s: of each wait and each collective.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        staging: Path,
+        keep: int | None = None,
+        asynchronous: bool = True,
+        timeout_s: float = 600.0,
+    ):
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.timeout_s = timeout_s
+        self.asynchronous = asynchronous
+        self._staging = staging / f"rank-{self.rank}"
+        self._target = open_target(url, staging=self._staging)
+        self._keep = keep
+        # Of its own, for the thread's collectives would mix with training's.
+        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
+        assert isinstance(group, dist.ProcessGroup)  # of all ranks, so each is in it
+        self._group = group
+        cuda = torch.cuda.is_available()
+        self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda))
+        self._writer: CheckpointWriter | None = None
+        self._saving: Future[Any] | None = None
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            self.wait()
+        except CheckpointError as second:
+            if error is None:
+                raise
+            logger.error("%s", second)
+        finally:
+            self._stager.close()
+
+    def save(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        step: int,
+        state: Mapping[str, Any],
+        documents: Mapping[str, bytes],
+    ) -> None:
+        """Begin to save checkpoint `step`, or save it; first wait for the one before.
+
+        state: JSON values of the trainer, the cursor among them. documents: other files, by name. Of both rank 0's
+        are saved.
+        """
+        self.wait()
+        values = tensors_of(model, optimizer)
+        text = json.dumps({**state, "step": step}, indent=1) + "\n"
+        self._writer = CheckpointWriter(self._target, step, {**documents, STATE_NAME: text.encode()}, keep=self._keep)
+        options: dict[str, Any] = {
+            "storage_writer": self._writer,
+            # What ranks have copies of is in the first one's file, so that others' need not be read for it.
+            "planner": DefaultSavePlanner(dedup_save_to_lowest_rank=True),
+            "process_group": self._group,
+        }
+        if self.asynchronous:
+            started = async_save(values, async_stager=self._stager, **options)
+            assert isinstance(started, Future)  # staging is done
+            self._saving = started
+        else:
+            self._finish(lambda: save(values, **options))
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether this rank is writing; others may be done, or not yet."""
+        return self._saving is not None and not self._saving.done()
+
+    def wait(self) -> None:
+        """Return when nothing is being saved; CheckpointError, with the path, when that failed."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            self._finish(lambda: saving.result(self.timeout_s))
+
+    def _finish(self, result: Callable[[], object]) -> None:
+        assert self._writer is not None
+        where = f"{self._target.storage.url}/{folder_name(self._writer.step)}"
+        try:
+            result()
+        except FutureTimeoutError as error:
+            raise CheckpointError(
+                f"checkpoint {where} was not written within {self.timeout_s:g} s: look at the disk or the network, or "
+                "raise timeout_s"
+            ) from error
+        except (CheckpointException, RuntimeError, OSError, LmmsStreamError) as error:
+            if self.rank == 0 or not self._target.reads_in_place:
+                self._target.discard(self._writer.step)
+            raise CheckpointError(
+                f"checkpoint {where} was not saved; those before it are untouched: {cause_of(error)}"
+            ) from error
+        self._warn(*self._writer.warnings)
+
+    def resume(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        choice: str = "auto",
+        check: Callable[[Checkpoint], None] = lambda _: None,
+    ) -> Checkpoint | None:
+        """Load model and optimizer in place from the latest checkpoint that is whole; None where there is none.
+
+        choice: "auto"; "never", an error where there are checkpoints; or the path or URL of one. check may refuse the
+        checkpoint before tensors are read. A damaged one is passed over with a warning that names the file. Raises
+        CheckpointError, also where all are damaged.
+        """
+        target, steps = self._choose(choice)
+        damaged: DamagedError | None = None
+        values = tensors_of(model, optimizer) if steps else {}
+        for step in reversed(steps):
+            try:
+                checkpoint = self._on_rank_0(partial(read_checkpoint, target.storage, step))
+                check(checkpoint)
+                folder = self._fetch(target, checkpoint, values)
+            except DamagedError as error:
+                damaged = error
+                self._warn(f"{error}: the checkpoint of step {step} is passed over")
+                if not target.reads_in_place:
+                    target.discard(step)
+                continue
+            self._on_all(partial(read_tensors, folder, values))
+            set_tensors(model, optimizer, values)
+            if not target.reads_in_place:
+                target.discard(step)
+            return checkpoint
+        if damaged is not None:
+            raise CheckpointError(
+                f"no checkpoint is whole, and the oldest that is left is damaged ({damaged}): "
+                "restore one, or start over in another output_dir"
+            )
+        return None
+
+    def _choose(self, choice: str) -> tuple[Target, list[int]]:
+        """Where to resume from, and the steps that may be tried."""
+        if choice in ("auto", "never"):
+            steps = self._on_rank_0(self._target.candidates)
+            if steps and choice == "never":
+                raise CheckpointError(
+                    f"{self._target.storage.url} has checkpoints, the latest of step {steps[-1]}, and train.resume is "
+                    "never: set it to auto to go on from there, or name another output_dir or checkpoint_dir"
+                )
+            return self._target, steps
+        folder, _, name = choice.rstrip("/").rpartition("/")
+        step = step_of(name)
+        target = open_target(folder or ".", staging=self._staging)
+        if step is None or step not in self._on_rank_0(target.candidates):
+            raise CheckpointError(
+                f"{choice} is no complete checkpoint: name one (…/{folder_name(step or 100)}) as train.resume, or set "
+                "that to auto"
+            )
+        return target, [step]
+
+    def _fetch(self, target: Target, checkpoint: Checkpoint, values: Tensors) -> Path:
+        """The folder with all files that this rank reads, each checked by one rank or by those that fetch it."""
+        if target.reads_in_place:
+            share = sorted(checkpoint.files)[self.rank :: self.world_size]
+            return self._on_all(lambda: target.fetch(checkpoint, share))
+        folder = self._on_all(lambda: target.fetch(checkpoint, [METADATA_NAME]))
+        return self._on_all(lambda: target.fetch(checkpoint, needed_files(folder, values)))
+
+    def _on_rank_0(self, action: Callable[[], T]) -> T:
+        """What rank 0 finds, on all ranks; its error, too."""
+        outcome: list[Any] = [None]
+        if self.rank == 0:
+            outcome = [_attempt(action)]
+        dist.broadcast_object_list(outcome, src=0, group=self._group)
+        if isinstance(outcome[0], LmmsStreamError):
+            raise outcome[0]
+        found: T = outcome[0]
+        return found
+
+    def _on_all(self, action: Callable[[], T]) -> T:
+        """What this rank finds, unless one fails: then the same error on all ranks, damage last."""
+        outcome = _attempt(action)
+        failed: list[Any] = [None] * self.world_size
+        dist.all_gather_object(failed, outcome if isinstance(outcome, LmmsStreamError) else None, group=self._group)
+        errors = sorted(filter(None, failed), key=lambda error: isinstance(error, DamagedError))
+        if errors:
+            raise errors[0]
+        assert not isinstance(outcome, LmmsStreamError)
+        return outcome
+
+    def _warn(self, *messages: str) -> None:
+        if self.rank == 0:
+            for message in messages:
+                logger.warning("%s", message)
+
+
+def _attempt(action: Callable[[], T]) -> T | LmmsStreamError:
+    try:
+        return action()
+    except LmmsStreamError as error:
+        return error
+    except (OSError, RuntimeError, AssertionError) as error:  # torch's, of files that it cannot make sense of
+        return CheckpointError(f"a checkpoint cannot be read: {cause_of(error)}")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints below a folder, oldest first."""
+    return [folder / folder_name(step) for step in FolderTarget(LocalStorage(folder)).candidates()]

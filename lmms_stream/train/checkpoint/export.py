@@ -1,0 +1,159 @@
+"""A checkpoint -> a transformers folder that `from_pretrained` loads, in one process."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from .store import Checkpoint, Target
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+MARKER_NAME = "export.json"  # lists the files of an export, which another may replace
+SHARD_SIZE = "5GB"
+
+
+def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, bytes]:
+    """The files of a transformers folder but for the weights, by their names in a checkpoint.
+
+    tokenizer: the folder or hub id of the tokenizer, or of a processor with one; ConfigError when it cannot be loaded.
+    """
+    from .store import MODEL_FOLDER
+
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    texts = {"config.json": config.to_json_string()}
+    if model.generation_config is not None:
+        texts["generation_config.json"] = model.generation_config.to_json_string()
+    files = {name: text.encode() for name, text in texts.items()}
+    if tokenizer:
+        with TemporaryDirectory() as folder:
+            _save_tokenizer(tokenizer, folder)
+            files |= {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+    return {f"{MODEL_FOLDER}/{name}": data for name, data in files.items()}
+
+
+def _save_tokenizer(name: str, folder: str) -> None:
+    import transformers
+    from transformers.utils.hub import cached_file
+
+    try:
+        has_processor = any(
+            cached_file(name, part, _raise_exceptions_for_missing_entries=False) is not None
+            for part in ("processor_config.json", "preprocessor_config.json")
+        )
+        loader: Any = transformers.AutoProcessor if has_processor else transformers.AutoTokenizer
+        loader.from_pretrained(name).save_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def export_checkpoint(checkpoint: str | Path, out: str | Path, *, dtype: Dtype | None = None) -> Path:
+    """Write the model of a checkpoint (a folder or URL) to the folder `out` and return it; no process group is needed.
+
+    dtype: of the weights (default: as they were trained). Shards of safetensors, config, generation config, and the
+    files of tokenizer and processor. The folder is there whole or not at all; `out` may be new, empty, or an earlier
+    export, which is replaced. Raises ConfigError for another `out`, CheckpointError and StorageError.
+    """
+    from .store import METADATA_NAME, MODEL_FOLDER, open_target, read_checkpoint, step_of
+
+    out = Path(out)
+    check_out(out)
+    folder, _, name = str(checkpoint).rstrip("/").rpartition("/")
+    step = step_of(name)
+    if step is None:
+        raise CheckpointError(f"{checkpoint} is no checkpoint: name one of its folder's step-NNNNNNNN")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp") as temporary:
+        target = open_target(folder or ".", staging=Path(temporary) / "staging")
+        found = read_checkpoint(target.storage, step)
+        documents = [name for name in found.files if name.startswith(f"{MODEL_FOLDER}/")]
+        stored = target.fetch(found, [METADATA_NAME, *documents])
+        made = Path(temporary) / "model"
+        shutil.copytree(stored / MODEL_FOLDER, made)
+        model = _empty_model(made, found)
+        weights = _read_weights(model, found, target, dtype=dtype)
+        model.save_pretrained(made, state_dict=weights, max_shard_size=SHARD_SIZE)
+        _put_in_place(made, out, found)
+    return out
+
+
+def check_out(out: Path) -> None:
+    """ConfigError when `out` holds anything but an earlier export."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ConfigError(f"{out} is a file: name another folder for the export")
+    try:
+        ours = {MARKER_NAME, *json.loads((out / MARKER_NAME).read_text())["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = set()
+    if strange := sorted({path.name for path in out.iterdir()} - ours):
+        raise ConfigError(f"{out} holds {strange[0]}, which no export wrote: name an empty or new folder")
+
+
+def _put_in_place(made: Path, out: Path, found: Checkpoint) -> None:
+    files = sorted(path.name for path in made.iterdir())
+    marker = {"checkpoint": found.where, "step": found.step, "files": files}
+    (made / MARKER_NAME).write_text(json.dumps(marker, indent=1) + "\n")
+    made.chmod(0o755)  # a temporary folder is its owner's alone
+    check_out(out)  # again, some time has passed
+    if out.exists():
+        shutil.rmtree(out)
+    made.rename(out)
+
+
+def _empty_model(folder: Path, found: Checkpoint) -> PreTrainedModel:
+    """The model without memory for its weights."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    name = (config.architectures or [""])[0]
+    model_class = getattr(transformers, name, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
+        raise CheckpointError(f"{found.where}: transformers {transformers.__version__} has no model {name!r}")
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class(config)
+    if (folder / "generation_config.json").exists():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    return model
+
+
+def _read_weights(
+    model: PreTrainedModel, found: Checkpoint, target: Target, *, dtype: Dtype | None
+) -> dict[str, torch.Tensor]:
+    """The weights by name; names of one tied tensor share it. The model takes on their type."""
+    import torch
+
+    from .store import METADATA_NAME
+    from .tensors import needed_files, read_tensors, stored_tensors
+
+    folder = target.fetch(found, [METADATA_NAME])
+    stored = stored_tensors(folder, "model.")
+    wanted = model.state_dict()
+    if missing := sorted(wanted.keys() - stored.keys()):
+        raise CheckpointError(f"{found.where} lacks {missing[0]} and {len(missing) - 1} more tensors of its model")
+    first_name: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first_name.setdefault(id(parameter), name)
+    tied = {name: first_name[id(each)] for name, each in model.named_parameters(remove_duplicate=False)}
+    weights: dict[str, Any] = {}
+    for name in wanted:
+        as_stored = stored[name].properties.dtype
+        wanted_dtype = getattr(torch, dtype) if dtype and as_stored.is_floating_point else as_stored
+        if tied.get(name, name) == name:
+            weights[name] = torch.empty(stored[name].size, dtype=wanted_dtype)
+    target.fetch(found, needed_files(folder, {"model": weights}))
+    read_tensors(folder, {"model": weights})
+    model.to(next(each.dtype for each in weights.values() if each.is_floating_point()))
+    return {name: weights[tied.get(name, name)] for name in wanted}

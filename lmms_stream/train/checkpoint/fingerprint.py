@@ -1,0 +1,59 @@
+"""What a checkpoint says of the run that wrote it, and how another run differs from it. Plain JSON values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ... import __version__
+from ...errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ..run.settings import TrainConfig
+
+_NOT_THE_MODEL = {"transformers_version", "_name_or_path", "use_cache", "_attn_implementation"}  # may change in a run
+_NOT_COMPARED = {"output_dir", "checkpoint_dir", "resume"}  # they say where, and not how
+
+
+def fingerprint_of(model: PreTrainedModel, settings: TrainConfig) -> dict[str, Any]:
+    """versions of the code, the model's config, and the run's settings. The data's is in the cursor: the plans."""
+    import torch
+    import transformers
+
+    versions = {"lmms_stream": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+    described = {
+        "versions": versions,
+        "model": model.config.to_dict() | {"architectures": [type(model).__name__]},
+        "train": dataclasses.asdict(settings),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(described, default=str))
+    return plain
+
+
+def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where: str) -> None:
+    """CheckpointError, with the names and values, where the model's config differs in what both versions know."""
+    common = (saved["model"].keys() & now["model"].keys()) - _NOT_THE_MODEL
+    differing = [
+        f"{name} {saved['model'][name]!r}, now {now['model'][name]!r}"
+        for name in sorted(common)
+        if saved["model"][name] != now["model"][name]
+    ]
+    if differing:
+        raise CheckpointError(
+            f"checkpoint {where} is of another model ({'; '.join(differing)}): "
+            "restore the model settings, or start over in another output_dir"
+        )
+
+
+def other_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Settings and versions that are not those of the checkpoint, in words; a run may go on with them."""
+    return [
+        f"{part}.{name} was {saved[part].get(name)!r}, is {now[part].get(name)!r}"
+        for part in ("train", "versions")
+        for name in sorted(saved[part].keys() | now[part].keys())
+        if saved[part].get(name) != now[part].get(name) and name not in _NOT_COMPARED
+    ]

@@ -1,0 +1,103 @@
+"""What a run saves and resumes: its model, optimizer and state, with what describes them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...mds.dataset import PackedStreamingDataset
+from ..run.settings import Datasets, TrainConfig
+from .checkpoint import Checkpointer
+from .export import check_out, export_checkpoint, model_files
+from .fingerprint import check_same_model, fingerprint_of, other_differences
+from .store import Checkpoint, folder_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CHECKPOINTS_NAME = "checkpoints"
+STAGING_NAME = "checkpoints-on-their-way"
+EXPORT_NAME = "export"
+logger = logging.getLogger("lmms_stream")
+
+
+class RunSaver:
+    """The checkpoints of a run, and the export at its end. A context: leaving it waits for the save in flight.
+
+    model: the transformers model itself, so that names of parameters are its own, whatever it is wrapped in.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, args: TrainConfig, *, datasets: Datasets
+    ):
+        self._model, self._optimizer, self._args = model, optimizer, args
+        output_dir = Path(args.output_dir)
+        self.url = args.checkpoint_dir or str(output_dir / CHECKPOINTS_NAME)
+        self._export = output_dir / EXPORT_NAME
+        self._checkpointer = Checkpointer(
+            self.url,
+            staging=output_dir / STAGING_NAME,
+            keep=args.save_total_limit,
+            asynchronous=args.async_save,
+            timeout_s=args.timeout_s,
+        )
+        self._fingerprint = fingerprint_of(model, args)
+        self._latest: str | None = None  # where what was saved or resumed last lies
+        self._documents: Mapping[str, bytes] = {}
+        if self._checkpointer.rank == 0:
+            self._documents = model_files(model, _tokenizer_name(model, datasets))
+            if args.export:
+                check_out(self._export)
+
+    def __enter__(self) -> RunSaver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._checkpointer.__exit__(kind, error, at)
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Begin to save checkpoint `step`; see Checkpointer.save."""
+        state = {**state, "fingerprint": self._fingerprint}
+        self._checkpointer.save(self._model, self._optimizer, step=step, state=state, documents=self._documents)
+        self._latest = f"{self.url}/{folder_name(step)}"
+
+    def wait(self) -> None:
+        """Return when nothing is being saved; CheckpointError when that failed."""
+        self._checkpointer.wait()
+
+    def resume(self, load_state: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any] | None:
+        """What was saved as `state`, and "step"; model and optimizer are loaded. None where a run starts.
+
+        load_state may refuse the state, before anything is loaded.
+        """
+
+        def check(checkpoint: Checkpoint) -> None:
+            saved = checkpoint.state["fingerprint"]
+            check_same_model(saved, self._fingerprint, where=checkpoint.where)
+            load_state(checkpoint.state)
+            differences = other_differences(saved, self._fingerprint)
+            if differences and self._checkpointer.rank == 0:
+                logger.warning("resumed from %s with other settings: %s", checkpoint.where, "; ".join(differences))
+
+        found = self._checkpointer.resume(self._model, self._optimizer, choice=self._args.resume, check=check)
+        if found is None:
+            return None
+        self._latest = found.where
+        return found.state
+
+    def export(self) -> None:
+        """Write the model as it was saved last to output_dir/export, if that is asked for; rank 0 does it."""
+        if self._args.export and self._checkpointer.rank == 0 and self._latest is not None:
+            export_checkpoint(self._latest, self._export)
+
+
+def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:
+    """The tokenizer that made the tokens, as its dataset's processor names it, or that of a pretrained model."""
+    every = [datasets] if isinstance(datasets, PackedStreamingDataset) else list(datasets.values())
+    names = [getattr(getattr(dataset.processor, "tokenizer", None), "name", None) for dataset in every]
+    return next(filter(None, names), None)

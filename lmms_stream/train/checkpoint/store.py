@@ -1,0 +1,309 @@
+"""Where checkpoints lie: a folder that all nodes see, or a prefix of an object store.
+
+A checkpoint is `step-NNNNNNNN/` with `complete.json`, which names all other files with their sizes and checksums and
+is written last: what lacks it is no checkpoint. In a folder the whole is renamed to its name besides, after it was
+forced to disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import xxhash
+
+from ...errors import CheckpointError, ObjectMissingError
+from ...storage.storage import LocalStorage, Storage, open_storage
+
+COMPLETE_NAME = "complete.json"
+STATE_NAME = "trainer.json"
+METADATA_NAME = ".metadata"
+MODEL_FOLDER = "model"  # a transformers folder but for the weights
+FORMAT = 1
+_FOLDER = re.compile(r"step-(\d{8})")
+_TEMPORARY = re.compile(r"\.step-\d{8}\.tmp")
+_OURS = re.compile(rf"__\d+_\d+\.distcp|\.metadata(\.tmp)?|complete\.json|trainer\.json|{MODEL_FOLDER}/[\w.-]+")
+_CHUNK_BYTES = 1 << 23
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint is there, and a file of it is not what was written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileDigest:
+    num_bytes: int
+    xxh3: str
+
+    @staticmethod
+    def of(path: Path) -> FileDigest:
+        digest, num_bytes = xxhash.xxh3_64(), 0
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                num_bytes += len(chunk)
+        return FileDigest(num_bytes=num_bytes, xxh3=digest.hexdigest())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint: where it lies, its step, its files, and what the trainer saved as `state`."""
+
+    where: str
+    step: int
+    files: Mapping[str, FileDigest]
+    state: Mapping[str, Any]
+
+
+class Target(Protocol):
+    """Where a rank writes and reads files of checkpoints; all paths are of this node.
+
+    prepare, commit: by one rank, before any writes and after all have; begin, publish, discard: by each. fetch gives a
+    folder that holds the named files, checked. reads_in_place: files are there for all ranks, and each need be checked
+    by one alone. unfinished: steps of which a killed run left files, besides what `prepare` removes.
+    """
+
+    storage: Storage
+    reads_in_place: bool
+
+    def candidates(self) -> list[int]: ...
+    def unfinished(self) -> list[int]: ...
+    def writing(self, step: int) -> Path: ...
+    def prepare(self, step: int) -> None: ...
+    def begin(self, step: int) -> None: ...
+    def publish(self, step: int, names: Iterable[str]) -> None: ...
+    def commit(self, step: int, files: Mapping[str, FileDigest]) -> None: ...
+    def discard(self, step: int) -> None: ...
+    def fetch(self, checkpoint: Checkpoint, names: Iterable[str]) -> Path: ...
+
+
+def open_target(url: str, *, staging: Path) -> Target:
+    """The target at a folder or URL. staging: a folder of this process alone, for files on their way to a store."""
+    storage = open_storage(url)
+    return FolderTarget(storage) if isinstance(storage, LocalStorage) else StoreTarget(storage, staging)
+
+
+class FolderTarget:
+    """Checkpoints in a folder. Files are written where all ranks see them, and read where they lie."""
+
+    reads_in_place = True
+
+    def __init__(self, storage: LocalStorage):
+        self.storage: Storage = storage
+        self._folder = storage.folder
+
+    def candidates(self) -> list[int]:
+        """Steps whose folder has its final name; one that lost a file, complete.json too, is among them."""
+        if not self._folder.is_dir():
+            return []
+        found = [_FOLDER.fullmatch(path.name) for path in self._folder.iterdir() if path.is_dir()]
+        return sorted(int(match[1]) for match in found if match)
+
+    def unfinished(self) -> list[int]:
+        return []
+
+    def writing(self, step: int) -> Path:
+        return self._folder / f".{folder_name(step)}.tmp"
+
+    def prepare(self, step: int) -> None:
+        """Make room, also of what killed runs left."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for path in self._folder.iterdir():
+            if _TEMPORARY.fullmatch(path.name):
+                shutil.rmtree(path)
+        self.writing(step).mkdir()
+
+    def begin(self, step: int) -> None:
+        pass  # it is prepared for all ranks at once
+
+    def publish(self, step: int, names: Iterable[str]) -> None:
+        pass  # others see the files as they are written
+
+    def commit(self, step: int, files: Mapping[str, FileDigest]) -> None:
+        temporary, final = self.writing(step), self._folder / folder_name(step)
+        for name, digest in files.items():
+            path = temporary / name
+            if not path.is_file() or path.stat().st_size != digest.num_bytes:
+                raise CheckpointError(
+                    f"{path} is not seen by rank 0, another rank wrote it: "
+                    "checkpoint_dir must be a folder that all nodes share, or a URL"
+                )
+        write_synced(temporary / COMPLETE_NAME, _manifest(step, files))
+        for folder in {temporary, *(path.parent for path in map(temporary.joinpath, files))}:
+            _sync(folder)
+        if final.exists():  # an earlier run got here, and its checkpoint was passed over at resume
+            remove(self.storage, step)
+            if final.exists():
+                raise CheckpointError(f"{final} holds files that no checkpoint wrote: move them elsewhere")
+        temporary.rename(final)
+        _sync(self._folder)
+
+    def discard(self, step: int) -> None:
+        shutil.rmtree(self.writing(step), ignore_errors=True)
+
+    def fetch(self, checkpoint: Checkpoint, names: Iterable[str]) -> Path:
+        folder = self._folder / folder_name(checkpoint.step)
+        for name in names:
+            _check(folder / name, checkpoint, name)
+        return folder
+
+
+class StoreTarget:
+    """Checkpoints in an object store. Each rank uploads what it wrote, and downloads what it needs."""
+
+    reads_in_place = False
+
+    def __init__(self, storage: Storage, staging: Path):
+        self.storage = storage
+        self._staging = staging
+
+    def candidates(self) -> list[int]:
+        """Steps with a complete.json: what is being written, or never was finished, is not among them."""
+        return sorted(step for step, names in self._names().items() if COMPLETE_NAME in names)
+
+    def unfinished(self) -> list[int]:
+        return sorted(step for step, names in self._names().items() if COMPLETE_NAME not in names)
+
+    def _names(self) -> dict[int, set[str]]:
+        """Names of files by step."""
+        found: dict[int, set[str]] = {}
+        for stored in self.storage.list_objects("step-"):
+            folder, _, name = stored.key.partition("/")
+            if (step := step_of(folder)) is not None:
+                found.setdefault(step, set()).add(name)
+        return found
+
+    def writing(self, step: int) -> Path:
+        return self._staging / folder_name(step)
+
+    def prepare(self, step: int) -> None:
+        """Take away the complete.json of an earlier run, so that no mixture of the two can be taken for one."""
+        if step in self.candidates():
+            self.storage.delete(f"{folder_name(step)}/{COMPLETE_NAME}")
+
+    def begin(self, step: int) -> None:
+        shutil.rmtree(self._staging, ignore_errors=True)
+        self.writing(step).mkdir(parents=True)
+
+    def publish(self, step: int, names: Iterable[str]) -> None:
+        for name in names:
+            self.storage.upload(self.writing(step) / name, f"{folder_name(step)}/{name}")
+        shutil.rmtree(self._staging, ignore_errors=True)
+        self.writing(step).mkdir(parents=True)
+
+    def commit(self, step: int, files: Mapping[str, FileDigest]) -> None:
+        self.storage.write(f"{folder_name(step)}/{COMPLETE_NAME}", _manifest(step, files))
+        self.discard(step)
+
+    def discard(self, step: int) -> None:
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def fetch(self, checkpoint: Checkpoint, names: Iterable[str]) -> Path:
+        folder = self.writing(checkpoint.step)
+        for name in names:
+            path = folder / name
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    self.storage.download(f"{folder_name(checkpoint.step)}/{name}", path)
+                except ObjectMissingError as error:
+                    raise DamagedError(f"{checkpoint.where}/{name} is missing") from error
+                _check(path, checkpoint, name)
+        return folder
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint by the last part of its path; None for another name."""
+    match = _FOLDER.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def read_checkpoint(storage: Storage, step: int) -> Checkpoint:
+    """What says of a checkpoint what it is, with its files' names and sizes checked; DamagedError, with the file."""
+    where = f"{storage.url}/{folder_name(step)}"
+    files = _read_manifest(storage, step, where)
+    stored = {found.key.partition("/")[2]: found for found in storage.list_objects(f"{folder_name(step)}/")}
+    for name, digest in files.items():
+        if name not in stored:
+            raise DamagedError(f"{where}/{name} is missing")
+        if stored[name].tag and stored[name].num_bytes != digest.num_bytes:
+            raise DamagedError(f"{where}/{name} has {stored[name].num_bytes} of {digest.num_bytes} bytes")
+    text = storage.read(f"{folder_name(step)}/{STATE_NAME}")
+    if xxhash.xxh3_64(text).hexdigest() != files[STATE_NAME].xxh3:
+        raise DamagedError(f"{where}/{STATE_NAME} is not what was written: its checksum differs")
+    return Checkpoint(where=where, step=step, files=files, state=json.loads(text))
+
+
+def remove(storage: Storage, step: int) -> None:
+    """Delete what a checkpoint consists of, what makes it complete first, and nothing else."""
+    prefix = f"{folder_name(step)}/"
+    names = [found.key.removeprefix(prefix) for found in storage.list_objects(prefix)]
+    for name in sorted(filter(_OURS.fullmatch, names), key=lambda name: name != COMPLETE_NAME):
+        storage.delete(prefix + name)
+    if isinstance(storage, LocalStorage):
+        for folder in (storage.folder / prefix / MODEL_FOLDER, storage.folder / prefix):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """A file that is on the disk, and not only on its way there, when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check(path: Path, checkpoint: Checkpoint, name: str) -> None:
+    try:
+        found = FileDigest.of(path)
+    except OSError as error:
+        raise DamagedError(f"{checkpoint.where}/{name} cannot be read: {error.strerror}") from error
+    if found != checkpoint.files[name]:
+        raise DamagedError(f"{checkpoint.where}/{name} is not what was written: its checksum differs")
+
+
+def _manifest(step: int, files: Mapping[str, FileDigest]) -> bytes:
+    content = {"format": FORMAT, "step": step, "files": {name: asdict(files[name]) for name in sorted(files)}}
+    return json.dumps({**content, "xxh3": _digest_of(content)}, indent=1).encode() + b"\n"
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(storage: Storage, step: int, where: str) -> dict[str, FileDigest]:
+    try:
+        content = json.loads(storage.read(f"{folder_name(step)}/{COMPLETE_NAME}"))
+    except ObjectMissingError as error:
+        raise DamagedError(f"{where}/{COMPLETE_NAME} is missing") from error
+    except ValueError as error:
+        raise DamagedError(f"{where}/{COMPLETE_NAME} is not JSON") from error
+    if not isinstance(content, dict) or content.pop("xxh3", None) != _digest_of(content):
+        raise DamagedError(f"{where}/{COMPLETE_NAME} is not what was written: its checksum differs")
+    if content["format"] != FORMAT:
+        raise CheckpointError(
+            f"{where} has format {content['format']}, this release reads {FORMAT}: use the release that wrote it"
+        )
+    if strange := [name for name in content["files"] if not _OURS.fullmatch(name)]:
+        raise DamagedError(f"{where}/{COMPLETE_NAME} names {strange[0]!r}, which is no file of a checkpoint")
+    return {name: FileDigest(**digest) for name, digest in content["files"].items()}

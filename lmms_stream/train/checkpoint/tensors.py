@@ -1,0 +1,181 @@
+"""Tensors of a model and its optimizer <-> files of torch.distributed.checkpoint (DCP).
+
+A checkpoint is trusted as the run that wrote it is: DCP's `.metadata` is a pickle. It is read only after its size and
+checksum were found to be those of its checkpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from ...errors import CheckpointError, StorageError
+from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
+
+Tensors = dict[str, Any]  # nested: "model" and "optimizer", then the parameters' names
+NO_ROOM_BYTES = 1 << 16  # less is a full disk, to torch's writer, which does not say why it failed
+
+
+def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+    """The tensors of this rank as they are now, not copies, by the names that parameters have in `model`.
+
+    What is set, and not learnt (learning rate, betas, decay), is left out: it is the config's.
+    """
+    state = get_optimizer_state_dict(model, optimizer)["state"]
+    return {"model": get_model_state_dict(model), "optimizer": state}
+
+
+def set_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: Tensors) -> None:
+    settings = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    set_model_state_dict(model, values["model"])
+    set_optimizer_state_dict(model, optimizer, {"state": values["optimizer"], "param_groups": settings})
+
+
+def needed_files(folder: Path, values: Tensors) -> list[str]:
+    """The names of the files that hold what `values` has room for, by the .metadata in `folder`."""
+    metadata, _, plan = _plan(folder, values)
+    return sorted({metadata.storage_data[item.storage_index].relative_path for item in plan.items})
+
+
+def read_tensors(folder: Path, values: Tensors) -> None:
+    """Fill `values` in place; no other rank is asked. CheckpointError where names or shapes are others."""
+    metadata, planner, plan = _plan(folder, values)
+    reader = FileSystemReader(folder)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    reader.read_data(planner.finish_plan(plan), planner).wait()
+
+
+def stored_tensors(folder: Path, prefix: str) -> dict[str, TensorStorageMetadata]:
+    """Sizes and types of the tensors whose names begin with `prefix`, without it."""
+    found = FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {
+        name.removeprefix(prefix): each
+        for name, each in found.items()
+        if name.startswith(prefix) and isinstance(each, TensorStorageMetadata)
+    }
+
+
+def _plan(folder: Path, values: Tensors) -> tuple[Metadata, DefaultLoadPlanner, LoadPlan]:
+    metadata = FileSystemReader(folder).read_metadata()
+    planner = DefaultLoadPlanner()
+    try:
+        planner.set_up_planner(values, metadata, is_coordinator=True)
+        return metadata, planner, planner.create_local_plan()
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit this model and optimizer ({' '.join(str(error).split())[:300]}): "
+            "restore the model settings, or start over in another output_dir"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Written(WriteResult):
+    """The first of a rank's results brings its files along."""
+
+    files: Mapping[str, FileDigest]
+
+
+class CheckpointWriter(FileSystemWriter):
+    """Writes one checkpoint: each rank its tensors, rank 0 then `documents` and what makes it complete.
+
+    documents: files beside the tensors, by name, of rank 0. keep: how many of the latest checkpoints stay.
+    """
+
+    def __init__(self, target: Target, step: int, documents: Mapping[str, bytes], *, keep: int | None):
+        super().__init__(target.writing(step))
+        self.target = target
+        self.step = step
+        self.warnings: list[str] = []  # what did not go well with old checkpoints
+        self._folder = target.writing(step)
+        self._documents = documents
+        self._keep = keep
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan  # the folder is made once all ranks are here
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        with _failures():
+            self.target.prepare(self.step)
+        prepared: list[SavePlan] = super().prepare_global_plan(plans)
+        return prepared
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        done: Future[list[WriteResult]] = Future()
+        results: list[WriteResult] = []
+        with _failures(self._folder):
+            self.target.begin(self.step)
+            if plan.items:
+                first, *others = super().write_data(plan, planner).value()
+                names = {result.storage_data.relative_path for result in (first, *others)}
+                files = {name: FileDigest.of(self._folder / name) for name in sorted(names)}
+                self.target.publish(self.step, files)
+                results = [_Written(first.index, first.size_in_bytes, first.storage_data, files), *others]
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        firsts = [first for first, *_ in filter(None, results) if isinstance(first, _Written)]
+        files = {name: digest for first in firsts for name, digest in first.files.items()}
+        with _failures(self._folder):
+            super().finish(metadata, results)
+            for name, data in self._documents.items():
+                write_synced(self._folder / name, data)
+            own = {name: FileDigest.of(self._folder / name) for name in (METADATA_NAME, *self._documents)}
+            self.target.publish(self.step, own)
+            self.target.commit(self.step, {**files, **own})
+        try:
+            remove_old(self.target, self.step, keep=self._keep)
+        except StorageError as error:  # the new one is there, and old ones may stay
+            self.warnings.append(f"old checkpoints stay: {error}")
+
+
+def remove_old(target: Target, newest: int, *, keep: int | None) -> None:
+    """Delete all but the last `keep` checkpoints up to step `newest`; later ones, of another run, stay."""
+    if keep is None:
+        return
+    steps = [step for step in target.candidates() if step <= newest]
+    for step in (*steps[:-keep], *(step for step in target.unfinished() if step < newest)):
+        remove(target.storage, step)
+
+
+@contextmanager
+def _failures(folder: Path | None = None) -> Iterator[None]:
+    """Errors that other ranks can be sent, and that say when the disk of `folder` is full."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if not full and folder is not None and folder.is_dir():
+            full = isinstance(error, RuntimeError) and shutil.disk_usage(folder).free < NO_ROOM_BYTES
+        if full:
+            raise CheckpointError(
+                f"no room on the disk of {folder}: free some, lower save_total_limit, or name another checkpoint_dir"
+            ) from None
+        raise CheckpointError(" ".join(str(error).split())[:300]) from error
+
+
+def cause_of(error: BaseException) -> str:
+    """What went wrong where a save failed, in one line."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return " ".join(str(error).split())[:500] or type(error).__name__

@@ -1,0 +1,223 @@
+"""Models from transformers: how one is built, and how it is run on packs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from ...errors import ConfigError
+from ...processors.base import Processor
+from ...processors.tokenizers import FastTokenizer
+from ...types import Batch
+from .attention import Attention, implementations
+from .loss import learnt_tokens, losses_of_logits, token_losses
+from .varlen import SDPA_VARLEN
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+LogitsWay = Literal["chunks", "kept", "whole"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """One of: pretrained, a local folder or hub id; config, the fields of a transformers config.
+
+    config holds `model_type` and whatever that config class takes; the model starts from random weights. Causal
+    language models, and models of images and text. attention: "auto" is transformers' own, until the trainer chooses
+    the best that this machine has and that keeps the samples of a pack apart.
+    """
+
+    pretrained: str | None = None
+    config: Mapping[str, Any] | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Attention = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.pretrained is None) == (self.config is None):
+            raise ConfigError("model needs exactly one of pretrained and config")
+
+    def build(self) -> PreTrainedModel:
+        """The model, on the CPU of rank 0; on other ranks without weights, on the meta device.
+
+        The trainer shards it and gives each rank its part. Alone, or before the process group is there, a model has
+        its weights.
+        """
+        import transformers
+
+        is_empty = dist.is_initialized() and dist.get_rank() != 0
+        try:
+            config = self._config()
+            autos: tuple[Any, ...] = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+            auto = next((each for each in autos if type(config) in each._model_mapping), None)
+            if auto is None:
+                raise ConfigError(
+                    f"model type {config.model_type!r} is no model that writes text: name a causal language model or "
+                    "one of images and text"
+                )
+            choices = implementations(self.attention, auto._model_mapping[type(config)], config)
+            named = None if self.attention == "auto" else self.attention
+            options = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                if is_empty:
+                    with torch.device("meta"):
+                        model = auto.from_config(config, **options)
+                elif self.pretrained is not None:
+                    model = auto.from_pretrained(self.pretrained, config=config, **options)
+                else:
+                    model = auto.from_config(config, **options)
+        except (LookupError, ValueError, OSError, TypeError, ImportError, ArithmeticError, RuntimeError) as error:
+            raise ConfigError(f"model cannot be built: {' '.join(str(error).split())}") from error
+        model.attention_choices = choices if named is None else []
+        built: PreTrainedModel = model
+        return built
+
+    def _config(self) -> PretrainedConfig:
+        import transformers
+
+        if self.pretrained is not None:
+            found: PretrainedConfig = transformers.AutoConfig.from_pretrained(self.pretrained)
+            return found
+        fields = dict(self.config or {})
+        made: PretrainedConfig = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+        return made
+
+
+class PackedModel(torch.nn.Module):
+    """A transformers model with its loss on packs: what FSDP shards as a whole.
+
+    logits_way: how the logits of the tokens that are learnt are made, all by the model's own forward, so that what it
+    does to them (scales, caps, biases) is done. "chunks": around hidden states that are there, some tokens at a time.
+    "kept": of all these tokens, by its argument logits_to_keep. "whole": of all tokens. attention.prove_packing tells
+    which give the same.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+        self.logits_way: LogitsWay = "chunks"
+        self._has_text_axis = _rotates_by_axes(model.config)
+
+    @property
+    def base_model(self) -> PreTrainedModel | None:
+        """What makes the hidden states; None where that is the whole model."""
+        inner: Any = self.model.base_model
+        base: PreTrainedModel | None = inner if inner is not self.model else getattr(self.model, "model", None)
+        return base
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        embedding: Any = self.model.get_input_embeddings()
+        return int(embedding.weight.shape[0])
+
+    @property
+    def logits_ways(self) -> tuple[LogitsWay, ...]:
+        """Those that the model has, the thriftiest first."""
+        ways: list[LogitsWay] = ["whole"]
+        if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
+            ways.insert(0, "kept")
+        if self.base_model is not None:
+            ways.insert(0, "chunks")
+        return tuple(ways)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of each learnt token, and the log of its softmax's sum: float32[num_loss_tokens] each.
+
+        The loss tokens of all packs come in their order.
+        """
+        learnt, targets = learnt_tokens(batch.labels)
+        if self.logits_way == "whole":
+            return losses_of_logits(self.logits(batch)[learnt], targets)
+        if self.logits_way == "kept":
+            logits = self.model(**self._inputs(batch), logits_to_keep=learnt).logits[0]
+            return losses_of_logits(logits, targets)
+        base = self.base_model
+        assert base is not None
+        output = base(**self._inputs(batch))
+
+        def head(hidden: torch.Tensor) -> torch.Tensor:
+            with _given(base, output, hidden[None]):
+                logits: torch.Tensor = self.model(input_ids=batch.input_ids[:, : len(hidden)], use_cache=False).logits
+            return logits[0]
+
+        return token_losses(output.last_hidden_state[0, learnt], targets, head, vocab_size=self.vocab_size)
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """The model's own, of every token: float[T, V]."""
+        logits: torch.Tensor = self.model(**self._inputs(batch)).logits
+        return logits[0]
+
+    def check_tokens(self, pack: Batch) -> None:
+        """ConfigError for a pack, on the CPU, with a token that the model does not have."""
+        lowest, highest = (int(bound) for bound in torch.aminmax(pack.input_ids))
+        highest = max(highest, int(pack.labels.max()))
+        if lowest >= 0 and highest < self.vocab_size:
+            return
+        token_id = lowest if lowest < 0 else highest
+        place = torch.nonzero((pack.input_ids[0] == token_id) | (pack.labels[0] == token_id))[0]
+        segment = int((pack.cu_seqlens <= place).sum()) - 1
+        raise ConfigError(
+            f"token id {token_id} in sample {int(pack.sample_ids[segment])}{pack.source and f' of {pack.source}'} is "
+            f"none of the model's {self.vocab_size}: take the model's own tokenizer, or resize its embedding"
+        )
+
+    def check_processor(self, processor: Processor | None) -> None:
+        """ConfigError for one with a tokenizer that has tokens which the model does not have."""
+        tokenizer = getattr(processor, "tokenizer", None)
+        if isinstance(tokenizer, FastTokenizer) and tokenizer.num_ids > self.vocab_size:
+            raise ConfigError(
+                f"tokenizer {tokenizer.name} has token ids to {tokenizer.num_ids - 1}, the model {self.vocab_size} "
+                "tokens: take the model's own tokenizer, or resize its embedding"
+            )
+
+    def _inputs(self, batch: Batch) -> dict[str, Any]:
+        """The arguments of a transformers model that keep the segments of a pack apart.
+
+        sdpa, eager and flex_attention do so where position_ids restart, but only without an attention mask and without
+        a cache; flash_attention_2 and sdpa_varlen take the bounds. (Images and sounds are to be added here, and then a
+        rank without any must run their encoders too, on something weighted 0: FSDP's collectives are all ranks'.)
+        """
+        positions = batch.position_ids
+        if self._has_text_axis and positions.ndim == 2:
+            positions = positions.expand(4, *positions.shape)  # text alone: the place of text, then three axes like it
+        inputs: dict[str, Any] = {
+            "input_ids": batch.input_ids,
+            "position_ids": positions,
+            "attention_mask": None,
+            "use_cache": False,
+        }
+        if self.model.config._attn_implementation == SDPA_VARLEN:
+            inputs["cu_seq_lens_q"] = batch.cu_seqlens.tolist()
+        elif self.model.config._attn_implementation == "flash_attention_2":
+            bounds = {"cu_seq_lens_q": batch.cu_seqlens, "cu_seq_lens_k": batch.cu_seqlens}
+            inputs |= {**bounds, "max_length_q": batch.max_seqlen, "max_length_k": batch.max_seqlen}
+        return inputs
+
+
+@contextmanager
+def _given(base: torch.nn.Module, output: Any, hidden: torch.Tensor) -> Iterator[None]:
+    """Inside, a base model gives an output that it gave before, with other hidden states."""
+    given = type(output)(**{**output, "last_hidden_state": hidden})
+    before = vars(base).get("forward")
+    base.forward = lambda *_, **__: given
+    try:
+        yield
+    finally:
+        del base.forward
+        if before is not None:
+            base.forward = before
+
+
+def _rotates_by_axes(config: PretrainedConfig) -> bool:
+    """Whether positions have three axes and, in packs, the place in the text before them (Qwen2-VL)."""
+    text = config.get_text_config()
+    return "mrope_section" in (getattr(text, "rope_scaling", None) or {})

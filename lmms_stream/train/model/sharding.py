@@ -1,0 +1,100 @@
+"""A model -> what each rank holds and runs of it: frozen, checkpointed, compiled, sharded as the run asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from ...errors import ConfigError
+from ..run.settings import TrainConfig
+from .model import PackedModel
+from .weights import give_weights, take_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, device: torch.device) -> None:
+    """Shard in place over the mesh; all ranks call it, of whose models rank 0's gives the weights.
+
+    Parameters keep their number format; with config.bf16 they are computed with in bfloat16, and gradients are summed
+    in float32.
+    """
+    blocks = blocks_to_shard(model.model, config.wrap)
+    freeze(model.model, config.frozen)
+    if config.gradient_checkpointing:
+        checkpoint_blocks(model.model)
+    weights = take_weights(model)
+    dtype = torch.bfloat16 if config.bf16 else None
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    register_fsdp_forward_method(model, "logits")
+    give_weights(model, weights, device=device)
+
+
+def compile_blocks(model: PackedModel) -> None:
+    """Compile each block that was sharded, in place, for the packs that it is run on from here on.
+
+    (After the proof of packing, or its small packs of several lengths would all be compiled for.)
+    """
+    for block in model.model.modules():
+        if isinstance(block, FSDPModule):
+            block.compile()
+
+
+def blocks_to_shard(model: torch.nn.Module, wrap: Sequence[str] = ()) -> list[torch.nn.Module]:
+    """The repeated blocks of a model, which are gathered one by one, by the names of their classes.
+
+    wrap: these names; without any, those that transformers does not split between devices, in all parts of the model.
+    ConfigError, with the names that there are, where a name is of no block.
+    """
+    repeated = [
+        block
+        for modules in model.modules()
+        if isinstance(modules, torch.nn.ModuleList)
+        for block in modules
+        if next(block.parameters(), None) is not None
+    ]
+    classes = sorted({type(block).__name__ for block in repeated})
+    names = set(wrap) or {name for part in model.modules() for name in getattr(part, "_no_split_modules", None) or ()}
+    unknown = sorted(names - set(classes)) if wrap else [] if names & set(classes) else ["(none is named by the model)"]
+    if unknown:
+        raise ConfigError(
+            f"no blocks of {type(model).__name__} to shard are of class {unknown[0]}: name some of "
+            f"{', '.join(classes) or '(it has no lists of modules)'} in train.wrap"
+        )
+    found = [block for block in repeated if type(block).__name__ in names]
+    inner = {id(module) for block in found for module in block.modules() if module is not block}
+    return [block for block in found if id(block) not in inner]
+
+
+def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+    """Stop the training of parameters whose names match any pattern (fnmatch); a tied one has several names.
+
+    ConfigError for a pattern that matches none, and where none is left to train.
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        matched = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
+        if not matched:
+            raise ConfigError(f"train.frozen {pattern!r} matches no parameter: they are named like {named[0][0]!r}")
+        for parameter in matched:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for _, parameter in named):
+        raise ConfigError(f"train.frozen {list(patterns)} leaves nothing to train: name fewer parameters")
+
+
+def checkpoint_blocks(model: PreTrainedModel) -> None:
+    """Run blocks again in the backward pass, in place of keeping what they computed."""
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"{type(model).__name__} cannot run its blocks again: set train.gradient_checkpointing to false"
+        )
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,0 +1,87 @@
+"""Weights that rank 0 alone has -> each rank's part of them.
+
+A model is sharded without weights (on the meta device), then each tensor goes from rank 0 to the ranks that hold parts
+of it, one after another: no rank but the first needs room for more than its part and the largest tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ...errors import ConfigError
+from ..run.distributed import gather
+
+
+def take_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What the model holds, by name; it is left with tensors of the same shapes on the meta device.
+
+    Parameters that are tied stay so. Of ranks other than 0 the weights are of no use.
+    """
+    taken: dict[str, torch.Tensor] = {}
+    empty: dict[int, torch.Tensor] = {}
+    for module, name, full_name, tensor in _tensors(model):
+        taken[full_name] = tensor
+        if id(tensor) not in empty:
+            empty[id(tensor)] = torch.empty_like(tensor, device="meta")
+            if isinstance(tensor, torch.nn.Parameter):
+                empty[id(tensor)] = torch.nn.Parameter(empty[id(tensor)], requires_grad=tensor.requires_grad)
+        setattr(module, name, empty[id(tensor)])
+    _check(taken)
+    return taken
+
+
+def give_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, device: torch.device) -> None:
+    """Fill a model that was sharded since, on each rank's device, with the weights that rank 0 took; all call it.
+
+    Each weight is let go as soon as it is given.
+    """
+    given: dict[int, torch.nn.Parameter] = {}
+    for module, name, full_name, tensor in _tensors(model):
+        source = weights.pop(full_name)
+        if id(tensor) in given:
+            setattr(module, name, given[id(tensor)])
+            continue
+        whole = source.detach() if dist.get_rank() == 0 else torch.empty_like(source, device=device)
+        whole = whole.to(device)
+        if isinstance(tensor, DTensor):
+            part = distribute_tensor(whole, tensor.device_mesh, tensor.placements)
+            given[id(tensor)] = torch.nn.Parameter(part, requires_grad=tensor.requires_grad)
+            setattr(module, name, given[id(tensor)])
+        else:
+            whole = whole.contiguous()
+            dist.broadcast(whole, src=0)
+            setattr(module, name, whole)
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, str, torch.Tensor]]:
+    """Parameters, buffers and plain tensors (rotary embeddings keep some): their module, name there, and full name."""
+    for path, module in model.named_modules():
+        places = (
+            module.named_parameters(recurse=False, remove_duplicate=False),
+            module.named_buffers(recurse=False, remove_duplicate=False),
+            ((name, value) for name, value in vars(module).items() if isinstance(value, torch.Tensor)),
+        )
+        for name, tensor in [found for place in places for found in place]:
+            yield module, name, f"{path}.{name}", tensor
+
+
+def _check(weights: dict[str, torch.Tensor]) -> None:
+    """ConfigError, on all ranks, where rank 0 has no weights or some rank another model."""
+    mine = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()]
+    missing = [name for name, tensor in weights.items() if tensor.is_meta]
+    of_first: list[Any] = [mine, missing]
+    dist.broadcast_object_list(of_first, src=0)
+    theirs, missing = of_first
+    if missing:
+        raise ConfigError(
+            f"the model of rank 0 has no weights for {missing[0]}: build it on the CPU, or with ModelConfig.build"
+        )
+    differ = sorted({name for name, *_ in {*mine} ^ {*theirs}})
+    if gather([float(len(differ))], dist.get_world_size()).any():
+        where = f" in {differ[0]}" if differ else ", on some rank"
+        raise ConfigError(f"the model differs from that of rank 0{where}: build the same on all ranks")

@@ -1,0 +1,9 @@
+"""Steps -> what a run tells of itself.
+
+meter       what steps take and wait; metrics: counts -> figures
+run_log     all that a run shows: records, progress, traces
+reporters   where records go
+train_log   the log, a record a line, written and read
+progress    a bar, or a line now and then
+profiling   traces of some steps
+"""

@@ -1,0 +1,161 @@
+"""Watches a run: what its steps do, how long they take and wait, what they need. steps -> [meter] -> records."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...loader.loader import PackedLoader
+from ...storage.tally import FetchCounts
+from ...types import Batch, World
+from ..model.flops import ModelFlops, peak_tflops
+from ..run.distributed import gather
+from .metrics import StepCounts, StepWindow, by_source, count_step, finite_mean, source_losses
+
+MIB = 1 << 20
+
+
+class Meter:
+    """Makes the record of the steps since the last one; all ranks call it alike.
+
+    Between records nothing waits for the device: losses are summed on it. Time is taken when a record has them, and
+    what is done `aside` (checkpoints, evaluation) is left out. peak: TFLOP/s of a device (default: by its name).
+    """
+
+    def __init__(
+        self,
+        loader: PackedLoader,
+        *,
+        world: World,
+        device: torch.device,
+        flops: ModelFlops | None,
+        peak: float | None = None,
+    ):
+        self._loader = loader
+        self._world = world
+        self._device = device
+        self._packing_lengths = loader.packing_lengths
+        self._flops = flops
+        if peak is None and device.type == "cuda":
+            peak = peak_tflops(torch.cuda.get_device_name(device))
+        self._peak = peak
+        self._window = StepWindow(world.world_size, replication=world.replication)
+        self._fetched = FetchCounts()
+        self._losses = torch.zeros(2 * len(loader.sources), dtype=torch.float64, device=device)
+        self._grad_norms: list[float] = []
+        self._wait_s = self._aside_s = 0.0
+        self._since = time.monotonic()
+
+    def start(self) -> None:
+        """The time of the first record begins now."""
+        self._since = time.monotonic()
+        self._aside_s = 0.0
+
+    def waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches, with the time that each is waited for."""
+        waiting = iter(batches)
+        while True:
+            started = time.monotonic()
+            batch = next(waiting, None)
+            self._wait_s += time.monotonic() - started
+            if batch is None:
+                return
+            yield batch
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is no part of the training's time; the steps before it end first."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        started = time.monotonic()
+        yield
+        self._aside_s += time.monotonic() - started
+
+    def begin_step(self, batches: Sequence[Batch], *, told_to_stop: bool) -> StepCounts:
+        """What all ranks' batches of a step hold."""
+        mine = count_step(
+            batches,
+            packing_lengths=self._packing_lengths,
+            flops=self._flops,
+            wait_s=self._wait_s,
+            told_to_stop=told_to_stop,
+        )
+        self._wait_s = 0.0
+        return self._window.add(gather(mine, self._world.world_size).numpy())
+
+    def end_step(self, losses: torch.Tensor, *, grad_norm: float) -> None:
+        """losses: this rank's sums by source, and how many they are: float64[2 * sources], on the device."""
+        self._losses += losses
+        self._grad_norms.append(grad_norm)
+
+    def record(self) -> dict[str, Any]:
+        """Figures of the steps since the last record: averages and rates over them, counts in all of them."""
+        fetched, losses_here = self._loader.fetched, self._losses.tolist()  # here the device is waited for
+        memory = self._memory()
+        mine = [*losses_here, *fetched, *memory.values()]
+        everyone = gather(mine, self._world.world_size)
+        now = time.monotonic()
+        seconds = now - self._since - self._aside_s
+        num_losses = len(self._losses)
+        losses = everyone[:, :num_losses].sum(dim=0).tolist()
+        sums, readers = self._window.sums, self._world.replication
+        record = {
+            **by_source("epoch", self._loader.epochs),
+            "loss": sum(losses[: num_losses // 2]) / max(1, sums.num_loss_tokens * readers),
+            **source_losses(self._loader.sources, losses),
+            "grad_norm": finite_mean(self._grad_norms),
+            "num_steps": self._window.num_steps,
+            "num_tokens": int(sums.num_tokens),
+            "num_loss_tokens": int(sums.num_loss_tokens),
+            "seconds": seconds,
+            **self._window.figures(seconds),
+            **self._utilization(seconds),
+            **self._fetches(everyone[:, num_losses : num_losses + len(fetched)], seconds),
+            **dict(zip(memory, everyone[:, num_losses + len(fetched) :].amax(dim=0).tolist(), strict=True)),
+        }
+        self._begin(now)
+        return record
+
+    def _begin(self, now: float) -> None:
+        self._window.begin()
+        self._losses.zero_()
+        self._grad_norms.clear()
+        self._aside_s = 0.0
+        self._since = now
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _utilization(self, seconds: float) -> dict[str, float]:
+        if self._flops is None:
+            return {}
+        tflops = self._window.sums.flops / seconds / self._world.world_size / 1e12
+        figures = {"perf/tflops_per_device": tflops}
+        return figures if self._peak is None else figures | {"perf/mfu": tflops / self._peak}
+
+    def _fetches(self, everyone: torch.Tensor, seconds: float) -> dict[str, float]:
+        """Of all ranks since the last record; everyone: float64[world_size, 3], since the beginning."""
+        total = FetchCounts(*map(int, everyone.sum(dim=0).tolist()))
+        new = FetchCounts(*(now - before for now, before in zip(total, self._fetched, strict=True)))
+        self._fetched = total
+        return {
+            "data/downloaded_mb_per_s": new.num_bytes / 1e6 / seconds,
+            "data/cache_hits": new.hits,
+            "data/cache_misses": new.misses,
+        }
+
+    def _memory(self) -> dict[str, float]:
+        """Of this rank: the most that tensors took on its GPU since the last record, and its process now, in MiB."""
+        memory = {"memory/process_mib": _resident_bytes() / MIB}
+        if self._device.type == "cuda":
+            memory["memory/cuda_peak_mib"] = torch.cuda.max_memory_allocated(self._device) / MIB
+        return memory
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,145 @@
+"""What steps amount to. counts of each rank -> [metrics] -> figures of a record; arithmetic only."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...plan.assign import LINEAR_COST
+from ...types import Batch
+from ..model.flops import ModelFlops
+
+WINDOW_STEPS = 1000  # that the quantiles of waiting times are of
+
+
+class StepCounts(NamedTuple):
+    """What a rank did in a step, or what several did, summed; padding is no token.
+
+    capacity: tokens that its packs could hold (pad packs left out). num_positions: tokens and padding. cost: as packs
+    are dealt by, the sum over segments of len**2 + LINEAR_COST * len. flops: see ModelFlops, 0 where not known. wait_s:
+    waited for data. num_told_to_stop: ranks that a signal told to.
+    """
+
+    num_loss_tokens: float
+    num_tokens: float
+    num_samples: float
+    capacity: float
+    num_positions: float
+    cost: float
+    flops: float
+    wait_s: float
+    num_told_to_stop: float
+
+
+def count_step(
+    batches: Sequence[Batch],
+    *,
+    packing_lengths: Mapping[str, int],
+    flops: ModelFlops | None,
+    wait_s: float,
+    told_to_stop: bool,
+) -> StepCounts:
+    """What the batches of a rank's step hold. packing_lengths: of each source."""
+    bounds = [batch.cu_seqlens.numpy()[: len(batch.sample_ids) + 1] for batch in batches]
+    lengths = np.concatenate([np.diff(each) for each in bounds]).astype(np.int64)
+    num_tokens, num_loss_tokens = int(lengths.sum()), sum(batch.num_loss_tokens for batch in batches)
+    return StepCounts(
+        num_loss_tokens=num_loss_tokens,
+        num_tokens=num_tokens,
+        num_samples=len(lengths),
+        capacity=sum(packing_lengths[batch.source] for batch in batches if len(batch.sample_ids)),
+        num_positions=sum(batch.num_tokens for batch in batches),
+        cost=int(np.dot(lengths, lengths)) + LINEAR_COST * num_tokens,
+        flops=flops.of(lengths, num_loss_tokens=num_loss_tokens) if flops is not None else 0.0,
+        wait_s=wait_s,
+        num_told_to_stop=told_to_stop,
+    )
+
+
+class StepWindow:
+    """The steps since the last record, as ranks told them; `replication` consecutive ranks read the same."""
+
+    def __init__(self, world_size: int, *, replication: int):
+        self._replication = replication
+        self._waits = np.zeros(world_size)
+        self._longest_waits: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the steps; the quantiles of waiting times go on over WINDOW_STEPS."""
+        self.num_steps = 0
+        self.sums = StepCounts(*np.zeros(len(StepCounts._fields)))
+        self._waits[:] = 0
+        self._rank_tokens: list[tuple[float, float, float]] = []  # mean, least, most
+        self._imbalances: list[float] = []
+
+    def add(self, everyone: NDArray[np.float64]) -> StepCounts:
+        """Add a step, float64[world_size, counts]; its sums over ranks that read packs of their own."""
+        column = StepCounts._fields.index
+        readers = everyone[:: self._replication]
+        waits, tokens, costs = (
+            everyone[:, column("wait_s")],
+            readers[:, column("num_tokens")],
+            readers[:, column("cost")],
+        )
+        self._waits += waits
+        self._longest_waits.append(float(waits.max()))
+        self._rank_tokens.append((float(tokens.mean()), float(tokens.min()), float(tokens.max())))
+        self._imbalances.append(float(costs.max() / costs.mean()))
+        step = StepCounts(*readers.sum(axis=0).tolist())
+        step = step._replace(num_told_to_stop=float(everyone[:, column("num_told_to_stop")].sum()))
+        self.num_steps += 1
+        self.sums = StepCounts(*(total + more for total, more in zip(self.sums, step, strict=True)))
+        return step
+
+    def figures(self, seconds: float) -> dict[str, float]:
+        """perf/ and data/ of a record, of steps that took `seconds` in all; MFU is left to who knows the devices."""
+        sums = self.sums
+        means, least, most = zip(*self._rank_tokens, strict=True)
+        p50, p99 = np.quantile(self._longest_waits, [0.5, 0.99]).tolist()
+        return {
+            "perf/tokens_per_s": sums.num_tokens / seconds,
+            "perf/samples_per_s": sums.num_samples / seconds,
+            "perf/packing_efficiency": sums.num_tokens / max(1, sums.capacity),
+            "perf/padding_share": 1 - sums.num_tokens / max(1, sums.num_positions),
+            "perf/global_seq_len_avg": float(np.mean(means)),
+            "perf/global_seq_len_min": min(least),
+            "perf/global_seq_len_max": max(most),
+            "perf/cost_imbalance": float(np.mean(self._imbalances)),
+            "data/wait_share": float(self._waits.max()) / seconds,
+            "data/wait_p50_s": p50,
+            "data/wait_p99_s": p99,
+        }
+
+
+def finite_mean(values: Sequence[float]) -> float | None:
+    """The mean of those that are finite; None where none is.
+
+    >>> finite_mean([1.0, math.nan, 3.0])
+    2.0
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def source_losses(sources: Sequence[str], summed: Sequence[float]) -> dict[str, float]:
+    """loss/NAME of each source that the steps have tokens of, where there are several.
+
+    summed: the losses of each source, then how many they are.
+    """
+    if len(sources) == 1:
+        return {}
+    pairs = zip(sources, summed[: len(sources)], summed[len(sources) :], strict=True)
+    return {f"loss/{source}": loss / count for source, loss, count in pairs if count}
+
+
+def by_source(name: str, values: Mapping[str, float]) -> dict[str, Any]:
+    """One value as `name`, several as name/SOURCE."""
+    if len(values) == 1:
+        return {name: next(iter(values.values()))}
+    return {f"{name}/{source}": value for source, value in values.items()}

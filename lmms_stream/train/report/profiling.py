@@ -1,0 +1,80 @@
+"""Traces of some steps by torch's profiler, one for each rank, which Perfetto and chrome://tracing read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ...errors import StorageError
+from ...storage.retry import disk_errors
+from ..run.settings import ProfileConfig
+
+ROOM = "free some, or set train.profile.folder, or no train.profile"
+_END_BYTES = 1 << 13  # the path of the trace is in them
+
+
+class StepProfiler:
+    """While entered, traces steps [first, stop) of this run, counted from its start, which has `step` behind it.
+
+    The file is `folder`/rank-N-step-S.json, S the first step in it as the log counts, so that a resumed run leaves the
+    traces of the one before. A run that ends before writes what it has. Without a config nothing is traced.
+    StorageError when the disk refuses the file.
+    """
+
+    def __init__(self, config: ProfileConfig | None, *, output_dir: Path, rank: int, step: int):
+        self._config = config
+        if config is not None:
+            folder = Path(config.folder) if config.folder else output_dir / "profile"
+            self._path = folder / f"rank-{rank}-step-{step + config.first + 1}.json"
+        self._num_steps = 0
+        self._running: profile | None = None
+
+    def __enter__(self) -> StepProfiler:
+        self._turn()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._write()
+
+    def step(self) -> None:
+        """A step has ended."""
+        self._num_steps += 1
+        self._turn()
+
+    def _turn(self) -> None:
+        if self._config is None:
+            return
+        if self._num_steps == self._config.first:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            self._running = profile(activities=activities)
+            self._running.start()
+        elif self._num_steps == self._config.stop:
+            self._write()
+
+    def _write(self) -> None:
+        if self._running is None:
+            return
+        running, self._running = self._running, None
+        running.stop()
+        with disk_errors(str(self._path), room=ROOM):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_bytes(b"")  # for torch tells of no error
+            running.export_chrome_trace(str(self._path))
+            if not _is_whole(self._path):
+                for part in self._path.parent.glob(f"{self._path.name}*"):  # with the .tmp that torch writes first
+                    part.unlink()
+                raise StorageError(f"{self._path}: the trace could not be written whole, as on a full disk: {ROOM}")
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a trace has the end that torch writes last."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _END_BYTES))
+        end = file.read(_END_BYTES)
+    return b'"traceName"' in end and end.rstrip().endswith(b"}")

@@ -1,0 +1,114 @@
+"""The log of a run, a record a line: written while it trains, read to compare runs and to draw them. Without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from ...errors import DataError
+from ...storage.retry import disk_errors
+
+LOG_NAME = "train_log.jsonl"
+ROOM = "free some, and the same command goes on from the last checkpoint"
+_BLOCK = 1 << 16
+
+
+class JsonLines:
+    """A line for each record. What an earlier run wrote is kept, but for half a line that it was killed at.
+
+    JSON has no NaN and no infinity: what is not finite is null. StorageError when the disk refuses.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        with disk_errors(str(path), room=ROOM):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+            self._file.truncate(_end_of_lines(self._file))
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        finite = {name: None if _is_not_finite(value) else value for name, value in record.items()}
+        with disk_errors(str(self._path), room=ROOM):
+            self._file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        with disk_errors(str(self._path), room=ROOM):
+            self._file.close()
+
+
+class History(NamedTuple):
+    """What a run amounts to: records of training and of evaluations, each ascending by step, no step twice."""
+
+    steps: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records so far in a log, or in that of an output_dir; none where there is no log yet.
+
+    A last line that is being written is left out. DataError for a line that is no record, StorageError by the disk.
+    """
+    path = path / LOG_NAME if path.is_dir() else path
+    records = []
+    with disk_errors(str(path)):
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return []
+        with file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    records.append(_record(line[:-1], where=f"{path}:{number}"))
+    return records
+
+
+def history(records: Iterable[Mapping[str, Any]]) -> History:
+    """What counts of a log. A run that was killed goes on from a checkpoint, and does the steps after it again.
+
+    The first record of the steps since then says by its num_steps where that was: what was written of later steps
+    before it does not count.
+    """
+    steps: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
+    for record in map(dict, records):
+        own, other = (steps, evaluations) if "eval_loss" not in record else (evaluations, steps)
+        begun = record["step"] - record.get("num_steps", 1)
+        while own and own[-1]["step"] > begun:
+            own.pop()
+        while other and other[-1]["step"] > record["step"]:
+            other.pop()
+        own.append(record)
+    return History(steps, evaluations)
+
+
+def _record(line: bytes, *, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line.decode())
+    except ValueError as error:
+        raise DataError(f"{where}: not a record of a run ({error}): remove the line") from None
+    numbers = [record.get("step"), record.get("num_steps", 1)] if isinstance(record, dict) else [None]
+    if any(type(number) is not int for number in numbers):
+        raise DataError(f"{where}: not a record of a run (an object with its step): remove the line")
+    return dict(record)
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _end_of_lines(file: IO[bytes]) -> int:
+    """Where the last whole line ends."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from lmms_stream.cli.main import EXAMPLES, build_parser, main
+from lmms_stream.demo.corpus import Corpus
+from lmms_stream.train.__main__ import main as train
+
+from ..conftest import run_cli
+
+COMMANDS = ("convert", "index", "verify", "inspect", "merge", "plan", "train", "plot", "export", "demo")
+
+
+def subparsers() -> dict[str, argparse.ArgumentParser]:
+    (action,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+def test_every_command_has_help_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(subparsers()) == sorted(COMMANDS) == sorted(EXAMPLES)
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as stop:
+            main([command, "--help"])
+        assert stop.value.code == 0
+        assert f"example:\n  {EXAMPLES[command]}" in capsys.readouterr().out
+        program, *arguments = shlex.split(EXAMPLES[command])
+        assert program == "lmms-stream"
+        assert build_parser().parse_args(arguments).command == command
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run.yaml", "-h"]])
+def test_training_by_torchrun_has_help_with_an_example(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(arguments) == 0
+    assert "example:\n  torchrun --nproc-per-node 2 -m lmms_stream.train run.yaml" in capsys.readouterr().out
+
+
+def test_every_option_says_what_it_does_or_has_choices() -> None:
+    for command, parser in subparsers().items():
+        for action in parser._actions:
+            assert action.help or action.choices or action.type or action.metavar, f"{command} {action.dest}"
+
+
+@pytest.mark.parametrize("arguments", [["-c", "import lmms_stream"], ["-m", "lmms_stream", "--help"]])
+def test_importing_and_asking_for_help_load_no_heavy_library(arguments: list[str]) -> None:
+    started = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    seconds = time.monotonic() - started
+    imported = {line.split("|")[-1].strip() for line in result.stderr.splitlines()}
+    assert "lmms_stream" in imported
+    assert not imported & {"torch", "transformers", "streaming", "numba", "pyarrow", "boto3", "matplotlib"}
+    sys.stdout.write(f"{' '.join(arguments)}: {seconds:.2f} s\n")
+
+
+def test_commands_report_what_they_did(corpus: Corpus, tokenizer: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "out")
+    result = run_cli("convert", str(corpus.functions), target, "--tokenizer", str(tokenizer))
+    assert result.returncode == 0, result.stderr
+    assert "rows" in result.stdout
+    assert f"{corpus.num_functions:,}" in result.stdout
+    plot = tmp_path / "plan.svg"
+    result = run_cli("plan", target, "--packing-length", "1024", "--overlong", "drop", "--plot", str(plot))
+    assert result.returncode == 0, result.stderr
+    assert "efficiency" in result.stdout
+    assert "%" in result.stdout
+    assert plot.read_text().startswith("<?xml")
+    result = run_cli("index", target, "--tokenizer", str(tokenizer))
+    assert result.returncode == 0, result.stderr
+    assert "fingerprint" in result.stdout
+
+
+def test_errors_are_one_line_and_a_failure(corpus: Corpus, tokenizer: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(json.dumps({"messages": []}) + "\n")
+    converted = str(tmp_path / "out")
+    assert run_cli("convert", str(corpus.functions), converted, "--tokenizer", str(tokenizer)).returncode == 0
+    for arguments, message in (
+        (["convert", str(empty), str(tmp_path / "x")], "empty.jsonl is empty (0 bytes): leave it out"),
+        (["convert", str(broken), str(tmp_path / "x")], "broken.jsonl:1: expected a list of messages"),
+        (["convert", str(empty), str(tmp_path / "x"), "--tokenize"], "--tokenize needs a tokenizer"),
+        (["plan", converted, "--packing-length", "64"], "are longer than packing_length 64"),
+        (["plan", converted, "--packing-length", "0"], "packing_length must be from 1 to"),
+        (["plan", str(tmp_path / "none"), "--packing-length", "8"], "holds no dataset"),
+    ):
+        result = run_cli(*arguments)
+        assert result.returncode == 1
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("error: ")
+        assert message in line
+
+
+def test_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["plan", "x", "--packing-length", "8", "more"], ["train", "x.yaml", "--nproc", "2", "--smell"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        assert "unrecognized arguments" in capsys.readouterr().err

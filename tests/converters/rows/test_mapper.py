@@ -1,0 +1,615 @@
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.converters.rows.kinds import FORMATS
+from lmms_stream.converters.rows.mapper import Mapper, SchemaOptions, find_mapper, to_tokens
+from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.processors.base import Processor
+from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.text import TextProcessor, TokensProcessor
+from lmms_stream.types import Sample
+from streaming import MDSWriter
+
+from ...strategies import examples
+from ..media_files import MP4, image_bytes, wav_bytes
+
+Row = dict[str, Any]
+
+
+def says(role: str, content: Any, **others: Any) -> Row:
+    return {"role": role, "content": content, **others}
+
+
+CHAT = [says("user", "hi"), says("assistant", "hello")]
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+# rows, options -> the messages that are stored
+CHATS: list[tuple[str, Row, Row, Any]] = [
+    ("messages", {"messages": CHAT}, {}, CHAT),
+    ("messages", {"messages": json.dumps(CHAT)}, {}, CHAT),
+    ("messages", {"conversations": CHAT, "messages": None}, {}, CHAT),
+    ("messages", {"dialog": CHAT, "text": "x"}, {"columns": {"messages": "dialog"}}, CHAT),
+    ("messages", {"messages": CHAT}, {"system": "Be kind."}, [says("system", "Be kind."), *CHAT]),
+    ("messages", {"messages": CHAT, "system": "No."}, {"system": "Be kind."}, [says("system", "No."), *CHAT]),
+    ("messages", {"messages": [says("developer", "d"), *CHAT]}, {"system": "x"}, [says("developer", "d"), *CHAT]),
+    (
+        "messages",
+        {"messages": [says("customer", "hi"), says("model", "hello", name=None)]},
+        {"roles": {"customer": "user"}},
+        CHAT,
+    ),
+    (
+        "messages",
+        {"messages": [says("user", "f?", weight=1), says("assistant", None, tool_calls=[CALL]), says("tool", "3")]},
+        {},
+        [says("user", "f?"), says("assistant", None, tool_calls=[CALL]), says("tool", "3")],
+    ),
+    (
+        "messages",
+        {"messages": [*CHAT, says("user", "and?"), says("assistant", "so", weight=0.0), *CHAT]},
+        {},
+        [*CHAT, says("user", "and?"), says("assistant", "so", learn=False), *CHAT],
+    ),
+    (
+        "messages",
+        {"messages": [*CHAT, *CHAT]},
+        {"learn": "last"},
+        [CHAT[0], says("assistant", "hello", learn=False), *CHAT],
+    ),
+    (
+        "messages",
+        {"messages": CHAT, "tools": json.dumps([TOOL])},
+        {},
+        {"messages": CHAT, "tools": [TOOL]},
+    ),
+    ("messages", {"messages": CHAT, "tools": []}, {}, CHAT),
+    (
+        "sharegpt",
+        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}], "system": ""},
+        {},
+        CHAT,
+    ),
+    (
+        "sharegpt",
+        {
+            "conversations": [
+                {"from": "Alice", "value": "f?", "train": True},
+                {"from": "function_call", "value": '{"name": "f", "arguments": {}}', "train": False},
+                {"from": "observation", "value": "3"},
+                {"from": "gpt", "value": "It is 3.", "train": True},
+            ],
+            "tools": [TOOL],
+        },
+        {"roles": {"Alice": "user"}},
+        {
+            "messages": [
+                says("user", "f?"),
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "learn": False,
+                    "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
+                },
+                says("tool", "3"),
+                says("assistant", "It is 3."),
+            ],
+            "tools": [TOOL],
+        },
+    ),
+    ("alpaca", {"instruction": "hi", "input": "", "output": "hello"}, {}, CHAT),
+    (
+        "alpaca",
+        {"instruction": "add", "input": "1 2", "output": 3},
+        {},
+        [says("user", "add\n\n1 2"), says("assistant", "3")],
+    ),
+    ("alpaca", {"instruction": "hi", "output": "hello", "history": [["hi", "hello"]]}, {}, [*CHAT, *CHAT]),
+    ("prompt-response", {"prompt": "hi", "response": "hello"}, {}, CHAT),
+    ("prompt-response", {"prompt": CHAT[:1], "completion": CHAT[1:]}, {}, CHAT),
+    (
+        "prompt-response",
+        {"prompt": [*CHAT, CHAT[0]], "completion": "hello"},
+        {},
+        [CHAT[0], says("assistant", "hello", learn=False), *CHAT],
+    ),
+    ("question-answer", {"question": "hi", "answer": "hello", "id": 3}, {}, CHAT),
+    ("question-answer", {"q": "hi", "a": "hello"}, {"columns": {"question": "q", "answer": "a"}}, CHAT),
+]
+
+
+def stored(row: Row, **options: Any) -> Any:
+    """What is stored of the messages of a row."""
+    return json.loads(mapped(row, **options)["messages"])
+
+
+def mapped(row: Row, **options: Any) -> Sample:
+    return find_mapper([row], SchemaOptions(**options))(row, None)
+
+
+def round_trip(
+    rows: Sequence[Mapping[str, Any]], folder: Path, *, options: SchemaOptions, media_folder: str | None = None
+) -> list[Sample]:
+    """The rows, mapped, written as shards and read again."""
+    mapper = pickle.loads(pickle.dumps(find_mapper(rows, options)))
+    with MDSWriter(columns=mapper.columns, out=str(folder), size_limit=1 << 12) as writer:
+        for row in rows:
+            writer.write(mapper(row, media_folder))
+    return list(PackedStreamingDataset(folder)[:])
+
+
+def assert_measured_as_processed(processor: Processor, samples: Sequence[Sample]) -> None:
+    for sample in samples:
+        assert processor.measure(sample) == len(processor.process(sample)["input_ids"])
+
+
+@pytest.mark.parametrize(("form", "row", "options", "expected"), CHATS)
+def test_a_conversation_is_stored_as_its_messages(form: str, row: Row, options: Row, expected: Any) -> None:
+    mapper = find_mapper([row], SchemaOptions(**options))
+    assert (mapper.format, mapper.schema) == (form, "messages")
+    sample = mapper(row, None)
+    assert json.loads(sample["messages"]) == expected
+    assert sample["media"] == b""
+    assert stored(row, **options, schema=form) == expected
+
+
+def test_conversations_come_back_from_shards(tmp_path: Path, chat_processor: ChatProcessor) -> None:
+    for number, (_, row, options, expected) in enumerate(CHATS):
+        rows = [row] * 3
+        samples = round_trip(rows, tmp_path / str(number), options=SchemaOptions(**options))
+        assert [json.loads(sample["messages"]) for sample in samples] == [expected] * 3
+        assert_measured_as_processed(chat_processor, samples)
+
+
+def test_plain_conversations_are_stored_as_they_were_before() -> None:
+    row = {
+        "messages": [{"content": "hi", "role": "user"}, says("assistant", [{"type": "text", "text": "a"}], name="n")]
+    }
+    expected = '[{"content":"hi","role":"user"},{"role":"assistant","content":[{"type":"text","text":"a"}],"name":"n"}]'
+    assert mapped(row)["messages"] == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "reason"),
+    [
+        ({"messages": "[1"}, {}, "column 'messages' holds text that is not JSON"),
+        ({"messages": [says("user", "hi")]}, {}, r"no assistant message with content \(roles: user\)"),
+        ({"messages": [says("customer", "hi"), says("bot2", "x")]}, {}, r"\(roles: bot2, customer\).*--roles NAME="),
+        ({"messages": [*CHAT[:1], says("assistant", "x", weight=0)]}, {}, "the loss leaves out every message"),
+        ({"messages": [*CHAT[:1], says("assistant", "x", weight=0.5)]}, {}, "weight 0.5, which must be 0 or 1"),
+        ({"messages": [*CHAT[:1], says("assistant", "x", train="no")]}, {}, "train 'no', which must be 0 or 1"),
+        ({"messages": []}, {}, "expected a list of messages in column 'messages', found an empty list: correct"),
+        ({"messages": 3}, {}, "expected a list of messages in column 'messages', found int"),
+        ({"messages": [{"role": "user", "content": {"a": 1}}]}, {}, "must be a string or a list of parts, found dict"),
+        ({"messages": [*CHAT, says("user", "\ud800")]}, {}, "the messages hold what JSON cannot"),
+        ({"messages": CHAT, "tools": [3]}, {}, "a tool must be an object, its JSON schema, found '3'"),
+        ({"messages": CHAT, "tools": {"a": 1}}, {}, "expected a list of tools in column 'tools', found dict"),
+        ({"messages": CHAT, "system": [1]}, {}, "column 'system' must hold text, found list"),
+        ({"conversations": [{"from": "Bob", "value": "x"}]}, {}, "from 'Bob', expected one of .*--roles Bob=user"),
+        ({"conversations": [{"from": "gpt", "value": "x"}, {"value": "x"}]}, {}, "must be an object with 'from'"),
+        ({"conversations": [{"from": "function_call", "value": "f()"}]}, {}, "holds text that is not JSON"),
+        ({"conversations": [{"from": "function_call", "value": "[1]"}]}, {}, "function call must be an object"),
+        ({"instruction": "a", "output": "b", "history": [["x"]]}, {}, "history must be a list of pairs of texts"),
+        ({"question": "a", "answer": {"text": ["b"]}}, {}, "'answer' must hold text, found dict"),
+        ({"question": "a", "answer": ""}, {}, "no assistant message with content"),
+        ({"text": ""}, {}, "column 'text' is empty, so nothing would be learnt"),
+        ({"text": "\ud800"}, {}, "column 'text' holds text that UTF-8 cannot"),
+    ],
+)  # fmt: skip
+def test_a_row_that_does_not_fit_is_refused_with_the_reason(row: Row, options: Row, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        mapped(row, **options)
+
+
+def test_a_later_row_without_the_columns_of_the_first_is_refused() -> None:
+    mapper = find_mapper([{"instruction": "a", "output": "b"}], SchemaOptions())
+    with pytest.raises(
+        DataError, match="expected text in column 'output', found columns instruction: complete the row"
+    ):
+        mapper({"instruction": "a"}, None)
+    with pytest.raises(DataError, match="expected text in column 'output', found null"):
+        mapper({"instruction": "a", "output": None}, None)
+    with pytest.raises(DataError, match="expected a list of messages in column 'messages', found columns text"):
+        find_mapper([{"messages": CHAT}], SchemaOptions())({"text": "x"}, None)
+
+
+def test_the_kind_of_rows_is_found_and_said() -> None:
+    rows = [{"id": 1, "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "x"}], "url": "u"}]
+    mapper = find_mapper(rows, SchemaOptions(keep=("id",)))
+    assert mapper.description == "sharegpt; reads conversations as messages; keeps id (int); leaves out url"
+    assert mapper.columns == {"messages": "str", "media": "bytes", "id": "int"}
+    assert mapper(rows[0], None)["id"] == 1
+
+
+def test_a_column_of_media_that_the_first_rows_lack_is_read_all_the_same() -> None:
+    mapper = find_mapper([{"messages": CHAT}, {"messages": CHAT, "images": []}], SchemaOptions())
+    later = {"conversations": [says("user", "<image>"), CHAT[1]], "image": SMALL["image"][0]}
+    assert mapper(later, None)["media"] == SMALL["image"][0]
+    with pytest.raises(DataError, match=r"1 places for media of kind image .* and 0 images"):
+        mapper({"messages": later["conversations"]}, None)
+    assert find_mapper([{"messages": CHAT}], SchemaOptions())(later, None)["media"] == SMALL["image"][0]
+
+
+def test_a_broken_row_among_the_first_is_refused_where_it_is_mapped() -> None:
+    mapper = find_mapper([{"messages": "{"}, {"messages": CHAT}], SchemaOptions())
+    with pytest.raises(DataError, match="column 'messages' holds text that is not JSON"):
+        mapper({"messages": "{"}, None)
+
+
+def test_rows_that_fit_nothing_are_passed_over_beside_others_that_do() -> None:
+    mapper = find_mapper([{"messages": None, "other": 1}, {"messages": CHAT}], SchemaOptions())
+    assert mapper.format == "messages"
+    with pytest.raises(DataError, match="expected a list of messages in column 'messages', found null"):
+        mapper({"messages": None, "other": 1}, None)
+
+
+def test_rows_of_no_known_schema_are_refused_with_all_that_are_known() -> None:
+    with pytest.raises(
+        DataError, match=r"columns one, two fit no schema \(.*\): name one's columns with --columns"
+    ) as raised:
+        find_mapper([{"one": 1}, {"two": 2}], SchemaOptions())
+    for name in set(FORMATS) - {"columns"}:
+        assert f"{name}: " in str(raised.value)
+    assert "--keep" in str(raised.value)
+    assert "--schema" in str(raised.value)
+    with pytest.raises(DataError, match="there are no rows"):
+        find_mapper([], SchemaOptions())
+
+
+def test_rows_of_several_schemas_are_refused_unless_one_is_insisted_on() -> None:
+    rows: list[Row] = [{"text": "a"}, {"text": "b"}, {"messages": CHAT}]
+    with pytest.raises(
+        DataError, match=r"several schemas in one source: text \(row 1\), messages \(row 3\): .*--schema"
+    ):
+        find_mapper(rows, SchemaOptions())
+    assert find_mapper(rows, SchemaOptions(schema="text")).format == "text"
+    with pytest.raises(
+        DataError, match=r"no row fits --schema alpaca, which needs columns instruction and output; found"
+    ):
+        find_mapper(rows, SchemaOptions(schema="alpaca"))
+
+
+def test_options_that_name_what_is_not_there_are_refused() -> None:
+    with pytest.raises(ConfigError, match="schema 'smell' is not known: choose one of tokens, messages"):
+        SchemaOptions(schema="smell")
+    with pytest.raises(ConfigError, match="no column has the role smell: choose of messages"):
+        SchemaOptions(columns={"smell": "x"})
+    with pytest.raises(ConfigError, match="learn must be 'assistant' or 'last', got 'all'"):
+        SchemaOptions(learn="all")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="max_image_pixels must be at least 1, got 0"):
+        SchemaOptions(max_image_pixels=0)
+    with pytest.raises(DataError, match=r"no column q \(question\), found question, answer: correct --columns"):
+        mapped({"question": "a", "answer": "b"}, columns={"question": "q"})
+    with pytest.raises(DataError, match="--keep x: no such column, found text"):
+        mapped({"text": "a"}, keep=("x",))
+    with pytest.raises(DataError, match="--keep media: schema messages stores a column of that name: rename it"):
+        mapped({"messages": CHAT, "media": b"x"}, keep=("media",))
+
+
+def test_the_fingerprint_text_changes_with_what_is_stored() -> None:
+    def text(**options: Any) -> str:
+        row = {"messages": CHAT, "id": 1}
+        return find_mapper([row], SchemaOptions(**options)).fingerprint_text
+
+    changes: list[Row] = [
+        {}, {"system": "x"}, {"learn": "last"}, {"roles": {"a": "user"}}, {"keep": ("id",)}, {"max_image_pixels": 9},
+        {"media_root": "/m"}, {"columns": {"images": ""}},
+    ]  # fmt: skip
+    assert len({text(**options) for options in changes}) == len(changes)
+    assert text() == text(keep=(), schema="messages")
+
+
+def test_texts_come_back_and_are_learnt_whole(tmp_path: Path, tokenizer: Path) -> None:
+    rows = [{"text": text, "id": number} for number, text in enumerate(["def f(): ...", "ü\n" * 50, "x"])]
+    samples = round_trip(rows, tmp_path, options=SchemaOptions(keep=True))
+    assert samples == rows
+    processor = TextProcessor.from_pretrained(str(tokenizer))
+    assert_measured_as_processed(processor, samples)
+    for sample in samples:
+        processed = processor.process(sample)
+        assert processor.tokenizer.decode(processed["input_ids"]) == sample["text"] + "<|end|>"
+        assert np.array_equal(processed["labels"], processed["input_ids"])
+
+
+KEPT: list[tuple[str, list[Any]]] = [
+    ("str", ["a", "ü", ""]),
+    ("bytes", [b"a", b"", b"\xff" * 9]),
+    ("int", [1, -(1 << 63), (1 << 63) - 1]),
+    ("float64", [0.5, 1e300, -0.0]),
+    ("json", [None, "a", 3]),
+    ("json", [True, False, True]),
+    ("json", [[1, 2], [], [3]]),
+    ("json", [{"a": [1, None]}, None, {"ü": "x"}]),
+    ("ndarray:float32", [np.ones((2, 3), np.float32), np.zeros(1, np.float32), np.ones((300, 1), np.float32)]),
+    ("ndarray:int64", [np.arange(3), np.arange(1), np.arange(300)]),
+]
+
+
+@pytest.mark.parametrize(("encoding", "values"), KEPT)
+def test_kept_columns_come_back_as_they_were(encoding: str, values: list[Any], tmp_path: Path) -> None:
+    rows = [{"x": value} for value in values]
+    mapper = find_mapper(rows, SchemaOptions(keep=True))
+    assert (mapper.format, mapper.columns) == ("columns", {"x": encoding})
+    samples = round_trip(rows, tmp_path, options=SchemaOptions(keep=True))
+    for sample, value in zip(samples, values, strict=True):
+        assert isinstance(sample["x"], type(value))
+        assert np.array_equal(sample["x"], value) if isinstance(value, np.ndarray) else sample["x"] == value
+
+
+def test_integers_among_floats_and_numpy_scalars_are_numbers(tmp_path: Path) -> None:
+    rows: list[Row] = [{"x": 0.5, "y": np.int64(3)}, {"x": 2, "y": 4}]
+    assert round_trip(rows, tmp_path, options=SchemaOptions(schema="columns")) == rows
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "reason"),
+    [
+        ([1], "a", "column 'x' holds str here and int in the first rows: write it with one type"),
+        ([1], 0.5, "column 'x' holds float64 here and int"),
+        ([0.5], (1 << 53) + 1, "column 'x' holds int here and float64"),
+        (["a"], None, "column 'x' holds null here and str"),
+        (["a"], "\ud800", "column 'x' holds text that UTF-8 cannot"),
+        ([1], 1 << 63, "column 'x' holds 9223372036854775808, which has more than 64 bits"),
+        ([[1]], b"a", "column 'x' holds bytes here and json"),
+        ([[1]], [b"a"], "column 'x' holds what JSON cannot"),
+        ([np.arange(2)], np.arange(2.0), "column 'x' holds ndarray:float64 here and ndarray:int64"),
+        ([np.arange(2)], np.arange(0), r"column 'x' holds an array of shape \(0,\), which MDS cannot"),
+        ([np.arange(2)], np.array(["a"]), "column 'x' holds an array of <U1, not of one of uint8"),
+        ([1], Decimal(1), "column 'x' holds Decimal, which MDS does not have: write it as text"),
+        ([b"a", "a"], "a", "column 'x' holds bytes and str, and a column has values of one type: drop it from --keep"),
+    ],
+)  # fmt: skip
+def test_a_kept_value_of_another_type_is_refused(first: list[Any], later: Any, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        find_mapper([{"x": value} for value in first], SchemaOptions(keep=("x",)))({"x": later}, None)
+
+
+def test_token_rows_come_back_with_what_is_learnt_of_them(tmp_path: Path) -> None:
+    ids, wanted = [5, 6, 7, 8], [[1, 2], [3, 4]]
+    kinds: list[Row] = [
+        {"labels": [-100, 6, -100, 8]}, {"loss_mask": [0, 1, 0, 1]}, {"loss_mask": [False, True, False, True]},
+        {"loss_spans": wanted}, {"loss_spans": np.array(wanted), "labels": None, "attention_mask": [1, 1, 1, 1]},
+    ]  # fmt: skip
+    for number, kind in enumerate(kinds):
+        rows = [{"input_ids": ids, **kind}, {"input_ids": np.array(ids, np.uint16), **kind}]
+        samples = round_trip(rows, tmp_path / str(number), options=SchemaOptions())
+        assert_measured_as_processed(TokensProcessor(), samples)
+        for sample in samples:
+            assert sample["input_ids"].dtype == sample["loss_spans"].dtype == np.int32
+            assert TokensProcessor().process(sample)["labels"].tolist() == [-100, 6, -100, 8]
+    whole = mapped({"input_ids": ids})
+    assert TokensProcessor().process(whole)["labels"].tolist() == ids
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"input_ids": [1, -2]}, f"column 'input_ids' holds -2, a token id is 0 to {(1 << 31) - 1}"),
+        ({"input_ids": [1 << 31]}, "column 'input_ids' holds 2147483648"),
+        ({"input_ids": [1 << 64]}, "column 'input_ids' must hold integers of up to 64 bits, found"),
+        ({"input_ids": np.array([1 << 63], np.uint64)}, "column 'input_ids' must hold integers of up to 64 bits"),
+        ({"input_ids": [0.5]}, "column 'input_ids' must hold integers"),
+        ({"input_ids": ["a"]}, "column 'input_ids' must hold integers"),
+        ({"input_ids": [[1], [2, 3]]}, "column 'input_ids' must hold integers"),
+        ({"input_ids": "12"}, "column 'input_ids' must hold integers"),
+        ({"input_ids": [[1, 2]]}, r"column 'input_ids' has the shape \(1, 2\), expected a list of ids"),
+        ({"input_ids": []}, r"column 'input_ids' has the shape \(0,\)"),
+        ({"input_ids": [1, 2], "labels": [1]}, "column 'labels' has 1 values for 2 tokens"),
+        ({"input_ids": [1, 2], "labels": [2, -100]}, r"column 'labels' holds 2 at 0, where 'input_ids' holds 1.*not"),
+        ({"input_ids": [1, 2], "labels": [-100, -100]}, "no token would be learnt"),
+        ({"input_ids": [1, 2], "loss_mask": [1, 2]}, "column 'loss_mask' must hold 0 and 1 alone"),
+        ({"input_ids": [1, 2], "loss_mask": [1, 1], "labels": [1, 2]}, "columns labels and loss_mask all say what"),
+        ({"input_ids": [1, 2], "loss_spans": [[0, 3]]}, r"loss span \[0, 3\) lies outside the row's 2 tokens"),
+        ({"input_ids": [1, 2], "loss_spans": [[1, 2], [0, 1]]}, r"loss span \[0, 1\) .* does not ascend"),
+        ({"input_ids": [1, 2], "loss_spans": []}, "column 'loss_spans' is empty"),
+        ({"input_ids": [1, 2], "loss_spans": [0, 1]}, r"column 'loss_spans' has the shape \(2,\), expected pairs"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "column 'attention_mask' holds 0, so the row is padded"),
+    ],
+)  # fmt: skip
+def test_token_rows_that_no_model_could_learn_are_refused(row: Row, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        mapped(row)
+
+
+def test_any_processor_makes_tokens_unless_they_are_not_all_it_makes(
+    chat_processor: ChatProcessor, tokenizer: Path
+) -> None:
+    texts = TextProcessor.from_pretrained(str(tokenizer))
+    for processor, row in ((chat_processor, {"messages": CHAT}), (texts, {"text": "some text"})):
+        sample = mapped(row)
+        (made,) = to_tokens([sample], processor)
+        assert not isinstance(made, DataError)
+        tokens = TokensProcessor().process(made)
+        for name, values in processor.process(sample).items():
+            assert np.array_equal(tokens[name], values)
+
+    class Seeing(TextProcessor):
+        def process(self, sample: Sample) -> Sample:
+            return {**super().process(sample), "pixel_values": np.zeros(3)}
+
+    (error,) = to_tokens([mapped({"text": "x"})], Seeing(texts.tokenizer))
+    assert "a sample of tokens has no place for pixel_values: convert without --tokenize" in str(error)
+
+
+def test_a_sample_that_has_no_tokens_to_learn_takes_nothing_from_those_beside_it(chat_processor: ChatProcessor) -> None:
+    unanswered = {"messages": json.dumps([{"role": "user", "content": "so?"}])}
+    refused = {"messages": json.dumps([{"role": "user", "content": [{"type": "image"}]}])}
+    samples = [mapped({"messages": CHAT}), unanswered, refused, mapped({"messages": CHAT})]
+    first, second, third, last = to_tokens(samples, chat_processor)
+    assert not isinstance(first, DataError)
+    assert not isinstance(last, DataError)
+    assert all(np.array_equal(last[name], first[name]) for name in ("input_ids", "loss_spans"))
+    assert "no token would be learnt" in str(second)
+    assert "a message holds image, which the chat processor does not read" in str(third)
+
+
+SMALL = {"image": [image_bytes(color=n) for n in range(6)], "audio": [wav_bytes(value=n) for n in range(6)]}
+FRAGMENTS = ["<image>", "<audio>", "<video>", "<imag", "e>", "<", "\n", "a", " ü "]
+
+
+@examples(300)
+@given(contents=st.lists(st.lists(st.sampled_from(FRAGMENTS), max_size=6).map("".join), min_size=1, max_size=4))
+def test_every_placeholder_is_replaced_in_place_by_the_next_medium(contents: list[str]) -> None:
+    turns = [says(("user", "assistant")[place % 2], text) for place, text in enumerate([*contents, "the end", "."])]
+    turns.append(says("assistant", "last"))
+    counts = {kind: sum(text.count(f"<{kind}>") for text in contents) for kind in SMALL}
+    row: Row = {"messages": turns, **{f"{kind}s": (SMALL[kind] * 4)[:count] for kind, count in counts.items()}}
+    sample = mapped(row)
+    texts, found = [], {"image": 0, "audio": 0}
+    for turn in json.loads(sample["messages"]):
+        content = turn["content"]
+        parts: list[Row] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for part in parts:
+            if part["type"] != "text":
+                offset, size = part["span"]
+                assert sample["media"][offset : offset + size] == row[f"{part['type']}s"][found[part["type"]]]
+                found[part["type"]] += 1
+        texts.append("".join(part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in parts))
+    assert texts == [turn["content"] for turn in turns]
+    assert found == counts
+
+
+@examples(60)
+@given(num_places=st.integers(0, 4), num_images=st.integers(0, 4))
+def test_another_number_of_media_than_of_places_is_refused(num_places: int, num_images: int) -> None:
+    row: Row = {"messages": [says("user", "x<image>" * num_places), CHAT[1]], "images": SMALL["image"][:num_images]}
+    if num_places == num_images:
+        assert len(mapped(row)["media"]) == sum(map(len, row["images"]))
+        return
+    with pytest.raises(
+        DataError, match=rf"{num_places} places for media of kind image .* and {num_images} images: .*images="
+    ):
+        mapped(row)
+    assert stored(row, columns={"images": ""}) == row["messages"]
+
+
+def test_media_come_before_the_text_of_a_question_that_names_no_place(tmp_path: Path) -> None:
+    image, sound = SMALL["image"][0], SMALL["audio"][0]
+    rows: list[Row] = [
+        {"question": "What?", "answer": "A cat.", "image": image, "audio": sound},
+        {"question": "No <image> here", "answer": "So.", "image": image, "audio": None},
+        {"question": "None?", "answer": "None.", "image": None, "audio": None},
+    ]
+    samples = round_trip(rows, tmp_path, options=SchemaOptions())
+    first, second, third = (json.loads(sample["messages"])[0]["content"] for sample in samples)
+    seen = {"type": "image", "mime": "image/png", "span": [0, len(image)]}
+    heard = {"type": "audio", "mime": "audio/wav"}
+    assert [part["type"] for part in first] == ["audio", "image", "text"]
+    assert first[0] == {**heard, "span": [0, len(sound)]}
+    assert first[1] == {**seen, "span": [len(sound), len(image)]}
+    assert samples[0]["media"] == sound + image
+    assert second == [{"type": "text", "text": "No "}, seen, {"type": "text", "text": " here"}]
+    assert third == "None?"
+
+
+def test_an_image_with_a_label_is_kept_or_asked_about(tmp_path: Path) -> None:
+    rows = [{"image": {"bytes": SMALL["image"][n], "path": None}, "label": label} for n, label in enumerate([3, "cat"])]
+    samples = round_trip(rows, tmp_path / "columns", options=SchemaOptions())
+    assert samples == [{"image": SMALL["image"][n], "label": label} for n, label in enumerate(["3", "cat"])]
+    options = SchemaOptions(columns={"images": "image", "answer": "label"})
+    sample = round_trip(rows, tmp_path / "asked", options=options)[1]
+    part = {"type": "image", "mime": "image/png", "span": [0, len(SMALL["image"][1])]}
+    assert json.loads(sample["messages"]) == [says("user", [part]), says("assistant", "cat")]
+    assert sample["media"] == SMALL["image"][1]
+    with pytest.raises(DataError, match="2 images in column 'image', expected one"):
+        mapped({"image": SMALL["image"][:2], "label": "x"})
+
+
+def test_every_form_of_a_part_is_stored_with_its_span(tmp_path: Path) -> None:
+    from base64 import b64encode
+
+    image, sound = SMALL["image"][0], SMALL["audio"][0]
+    (tmp_path / "a.png").write_bytes(image)
+    (tmp_path / "a.mp4").write_bytes(MP4)
+    encoded = b64encode(image).decode()
+    parts: list[Row] = [
+        {"type": "text", "text": "<image> is text here"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}", "detail": "low"}, "text": None},
+        {"type": "image_url", "image_url": "a.png"},
+        {"type": "image", "image": encoded},
+        {"type": "image", "url": "./a.png", "max_pixels": 99},
+        {"type": "image", "base64": encoded},
+        {"type": "image", "image": {"bytes": None, "path": "a.png"}},
+        {"type": "input_audio", "input_audio": {"data": b64encode(sound).decode(), "format": "wav"}},
+        {"type": "audio", "audio": sound},
+        {"type": "video_url", "video_url": {"url": (tmp_path / "a.mp4").as_uri()}},
+        {"type": "video", "video": "a.mp4", "fps": 2.0},
+        {"type": "audio", "path": "a.mp4"},
+    ]
+    row = {"messages": [says("user", parts), CHAT[1]]}
+    sample = round_trip([row], tmp_path / "out", options=SchemaOptions(), media_folder=str(tmp_path))[0]
+    content = json.loads(sample["messages"])[0]["content"]
+    assert content[0] == parts[0]
+    media = [sample["media"][part["span"][0] : sum(part["span"])] for part in content[1:]]
+    assert media == [image] * 6 + [sound] * 2 + [MP4] * 3
+    assert b"".join(media) == sample["media"]
+    assert [part["mime"] for part in content[1:]] == ["image/png"] * 6 + ["audio/wav"] * 2 + ["video/mp4"] * 2 + [
+        "audio/mp4"
+    ]
+    assert set(content[1]) == {"type", "mime", "span"}
+    assert (content[4]["max_pixels"], content[10]["fps"]) == (99, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        (
+            [{"type": "image"}],
+            "a part of type 'image' has no source, and the row no column of images: .*--columns images=",
+        ),
+        ([{"type": "video", "video": ["a.png", "b.png"]}], r"media \['a.png', 'b.png'\] must be a path, bytes, base64"),
+        ([{"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}], "is on the web, .*: download it first"),
+        ([{"type": ["text"]}], r"content parts of type \['text'\] are not supported"),
+        (["hi"], "content parts of type 'hi' are not supported: expected"),
+    ],
+)
+def test_parts_that_lead_nowhere_are_refused(parts: list[Any], reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        mapped({"messages": [says("user", parts), CHAT[1]]})
+
+
+def test_bare_parts_take_the_media_of_the_row_in_order() -> None:
+    parts = [{"type": "image", "text": None, "index": 0}, {"type": "text", "text": "and <image>"}]
+    row = {"messages": [says("user", parts), CHAT[1]], "images": SMALL["image"][:2]}
+    sample = mapped(row)
+    first, second = SMALL["image"][:2]
+    assert sample["media"] == first + second
+    assert [part["type"] for part in json.loads(sample["messages"])[0]["content"]] == ["image", "text", "image"]
+
+
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "system", "tool", "human"]), "content": st.text(max_size=20)},
+        optional={"weight": st.sampled_from([0, 1]), "name": st.text(max_size=3)},
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@examples(300)
+@given(messages=MESSAGES, others=st.sampled_from([{}, {"id": 3}, {"system": "s"}, {"images": []}, {"tools": None}]))
+def test_plain_chats_are_stored_as_the_others_are(messages: list[Row], others: Row) -> None:
+    row = {"messages": messages} | others
+    mapper = find_mapper([{"messages": [{"role": "assistant", "content": "hi"}]}], SchemaOptions())
+    slow = replace(mapper, found={**mapper.found, "videos": ""})  # says nothing, and is not plain
+
+    def outcome(mapper: Mapper) -> Sample | str:
+        try:
+            return mapper(row, None)
+        except DataError as error:
+            return str(error)
+
+    assert outcome(mapper) == outcome(slow)

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.converters.sources import webdataset as archives
+from lmms_stream.errors import DataError, ObjectMissingError
+
+from ...strategies import examples
+from .source_rows import num_units, opened, read, read_numbered, write
+
+
+def write_tar(path: Path, files: list[tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, data in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+@given(
+    samples=st.lists(
+        st.dictionaries(st.sampled_from(["jpg", "seg.png", "bin"]), st.binary(max_size=1500), min_size=1), min_size=1
+    ),
+    unit_bytes=st.integers(1, 4000),
+    folder_name=st.sampled_from(["", "a.b/", "./"]),
+)
+@examples(60)
+def test_files_of_one_name_are_a_sample(samples: list[dict[str, bytes]], unit_bytes: int, folder_name: str) -> None:
+    files = [
+        (f"{folder_name}{number:04d}.{extension}", data)
+        for number, sample in enumerate(samples)
+        for extension, data in sample.items()
+    ]
+    keys = [f"{folder_name.removeprefix('./')}{number:04d}" for number in range(len(samples))]
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_tar(Path(folder) / "a.tar", files)
+        wanted = [{"__key__": key} | sample for key, sample in zip(keys, samples, strict=True)]
+        assert read(path, unit_bytes=unit_bytes) == wanted
+        assert read(f"{path}@[-1:]", unit_bytes=unit_bytes) == wanted[-1:]
+
+
+def test_json_and_text_of_a_sample_are_decoded_and_nothing_else_is(tmp_path: Path) -> None:
+    pickled = b"cos\nsystem\n(S'exit 1'\ntR."
+    files = [("a.JSON", b'{"x": [1]}'), ("a.txt", "é".encode()), ("a.cls", b"7"), ("a.pyd", pickled), ("a.npy", b"N")]
+    path = write_tar(tmp_path / "a.tar", files)
+    assert read(path) == [{"__key__": "a", "json": {"x": [1]}, "txt": "é", "cls": "7", "pyd": pickled, "npy": b"N"}]
+
+
+def test_members_that_make_no_sample_are_errors_of_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MAX_SAMPLE_BYTES", 1 << 20)
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+
+        def add(name: str, data: bytes = b"x", **settings: object) -> None:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            for key, value in settings.items():
+                setattr(member, key, value)
+            archive.addfile(member, io.BytesIO(data))
+
+        add("0.txt")
+        add("folder", b"", type=tarfile.DIRTYPE)
+        add("README")
+        add("2.txt", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd")
+        add("3.txt", b"\xff")
+        add("4.json", b"{")
+        add("5.a")
+        add("5.A")
+        add("6.bin", b"x" * (2 << 20))
+        add("7.txt")
+    found = read_numbered(tmp_path / "a.tar")
+    errors = [
+        "'README' has no extension: name it KEY.EXTENSION",
+        "'2.txt' is not a plain file of the archive",
+        "3.txt is not what its name says ('utf-8' codec",
+        "4.json is not what its name says (",
+        "sample '5' has .a more than once: give its files names of their own",
+        "sample '6' is larger than 1 MiB: store its media beside",
+    ]
+    assert [number for number, _ in found] == list(range(1, 9))
+    assert (found[0][1], found[7][1]) == ({"__key__": "0", "txt": "x"}, {"__key__": "7", "txt": "x"})
+    for error, (_, values) in zip(errors, found[1:7], strict=True):
+        assert error in values
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    files = [(f"{number}.bin", bytes(2000)) for number in range(20)]
+    whole = write_tar(tmp_path / "a.tar", files).read_bytes()
+    with pytest.raises(DataError, match=r"a.tar: ends within \d.bin: copy it again|not readable as a tar"):
+        read(write(tmp_path / "a.tar", whole[:20_000]))
+    header = 2560 * 3
+    damaged = whole[:header] + b"x" * 512 + whole[header + 512 :]
+    with pytest.raises(DataError, match=rf"a.tar: the header at byte {header} is damaged: write the archive again"):
+        read(write(tmp_path / "a.tar", damaged))
+    with pytest.raises(DataError, match=r"x: not readable as a tar \(.*\): copy it again, or write it again"):
+        read(write(tmp_path / "x", b"z" * 5000), format="webdataset")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    for number in range(30):
+        write(tmp_path / "texts" / f"part{number % 3}" / f"{number:02d}.txt", f"text {number}\r\n".encode())
+    return tmp_path / "texts"
+
+
+def test_texts_of_a_folder_are_rows(texts: Path) -> None:
+    rows = read(texts)
+    assert [row["name"] for row in rows] == sorted(f"part{number % 3}/{number:02d}.txt" for number in range(30))
+    assert rows[0] == {"text": "text 0\r\n", "name": "part0/00.txt"}
+    assert read(texts, unit_bytes=20) == rows
+    assert num_units(texts, unit_bytes=20) == 10
+    assert num_units(texts, unit_bytes=1 << 20) == 1
+    assert read_numbered(f"{texts}@[28:]") == [(29, rows[28]), (30, rows[29])]
+    assert read(f"{texts}/**/*.txt") == rows
+    assert [row["name"] for row in read(f"{texts}/*1/0*.txt@[1:]")] == ["part1/04.txt", "part1/07.txt"]
+    lines = write(texts.parent / "lines.txt", b'{"a": 1}\n{"a": 2}')
+    assert read(lines, format="jsonl") == [{"a": 1}, {"a": 2}]
+    assert read(texts / "part0" / "03.txt") == [{"text": "text 3\r\n", "name": "03.txt"}]
+
+
+def test_texts_may_have_any_names_where_the_format_says_so(tmp_path: Path) -> None:
+    write(tmp_path / "code" / "b.py", b"\xef\xbb\xbfprint()")
+    write(tmp_path / "code" / "a" / "README.md", b"# a")
+    write(tmp_path / "code" / ".git" / "config", b"hidden")
+    write(tmp_path / "code" / "z.bin", b"\xff")
+    found = read_numbered(tmp_path / "code", format="text")
+    assert found[:2] == [(1, {"text": "# a", "name": "a/README.md"}), (2, {"text": "print()", "name": "b.py"})]
+    assert found[2][1] == "z.bin is not valid UTF-8 (byte 0xff at byte 1): write it as UTF-8"
+
+
+def test_images_of_a_folder_are_rows_with_their_class(tmp_path: Path) -> None:
+    for name in "dog/2.jpg", "cat/b.png", "cat/a.JPEG", "cat/more/c.webp", "loose.png":
+        write(tmp_path / "set" / name, b"not read")
+    with opened(tmp_path / "set") as ((source,), _):
+        (unit,) = source.units()
+        assert unit.folder == str(tmp_path / "set")
+        assert unit.num_bytes == source.num_bytes == 5 * 8
+        rows = [row.values or row.error for row in unit.rows()]
+    assert rows[:4] == [
+        {"image": "cat/a.JPEG", "label": "cat"},
+        {"image": "cat/b.png", "label": "cat"},
+        {"image": "cat/more/c.webp", "label": "cat"},
+        {"image": "dog/2.jpg", "label": "dog"},
+    ]
+    assert rows[4] == "loose.png lies in no sub-folder, which names its class: move it into one"
+    with pytest.raises(DataError, match=r"loose.png: one image is no source: name the folder of its class folders"):
+        read(tmp_path / "set" / "loose.png")
+
+
+def test_links_are_followed_to_files_only(texts: Path, tmp_path: Path) -> None:
+    names = [row["name"] for row in read(texts)]
+    (texts / "loop").symlink_to(texts)
+    (texts / "zz.txt").symlink_to(write(tmp_path / "elsewhere.txt", b"linked"))
+    rows = read(texts)
+    assert [row["name"] for row in rows] == [*names, "zz.txt"]
+    assert rows[-1]["text"] == "linked"
+    assert len(read(f"{texts}/**/*.txt")) == 31
+    (texts / "zzz.txt").symlink_to(tmp_path / "nothing")
+    with pytest.raises(ObjectMissingError, match=r"does not exist: check the path"):
+        read(texts)
+
+
+def test_the_identity_of_a_folder_changes_with_its_files(texts: Path) -> None:
+    def identity() -> Mapping[str, Any]:
+        with opened(texts) as ((source,), _):
+            return source.identity
+
+    before = identity()
+    assert before == identity()
+    os.utime(texts / "part0" / "00.txt", (5, 5))
+    assert before != identity()

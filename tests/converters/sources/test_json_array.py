@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.converters.sources import json_array
+from lmms_stream.converters.sources.json_array import JsonScanner
+from lmms_stream.errors import DataError
+
+from ...strategies import examples
+from .source_rows import MESSY, read, read_numbered, write
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
+    ['"', "\\", '\\"', "\\\\", '{"', "}]", ",", "],[", "\u2028", "\x00"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(TEXTS, values, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.lists(st.dictionaries(TEXTS, VALUES, max_size=4), min_size=1, max_size=8)
+
+
+class Trickle(io.RawIOBase):
+    """Gives a few bytes at a time."""
+
+    def __init__(self, data: bytes, step: int):
+        self._file = io.BytesIO(data)
+        self._step = step
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read(min(self._step, max(1, size)))
+
+
+def dumped(value: Any, *, pretty: bool, escaped: bool) -> bytes:
+    if escaped:
+        import json
+
+        return json.dumps(value, indent=1 if pretty else None).encode()
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 if pretty else 0)
+
+
+@given(rows=OBJECTS, pretty=st.booleans(), escaped=st.booleans(), step=st.integers(1, 50))
+@examples(200)
+def test_elements_are_what_orjson_reads(rows: list[dict[str, Any]], pretty: bool, escaped: bool, step: int) -> None:
+    data = dumped(rows, pretty=pretty, escaped=escaped)
+    scanner = JsonScanner(Trickle(data, step), name="x")
+    assert [orjson.loads(text) for text in scanner.elements()] == orjson.loads(data)
+    scanner.end()
+
+
+@given(
+    count=st.integers(0, 400),
+    escape=st.sampled_from(["\\", '"', "\n", "x\\"]),
+    step=st.integers(1, 300),
+    seed=st.integers(0, 9),
+)
+@examples(60)
+def test_strings_of_very_many_escapes_are_passed(count: int, escape: str, step: int, seed: int) -> None:
+    rows = [{"a": "y" * seed + escape * count, escape * seed: 1}, {"b": escape * 3}]
+    scanner = JsonScanner(Trickle(orjson.dumps(rows), step), name="x")
+    assert [orjson.loads(text) for text in scanner.elements()] == rows
+
+
+@given(before=VALUES, rows=OBJECTS, after=VALUES, pretty=st.booleans(), step=st.integers(1, 50))
+@examples(100)
+def test_members_are_what_orjson_reads(
+    before: Any, rows: list[dict[str, Any]], after: Any, pretty: bool, step: int
+) -> None:
+    content = {"before": before, 'r"o{ws': rows, "after": after}
+    scanner = JsonScanner(Trickle(dumped(content, pretty=pretty, escaped=False), step), name="x")
+    found: dict[str, Any] = {}
+    for key in scanner.members():
+        if scanner.peek() == b"[":
+            found[key] = [orjson.loads(text) for text in scanner.elements()]
+        else:
+            found[key] = orjson.loads(scanner.value(b"}"))
+    assert found == content
+
+
+@given(rows=OBJECTS, pretty=st.booleans(), unit_bytes=st.integers(1, 100), wrapped=st.booleans(), packed=st.booleans())
+@examples(60)
+def test_an_array_is_read_whole_whatever_the_size_of_units(
+    rows: list[dict[str, Any]], pretty: bool, unit_bytes: int, wrapped: bool, packed: bool
+) -> None:
+    data = dumped({"version": 1, "rows": rows, "tags": ["a"]} if wrapped else rows, pretty=pretty, escaped=False)
+    with tempfile.TemporaryDirectory() as folder:
+        name, data = ("a.json.gz", gzip.compress(data)) if packed else ("a.json", data)
+        path = write(Path(folder) / name, data)
+        if not wrapped or any(rows):
+            assert read(path, unit_bytes=unit_bytes) == rows
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_slices_and_numbers_of_an_array(tmp_path: Path, name: str) -> None:
+    data = orjson.dumps(MESSY)
+    path = write(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+    assert read_numbered(f"{path}@[10:-5]", unit_bytes=300) == [(n + 1, MESSY[n]) for n in range(10, 95)]
+    assert read_numbered(f"{path}@[98:]") == [(99, MESSY[98]), (100, MESSY[99])]
+    with pytest.raises(DataError, match="holds no rows from 100 to its end: leave it out, or correct the slice"):
+        read(f"{path}@[100:]")
+
+
+def test_a_member_is_chosen_by_its_name(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "coco.json", orjson.dumps({"info": {"images": [1]}, "images": [{"a": 1}], "boxes": [{"b": 2}]})
+    )
+    with pytest.raises(DataError, match=r"2 members of its object.*choose one by its name, \S+#images or \S+#boxes"):
+        read(path)
+    assert read(f"{path}#boxes") == [{"b": 2}]
+    assert read(f"{path}#images@[0:1]") == [{"a": 1}]
+    with pytest.raises(DataError, match=r"coco.json#other: no member 'other' of its object is an array: choose"):
+        read(f"{path}#other")
+    with pytest.raises(DataError, match=r"its value is an array, which has no members: leave out #x"):
+        read(f"{write(tmp_path / 'b.json', b'[{}]')}#x")
+
+
+def test_a_broken_element_is_an_error_of_its_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", b'\xef\xbb\xbf[{"a":1} {"b":2}, {"c":3}, 4,, {"d":"\xff"}, {"e": "x\\"}"}]')
+    found = read_numbered(path)
+    assert [number for number, _ in found] == [1, 2, 3, 4, 5, 6]
+    assert (found[1][1], found[5][1]) == ({"c": 3}, {"e": 'x"}'})
+    for number, error in (0, "not valid JSON .* at byte 9"), (2, "found int: '4'"), (3, "nothing stands"), (4, "0xff"):
+        assert re.search(error, found[number][1])
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b'[{"a": 1}, {"b": "x', r"not valid JSON at byte 11, near '\{\"b\": \"x': a bracket or quote is not closed"),
+        (b'[{"a": 1}', "a bracket or quote is not closed|expected ',' or ']', found its end"),
+        (b'[{"a": 1}] {}', "something follows the end of its value"),
+        (b'{"rows": [{"a": 1}] "b"}', "expected ',' or '}', found '\"'"),
+        (b'{"rows": [{"a": 1}], 5}', "expected '\"', found '5'"),
+        (b'{"rows" [{"a": 1}]}', "expected ':', found '\\['"),
+        (b'{"a": 1}', r"no member of its object.*pass --format jsonl for one object a line"),
+        (b"[ ]", "holds no rows: leave it out, or write it again"),
+        (b"{}", "no member of its object"),
+    ],
+)
+def test_json_that_breaks_off_or_is_no_array_is_named(tmp_path: Path, data: bytes, error: str) -> None:
+    with pytest.raises(DataError, match=error):
+        read(write(tmp_path / "a.json", data))
+
+
+def test_an_element_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_array, "MAX_ROW_BYTES", 1 << 20)
+    path = write(tmp_path / "a.json", b'[{"a": 1}, {"b": [1, 2}, ' + b'{"c": 3}, ' * 500_000 + b"{}]")
+    with pytest.raises(DataError, match=r"a value is longer than 1 MiB, or its bracket or quote is not closed"):
+        read(path)
+
+
+FIELDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8) | st.sampled_from(
+    ["007", "", " x ", '"', 'a,"b"\n\nc', "\r\n", "\t", "é"]
+)
+
+
+@given(
+    rows=st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=12),
+    delimiter=st.sampled_from([",", "\t"]),
+    end=st.sampled_from(["\n", "\r\n"]),
+    unit_bytes=st.integers(1, 60),
+)
+@examples(120)
+def test_fields_of_delimited_files_are_text_as_it_stands(
+    rows: list[tuple[str, str]], delimiter: str, end: str, unit_bytes: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / ("a.csv" if delimiter == "," else "a.tsv")
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, delimiter=delimiter, lineterminator=end, quoting=csv.QUOTE_ALL).writerows(
+                [("id", "te xt"), *rows]
+            )
+        assert read(path, unit_bytes=unit_bytes) == [{"id": first, "te xt": second} for first, second in rows]
+
+
+def test_rows_of_csv_that_do_not_fit_are_errors_of_their_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b'\xef\xbb\xbfa,b\r\n1,2\r\n\r\n1,2,3\r\n1\r\n"x"y,2\r\n\xff,2\r\n7,8\r\n"open,')
+    found = read_numbered(path)
+    assert [number for number, _ in found] == [1, 2, 3, 4, 5, 6, 7]
+    assert (found[0][1], found[5][1]) == ({"a": "1", "b": "2"}, {"a": "7", "b": "8"})
+    errors = [
+        "3 fields, where the header names 2",
+        "1 fields, where",
+        "not valid CSV .* line 6",
+        "not valid UTF-8 near",
+    ]
+    for error, (_, text) in zip([*errors, "not valid CSV"], [*found[1:5], found[6]], strict=True):
+        assert re.search(error, text)
+    assert read(f"{path}@[0:1]") == [{"a": "1", "b": "2"}]
+    assert read_numbered(f"{path}@[-2:-1]") == [(6, {"a": "7", "b": "8"})]
+
+
+def test_fields_longer_than_the_csv_modules_limit_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv.gz", gzip.compress(b"a,b\n1," + b"x" * 300_000 + b"\n"))
+    assert len(read(path)[0]["b"]) == 300_000
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"a,b\n", "holds no rows"),
+        (b"a,a\n1,2\n", "each once: 'a' does not: correct the header"),
+        (b"a,\n1,2\n", "each once: '' does not"),
+        (b'"a\n', "its first row, which names the columns, is broken: not valid CSV"),
+        (b"\xff,b\n1,2\n", "of the header is not text in UTF-8|is broken: not valid UTF-8"),
+    ],
+)
+def test_a_header_that_names_no_columns_is_refused(tmp_path: Path, data: bytes, error: str) -> None:
+    with pytest.raises(DataError, match=error):
+        read(write(tmp_path / "a.csv", data))

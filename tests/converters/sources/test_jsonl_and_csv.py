@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import gzip
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import orjson
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.converters.sources import jsonl as lines
+from lmms_stream.converters.sources import table as places
+from lmms_stream.converters.sources.jsonl import lines_between
+from lmms_stream.errors import DataError
+
+from ...conftest import run_command
+from ...strategies import examples
+from .source_rows import MESSY, json_lines, num_units, opened, read, read_numbered, write
+
+LINES = st.lists(
+    st.just(b"")
+    | st.just(b" \t")
+    | st.just(b"{broken")
+    | st.dictionaries(st.text(max_size=3), st.text(max_size=12) | st.integers(-9, 9), max_size=3).map(orjson.dumps)
+    | st.integers(0, 300).map(lambda size: orjson.dumps({"long": "y" * size})),
+    min_size=1,
+    max_size=20,
+)
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pyarrow.compress(data, codec="zstd", asbytes=True))
+
+
+def expected(texts: list[bytes]) -> list[tuple[int, object]]:
+    """What a plain reader finds: (line number, values), None in place of a line that is broken."""
+    found: list[tuple[int, object]] = []
+    for number, text in enumerate(texts, start=1):
+        if text.strip():
+            found.append((number, None if text == b"{broken" else orjson.loads(text)))
+    return found
+
+
+@given(
+    texts=LINES,
+    end=st.sampled_from([b"\n", b"\r\n"]),
+    last_end=st.booleans(),
+    bom=st.booleans(),
+    unit_bytes=st.integers(1, 80),
+    compress=st.sampled_from([bytes, gzip.compress, zstd]),
+    bounds=st.tuples(st.none() | st.integers(-25, 25), st.none() | st.integers(-25, 25)),
+)
+@examples(150)
+def test_units_of_any_size_give_the_rows_of_a_plain_reader(
+    texts: list[bytes],
+    end: bytes,
+    last_end: bool,
+    bom: bool,
+    unit_bytes: int,
+    compress: object,
+    bounds: tuple[int | None, int | None],
+) -> None:
+    data = (places.BOM if bom else b"") + end.join(texts) + (end if last_end or not texts[-1] else b"")
+    in_slice = range(1, len(texts) + 1)[slice(*bounds)]
+    wanted = [(number, values) for number, values in expected(texts) if number in in_slice]
+    if not in_slice or not expected(texts):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "rows", compress(data))  # type: ignore[operator]
+        start, stop = ("" if bound is None else str(bound) for bound in bounds)
+        found = read_numbered(f"{path}@[{start}:{stop}]", format="jsonl", unit_bytes=unit_bytes)
+    assert [
+        (number, None if isinstance(values, str) and values else values or {}) for number, values in found
+    ] == wanted
+
+
+def test_a_cut_depends_on_the_file_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json_lines(MESSY))
+    with opened(path, unit_bytes=500) as ((first,), _), opened(path, unit_bytes=500) as ((second,), _):
+        units = list(first.units())
+        assert list(map(repr, units)) == list(map(repr, second.units()))
+        assert len(units) == -(-path.stat().st_size // 500)
+        assert sum(unit.num_bytes for unit in units) == first.num_bytes == path.stat().st_size
+
+
+def test_a_line_longer_than_many_ranges_is_read_once(tmp_path: Path) -> None:
+    rows = [{"id": 0}, {"text": "z" * 5_000_000}, {"id": 2}]
+    path = write(tmp_path / "a.jsonl", json_lines(rows))
+    assert read(path, unit_bytes=100_000) == rows
+    path = write(tmp_path / "a.jsonl.gz", gzip.compress(json_lines(rows)))
+    assert read(path, unit_bytes=100_000) == rows
+
+
+def test_payloads_that_are_too_long_to_travel_wait_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "MAX_CARRIED_BYTES", 1000)
+    rows = [{"text": "z" * 1500}, {"id": 1}, {"text": "z" * 2500}]
+    path = write(tmp_path / "a.jsonl.gz", gzip.compress(json_lines(rows)))
+    with opened(path, unit_bytes=1) as ((source,), scratch):
+        units = list(source.units())
+        assert len(list(scratch.glob("*/unit-*"))) == 2
+        assert [row.values for unit in units for row in unit.rows()] == rows
+
+
+def test_a_line_beyond_the_limit_is_an_error_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(places, "MAX_ROW_BYTES", 1000)
+    data = json_lines([{"id": 0}, {"text": "z" * 3_000_000}, {"id": 2}])
+    for path in write(tmp_path / "a.jsonl", data), write(tmp_path / "a.jsonl.gz", gzip.compress(data)):
+        first, second, third = read_numbered(path)
+        assert (first, third) == ((1, {"id": 0}), (3, {"id": 2}))
+        assert second[0] == 2
+        assert "longer than 0 MiB: break it into rows, or name media by path" in second[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (
+            b'{"a": }',
+            r"not valid JSON \(unexpected character, expected a JSON value at byte 7\): correct it, near '\{\"a\": \}'",
+        ),
+        ('{"é": }'.encode(), r"at byte 8\)"),
+        (b'{"a": "' + b"x" * 200 + b'" 1}', r"at byte 210\): correct it, near 'x+\" 1\}'$"),
+        (b'{"a": "\xff\xfe"}', r"not valid UTF-8 \(byte 0xff at byte 8\): write it as UTF-8, near .*\ufffd"),
+        (b"[1, 2]", r"expected a JSON object, found list: '\[1, 2\]'"),
+        (b"null", r"expected a JSON object, found NoneType: 'null'"),
+        (b'{"a": NaN}', r"not valid JSON"),
+        (b"[" * 5000, r"not valid JSON"),
+    ],
+)
+def test_a_broken_line_is_an_error_of_its_row_and_the_next_is_read(tmp_path: Path, line: bytes, error: str) -> None:
+    path = write(tmp_path / "a.jsonl", b'{"id": 1}\n\n' + line + b'\n{"id": 4}')
+    found = read_numbered(path)
+    assert [found[0], found[2]] == [(1, {"id": 1}), (4, {"id": 4})]
+    assert found[1][0] == 3
+    assert re.search(error, found[1][1])
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_compressed_data_that_breaks_off_is_named(tmp_path: Path, kind: str) -> None:
+    data = json_lines([{"text": str(number**9)} for number in range(100_000)])
+    packed = gzip.compress(data) if kind == "gz" else zstd(data)
+    path = write(tmp_path / f"a.jsonl.{kind}", packed[: len(packed) // 2])
+    with pytest.raises(
+        DataError, match=r"a\.jsonl\.\w+: its (gzip|zstd) data is damaged or breaks off .*: copy it again"
+    ):
+        read(path)
+    joined = write(tmp_path / f"b.jsonl.{kind}", packed + packed)
+    assert len(read(joined, unit_bytes=1 << 18)) == 200_000
+    assert num_units(joined, unit_bytes=1 << 18) > 2
+
+
+def test_lines_that_start_in_a_range_are_given_by_it_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", b"aaa\n\nbb\nc")
+    with path.open("rb") as file:
+        found = [list(lines_between(file, start=at, stop=at + 1)) for at in range(9) if file.seek(0) == 0]
+    assert found == [[b"aaa\n"], [], [], [], [b"\n"], [b"bb\n"], [], [], [b"c"]]
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from lmms_stream.converters.sources.sources import open_sources
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+for source in open_sources([sys.argv[2]], scratch=Path(sys.argv[3])):
+    for unit in source.units():
+        list(unit.rows())
+before, num_rows = peak(), 0
+for source in open_sources([sys.argv[1]], scratch=Path(sys.argv[3]), unit_bytes=1 << 20):
+    for unit in source.units():
+        num_rows += sum(1 for _ in unit.rows())
+print(num_rows, peak() - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "jsonl.gz", "json.gz", "csv"])
+def test_memory_is_bounded_whatever_the_size(tmp_path: Path, kind: str) -> None:
+    row = orjson.dumps({"text": "word " * 200})
+    num_rows, num_copies = 64, 1024
+    separator, head, tail = (
+        (b",\n", b"[", b"]") if kind.startswith("json") and "jsonl" not in kind else (b"\n", b"", b"")
+    )
+    if kind == "csv":
+        row, head = b'"' + b"word " * 200 + b'","x"', b"text,x\n"
+
+    def fill(path: Path, copies: int) -> Path:
+        block = separator.join([row] * num_rows)
+        with gzip.open(path, "wb", compresslevel=1) if kind.endswith("gz") else path.open("wb") as file:
+            file.write(head)
+            for number in range(copies):
+                file.write((separator if number else b"") + block)
+            file.write(tail)
+        return path
+
+    large, small = fill(tmp_path / f"large.{kind}", num_copies), fill(tmp_path / f"small.{kind}", 1)
+    result = run_command(sys.executable, "-c", MEASURE, str(large), str(small), str(tmp_path / "scratch"))
+    assert result.returncode == 0, result.stderr
+    found, grown = map(int, result.stdout.split())
+    assert found == num_rows * num_copies  # 64 MiB of text
+    assert grown < 24 << 20

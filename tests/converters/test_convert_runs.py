@@ -1,0 +1,337 @@
+"""Conversions in several processes, ended and begun again: always the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from lmms_stream.converters.convert import Progress, convert
+from lmms_stream.converters.stored.verify import verify_dataset
+from lmms_stream.errors import ConfigError, DataError, StorageError
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.storage.storage import open_storage
+from streaming import MDSWriter
+
+from ..conftest import run_cli
+
+LIMIT_S = 120.0
+NUM_CHATS = 3000
+
+
+def chat(number: int) -> dict[str, Any]:
+    words = " ".join(f"word{(number * 31 + n) % 977}" for n in range(20 + number % 60))
+    return {"messages": [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": words}]}
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of some units of 100 kB."""
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    path.write_text("".join(json.dumps(chat(number)) + "\n" for number in range(NUM_CHATS)))
+    return path
+
+
+def written(target: str) -> dict[str, bytes]:
+    """Every file of a dataset."""
+    storage = open_storage(target)
+    return {file.key: storage.read(file.key) for file in storage.list_objects("") if "counts" not in file.key}
+
+
+def messages(target: str | Path) -> list[Any]:
+    return [json.loads(sample["messages"]) for sample in PackedStreamingDataset(target)[:]]
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(
+    chats: Path, chat_processor: ChatProcessor, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    folder = str(tmp_path_factory.mktemp("uninterrupted") / "chats")
+    report = convert([chats], folder, processor=chat_processor, unit_bytes=100_000, shard_bytes=1 << 17, num_workers=1)
+    assert report.num_rows == NUM_CHATS
+    assert report.num_shards > 4
+    return written(folder)
+
+
+def test_what_is_written_does_not_depend_on_the_number_of_workers(
+    chats: Path, chat_processor: ChatProcessor, uninterrupted: dict[str, bytes], tmp_path: Path
+) -> None:
+    target = str(tmp_path / "out")
+    convert([chats], target, processor=chat_processor, unit_bytes=100_000, shard_bytes=1 << 17, num_workers=3)
+    assert written(target) == uninterrupted
+    assert verify_dataset(target, processor=chat_processor, deep=True).problems == ()
+
+
+def test_shards_and_index_are_those_of_mdswriter(chats: Path, uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
+    columns = {"messages": "str", "media": "bytes"}
+    with MDSWriter(columns=columns, out=str(tmp_path / "mds"), hashes=["xxh3_64"], size_limit=1 << 17) as writer:
+        for sample in PackedStreamingDataset(_stored(uninterrupted, tmp_path / "ours"))[:]:
+            writer.write(sample)
+    theirs = {path.name: path.read_bytes() for path in (tmp_path / "mds").iterdir()}
+    assert theirs == {name: data for name, data in uninterrupted.items() if "/" not in name}
+
+
+def _stored(files: dict[str, bytes], folder: Path) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def test_the_size_of_units_changes_nothing(chats: Path, tmp_path: Path) -> None:
+    for unit_bytes in (30_000, 1 << 24):
+        convert([chats], str(tmp_path / str(unit_bytes)), unit_bytes=unit_bytes, shard_bytes=1 << 17, num_workers=1)
+    small, large = (written(str(tmp_path / str(size))) for size in (30_000, 1 << 24))
+    assert small == large
+    assert messages(tmp_path / "30000") == [chat(number)["messages"] for number in range(NUM_CHATS)]
+
+
+# Real commands, killed
+
+
+@contextmanager
+def convert_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own; nothing of it is left at the end."""
+    command = (sys.executable, "-m", "lmms_stream", "convert", *arguments)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "s3":
+        folder: str = request.getfixturevalue("s3_folder")
+        return folder
+    return str(tmp_path / "out")
+
+
+@pytest.fixture
+def many_chats(tmp_path: Path) -> Path:
+    """Enough to take two workers some seconds."""
+    path = tmp_path / "many.jsonl"
+    lines = [json.dumps(chat(number)) + "\n" for number in range(500)]
+    with path.open("w") as file:
+        for _ in range(300):
+            file.writelines(lines)
+    return path
+
+
+def test_a_command_that_is_killed_at_any_moment_goes_on_to_the_same_bytes(
+    many_chats: Path, target: str, tmp_path: Path
+) -> None:
+    work = str(tmp_path / "work")
+    arguments = (str(many_chats), target, "--workers", "2", "--shard-size", "2mb", "--work", work)
+    moments = random.Random(3)
+    for _ in range(3):
+        with convert_command(*arguments) as process:
+            time.sleep(moments.uniform(0.5, 4))
+            workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            process.kill()
+            process.wait(LIMIT_S)
+            _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+            assert not alive  # workers end with their command
+    if "_lmms/dataset.json" not in written(target):
+        result = run_cli("convert", *arguments, timeout_s=LIMIT_S)
+        assert result.returncode == 0, result.stderr
+    convert([many_chats], str(tmp_path / "once"), shard_bytes=2 << 20, num_workers=1)
+    assert written(target) == written(str(tmp_path / "once"))
+    assert not list((tmp_path / "work").rglob("*.part"))
+
+
+def test_a_second_command_for_a_target_is_refused_while_the_first_is_at_work(many_chats: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "out")
+    with convert_command(str(many_chats), target, "--workers", "2") as first:
+        deadline = time.monotonic() + LIMIT_S
+        while not (tmp_path / "out" / "_lmms" / "unfinished.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(first.pid, signal.SIGSTOP)
+        second = run_cli("convert", str(many_chats), target, "--overwrite", timeout_s=LIMIT_S)
+        assert second.returncode == 1
+        assert second.stderr.startswith(f"error: another process converts to {target}: wait until it ends")
+        os.killpg(first.pid, signal.SIGCONT)
+        _, errors = first.communicate(timeout=LIMIT_S)
+        assert first.returncode == 0, errors
+
+
+def test_a_conversion_that_was_ended_is_not_gone_on_with_by_another_command(many_chats: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "out")
+    with convert_command(str(many_chats), target, "--shard-size", "1mb"):
+        deadline = time.monotonic() + LIMIT_S
+        while not (tmp_path / "out" / "shard.00001.mds").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    with pytest.raises(StorageError, match=r"was begun with other shard_bytes: run the command that began it, or pass"):
+        convert([many_chats], target, shard_bytes=1 << 21)
+    with pytest.raises(ConfigError, match="the number of workers must be at least 1, got 0"):
+        convert([many_chats], target, shard_bytes=1 << 20, num_workers=0)
+    assert (tmp_path / "out" / "shard.00001.mds").exists()
+    with many_chats.open("a") as file:
+        file.write(json.dumps(chat(1)) + "\n")
+    with pytest.raises(StorageError, match=r"was begun with other sources"):
+        convert([many_chats], target, shard_bytes=1 << 20)
+    with pytest.raises(StorageError, match=r"was begun on .* with its work in .*: run the same command there"):
+        convert([many_chats], target, shard_bytes=1 << 20, work=tmp_path / "elsewhere")
+    (tmp_path / "out" / "mine.txt").write_text("kept")
+    assert not (tmp_path / "out" / "index.json").exists()
+    report = convert([many_chats], target, shard_bytes=1 << 24, overwrite=True, num_workers=1)
+    assert report.num_rows == 150_001
+    assert sorted(written(target)) == [
+        "_lmms/dataset.json", "index.json", "mine.txt", *(f"shard.{n:05}.mds" for n in range(report.num_shards)),
+    ]  # fmt: skip
+
+
+# What may be asked
+
+
+def test_shuffled_samples_are_the_same_in_another_order(
+    chats: Path, tmp_path: Path, chat_processor: ChatProcessor
+) -> None:
+    for name, workers in (("a", 1), ("b", 2)):
+        convert(
+            [chats], str(tmp_path / name), shuffle_seed=7, unit_bytes=100_000, shard_bytes=1 << 17, num_workers=workers,
+            processor=chat_processor,
+        )  # fmt: skip
+    assert written(str(tmp_path / "a")) == written(str(tmp_path / "b"))
+    expected = [chat(number)["messages"] for number in range(NUM_CHATS)]
+    found = messages(tmp_path / "a")
+    assert found != expected
+    assert sorted(found, key=lambda chat: int(chat[0]["content"][:-1])) == expected
+    assert np.mean(np.diff([int(chat[0]["content"][:-1]) for chat in found]) > 0) == pytest.approx(0.5, abs=0.05)
+    assert verify_dataset(str(tmp_path / "a"), processor=chat_processor, deep=True).problems == ()
+
+
+def test_splits_share_the_samples(chats: Path, tmp_path: Path, chat_processor: ChatProcessor) -> None:
+    options: dict[str, Any] = {"splits": {"train": 0.9, "validation": 0.1}, "processor": chat_processor}
+    report = convert([chats], str(tmp_path / "out"), unit_bytes=100_000, num_workers=1, **options)
+    train, validation = (messages(tmp_path / "out" / name) for name in ("train", "validation"))
+    assert report.num_rows == len(train) + len(validation) == NUM_CHATS
+    assert [split.num_rows for split in report.splits.values()] == [len(train), len(validation)]
+    assert report.num_tokens == sum(split.num_tokens or 0 for split in report.splits.values())
+    assert len(validation) == pytest.approx(300, abs=60)
+    expected = [chat(number)["messages"] for number in range(NUM_CHATS)]
+    assert sorted(map(str, train + validation)) == sorted(map(str, expected))
+    for name in ("train", "validation"):
+        assert verify_dataset(str(tmp_path / "out" / name), processor=chat_processor, deep=True).problems == ()
+    convert([chats], str(tmp_path / "again"), num_workers=1, **options)
+    assert written(str(tmp_path / "out")) == written(str(tmp_path / "again"))
+
+
+@pytest.mark.parametrize("part", ["", "@[10:20]", "@[-5:]"])
+@pytest.mark.parametrize("limit", [None, 3])
+def test_progress_ends_where_it_should(part: str, limit: int | None, chats: Path, tmp_path: Path) -> None:
+    told: list[int] = []
+    progress = Progress(begin=told.append, advance=told.append)
+    convert([f"{chats}{part}"], str(tmp_path), unit_bytes=1000, num_workers=1, limit=limit, progress=progress)
+    assert told[0] == chats.stat().st_size == sum(told[1:])
+    assert min(told) >= 0
+
+
+def test_what_is_left_out_is_listed_once_whatever_the_splits(tmp_path: Path, tokenizer: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    long = {"messages": [{"role": "user", "content": "why " * 500}, {"role": "assistant", "content": "so"}]}
+    source.write_text("".join(json.dumps(chat(number)) + "\n" for number in range(40)) + f"{{}}\n{json.dumps(long)}\n")
+    result = run_cli(
+        "convert", str(source), str(tmp_path / "out"), "--split", "train=0.5", "test=0.5", "--on-error", "skip",
+        "--tokenizer", str(tokenizer), "--max-tokens", "500",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    train, test = (
+        json.loads((tmp_path / "out" / name / "_lmms" / "dataset.json").read_text()) for name in ("train", "test")
+    )
+    assert (train["num_rejected"], train["num_filtered"], test["num_rejected"], test["num_filtered"]) == (1, 1, 0, 0)
+    assert train["num_samples"] + test["num_samples"] == 40
+    assert json.loads((tmp_path / "out" / "train" / "_lmms" / "rejects.jsonl").read_text())["row"] == 41
+    assert not (tmp_path / "out" / "test" / "_lmms" / "rejects.jsonl").exists()
+    assert re.search(rf"rows +│ +{train['num_samples']} +│ +{test['num_samples']} ", result.stdout)
+    assert re.search(r"tokens +│ +[\d,]+ +│ +[\d,]+ ", result.stdout)
+
+
+def test_samples_are_left_out_by_length_and_by_number_and_counted(
+    chats: Path, tmp_path: Path, chat_processor: ChatProcessor
+) -> None:
+    free = convert([chats], str(tmp_path / "all"), processor=chat_processor)
+    lengths = PackedStreamingDataset(tmp_path / "all", processor=chat_processor).length_index().lengths
+    shortest, longest = (int(np.quantile(lengths, share)) for share in (0.2, 0.8))
+    kept = int(np.count_nonzero((lengths >= shortest) & (lengths <= longest)))
+    report = convert([chats], str(tmp_path / "some"), processor=chat_processor, shortest=shortest, longest=longest)
+    assert (report.num_rows, report.num_filtered) == (kept, free.num_rows - kept)
+    limited = convert([chats], str(tmp_path / "few"), limit=1234, unit_bytes=50_000, num_workers=2)
+    assert limited.num_rows == 1234
+    assert messages(tmp_path / "few") == [chat(number)["messages"] for number in range(1234)]
+    with pytest.raises(DataError, match=r"no sample is left to write \(3000 were left out for their length\)"):
+        convert([chats], str(tmp_path / "none"), processor=chat_processor, shortest=100_000)
+    with pytest.raises(ConfigError, match="left out by their tokens"):
+        convert([chats], str(tmp_path / "none"), longest=10)
+
+
+def test_compressed_shards_are_read_and_replaced(chats: Path, tmp_path: Path) -> None:
+    for compression in ("zstd:7", "gz"):
+        report = convert(
+            [chats], str(tmp_path / "out"), compression=compression, shard_bytes=1 << 18, overwrite=True, num_workers=2
+        )
+        extension = compression.partition(":")[0]
+        assert len(list((tmp_path / "out").glob("shard.*"))) == report.num_shards
+        assert len(list((tmp_path / "out").glob(f"shard.*.mds.{extension}"))) == report.num_shards
+        assert messages(tmp_path / "out") == [chat(number)["messages"] for number in range(NUM_CHATS)]
+    with pytest.raises(ConfigError, match="compression 'zip' is not one of"):
+        convert([chats], str(tmp_path / "other"), compression="zip")
+
+
+def test_rows_that_do_not_fit_are_named_by_their_line_whatever_the_units(chats: Path, tmp_path: Path) -> None:
+    lines = chats.read_text().splitlines()
+    lines[2000] = "{broken"
+    lines[2500] = json.dumps({"messages": [{"role": "user", "content": "unanswered"}]})
+    source = tmp_path / "rows.jsonl"
+    source.write_text("\n".join(["", *lines]))
+    with pytest.raises(DataError, match=r"rows\.jsonl:2002: not valid JSON"):
+        convert([source], str(tmp_path / "out"), unit_bytes=50_000, num_workers=2)
+    assert written(str(tmp_path / "out")) == {}
+    report = convert([source], str(tmp_path / "out"), unit_bytes=50_000, num_workers=2, on_error="skip")
+    assert (report.num_rows, report.num_rejected) == (NUM_CHATS - 2, 2)
+    rejects = [json.loads(line) for line in (tmp_path / "out" / "_lmms" / "rejects.jsonl").read_text().splitlines()]
+    assert [reject["row"] for reject in rejects] == [2002, 2502]
+    assert {reject["source"] for reject in rejects} == {str(source)}
+
+
+def test_a_processor_must_read_what_the_rows_are(tmp_path: Path, chat_processor: ChatProcessor) -> None:
+    source = tmp_path / "texts.jsonl"
+    source.write_text('{"text": "some words"}\n')
+    with pytest.raises(ConfigError, match="the rows are 'text', and ChatProcessor reads 'messages': choose the other"):
+        convert([source], str(tmp_path / "out"), processor=chat_processor)
+
+
+def test_a_source_that_changes_while_it_is_read_gives_no_dataset(chats: Path, tmp_path: Path) -> None:
+    source = tmp_path / "growing.jsonl"
+    source.write_bytes(chats.read_bytes())
+
+    def grow(num_bytes: int) -> None:
+        with source.open("a") as file:
+            file.write(json.dumps(chat(1)) + "\n")
+
+    target = tmp_path / "out"
+    with pytest.raises(
+        DataError, match=r"growing\.jsonl was changed while it was read: start again once nobody writes"
+    ):
+        convert([source], str(target), num_workers=1, progress=Progress(advance=grow))
+    assert [path for path in target.rglob("*") if path.is_file()] == []
+    assert convert([source], str(target), num_workers=1).num_rows > 0

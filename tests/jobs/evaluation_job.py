@@ -1,0 +1,45 @@
+"""A torchrun job: FSDP2SFTTrainer.evaluate before any step, for each of some cases; then a run of the last one.
+
+Its arguments are a run's config and a JSON file: {name: {"overrides": […], "on": […]}}, where "on" are world sizes.
+Beside that comes `<world size>-<rank>.json` with what it gave by case, or the error. The run is in the config's
+output_dir.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lmms_stream.errors import LmmsStreamError
+from lmms_stream.train.run.distributed import init_distributed
+
+from tests.train.runs import trainer_of
+
+TIMEOUT_S = 60.0
+
+
+def main() -> None:
+    config, job = Path(sys.argv[1]), Path(sys.argv[2])
+    world, _ = init_distributed(TIMEOUT_S)
+    made: dict[str, Any] = {}
+    for name, case in json.loads(job.read_text()).items():
+        if world.world_size not in case["on"]:
+            continue
+        try:
+            trainer = trainer_of(config, *case["overrides"])
+            made[name] = trainer.evaluate()
+        except LmmsStreamError as error:
+            made[name] = {"error": str(error)}
+    (job.parent / f"{world.world_size}-{world.rank}.json").write_text(json.dumps(made))
+    torch.manual_seed(world.rank)
+    output = f"train.output_dir={job.parent / f'run-{world.world_size}'}"
+    trainer_of(config, output).train()
+
+
+if __name__ == "__main__":
+    main()
+    assert not dist.is_initialized()

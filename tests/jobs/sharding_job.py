@@ -1,0 +1,96 @@
+"""A torchrun job: one step of FSDP2SFTTrainer for each of some cases, and what it did.
+
+Its argument is a JSON file: {"dataset": folder, "cases": {name: {"model": …, "train": …, "on": […]}}}, where "on" are
+world sizes. Beside it come `<name>-<world size>-<rank>.pt` with weights, gradients, packs (the sample ids of each), and
+how the model was built and ran; or with the error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lmms_stream.errors import ConfigError
+from lmms_stream.mds.dataset_config import DatasetConfig
+from lmms_stream.processors import ProcessorConfig
+from lmms_stream.signals import StopSignal
+from lmms_stream.train.model.model import ModelConfig
+from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.train.run.settings import TrainConfig
+from lmms_stream.train.trainer import FSDP2SFTTrainer
+from torch.distributed.tensor import DTensor
+
+TIMEOUT_S = 60.0
+
+
+def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str, Any]:
+    """The step of a case; what there is to tell of it."""
+    world, _ = init_distributed(TIMEOUT_S)
+    data = DatasetConfig(
+        remote=dataset, processor=ProcessorConfig(type="tokens"), packing_length=128, num_canonical_nodes=4
+    ).build(world)
+    model = ModelConfig(**case["model"]).build()
+    built_on = sorted({parameter.device.type for parameter in model.parameters()})
+    if case.get("real"):  # whatever its values on other ranks
+        torch.manual_seed(world.rank)
+        model = type(model)(model.config) if world.rank else model
+    if case.get("empty"):
+        torch.nn.Module.to(model, "meta")
+    if case.get("differing") and world.rank:
+        model.model.norm.register_buffer("other", torch.zeros(3))
+    settings: dict[str, Any] = {"output_dir": str(folder / name), "global_batch": 4, "max_steps": 1, "num_workers": 0}
+    args = TrainConfig(**{**settings, "max_grad_norm": 1e9, "timeout_s": TIMEOUT_S, **case.get("train", {})})
+    trainer = FSDP2SFTTrainer(model=model, args=args, train_dataset=data)
+    weights = {key: whole(value) for key, value in trainer.model.named_parameters()}
+    gradients: dict[str, torch.Tensor] = {}
+
+    def keep_gradients(*_: Any) -> None:
+        for key, parameter in trainer.model.named_parameters():
+            if parameter.grad is not None:
+                gradients[key] = whole(parameter.grad)
+
+    trainer.optimizer.register_step_pre_hook(keep_gradients)
+    with StopSignal() as stop, trainer.log.running(trainer.schedule, step=0, position=0):
+        trainer.model.train()
+        batches = next(trainer._steps())
+        trainer._train_step(batches, stop)
+    packs: list[list[list[int]]] = [[] for _ in range(world.world_size)]
+    dist.all_gather_object(packs, [batch.sample_ids.tolist() for batch in batches])
+    everywhere: list[list[str]] = [[] for _ in range(world.world_size)]
+    dist.all_gather_object(everywhere, built_on)
+    return {
+        "weights": weights,
+        "gradients": gradients,
+        "packs": [pack for of_rank in packs for pack in of_rank],
+        "built_on": everywhere,
+        "logits_way": trainer.model.logits_way,
+        "mesh": tuple(next(trainer.model.parameters()).device_mesh.shape),  # type: ignore[attr-defined]
+    }
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.full_tensor().detach().clone()
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    job = json.loads(path.read_text())
+    world, _ = init_distributed(TIMEOUT_S)
+    for name, case in job["cases"].items():
+        if world.world_size not in case["on"]:
+            continue
+        try:
+            made = run(name, case, job["dataset"], path.parent)
+        except ConfigError as error:
+            made = {"error": str(error)}
+        torch.save(made, path.parent / f"{name}-{world.world_size}-{world.rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Real torchrun jobs on the CPU that are killed, stopped and resumed, against one that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from lmms_stream.demo.compare import Run, compare_runs, read_run
+from lmms_stream.storage.storage import open_storage
+from lmms_stream.train.checkpoint.checkpoint import checkpoints
+from lmms_stream.train.launch import torchrun_command
+from lmms_stream.train.report.train_log import read_log
+
+from tests.conftest import last_words, run_command, write_tokens
+from tests.train.runs import write_run
+
+JOB_S = 120.0
+NUM_KILLS = 5
+OTHER_WORLD = 1e-3  # sums of gradients are of other parts
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    write_tokens(folder / "data", num_samples=400)
+    return write_run(folder / "run.yaml", folder / "data", num_train_epochs=4, save_steps=1)
+
+
+@pytest.fixture(scope="module")
+def whole(config: Path) -> Path:
+    """The output of a run of two processes that was never interrupted, with a checkpoint of each step."""
+    output = config.parent / "whole"
+    train(config, output, nproc=2)
+    return output
+
+
+def train(config: Path, output: Path, *overrides: str, nproc: int) -> str:
+    """Run to the end; what it says on standard error."""
+    command = torchrun_command(config, [f"train.output_dir={output}", *overrides], nproc=nproc)
+    result = run_command(*command, timeout_s=JOB_S)
+    assert result.returncode == 0, last_words(result.stderr)
+    return result.stderr
+
+
+def differences(whole: Path, output: Path, *, first_step: int, tolerance: float = 0.0) -> list[str]:
+    """What is not the same from first_step to the end; of a step that was done twice, in the later."""
+    reference = read_run(whole, name="whole", tolerance=0)
+    resumed = Run(name="resumed", records=read_run(output, name="", tolerance=0).records, tolerance=tolerance)
+    return compare_runs(reference, [resumed], first_step=first_step, last_step=max(reference.records))[1]
+
+
+@contextmanager
+def job(config: Path, output: Path, *overrides: str, nproc: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A job that is running; it is killed at the end."""
+    output.mkdir(exist_ok=True)
+    command = torchrun_command(config, [f"train.output_dir={output}", *overrides], nproc=nproc)
+    with (output / "output.txt").open("ab") as text:
+        process = subprocess.Popen(
+            command, stdout=text, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+    try:
+        yield process
+    finally:
+        kill(family(process))
+        process.wait(timeout=10)
+
+
+def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        if process.is_running():
+            process.kill()
+    psutil.wait_procs(processes, timeout=10)
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], output: Path) -> None:
+    deadline = time.monotonic() + JOB_S
+    while not condition():
+        assert process.poll() is None, last_words((output / "output.txt").read_text())
+        assert time.monotonic() < deadline, f"no end in {JOB_S:.0f} s"
+        time.sleep(0.002)
+
+
+def last_step(output: Path) -> int:
+    return max((record["step"] for record in read_log(output)), default=0)
+
+
+def kill_while_saving(config: Path, output: Path, step: int) -> bool:
+    """SIGKILL to all processes once `step` is done and a save is being written; whether it still was."""
+
+    def unfinished() -> bool:
+        return any((output / "checkpoints").glob(".step-*.tmp"))
+
+    with job(config, output, nproc=2) as process:
+        known = last_step(output)
+        wait_until(lambda: last_step(output) > known or last_step(output) >= step, process, output)
+        processes = family(process)  # found now, so that the kill is quick
+        wait_until(lambda: last_step(output) >= step and unfinished(), process, output)
+        kill(processes)
+    return unfinished()
+
+
+def test_a_run_killed_again_and_again_while_it_saves_goes_on_bit_by_bit(
+    config: Path, whole: Path, tmp_path: Path
+) -> None:
+    """Random steps and a save in flight each time; every resume follows another, and the last runs to the end."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    rng = np.random.default_rng(seed)
+    last = last_step(whole)
+    steps = sorted(rng.choice(np.arange(1, last - 2), size=NUM_KILLS, replace=False).tolist())
+    sys.stdout.write(f"seed {seed}: killed after steps {steps} of {last}\n")
+    output = tmp_path / "killed"
+    in_flight = [kill_while_saving(config, output, step) for step in steps]
+    sys.stdout.write(f"a save was unfinished at {in_flight}\n")
+    assert any(in_flight)
+    train(config, output, nproc=2)
+    assert differences(whole, output, first_step=1) == []
+    assert len(read_log(output)) >= last
+    assert not list((output / "checkpoints").glob(".step-*"))
+
+
+def test_a_run_goes_on_with_other_numbers_of_ranks(config: Path, whole: Path, tmp_path: Path) -> None:
+    """Two to one at an epoch's end; one to two, and two to four as two copies of the model, inside of one."""
+    saved = checkpoints(whole / "checkpoints")
+    places = [json.loads((path / "trainer.json").read_text())["cursor"]["sources"]["data"] for path in saved]
+    epoch_end = 1 + next(i for i, place in enumerate(places) if (place["epoch"], place["packs"]) == (2, 0))
+    last = len(saved)
+    assert 8 < epoch_end < last - 8
+    train(config, tmp_path / "one", f"train.resume={saved[epoch_end - 1]}", nproc=1)
+    assert sorted(read_run(tmp_path / "one", name="", tolerance=0).records) == list(range(epoch_end + 1, last + 1))
+    assert differences(whole, tmp_path / "one", first_step=epoch_end + 1, tolerance=OTHER_WORLD) == []
+    by_one = tmp_path / "one" / "checkpoints" / f"step-{epoch_end + 3:08d}"
+    train(config, tmp_path / "two", f"train.resume={by_one}", nproc=2)
+    assert differences(whole, tmp_path / "two", first_step=epoch_end + 4, tolerance=OTHER_WORLD) == []
+    train(config, tmp_path / "four", f"train.resume={saved[2]}", "train.shard_ranks=2", nproc=4)
+    assert differences(whole, tmp_path / "four", first_step=4, tolerance=OTHER_WORLD) == []
+    # What the copies of the model wrote is whole for one rank, too.
+    by_four = tmp_path / "four" / "checkpoints" / f"step-{last - 2:08d}"
+    train(config, tmp_path / "again", f"train.resume={by_four}", nproc=1)
+    assert differences(whole, tmp_path / "again", first_step=last - 1, tolerance=OTHER_WORLD) == []
+
+
+def test_a_truncated_checkpoint_is_passed_over_by_all_ranks(config: Path, whole: Path, tmp_path: Path) -> None:
+    output, last = tmp_path / "damaged", last_step(whole)
+    for path in checkpoints(whole / "checkpoints")[last - 5 : last - 3]:
+        shutil.copytree(path, output / "checkpoints" / path.name)
+    newest = checkpoints(output / "checkpoints")[-1] / "__1_0.distcp"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    said = train(config, output, nproc=2)
+    assert said.count(f"{newest} has ") == 1
+    assert f"bytes: the checkpoint of step {last - 3} is passed over" in said
+    assert min(read_run(output, name="", tolerance=0).records) == last - 3
+    assert differences(whole, output, first_step=last - 3) == []
+
+
+def test_a_run_stopped_by_a_signal_goes_on_from_a_store(
+    config: Path, whole: Path, s3_folder: str, tmp_path: Path
+) -> None:
+    """Each rank uploads its own files; the step at which the run was told to stop is saved."""
+    output, to_store = tmp_path / "stopped", f"train.checkpoint_dir={s3_folder}"
+    with job(config, output, to_store, "train.save_steps=4", "train.save_total_limit=1", nproc=2) as process:
+        wait_until(lambda: last_step(output) >= 5, process, output)
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=JOB_S)
+    stopped_at = last_step(output)
+    storage = open_storage(s3_folder)
+    names = [found.key for found in storage.list_objects("step-")]
+    assert {name.split("/")[0] for name in names} == {f"step-{stopped_at:08d}"}
+    assert {"__0_0.distcp", "__1_0.distcp", "complete.json"} <= {name.split("/")[1] for name in names}
+    assert "is saved, the same command goes on" in (output / "output.txt").read_text()
+    train(config, output, to_store, "train.save_steps=0", nproc=1)
+    assert differences(whole, output, first_step=1, tolerance=OTHER_WORLD) == []
+    assert not list(output.rglob("*.distcp"))
+
+
+def test_a_rank_that_dies_while_it_saves_ends_the_others(config: Path, tmp_path: Path) -> None:
+    output = tmp_path / "died"
+    with job(config, output, nproc=2) as process:
+        wait_until(lambda: last_step(output) >= 2, process, output)
+        ranks = [each for each in family(process) if each.environ().get("RANK") == "1"]
+        kill(ranks[:1])
+        assert process.wait(timeout=90) != 0
+    assert checkpoints(output / "checkpoints")

@@ -1,0 +1,211 @@
+"""Real torchrun jobs on the CPU: one step of one global batch, on 1, 2 and 4 ranks, against plain transformers.
+
+Against them: each sample run alone, by a model without FSDP and by its own logits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from shutil import which
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lmms_stream.train.model.model import ModelConfig
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.conftest import TokensAndSpans, run_job, write_samples
+
+pytestmark = pytest.mark.timeout(800)  # for the jobs, of which each has a limit of its own
+NUM_SAMPLES = 40
+SIZES: dict[str, Any] = {
+    "vocab_size": 131,  # not a multiple of any world size
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+TIED = {"config": {"model_type": "qwen2", "tie_word_embeddings": True, **SIZES}, "seed": 3}
+VISION = {
+    "config": {
+        "model_type": "qwen2_vl",
+        "text_config": {**SIZES, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}},
+        "vision_config": {"depth": 2, "embed_dim": 16, "num_heads": 2, "hidden_size": 32, "mlp_ratio": 2},
+        **{f"{name}_token_id": 1 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))},
+    }
+}
+GEMMA = {"config": {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 0.1, **SIZES}}
+SMALL = {"config": {"model_type": "llama", **SIZES}, "dtype": "bfloat16"}
+CASES: dict[str, dict[str, Any]] = {
+    "together": {"model": TIED, "train": {"per_device_batch": 4}, "on": [1]},
+    "uneven": {"model": TIED, "train": {"per_device_batch": 3}, "on": [1]},
+    "halves": {"model": TIED, "train": {"per_device_batch": 2}, "on": [1, 2]},
+    "one-by-one": {"model": TIED, "on": [1, 2, 4]},
+    "copies": {"model": TIED, "train": {"shard_ranks": 2}, "on": [4]},
+    "again": {"model": TIED, "train": {"gradient_checkpointing": True, "wrap": ["Qwen2DecoderLayer"]}, "on": [2]},
+    "vision": {"model": VISION, "on": [1, 2]},
+    "capped": {"model": GEMMA, "on": [2]},
+    "small": {"model": SMALL, "on": [1, 2, 4]},
+    "mixed": {"model": TIED, "train": {"bf16": True}, "on": [2]},
+    "frozen": {"model": TIED, "train": {"frozen": ["lm_head.*", "*.layers.0.*"]}, "on": [2]},
+    "real": {"model": TIED, "real": True, "on": [2]},
+    "compiled": {"model": TIED, "train": {"torch_compile": True}, "on": [2] if which("g++") else []},
+    "empty": {"model": TIED, "empty": True, "on": [2]},
+    "differing": {"model": TIED, "differing": True, "on": [2]},
+    "recurrent": {"model": {"config": {"model_type": "recurrent_gemma", **SIZES}}, "on": [2]},
+    "wrapped": {"model": TIED, "train": {"wrap": ["LlamaDecoderLayer"]}, "on": [2]},
+    "unshared": {"model": TIED, "train": {"global_batch": 3}, "on": [2]},
+    "parted": {"model": TIED, "train": {"shard_ranks": 3}, "on": [2]},
+    "grouped": {"model": TIED, "train": {"replication": 3}, "on": [2]},
+}
+Tensors = dict[str, torch.Tensor]
+
+
+def tokens_and_learnt() -> list[TokensAndSpans]:
+    """Random tokens, and spans of them that are learnt: few of some samples, most of others."""
+    rng = np.random.default_rng(11)
+    made = []
+    for length in rng.integers(20, 60, NUM_SAMPLES).tolist():
+        begin = int(rng.integers(1, length - 2))
+        made.append((rng.integers(5, 131, length).astype(np.int32), np.array([[begin, length]], np.int32)))
+    return made
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """By case and world size, what the job of that world size did."""
+    folder = tmp_path_factory.mktemp("sharding")
+    write_samples(folder / "data", tokens_and_learnt(), shard_bytes=1 << 12)
+    torch.manual_seed(5)
+    LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)).save_pretrained(folder / "saved")
+    cases = {**CASES, "saved": {"model": {"pretrained": str(folder / "saved")}, "on": [2]}}
+    (folder / "job.json").write_text(json.dumps({"dataset": str(folder / "data"), "cases": cases}))
+    for nproc in (1, 2, 4):
+        run_job(nproc, "tests.jobs.sharding_job", str(folder / "job.json"), timeout_s=250)
+    of_first = {path.stem[:-2]: torch.load(path) for path in folder.glob("*-0.pt")}
+    of_second = {f"{path.stem[:-2]}-second": torch.load(path) for path in folder.glob("*-2-1.pt")}
+    return {**of_first, **{run: made for run, made in of_second.items() if "error" in made}, "saved": cases["saved"]}
+
+
+def alone(model: Any, packs: Iterable[list[int]], *, mean_of_means: bool = False) -> Tensors:
+    """Gradients of the mean loss over the loss tokens of these packs, each sample by itself."""
+    samples = tokens_and_learnt()
+    packs = list(packs)
+    counts = [sum(int(spans[0, 1] - spans[0, 0]) for _, spans in (samples[i] for i in pack)) for pack in packs]
+    model.zero_grad()
+    for pack, count in zip(packs, counts, strict=True):
+        for tokens, spans in (samples[i] for i in pack):
+            ids = torch.from_numpy(tokens.astype(np.int64))
+            begin = int(spans[0, 0])
+            logits = model(input_ids=ids[None]).logits[0, begin - 1 : -1].float()
+            loss = torch.nn.functional.cross_entropy(logits, ids[begin:], reduction="sum")
+            (loss / (count * len(packs) if mean_of_means else sum(counts))).backward()
+    return {f"model.{name}": value.grad for name, value in model.named_parameters() if value.grad is not None}
+
+
+def difference(one: Tensors, two: Tensors) -> float:
+    """The largest, over parameters, relative to its norm."""
+    assert set(one) == set(two)
+    return max(float((one[name] - two[name]).norm() / two[name].norm()) for name in two)
+
+
+def plain(model: dict[str, Any]) -> Any:
+    return ModelConfig(**model).build().train()
+
+
+@pytest.mark.parametrize(
+    ("names", "num_runs"),
+    [
+        (
+            ("together", "uneven", "halves", "one-by-one", "copies", "again", "real", "compiled"),
+            10 + bool(which("g++")),
+        ),
+        (("vision",), 2),
+        (("capped",), 1),
+        (("saved",), 1),
+    ],
+    ids=["tied", "vision", "capped", "saved"],
+)
+def test_gradients_of_a_global_batch_are_those_of_its_samples_one_by_one(
+    results: dict[str, Any], names: tuple[str, ...], num_runs: int
+) -> None:
+    """For any ranks, packs in a forward pass and copies of the model; with blocks run again; for every kind of head."""
+    runs = {run: made for run, made in results.items() if run.rpartition("-")[0] in names}
+    assert len(runs) == num_runs
+    first, *_ = runs.values()
+    assert all(sorted(run["packs"]) == sorted(first["packs"]) for run in runs.values())
+    expected = alone(
+        plain(results["saved"]["model"] if names == ("saved",) else CASES[names[0]]["model"]), first["packs"]
+    )
+    assert len(expected) >= 20
+    assert {run: made for run, made in runs.items() if difference(made["gradients"], expected) > 1e-5} == {}
+
+
+def test_the_gradients_of_a_mean_of_means_are_others(results: dict[str, Any]) -> None:
+    """So that the test above would find it."""
+    made = results["one-by-one-4"]
+    assert difference(made["gradients"], alone(plain(TIED), made["packs"], mean_of_means=True)) > 1e-2
+
+
+def test_weights_are_those_of_the_plain_model_to_the_bit_on_any_number_of_ranks(results: dict[str, Any]) -> None:
+    for name, world_sizes in (("one-by-one", (1, 2, 4)), ("small", (1, 2, 4)), ("vision", (1, 2)), ("copies", (4,))):
+        expected = dict(plain(CASES[name]["model"]).named_parameters())
+        for world_size in world_sizes:
+            weights = results[f"{name}-{world_size}"]["weights"]
+            assert [f"model.{key}" for key in expected] == list(weights)  # one name for what is tied
+            assert all(torch.equal(weights[f"model.{key}"], value) for key, value in expected.items())
+    assert {value.dtype for value in results["small-4"]["weights"].values()} == {torch.bfloat16}
+    saved = dict(LlamaForCausalLM.from_pretrained(results["saved"]["model"]["pretrained"]).named_parameters())
+    assert all(torch.equal(results["saved-2"]["weights"][f"model.{key}"], value) for key, value in saved.items())
+
+
+def test_ranks_but_the_first_build_models_without_weights(results: dict[str, Any]) -> None:
+    assert results["one-by-one-4"]["built_on"] == [["cpu"], ["meta"], ["meta"], ["meta"]]
+    assert results["saved-2"]["built_on"] == [["cpu"], ["meta"]]
+    assert results["copies-4"]["mesh"] == (2, 2)
+    assert {made["logits_way"] for made in results.values() if "logits_way" in made} == {"chunks"}
+
+
+def test_mixed_precision_keeps_weights_and_gradients_in_float32(results: dict[str, Any]) -> None:
+    mixed, exact = results["mixed-2"], results["one-by-one-2"]
+    assert {value.dtype for part in ("weights", "gradients") for value in mixed[part].values()} == {torch.float32}
+    assert 1e-4 < difference(mixed["gradients"], exact["gradients"]) < 0.1
+
+
+def test_frozen_parameters_have_no_gradient_and_the_others_theirs(results: dict[str, Any]) -> None:
+    frozen, exact = results["frozen-2"]["gradients"], results["one-by-one-2"]["gradients"]
+    is_frozen = {name: ".layers.0." in name or "embed_tokens" in name for name in exact}  # tied to lm_head
+    assert set(frozen) == {name for name, away in is_frozen.items() if not away}
+    assert difference(frozen, {name: exact[name] for name in frozen}) <= 1e-5
+
+
+def test_models_that_cannot_be_sharded_are_refused_by_all_ranks(results: dict[str, Any]) -> None:
+    recurrent = "RecurrentGemmaForCausalLM with attention eager does not keep the samples of a pack apart"
+    wrapped = "no blocks of Qwen2ForCausalLM to shard are of class LlamaDecoderLayer: name some of Qwen2DecoderLayer"
+    empty = "the model of rank 0 has no weights for "
+    unshared = "global_batch 3 cannot be shared equally by 2 ranks: make it a multiple of 2"
+    parted = "train.shard_ranks 3 does not divide the world size 2: choose a divisor"
+    grouped = "replication 3 does not divide the world size 2: choose a divisor"
+    messages = {
+        "empty-2": empty,
+        "empty-2-second": empty,
+        "unshared-2": unshared,
+        "unshared-2-second": unshared,
+        "parted-2": parted,
+        "parted-2-second": parted,
+        "grouped-2": grouped,
+        "grouped-2-second": grouped,
+        "differing-2": "the model differs from that of rank 0, on some rank: build the same on all ranks",
+        "differing-2-second": "the model differs from that of rank 0 in model.model.norm.other: build the same",
+        "recurrent-2": recurrent,
+        "recurrent-2-second": recurrent,
+        "wrapped-2": wrapped,
+        "wrapped-2-second": wrapped,
+    }
+    errors = {run: made["error"] for run, made in results.items() if "error" in made}
+    assert set(errors) == set(messages)
+    assert [run for run, message in messages.items() if not errors[run].startswith(message)] == []

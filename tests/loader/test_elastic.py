@@ -1,0 +1,260 @@
+"""The same global batches for any world, which changes in the middle of an epoch: with a plan, and in lanes."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from lmms_stream.errors import ConfigError, CursorError
+from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.mds.dataset import PackedStreamingDataset, PackingMode
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.packing import Overlong, PackingConfig
+from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.types import World
+
+from ..conftest import write_tokens
+
+GLOBAL_BATCH = 8
+NUM_LANES = 12  # shared by 1, 2 and 4 ranks with 1 or 3 workers each
+WORLDS = [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2)]  # ranks, nodes
+
+Tokens = tuple[int, ...]  # of a pack
+Steps = dict[int, list[Tokens]]  # step -> its packs, sorted
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with fewer cores
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What all ranks delivered: the packs of each step, and their merged state after it."""
+
+    steps: Steps
+    state: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens")
+    write_tokens(folder, num_samples=3000)
+    return folder
+
+
+def open_dataset(
+    folder: Path, mode: PackingMode, *, overlong: Overlong = "error", packing_length: int = 256
+) -> PackedStreamingDataset:
+    return PackedStreamingDataset(
+        folder,
+        processor=TokensProcessor(),
+        packing=PackingConfig(packing_length=packing_length, window=64, overlong=overlong),
+        packing_mode=mode,
+        order=OrderConfig(seed=5, num_canonical_nodes=NUM_LANES, shuffle_block_size=150),
+    )
+
+
+def read(
+    dataset: PackedStreamingDataset,
+    *,
+    num_steps: int,
+    state: dict[str, Any] | None = None,
+    world: tuple[int, int] = (1, 1),
+    num_workers: int = 0,
+    global_batch: int = GLOBAL_BATCH,
+) -> Reading:
+    """Steps of all ranks from a state on, epoch after epoch."""
+    steps: Steps = defaultdict(list)
+    states = []
+    world_size, num_nodes = world
+    for rank in range(world_size):
+        loader = PackedLoader(
+            dataset,
+            global_batch=global_batch,
+            world=World(rank=rank, world_size=world_size, num_nodes=num_nodes),
+            num_workers=num_workers,
+            timeout_s=60,
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        first = loader.step
+        while loader.step < first + num_steps:
+            at = loader.step
+            for batch in loader:
+                steps[at + batch.step].append(tuple(batch.input_ids[0].tolist()))
+                if loader.step == first + num_steps:
+                    break
+        states.append(loader.state_dict())
+    if loader.state_is_per_rank:
+        merged = PackedLoader.merge_states(states)
+    else:
+        assert all(each == states[0] for each in states)
+        merged = states[0]
+    return Reading({step: sorted(packs) for step, packs in steps.items()}, json.loads(json.dumps(merged)))
+
+
+@pytest.mark.parametrize("mode", ["plan", "lanes"])
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("world", WORLDS)
+def test_resumed_twice_at_random_steps_in_any_world_the_global_batches_are_the_same(
+    folder: Path, mode: PackingMode, world: tuple[int, int], num_workers: int
+) -> None:
+    dataset = open_dataset(folder, mode)
+    rng = np.random.default_rng([world[0], world[1], num_workers, mode == "plan"])
+    first, second = (int(count) for count in rng.integers(1, 6, 2))
+    whole = read(dataset, num_steps=first + second + 5)
+    at_first = read(dataset, num_steps=first, world=WORLDS[int(rng.integers(5))])
+    at_second = read(dataset, num_steps=second, state=at_first.state, world=world, num_workers=num_workers)
+    rest = read(
+        open_dataset(folder, mode),
+        num_steps=5,
+        state=at_second.state,
+        world=WORLDS[int(rng.integers(5))],
+        num_workers=int(rng.choice([0, 1, 3])),
+    )
+    assert at_first.steps | at_second.steps | rest.steps == whole.steps
+    assert rest.state == whole.state
+
+
+@pytest.mark.parametrize("mode", ["plan", "lanes"])
+def test_resumed_around_the_end_of_an_epoch_the_global_batches_are_the_same(folder: Path, mode: PackingMode) -> None:
+    dataset = open_dataset(folder, mode)
+    num_packs = open_dataset(folder, "plan").plan.num_packs(0)
+    last = -(-num_packs // GLOBAL_BATCH)
+    whole = read(dataset, num_steps=last + 6)
+    for stop in (last - 1, last, last + 1):
+        before = read(dataset, num_steps=stop, world=(2, 1))
+        after = read(open_dataset(folder, mode), num_steps=last + 6 - stop, state=before.state, world=(4, 2))
+        assert before.steps | after.steps == whole.steps
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_ranks_and_workers_without_packs_in_a_short_step_pad_it(folder: Path, num_workers: int) -> None:
+    dataset = open_dataset(folder, "plan")
+    num_packs = dataset.plan.num_packs(0)
+    global_batch = num_packs // 4 // 3 * 12 - 12  # which leaves some packs for a last step, fewer than a quarter
+    assert 0 < num_packs % global_batch < global_batch // 4
+    whole = read(dataset, num_steps=2, global_batch=global_batch)
+    assert len(real_packs(whole.steps)) == num_packs
+    shared = read(dataset, num_steps=2, global_batch=global_batch, world=(4, 2), num_workers=num_workers)
+    assert shared == whole
+
+
+def real_packs(steps: Steps) -> list[Tokens]:
+    return sorted(pack for packs in steps.values() for pack in packs if any(pack))
+
+
+@pytest.mark.parametrize("overlong", ["error", "drop", "truncate", "split"])
+def test_plan_and_lanes_give_the_same_packs(folder: Path, overlong: Overlong) -> None:
+    packing_length = 256 if overlong == "error" else 50
+    planned, lanes = (
+        open_dataset(folder, mode, overlong=overlong, packing_length=packing_length) for mode in ("plan", "lanes")
+    )
+    # Lanes go on to their next epoch where a canonical node of the plan waits for the others: the steps before agree.
+    packs = planned.plan.packs(0, 0, planned.plan.num_packs(0))
+    per_lane = np.bincount(packs.canonical_nodes, minlength=NUM_LANES)
+    num_steps = int(per_lane.min()) * NUM_LANES // GLOBAL_BATCH
+    assert num_steps > 5
+    assert read(lanes, num_steps=num_steps).steps == read(planned, num_steps=num_steps).steps
+
+
+def test_lanes_need_no_index_and_are_chosen_when_there_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tokens(tmp_path / "plain", num_samples=800, with_index=False)
+    write_tokens(tmp_path / "indexed", num_samples=800)
+    assert open_dataset(tmp_path / "indexed", "auto").mode == "plan"
+    assert not caplog.records
+    dataset = open_dataset(tmp_path / "plain", "auto")
+    assert dataset.mode == "lanes"
+    assert "has no lengths index for this processor: packing with lanes" in caplog.text
+    found = read(dataset, num_steps=20).steps
+    assert found == read(open_dataset(tmp_path / "indexed", "lanes"), num_steps=20).steps
+
+
+def test_another_global_batch_goes_on_with_the_very_next_packs_of_the_lanes(folder: Path) -> None:
+    dataset = open_dataset(folder, "lanes")
+    whole = real_packs(read(dataset, num_steps=15).steps)
+    first = read(dataset, num_steps=3, world=(2, 1))
+    rest = read(dataset, num_steps=8, state=first.state, world=(4, 2), global_batch=12)
+    assert real_packs(first.steps) + real_packs(rest.steps) != whole
+    assert sorted(real_packs(first.steps) + real_packs(rest.steps)) == whole
+
+
+def test_a_lane_state_is_small_and_of_one_rank_alone_is_refused(folder: Path) -> None:
+    dataset = open_dataset(folder, "lanes")
+    loaders = [PackedLoader(dataset, global_batch=8, world=World(rank=rank, world_size=2)) for rank in range(2)]
+    for loader in loaders:
+        for batch in loader:
+            if (batch.step, batch.micro_batch) == (9, 3):
+                break
+    states = [loader.state_dict() for loader in loaders]
+    assert len(json.dumps(PackedLoader.merge_states(states))) < 1500 * NUM_LANES
+    with pytest.raises(CursorError, match=r"lane 1 after 0 packs in place of 7: it is of one rank alone; save Packed"):
+        PackedLoader(dataset, global_batch=8).load_state_dict(states[0])
+    next(iter(loaders[0]))
+    with pytest.raises(CursorError, match="cursors of ranks at steps 10 and 0 cannot be merged"):
+        PackedLoader.merge_states([states[0], PackedLoader(dataset, global_batch=8).state_dict()])
+
+
+def test_states_of_a_plan_and_of_lanes_are_told_apart(folder: Path) -> None:
+    planned, lanes = (PackedLoader(open_dataset(folder, mode), global_batch=8) for mode in ("plan", "lanes"))
+    with pytest.raises(CursorError, match=r"the saved cursor is one of lanes.*set packing_mode to lanes"):
+        planned.load_state_dict(lanes.state_dict())
+    with pytest.raises(CursorError, match="the saved cursor is not one of lanes"):
+        lanes.load_state_dict(planned.state_dict())
+    other = PackedLoader(open_dataset(folder, "lanes", packing_length=300), global_batch=8)
+    with pytest.raises(CursorError, match="they differ in the packing settings"):
+        other.load_state_dict(lanes.state_dict())
+
+
+def test_what_lanes_cannot_do_is_said(folder: Path) -> None:
+    dataset = open_dataset(folder, "lanes")
+    with pytest.raises(ConfigError, match=r"1 ranks of 5 workers are 5 readers, which cannot share 12 lanes"):
+        PackedLoader(dataset, global_batch=8, num_workers=5)
+    with pytest.raises(ConfigError, match=r"a mixture needs lengths indexes, and 'a' has none"):
+        PackedLoader({"a": dataset, "b": open_dataset(folder, "plan")}, global_batch=8)
+    loader = PackedLoader(dataset, global_batch=8)
+    with pytest.raises(ConfigError, match=r"lanes, and sources with weights .* have no end"):
+        len(loader)
+    with pytest.raises(ConfigError, match="skip_steps needs a lengths index"):
+        loader.skip_steps(1)
+    with pytest.raises(ConfigError, match="packs of lanes are not known beforehand"):
+        _ = loader.mixture
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("mode", ["plan", "lanes"])
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_workers_that_persist_follow_the_cursor_wherever_it_goes(
+    folder: Path, mode: PackingMode, start_method: Literal["fork", "spawn"]
+) -> None:
+    loader = PackedLoader(
+        open_dataset(folder, mode),
+        global_batch=GLOBAL_BATCH,
+        num_workers=2,
+        persistent_workers=True,
+        start_method=start_method,
+        pin_memory=True,  # has no effect without a GPU
+        timeout_s=90,
+    )
+
+    def steps(num_steps: int) -> list[list[int]]:
+        first, found = loader.step, []
+        for batch in loader:
+            found.append(batch.sample_ids.tolist())
+            if loader.step == first + num_steps:
+                break
+        return found
+
+    start = loader.state_dict()
+    whole = steps(7)
+    place = loader.state_dict()
+    further = steps(2)
+    loader.load_state_dict(start)
+    assert steps(3) + steps(4) == whole
+    loader.load_state_dict(place)
+    assert steps(2) == further

@@ -1,0 +1,193 @@
+"""A network that fails for a while or for good: exact data, or an error that names it, in bounded time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lmms_stream.demo.endpoint import moto_server
+from lmms_stream.errors import LmmsStreamError, StorageError
+from lmms_stream.processors.base import processor_fingerprint
+from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.storage.prefetch import FetchConfig
+
+from ..proxy import FaultProxy, Rule
+from .reading import (
+    IN_PROCESS_AND_WORKERS,
+    MARKS,
+    ONLY_SHARD,
+    SHARD,
+    SHARDS,
+    SLACK_S,
+    Delivered,
+    Reading,
+    child,
+    deliver,
+    read_until_error,
+    temporary_files,
+    upload,
+    within,
+)
+
+pytestmark = MARKS
+
+S3_SETTINGS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@IN_PROCESS_AND_WORKERS
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(Rule(times=2, status=503), id="slow down"),
+        pytest.param(Rule(times=1, status=500), id="internal error"),
+        pytest.param(Rule(times=1, reset=True), id="reset in place of an answer"),
+        pytest.param(Rule(times=1, reset_after=1000), id="reset in the body"),
+        pytest.param(Rule(times=1, cut_after=1000), id="cut short of Content-Length"),
+        pytest.param(Rule(times=1, path=SHARDS, shorten_to=30_000), id="shorter than the index says"),
+        pytest.param(Rule(times=1, path=SHARDS, flip_at=-5000), id="flipped byte"),
+        pytest.param(Rule(delay_s=0.1), id="latency"),
+    ],
+)
+def test_a_fault_that_passes_leaves_the_data_exact(
+    rule: Rule, num_workers: int, reading: Reading, proxy: FaultProxy, expected: Delivered
+) -> None:
+    proxy.set_rules(rule)
+    assert replace(reading, num_workers=num_workers).deliver() == expected
+    if rule.times is not None:
+        assert proxy.traffic().num_requests("GET", ONLY_SHARD) == rule.times + 1
+
+
+@IN_PROCESS_AND_WORKERS
+@pytest.mark.parametrize(
+    ("rule", "cause"),
+    [
+        pytest.param(Rule(status=503), "SlowDown", id="slow down"),
+        pytest.param(Rule(reset_after=1000), "reset|broken|closed", id="reset in the body"),
+        pytest.param(Rule(cut_after=1000), "1000", id="cut short of Content-Length"),
+        pytest.param(Rule(shorten_to=30_000), "does not match the size or checksum", id="shorter than the index says"),
+        pytest.param(Rule(flip_at=-5000), "does not match the size or checksum", id="flipped byte"),
+        pytest.param(Rule(trickle_s=0.2), "within 4 s", id="trickle"),
+        pytest.param(Rule(hang=True), "within 4 s", id="hang"),
+    ],
+)
+def test_a_fault_that_stays_is_an_error_in_the_consumer_in_bounded_time(
+    rule: Rule, cause: str, num_workers: int, reading: Reading, proxy: FaultProxy, expected: Delivered
+) -> None:
+    proxy.set_rules(replace(rule, path=ONLY_SHARD))
+    timeout_s = 4 if rule.hang or rule.trickle_s else 20
+    loader = replace(reading, num_workers=num_workers, fetch=FetchConfig(attempts=2, timeout_s=timeout_s)).loader()
+    with within(4 + SLACK_S):
+        delivered, message = read_until_error(loader, StorageError)
+    assert delivered == expected[: len(delivered)]
+    assert f"{reading.remote}/{SHARD}" in message
+    assert re.search(cause, message)
+    assert re.search("2 attempts|attempt [12] of 2", message)
+    proxy.set_rules()
+    assert replace(reading, num_workers=num_workers).deliver() == expected
+    assert temporary_files(reading.cache) == []
+
+
+@IN_PROCESS_AND_WORKERS
+def test_a_process_ends_soon_after_its_error(
+    num_workers: int, reading: Reading, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    proxy.set_rules(Rule(path=ONLY_SHARD, hang=True))
+    hurried = replace(reading, num_workers=num_workers, fetch=FetchConfig(attempts=2, timeout_s=1))
+    with within(1 + SLACK_S), child(hurried, tmp_path / "child") as process:
+        outcome = process.outcome()
+    assert isinstance(outcome, StorageError)
+    assert SHARD in str(outcome)
+
+
+def test_no_worker_is_left_when_an_error_is_raised(reading: Reading, proxy: FaultProxy) -> None:
+    proxy.set_rules(Rule(path=ONLY_SHARD, status=404))
+    loader, children = replace(reading, num_workers=2).loader(), multiprocessing.active_children()
+    with within(4), pytest.raises(StorageError):  # a worker that does not end by itself is given 5 s
+        list(deliver(loader))
+    assert multiprocessing.active_children() == children
+
+
+@IN_PROCESS_AND_WORKERS
+def test_an_endpoint_that_goes_away_is_an_error_and_one_that_comes_back_is_not(
+    num_workers: int, reading: Reading, proxy: FaultProxy, expected: Delivered
+) -> None:
+    loader = replace(reading, num_workers=num_workers, fetch=FetchConfig(attempts=2, timeout_s=10)).loader()
+    proxy.set_listening(False)
+    try:
+        with within(SLACK_S):
+            delivered, message = read_until_error(loader, StorageError)
+    finally:
+        proxy.set_listening(True)
+    assert delivered == []
+    assert re.search(rf"{reading.remote}/shard\.\d+\.mds.*2 attempts", message)
+    assert list(deliver(loader)) == expected
+
+
+@pytest.mark.parametrize("rule", [Rule(hang=True), Rule(status=503), Rule(cut_after=10)], ids=["hang", "503", "cut"])
+def test_an_index_that_cannot_be_had_is_an_error_in_bounded_time(
+    rule: Rule, reading: Reading, proxy: FaultProxy
+) -> None:
+    proxy.set_rules(replace(rule, path="index.json"))
+    with within(1 + SLACK_S), pytest.raises(StorageError, match=rf"{reading.remote}/index\.json"):
+        replace(reading, fetch=FetchConfig(attempts=2, timeout_s=1)).loader()
+
+
+@pytest.mark.parametrize(
+    ("name", "flip_at"),
+    [("index.json", 20), ("_lmms/dataset.json", 20), ("lengths/{}.json", 20), ("lengths/{}.npy", -3)],
+    ids=["index", "description", "description of lengths", "lengths"],
+)
+def test_flipped_bytes_in_what_describes_the_shards_never_change_the_data(
+    name: str, flip_at: int, reading: Reading, proxy: FaultProxy, expected: Delivered
+) -> None:
+    name = name.format(processor_fingerprint(reading.processor))
+    proxy.set_rules(Rule(path=re.escape(name) + "$", flip_at=flip_at))
+    outcome: Delivered | LmmsStreamError
+    try:
+        outcome = replace(reading, fetch=FetchConfig(attempts=2, timeout_s=5)).deliver()
+    except LmmsStreamError as error:
+        outcome = error
+    assert outcome == expected or Path(name).stem in str(outcome)
+
+
+@pytest.fixture
+def strict_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """An S3 server of this test's own; calling the value makes it refuse the credentials in use."""
+    with moto_server() as url:
+
+        def refuse_credentials() -> None:
+            headers = {"Content-Type": "text/plain"}
+            request = urllib.request.Request(f"{url}/moto-api/reset-auth", b"0", headers, method="POST")
+            urllib.request.urlopen(request, timeout=10).close()
+
+        for name, value in S3_SETTINGS.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("S3_ENDPOINT_URL", url)
+        yield refuse_credentials
+
+
+def test_credentials_that_are_withdrawn_are_an_error_with_the_remedy(
+    strict_s3: Callable[[], None], dataset_folder: Path, chat_processor: ChatProcessor, tmp_path: Path
+) -> None:
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"])
+    client.create_bucket(Bucket="strict")
+    upload(dataset_folder, "s3://strict/x")
+    reading = Reading(remote="s3://strict/x", local=tmp_path / "cache", processor=chat_processor)
+    loaders = [replace(reading, num_workers=num_workers).loader() for num_workers in (0, 2)]
+    strict_s3()
+    refused = r"s3://strict/x/{}: the credentials are refused \(InvalidAccessKeyId\): check AWS_ACCESS_KEY_ID"
+    for loader in loaders:
+        with within(SLACK_S):
+            delivered, message = read_until_error(loader, StorageError)
+        assert delivered == []
+        assert re.match(refused.format(r"shard\.\d+\.mds"), message)
+    with within(SLACK_S), pytest.raises(StorageError, match=refused.format(r"index\.json")):
+        reading.loader()

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lmms_stream.errors import ShardError
+from lmms_stream.mds.shard import INDEX_NAME, Shard, ShardInfo, file_matches, parse_index
+from streaming import MDSWriter
+
+COLUMNS = {
+    "text": "str",
+    "raw": "bytes",
+    "number": "int",
+    "tokens": "ndarray:int32",
+    "pair": "ndarray:int64:2",
+    "score": "float64",
+    "extra": "json",
+}
+
+
+def sample(number: int) -> dict[str, Any]:
+    return {
+        "text": "é" * number,
+        "raw": bytes(range(number)),
+        "number": -number,
+        "tokens": np.arange(2 * number + 2, dtype=np.int32).reshape(2, -1),
+        "pair": np.array([number, number + 1]),
+        "score": number / 3,
+        "extra": {"n": [number]},
+    }
+
+
+def write(folder: Path, *, num_samples: int = 20, size_limit: int = 1 << 20) -> list[ShardInfo]:
+    with MDSWriter(columns=COLUMNS, out=str(folder), hashes=["xxh3_64"], size_limit=size_limit) as writer:
+        for number in range(num_samples):
+            writer.write(sample(number))
+    return parse_index((folder / INDEX_NAME).read_bytes(), source="index.json")
+
+
+def change_index(folder: Path, **changes: Any) -> bytes:
+    index = json.loads((folder / INDEX_NAME).read_text())
+    for path, value in changes.items():
+        target = index["shards"][0]
+        *parents, last = path.split("__")
+        for parent in parents:
+            target = target[parent]
+        target[last] = value
+    return json.dumps(index).encode()
+
+
+def test_samples_of_a_plain_mds_writer_are_decoded_exactly(tmp_path: Path) -> None:
+    infos = write(tmp_path, size_limit=1 << 10)
+    assert len(infos) > 1
+    samples = [shard[i] for shard in (Shard(tmp_path / i.name, i) for i in infos) for i in range(len(shard))]
+    for number, found in enumerate(samples):
+        expected = sample(number)
+        assert list(found) == sorted(COLUMNS)
+        for name, value in expected.items():
+            if isinstance(value, np.ndarray):
+                assert found[name].dtype == value.dtype
+                assert np.array_equal(found[name], value)
+            else:
+                assert found[name] == value
+
+
+def test_only_the_columns_that_are_asked_for_are_decoded(tmp_path: Path) -> None:
+    (info,) = write(tmp_path)
+    assert Shard(tmp_path / info.name, info, columns=["number", "text"])[3] == {"number": -3, "text": "ééé"}
+    with pytest.raises(ShardError, match="has no column 'smell': it has extra, number"):
+        Shard(tmp_path / info.name, info, columns=["smell"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x", "/etc/passwd", "a/../../b", "a/..", "a//b", "a/", "/", "./a", "a/./b", "a/.b", "..", ".", "", "a\\b",
+        "a/b\\..\\c", "a\n", "a\0b", "\u202ea", "\ud800", "_lmms/dataset.json", "a/_lmms/x", "x" * 201, "é" * 101,
+        "/".join("123456789"), None, 7,
+    ],
+)  # fmt: skip
+def test_a_shard_name_that_leaves_the_folder_is_refused(name: object, tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(ShardError, match="is not a plain path below the dataset: refused"):
+        parse_index(change_index(tmp_path, raw_data__basename=name), source="index.json")
+
+
+@pytest.mark.parametrize("name", ["a/shard.00000.mds", "a/b/c/d/e/f/g/h", "x" * 200, "é" * 100 + "/a", "a b/c~"])
+def test_a_shard_may_lie_in_a_folder_below(name: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    (info,) = parse_index(change_index(tmp_path, raw_data__basename=name), source="index.json")
+    assert info.name == name
+
+
+def test_a_name_that_is_a_shard_and_a_folder_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, size_limit=1 << 10)
+    index = json.loads(change_index(tmp_path, raw_data__basename="a"))
+    for name in ("a/b", "a/b/c", "index.json/x"):
+        index["shards"][1]["raw_data"]["basename"] = name
+        with pytest.raises(ShardError, match=r"is a shard, and a folder of"):
+            parse_index(json.dumps(index).encode(), source="index.json")
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1 << 32, "9", None])
+def test_an_impossible_shard_size_is_refused(size: object, tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(ShardError, match="a shard has from 8 bytes to 4 GiB"):
+        parse_index(change_index(tmp_path, raw_data__bytes=size), source="index.json")
+
+
+def test_pickled_columns_foreign_formats_and_versions_are_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    encodings = ["pkl", *list(COLUMNS.values())[1:]]
+    with pytest.raises(ShardError, match="is pickled; unpickling data runs code: refused"):
+        parse_index(change_index(tmp_path, column_encodings=encodings), source="index.json")
+    with pytest.raises(ShardError, match="shard format 'json' is not supported, expected 'mds'"):
+        parse_index(change_index(tmp_path, format="json"), source="index.json")
+    with pytest.raises(ShardError, match="MDS version 3 is not supported, expected 2"):
+        parse_index(b'{"version": 3, "shards": []}', source="index.json")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"version": 2}', b'{"version": 2, "shards": [{}]}', b"\xff"])
+def test_an_index_that_is_not_one_is_refused(data: bytes) -> None:
+    with pytest.raises(ShardError, match=r"index\.json: not a valid MDS index"):
+        parse_index(data, source="index.json")
+
+
+def test_a_truncated_shard_is_refused(tmp_path: Path) -> None:
+    (info,) = write(tmp_path)
+    path = tmp_path / info.name
+    path.write_bytes(path.read_bytes()[:-1])
+    assert not file_matches(path, size=info.size, checksum=None)
+    with pytest.raises(ShardError, match=f"has {info.size - 1} bytes, its index says {info.size}"):
+        Shard(path, info)
+
+
+def test_a_changed_byte_is_found_by_the_checksum(tmp_path: Path) -> None:
+    (info,) = write(tmp_path)
+    path = tmp_path / info.name
+    assert file_matches(path, size=info.size, checksum=info.checksum)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert not file_matches(path, size=info.size, checksum=info.checksum)
+
+
+def test_offsets_that_leave_the_file_or_descend_are_refused(tmp_path: Path) -> None:
+    (info,) = write(tmp_path)
+    path = tmp_path / info.name
+    original = path.read_bytes()
+    for place, value in ((1, 1 << 31), (5, 0), (info.num_samples + 1, info.size + 1)):
+        data = bytearray(original)
+        data[4 * place : 4 * place + 4] = value.to_bytes(4, "little")
+        path.write_bytes(data)
+        with pytest.raises(ShardError, match="offsets that descend or leave the file"):
+            Shard(path, info)
+    path.write_bytes((info.num_samples + 1).to_bytes(4, "little") + original[4:])
+    with pytest.raises(ShardError, match="does not hold the 20 samples that its index says"):
+        Shard(path, info)
+
+
+def test_a_sample_whose_columns_do_not_fill_it_is_refused(tmp_path: Path) -> None:
+    (info,) = write(tmp_path)
+    path = tmp_path / info.name
+    data = bytearray(path.read_bytes())
+    begin = int.from_bytes(data[4:8], "little")
+    data[begin : begin + 4] = (1 << 30).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(ShardError, match="sample 0 cannot be decoded"):
+        Shard(path, info)[0]

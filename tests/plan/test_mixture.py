@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.errors import ConfigError, CursorError
+from lmms_stream.plan.cursor import Cursor, Place
+from lmms_stream.plan.mixture import Mixture, Step
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.packing import PackingConfig
+
+from ..strategies import chat_lengths, examples
+
+Reads = list[tuple[str, int, int]]  # (source, epoch, pack)
+
+
+def make_plan(num_samples: int, *, seed: int = 0, canonical_nodes: int = 1) -> PackPlan:
+    return PackPlan(
+        chat_lengths(num_samples, limit=512, seed=seed),
+        [num_samples],
+        order=OrderConfig(seed=seed, num_canonical_nodes=canonical_nodes, shuffle_block_size=64),
+        packing=PackingConfig(packing_length=512),
+    )
+
+
+PLANS = {"a": make_plan(40), "b": make_plan(150, seed=1, canonical_nodes=2), "c": make_plan(90, seed=2)}
+
+
+def reads(step: Step) -> Reads:
+    return [(part.source, part.epoch, pack) for part in step.ranges for pack in range(part.first, part.stop)]
+
+
+def run(mixture: Mixture, cursor: Cursor, num_steps: int, *, global_batch: int) -> tuple[list[Reads], Cursor]:
+    steps = []
+    for _ in range(num_steps):
+        step = mixture.step(cursor, global_batch=global_batch)
+        steps.append(reads(step))
+        cursor = step.after
+    return steps, cursor
+
+
+def run_to_end(mixture: Mixture, cursor: Cursor, *, global_batch: int) -> tuple[list[Reads], Cursor]:
+    steps = []
+    for _ in range(10_000):
+        step = mixture.step(cursor, global_batch=global_batch)
+        steps.append(reads(step))
+        cursor = step.after
+        if step.ends_epoch:
+            return steps, cursor
+    raise AssertionError("the end never comes")
+
+
+def assert_nothing_lost_or_repeated(steps: list[Reads]) -> None:
+    """Each source's packs come in order, epoch after epoch, without a gap."""
+    expected = dict.fromkeys(PLANS, (0, 0))
+    for source, epoch, pack in (read for step in steps for read in step):
+        at = expected[source]
+        if at[1] == PLANS[source].num_packs(at[0]):
+            at = (at[0] + 1, 0)
+        assert (epoch, pack) == at
+        expected[source] = (epoch, pack + 1)
+
+
+@examples(40)
+@given(
+    weights=st.dictionaries(st.sampled_from("abc"), st.floats(0.01, 10), min_size=1),
+    global_batch=st.integers(1, 24),
+)
+def test_weights_hold_to_within_one_pack_after_every_step(weights: dict[str, float], global_batch: int) -> None:
+    mixture = Mixture(PLANS, weights=weights)
+    steps, _ = run(mixture, mixture.start(), 12, global_batch=global_batch)
+    assert_nothing_lost_or_repeated(steps)
+    total = sum(map(Fraction, weights.values()))
+    had: Counter[str] = Counter()
+    for number, step in enumerate(steps, start=1):
+        assert len(step) == global_batch
+        had.update(source for source, _, _ in step)
+        for name, weight in weights.items():
+            assert abs(had[name] - number * global_batch * Fraction(weight) / total) < 1
+        assert set(had) <= set(weights)
+
+
+@examples(30)
+@given(
+    schedule=st.dictionaries(
+        st.integers(1, 9), st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1), max_size=3
+    ),
+    global_batch=st.integers(1, 16),
+)
+def test_a_schedule_neither_loses_nor_repeats_and_each_phase_holds_its_weights(
+    schedule: dict[int, dict[str, int]], global_batch: int
+) -> None:
+    full = {0: {"a": 1, "b": 1, "c": 1}} | schedule
+    mixture = Mixture(PLANS, weights=full)
+    steps, _ = run(mixture, mixture.start(), 12, global_batch=global_batch)
+    assert_nothing_lost_or_repeated(steps)
+    had: Counter[str] = Counter()
+    begun, weights = 0, full[0]
+    for number, step in enumerate(steps):
+        if number in full and full[number] != weights:
+            had, begun, weights = Counter(), number, full[number]
+        had.update(source for source, _, _ in step)
+        for name, weight in weights.items():
+            share = Fraction(weight, sum(weights.values()))
+            assert abs(had[name] - (number + 1 - begun) * global_batch * share) < 1
+
+
+@pytest.mark.parametrize("global_batch", [1, 5, 16, 1000])
+def test_without_weights_an_epoch_holds_each_source_once_evenly_interleaved(global_batch: int) -> None:
+    mixture = Mixture(PLANS)
+    cursor = mixture.start()
+    for epoch in (0, 1):
+        sizes = {name: plan.num_packs(epoch) for name, plan in PLANS.items()}
+        total = sum(sizes.values())
+        assert mixture.packs_left(cursor) == total
+        steps, cursor = run_to_end(mixture, cursor, global_batch=global_batch)
+        had = Counter[str]()
+        for step in steps:
+            had.update(source for source, _, _ in step)
+            for name, size in sizes.items():
+                assert abs(had[name] - Fraction(size * sum(had.values()), total)) < 1
+        assert had == sizes
+        assert len(steps) == -(-total // global_batch)
+        assert sorted(read for reads_ in steps for read in reads_) == [
+            (name, epoch, pack) for name, size in sizes.items() for pack in range(size)
+        ]
+    assert all(place == Place(plan=PLANS[name].fingerprint, epoch=2) for name, place in cursor.sources.items())
+
+
+@examples(30)
+@given(
+    weights=st.none() | st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1),
+    stops=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+)
+def test_a_cursor_through_json_goes_on_as_if_nothing_had_happened(
+    weights: dict[str, float] | None, stops: list[int]
+) -> None:
+    expected, _ = run(Mixture(PLANS, weights=weights), Mixture(PLANS, weights=weights).start(), 13, global_batch=7)
+    found: list[Reads] = []
+    cursor = Mixture(PLANS, weights=weights).start()
+    for stop in [*stops, 13 - sum(stops)]:
+        mixture = Mixture(PLANS, weights=weights)
+        cursor = mixture.adopt(Cursor.from_dict(json.loads(json.dumps(cursor.to_dict()))))
+        steps, cursor = run(mixture, cursor, stop, global_batch=7)
+        found += steps
+    assert found == expected
+
+
+def test_a_source_that_is_added_or_left_out_for_a_while_loses_nothing() -> None:
+    two = Mixture({name: PLANS[name] for name in "ab"}, weights={"a": 1, "b": 2})
+    first, cursor = run(two, two.start(), 4, global_batch=9)
+    three = Mixture(PLANS, weights={"a": 1, "b": 1, "c": 1})
+    second, cursor = run(three, three.adopt(cursor), 4, global_batch=9)
+    assert Counter(source for step in second for source, _, _ in step) == {"a": 12, "b": 12, "c": 12}
+    again, cursor = run(two, two.adopt(cursor), 3, global_batch=9)
+    last, _ = run(three, three.adopt(cursor), 3, global_batch=9)
+    assert_nothing_lost_or_repeated(first + second + again + last)
+
+
+def test_a_source_that_is_added_in_mid_epoch_is_read_once_with_the_rest_of_the_others() -> None:
+    two = Mixture({name: PLANS[name] for name in "ab"})
+    first, cursor = run(two, two.start(), 2, global_batch=9)
+    three = Mixture(PLANS)
+    cursor = three.adopt(cursor)
+    rest, _ = run_to_end(three, cursor, global_batch=9)
+    assert sorted(read for step in first + rest for read in step) == [
+        (name, 0, pack) for name, plan in PLANS.items() for pack in range(plan.num_packs(0))
+    ]
+
+
+def test_when_the_only_source_with_packs_left_is_left_out_the_next_epoch_begins() -> None:
+    used_up = {"a": Place(plan=PLANS["a"].fingerprint, packs=PLANS["a"].num_packs(0))}
+    alone = Mixture({"a": PLANS["a"]})
+    cursor = alone.adopt(Cursor(sources=used_up | {"b": Place(plan=PLANS["b"].fingerprint, packs=3)}))
+    assert cursor.sources["a"] == Place(plan=PLANS["a"].fingerprint, epoch=1)
+    assert cursor.sources["b"].packs == 3
+    assert reads(alone.step(cursor, global_batch=2)) == [("a", 1, 0), ("a", 1, 1)]
+
+
+def test_weights_may_follow_an_epoch_in_which_a_source_was_used_up() -> None:
+    mixture = Mixture(PLANS)
+    ended = {"a": Place(plan=PLANS["a"].fingerprint, packs=PLANS["a"].num_packs(0))}
+    weighted = Mixture(PLANS, weights={"a": 1, "b": 1})
+    step = weighted.step(weighted.adopt(Cursor(sources=ended)), global_batch=4)
+    assert reads(step) == [("a", 1, 0), ("a", 1, 1), ("b", 0, 0), ("b", 0, 1)]
+    assert mixture.packs_left(mixture.adopt(Cursor(sources=ended))) == sum(PLANS[n].num_packs(0) for n in "bc")
+
+
+def test_sources_end_after_their_max_epochs_and_the_others_go_on() -> None:
+    mixture = Mixture(PLANS, weights={"a": 5, "b": 1}, max_epochs={"a": 2, "b": 1})
+    cursor = mixture.start()
+    total = PLANS["a"].num_packs(0) + PLANS["a"].num_packs(1) + PLANS["b"].num_packs(0)
+    assert mixture.packs_left(cursor) == total
+    steps, cursor = run_to_end(mixture, cursor, global_batch=8)
+    assert_nothing_lost_or_repeated(steps)
+    assert sum(map(len, steps)) == total
+    assert [len(step) for step in steps[:-1]] == [8] * (len(steps) - 1)
+    assert mixture.packs_left(cursor) == 0
+    assert mixture.step(cursor, global_batch=8).ranges == ()
+    assert Mixture(PLANS, weights={"a": 1, "b": 1}, max_epochs={"a": 2}).packs_left(mixture.start()) is None
+
+
+def test_skipped_steps_are_passed_over_exactly() -> None:
+    mixture = Mixture(PLANS, weights={"a": 1, "b": 3})
+    steps, _ = run(mixture, mixture.start(), 9, global_batch=6)
+    skipped = mixture.skip(mixture.start(), 5, global_batch=6)
+    assert run(mixture, skipped, 4, global_batch=6)[0] == steps[5:]
+    assert skipped.step == 5
+
+
+def test_the_packs_of_a_step_are_those_of_the_plans() -> None:
+    mixture = Mixture(PLANS, weights={"a": 1, "b": 2, "c": 1})
+    step = mixture.step(mixture.start(), global_batch=12)
+    packs = mixture.packs(step.ranges)
+    assert mixture.num_canonical_nodes == 2
+    assert len(packs) == 12
+    for at, (source, epoch, pack) in enumerate(reads(step)):
+        own = PLANS[source].packs(epoch, pack, pack + 1)
+        segments = slice(packs.offsets[at], packs.offsets[at + 1])
+        for name in ("sample_ids", "starts", "lengths"):
+            assert np.array_equal(getattr(packs, name)[segments], getattr(own, name))
+        assert mixture.names[packs.sources[at]] == source
+        assert packs.canonical_nodes[at] == own.canonical_nodes[0] * (1 if source == "b" else 2)
+
+
+def test_one_source_is_its_plan() -> None:
+    mixture = Mixture({"b": PLANS["b"]})
+    steps, _ = run(mixture, mixture.start(), 3, global_batch=16)
+    assert steps == [[("b", 0, pack) for pack in range(16 * n, 16 * n + 16)] for n in range(3)]
+
+
+def test_a_cursor_that_does_not_fit_is_refused() -> None:
+    mixture = Mixture(PLANS)
+    foreign = Cursor(sources={"a": Place(plan=PLANS["b"].fingerprint)})
+    with pytest.raises(CursorError, match=r"they differ in the lengths index .* and the shards .* and the order"):
+        mixture.adopt(foreign)
+    beyond = Cursor(sources={"a": Place(plan=PLANS["a"].fingerprint, packs=10**6)})
+    with pytest.raises(CursorError, match="stands at pack 1000000 of epoch 0 of 'a'"):
+        mixture.adopt(beyond)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weights": {"d": 1}}, "weights name 'd', the sources are a, b, c"),
+        ({"weights": {"a": -1}}, "the weight of 'a' must be a number that is 0 or more, got -1"),
+        ({"weights": {"a": float("nan")}}, "the weight of 'a' must be a number that is 0 or more, got nan"),
+        ({"weights": {"a": 0}}, "the weights from step 0 on are all 0"),
+        ({"weights": {}}, "the weights from step 0 on are all 0"),
+        ({"weights": {5: {"a": 1}}}, "a schedule of weights must begin at step 0, got step 5"),
+        ({"weights": {0: {"a": 1}, "b": 1}}, "weights must map sources to shares, or first steps to such maps"),
+        ({"max_epochs": {"a": 1}}, "max_epochs needs weights"),
+        ({"weights": {"a": 1}, "max_epochs": {"d": 1}}, "max_epochs names 'd', the sources are a, b, c"),
+        ({"weights": {"a": 1}, "max_epochs": {"a": 0}}, "max_epochs of 'a' must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Mixture(PLANS, **settings)
+
+
+def test_no_sources_and_sources_without_packs_are_refused() -> None:
+    with pytest.raises(ConfigError, match="a mixture needs at least one source"):
+        Mixture({})
+    dropped = PackPlan(
+        np.array([9, 9]), [2], order=OrderConfig(), packing=PackingConfig(packing_length=4, overlong="drop")
+    )
+    with pytest.raises(ConfigError, match="source 'x' has no packs: all its samples are dropped"):
+        Mixture({"x": dropped}).start()

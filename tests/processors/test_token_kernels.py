@@ -1,0 +1,175 @@
+"""Packs made straight from the shards against packs made sample by sample; damaged shards end in named errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmms_stream.errors import LmmsStreamError, ShardError
+from lmms_stream.loader.collate import collate
+from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.reader import ShardReader
+from lmms_stream.mds.shard import Shard, parse_index
+from lmms_stream.plan.packing import Overlong, PackingConfig
+from lmms_stream.processors.base import IGNORED_LABEL, PackFiller, SegmentError
+from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.types import Batch
+from numpy.typing import NDArray
+from streaming import MDSWriter
+
+from ..conftest import write_tokens
+
+Ids = NDArray[np.int64]
+
+COLUMNS = {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"}
+EXTRA = {"a_name": "str", "input_ids": "ndarray:int32", "kind": "int", "loss_spans": "ndarray:int32", "z": "bytes"}
+
+
+class SampleBySample(TokensProcessor):
+    """The same processor without fill_packs, so that the loader takes the other way."""
+
+    fill_packs = None  # type: ignore[assignment]
+
+
+def same(first: Batch, second: Batch) -> bool:
+    for name in ("input_ids", "labels", "position_ids", "cu_seqlens", "sample_ids"):
+        a, b = getattr(first, name), getattr(second, name)
+        if a.dtype != b.dtype or not np.array_equal(a.numpy(), b.numpy()):
+            return False
+    return (first.max_seqlen, first.num_loss_tokens) == (second.max_seqlen, second.num_loss_tokens)
+
+
+@pytest.mark.parametrize("pad_to", [None, 300])
+@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
+def test_a_loader_gives_what_it_gives_sample_by_sample(tmp_path: Path, overlong: Overlong, pad_to: int | None) -> None:
+    write_tokens(tmp_path, num_samples=700, longest=400)
+    assert isinstance(TokensProcessor(), PackFiller)
+    assert not isinstance(SampleBySample(), PackFiller)
+
+    def batches(processor: TokensProcessor) -> list[Batch]:
+        packing = PackingConfig(packing_length=256, overlong=overlong)
+        dataset = PackedStreamingDataset(tmp_path, processor=processor, packing=packing)
+        return list(PackedLoader(dataset, global_batch=4, pad_to=pad_to))
+
+    direct, by_sample = batches(TokensProcessor()), batches(SampleBySample())
+    assert len(direct) == len(by_sample) > 50
+    assert all(same(a, b) for a, b in zip(direct, by_sample, strict=True))
+
+
+def fill(shard: Shard, places: list[int], starts: list[int], lengths: list[int]) -> tuple[Ids, Ids]:
+    """The rows of these segments, and the loss tokens of each."""
+    rows = np.full((3, sum(lengths)), 99)
+    at, begins, sizes, expected = (np.array(values) for values in (places, starts, lengths, [-1] * len(places)))
+    addresses = np.full(len(places), shard.address, np.int64)
+    return rows, TokensProcessor().fill_packs(shard.info, addresses, at, begins, sizes, expected, *rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_segments_of_any_samples_are_written_as_process_and_collate_do(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("samples")
+    columns = data.draw(st.sampled_from([COLUMNS, EXTRA]))
+    samples: list[dict[str, Any]] = []
+    for _ in range(data.draw(st.integers(1, 6))):
+        length = data.draw(st.integers(1, 600))
+        bounds = st.lists(st.integers(0, length), min_size=2, max_size=6, unique=True)
+        edges = sorted(data.draw(bounds))[: 2 * (data.draw(st.integers(1, 3)))]
+        spans = np.array(edges[: len(edges) // 2 * 2], np.int32).reshape(-1, 2)
+        tokens = np.array(data.draw(st.binary(min_size=4 * length, max_size=4 * length)), "S")
+        ids = np.frombuffer(tokens.tobytes().ljust(4 * length, b"\1"), np.int32, length).copy()
+        samples.append({"input_ids": ids, "loss_spans": spans, "a_name": "é" * length, "kind": -length, "z": b"z"})
+    with MDSWriter(columns=columns, out=str(folder)) as writer:
+        for sample in samples:
+            writer.write(sample)
+    (info,) = parse_index((folder / "index.json").read_bytes(), source="index.json")
+    shard = Shard(folder / info.name, info)
+    places = data.draw(st.lists(st.integers(0, len(samples) - 1), min_size=1, max_size=8))
+    starts = [data.draw(st.integers(0, len(samples[place]["input_ids"]) - 1)) for place in places]
+    lengths = [
+        data.draw(st.integers(1, len(samples[place]["input_ids"]) - start))
+        for place, start in zip(places, starts, strict=True)
+    ]
+    rows, num_loss_tokens = fill(shard, places, starts, lengths)
+    whole = [TokensProcessor().process(shard[place]) for place in places]
+    parts = [
+        {name: values[start : start + length] for name, values in sample.items()}
+        for sample, start, length in zip(whole, starts, lengths, strict=True)
+    ]
+    expected = collate(parts, list(range(len(parts))))
+    for row, name in zip(rows, ("input_ids", "labels", "position_ids"), strict=True):
+        assert np.array_equal(row, getattr(expected, name)[0].numpy()), name
+    assert num_loss_tokens.tolist() == [int(np.count_nonzero(part["labels"][1:] != IGNORED_LABEL)) for part in parts]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    write_tokens(folder, num_samples=8)
+    return folder
+
+
+@settings(max_examples=300, deadline=None)
+@given(flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6))
+def test_damaged_bytes_never_leave_the_sample(
+    small: Path, flips: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (info,) = parse_index((small / "index.json").read_bytes(), source="index.json")
+    data = bytearray((small / info.name).read_bytes())
+    for at, value in flips:
+        data[at % len(data)] = value
+    path = tmp_path_factory.mktemp("damaged") / info.name
+    path.write_bytes(data)
+    try:
+        shard = Shard(path, info)
+    except ShardError:
+        return
+    for place in range(info.num_samples):
+        try:
+            processed = TokensProcessor().process(shard[place])
+            length = len(processed["input_ids"])
+        except LmmsStreamError:
+            length = 0
+        try:
+            rows, _ = fill(shard, [place], [0], [max(length, 1)])
+        except SegmentError:
+            continue
+        if length:  # both took it: then both read the same
+            assert np.array_equal(rows[0], processed["input_ids"])
+
+
+def test_spans_that_do_not_ascend_and_lengths_that_differ_are_named(tmp_path: Path) -> None:
+    with MDSWriter(columns=COLUMNS, out=str(tmp_path)) as writer:
+        for spans in ([[0, 3]], [[2, 3], [0, 1]], [[1, 9]], [[2, 2]]):
+            writer.write({"input_ids": np.arange(1, 6, dtype=np.int32), "loss_spans": np.array(spans, np.int32)})
+    (info,) = parse_index((tmp_path / "index.json").read_bytes(), source="index.json")
+    shard = Shard(tmp_path / info.name, info)
+    for place in (1, 2, 3):
+        with pytest.raises(SegmentError, match="its loss spans lie outside the sample, or do not ascend") as error:
+            fill(shard, [0, place], [0, 0], [5, 5])
+        assert error.value.segment == 1
+        with pytest.raises(LmmsStreamError, match="loss span"):
+            TokensProcessor().process(shard[place])
+    with pytest.raises(SegmentError) as error:
+        fill(shard, [0], [3], [3])
+    assert error.value.num_tokens == 5
+
+
+def test_packs_are_read_right_with_fewer_open_shards_than_they_touch(tmp_path: Path) -> None:
+    lengths = write_tokens(tmp_path, num_samples=2000)
+    dataset = PackedStreamingDataset(tmp_path, processor=TokensProcessor(), packing=PackingConfig(packing_length=4096))
+    reader: ShardReader = dataset.pack_reader
+    reader._max_open = 2
+    assert len(dataset.shard_infos) > 10
+    seen: list[int] = []
+    for batch in PackedLoader(dataset, global_batch=2):
+        ids = batch.sample_ids.tolist()
+        assert batch.input_ids[0].tolist() == [n for n in ids for _ in range(lengths[n])]
+        seen += ids
+    assert sorted(seen) == list(range(2000))

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lmms_stream.errors import StorageError
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.storage.cache import CountsFolder, LocalCache, Wanted, default_cache_folder, fetch_shard
+from lmms_stream.storage.retry import Retry
+from lmms_stream.storage.storage import LocalStorage
+
+
+class CountingStorage(LocalStorage):
+    """A local store that writes a line per download; a subclass of its own, so it is not read in place."""
+
+    def download(self, key: str, path: Path) -> None:
+        with (self.folder / "downloads").open("a") as log:
+            log.write(f"{key}\n")
+        super().download(key, path)
+
+
+def test_many_processes_fetch_an_object_once(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "object").write_bytes(os.urandom(1 << 20))
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from lmms_stream.storage.cache import LocalCache, Wanted\n"
+        "from tests.storage.test_cache import CountingStorage\n"
+        "store = CountingStorage(Path(sys.argv[1]) / 'store')\n"
+        "cache = LocalCache(store, Path(sys.argv[1]) / 'cache')\n"
+        "valid = lambda p: p.is_relative_to(cache.folder) and p.stat().st_size == 1 << 20\n"
+        "path = cache.fetch('object', Wanted(name='object', identity='1', num_bytes=1 << 20, valid=valid))\n"
+        "assert path.stat().st_size == 1 << 20\n"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(4)]
+    assert [process.wait(timeout=60) for process in processes] == [0] * 4
+    assert (tmp_path / "store" / "downloads").read_text() == "object\n"
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [".object.lock", "object"]
+
+
+def test_a_corrupt_copy_is_fetched_again(dataset_folder: Path, s3: str, tmp_path: Path) -> None:
+    from lmms_stream.storage.storage import open_storage
+
+    remote = f"{s3}/corrupt-copy"
+    for name in ("index.json", *(info.name for info in PackedStreamingDataset(dataset_folder).shard_infos)):
+        open_storage(remote).upload(dataset_folder / name, name)
+    dataset = PackedStreamingDataset(remote, tmp_path)
+    expected = dataset[:]
+    names = [info.name for info in dataset.shard_infos]
+    good = (tmp_path / names[0]).read_bytes()
+    (tmp_path / names[0]).write_bytes(good[:-1])
+    (tmp_path / names[1]).write_bytes((tmp_path / names[1]).read_bytes()[:-1] + b"\xff")
+    (tmp_path / names[2]).unlink()
+    assert PackedStreamingDataset(remote, tmp_path)[:] == expected
+    assert (tmp_path / names[0]).read_bytes() == good
+
+
+def test_an_object_that_is_damaged_at_its_source_is_an_error(dataset_folder: Path, s3: str, tmp_path: Path) -> None:
+    from lmms_stream.storage.storage import open_storage
+
+    store = open_storage(f"{s3}/damaged-source")
+    info = PackedStreamingDataset(dataset_folder).shard_infos[0]
+    store.write(info.name, (dataset_folder / info.name).read_bytes()[:-1])
+    with pytest.raises(StorageError, match="what was downloaded does not match the size or checksum in its index"):
+        fetch_shard(LocalCache(store, tmp_path), info)
+    assert [path.name for path in tmp_path.iterdir()] == [f".{info.name}.lock"]
+
+
+def test_a_download_that_another_process_holds_is_waited_for_in_bounded_time(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "object").write_bytes(b"x")
+    cache = LocalCache(LocalStorage(tmp_path / "store"), tmp_path / "cache", retry=Retry(timeout_s=0.2))
+    (tmp_path / "cache").mkdir()
+    script = (
+        "import fcntl, sys, time\n"
+        "lock = open(sys.argv[1], 'a')\n"
+        "fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "cache" / ".object.lock")], stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+
+        def in_cache(path: Path) -> bool:
+            return path.is_relative_to(cache.folder)
+
+        wanted = Wanted(name="object", identity="1", num_bytes=1, valid=in_cache)
+        assert cache.fetch("object", wanted, wait=False) is None
+        with pytest.raises(StorageError, match=r"was held by another process for 0\.2 s"):
+            cache.fetch("object", wanted)
+        holder.kill()
+        holder.wait(timeout=10)
+        path = cache.fetch("object", wanted)
+        assert path is not None
+        assert path.read_bytes() == b"x"
+
+
+def test_a_local_dataset_is_read_where_it_lies(dataset_folder: Path, tmp_path: Path) -> None:
+    dataset = PackedStreamingDataset(dataset_folder, tmp_path)
+    assert len(dataset[:]) == len(dataset)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_default_folders_differ_by_remote() -> None:
+    assert default_cache_folder("s3://a/x") != default_cache_folder("s3://b/x")
+    assert f"lmms_stream-{os.getuid()}" in str(default_cache_folder("s3://a/x"))
+
+
+def test_a_default_folder_that_somebody_else_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert default_cache_folder("s3://a/x").parent.stat().st_mode & 0o077 == 0
+    (tmp_path / f"lmms_stream-{os.getuid()}").rmdir()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / f"lmms_stream-{os.getuid()}").symlink_to(tmp_path / "theirs")
+    with pytest.raises(StorageError, match="belongs to somebody else: name a folder of yours as local"):
+        default_cache_folder("s3://a/x")
+
+
+def test_counts_on_disk_come_back_and_damaged_ones_are_missing(tmp_path: Path) -> None:
+    counts = CountsFolder(tmp_path / "counts")
+    assert len(counts) == 0
+    counts["plan-0"] = np.array([[3, 10, 0]])
+    counts["plan-1"] = np.array([[4, 11, 1]])
+    assert counts["plan-0"].tolist() == [[3, 10, 0]]
+    assert sorted(counts) == ["plan-0", "plan-1"]
+    del counts["plan-1"]
+    assert counts.get("plan-1") is None
+    path = tmp_path / "counts" / "plan-0.npy"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert counts.get("plan-0") is None

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lmms_stream.errors import ConfigError, StorageError
+from lmms_stream.storage.prefetch import FetchConfig, Prefetcher
+
+
+def prefetcher(fetch: Callable[[int], Path | None], *, threads: int = 2, ahead: int = 4, timeout_s: float = 20):  # type: ignore[no-untyped-def]
+    config = FetchConfig(threads=threads, ahead=ahead, timeout_s=timeout_s)
+    return Prefetcher(fetch, name=lambda shard_id: f"s3://b/{shard_id}", config=config)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_shards_are_fetched_in_the_order_of_need_and_a_bounded_number_ahead() -> None:
+    fetched: list[int] = []
+
+    def fetch(shard_id: int) -> Path:
+        fetched.append(shard_id)
+        return Path(str(shard_id))
+
+    ahead = prefetcher(fetch, threads=1, ahead=4)
+    ahead.request(range(10, 30))
+    ahead.request([12, 40])
+    wait_until(lambda: len(fetched) == 4)
+    time.sleep(0.05)
+    assert fetched == [10, 11, 12, 13]
+    assert [ahead.take(shard_id) for shard_id in range(10, 30)] == [Path(str(n)) for n in range(10, 30)]
+    assert ahead.take(40) == Path("40")
+    assert fetched == [*range(10, 30), 40]
+
+
+def test_what_a_reader_waits_for_comes_before_what_was_requested() -> None:
+    fetched: list[int] = []
+    go = threading.Event()
+
+    def fetch(shard_id: int) -> Path:
+        go.wait(20)
+        fetched.append(shard_id)
+        return Path(str(shard_id))
+
+    ahead = prefetcher(fetch, threads=1, ahead=2)
+    ahead.request(range(100))
+    threading.Timer(0.1, go.set).start()
+    assert ahead.take(99) == Path("99")
+    assert fetched.index(99) <= 1
+
+
+def test_several_are_fetched_at_once() -> None:
+    together = threading.Barrier(3, timeout=20)
+
+    def fetch(shard_id: int) -> Path:
+        together.wait()
+        return Path(str(shard_id))
+
+    ahead = prefetcher(fetch, threads=3, ahead=8)
+    ahead.request(range(6))
+    assert [ahead.take(shard_id) for shard_id in range(6)] == [Path(str(n)) for n in range(6)]
+
+
+def test_a_shard_that_another_process_downloads_holds_up_nobody() -> None:
+    busy = [True]
+
+    def fetch(shard_id: int) -> Path | None:
+        return None if shard_id == 0 and busy[0] else Path(str(shard_id))
+
+    ahead = prefetcher(fetch, threads=1)
+    ahead.request(range(4))
+    assert [ahead.take(shard_id) for shard_id in (1, 2, 3)] == [Path("1"), Path("2"), Path("3")]
+    threading.Timer(0.1, lambda: busy.clear() or busy.append(False)).start()  # type: ignore[func-returns-value]
+    assert ahead.take(0) == Path("0")
+
+
+def test_a_failure_is_raised_to_its_reader_alone_and_may_be_tried_again() -> None:
+    failing = [True]
+
+    def fetch(shard_id: int) -> Path:
+        if shard_id == 1 and failing[0]:
+            raise StorageError("s3://b/1: gone")
+        return Path(str(shard_id))
+
+    ahead = prefetcher(fetch)
+    ahead.request(range(3))
+    assert ahead.take(0) == Path("0")
+    with pytest.raises(StorageError, match="s3://b/1: gone"):
+        ahead.take(1)
+    assert ahead.take(2) == Path("2")
+    failing[0] = False
+    assert ahead.take(1) == Path("1")
+
+
+def test_the_wait_for_a_shard_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmms_stream.storage.prefetch._GRACE_S", 0.1)
+    ahead = prefetcher(lambda shard_id: None, timeout_s=0.2)
+    with pytest.raises(StorageError, match=r"s3://b/5 was not to be had within 0\.2 s: another process holds"):
+        ahead.take(5)
+
+
+@pytest.mark.parametrize("settings", [{"threads": 0}, {"ahead": 0}, {"attempts": 0}, {"timeout_s": -1.0}])
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        FetchConfig(**settings)
+
+
+def test_threads_end_when_there_is_nothing_to_do_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmms_stream.storage.prefetch._IDLE_S", 0.05)
+
+    def num_threads() -> int:
+        return sum(thread.name == "lmms-fetch" for thread in threading.enumerate())
+
+    before = num_threads()
+    ahead = prefetcher(lambda shard_id: Path(str(shard_id)), threads=3, ahead=2)
+    ahead.request(range(10))
+    wait_until(lambda: num_threads() == before)
+    assert ahead.take(9) == Path("9")
+    wait_until(lambda: num_threads() == before)
+    assert [ahead.take(shard_id) for shard_id in range(9)] == [Path(str(n)) for n in range(9)]
+    wait_until(lambda: num_threads() == before)

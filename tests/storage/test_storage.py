@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lmms_stream.demo.endpoint import moto_server
+from lmms_stream.errors import ConfigError, LengthsError, ObjectMissingError, StorageError
+from lmms_stream.storage.s3 import S3Storage
+from lmms_stream.storage.storage import LocalStorage, Storage, open_storage
+
+from ..conftest import run_cli
+
+
+@pytest.fixture(params=["local", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "local":
+        return open_storage(tmp_path / "store")
+    return open_storage(f"{request.getfixturevalue('s3')}/{request.node.name}")
+
+
+def test_what_is_written_is_read(storage: Storage, tmp_path: Path) -> None:
+    storage.write("a/b.bin", b"\x00one")
+    storage.write("a/b.bin", b"\x00two")
+    assert storage.read("a/b.bin") == b"\x00two"
+    storage.download("a/b.bin", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"\x00two"
+    big = os.urandom(9 << 20)
+    (tmp_path / "big").write_bytes(big)
+    storage.upload(tmp_path / "big", "c/big")
+    assert storage.read("c/big") == big
+    storage.delete("c/big")
+    with pytest.raises(ObjectMissingError, match=r"c/big does not exist"):
+        storage.read("c/big")
+
+
+def test_a_missing_object_is_an_error_of_its_own(storage: Storage, tmp_path: Path) -> None:
+    with pytest.raises(ObjectMissingError, match=r"absent does not exist: check the (path|URL)"):
+        storage.read("absent")
+    with pytest.raises(ObjectMissingError, match="absent does not exist"):
+        storage.download("absent", tmp_path / "copy")
+    storage.delete("absent")
+
+
+def test_urls_choose_the_store() -> None:
+    local, s3 = open_storage("file:///data/x"), open_storage("s3://bucket/some/prefix/")
+    assert isinstance(local, LocalStorage)
+    assert local.folder == Path("/data/x")
+    assert isinstance(s3, S3Storage)
+    assert (s3.bucket, s3.prefix) == ("bucket", "some/prefix")
+    with pytest.raises(StorageError, match="names no bucket"):
+        open_storage("s3:///prefix")
+
+
+def test_a_missing_bucket_is_named_with_the_remedy(s3: str) -> None:
+    absent = open_storage("s3://no-such-bucket/x")
+    for action in (lambda: absent.read("index.json"), lambda: absent.write("index.json", b"")):
+        with pytest.raises(StorageError, match="bucket 'no-such-bucket' does not exist: create it or correct the URL"):
+            action()
+    result = run_cli("plan", "s3://no-such-bucket/x", "--packing-length", "10")
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        "error: s3://no-such-bucket/x/index.json: bucket 'no-such-bucket' does not exist: create it or correct the URL"
+    ]
+
+
+def test_uploads_into_a_missing_bucket_are_named_too(s3: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(StorageError, match="bucket 'no-such-bucket' does not exist"):
+        open_storage("s3://no-such-bucket/x").upload(tmp_path / "file", "file")
+
+
+@pytest.fixture
+def strict_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An S3 server that checks credentials, with none that are valid."""
+    monkeypatch.setenv("INITIAL_NO_AUTH_ACTION_COUNT", "0")
+    with moto_server() as url:
+        monkeypatch.setenv("S3_ENDPOINT_URL", url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        yield
+
+
+@pytest.mark.usefixtures("strict_s3")
+def test_wrong_credentials_are_one_line_with_the_remedy() -> None:
+    result = run_cli("plan", "s3://some-bucket/x", "--packing-length", "10")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: s3://some-bucket/x/index.json: the credentials are refused (InvalidAccessKeyId)")
+    assert "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY" in line
+
+
+def test_an_endpoint_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with pytest.raises(StorageError, match=r"127\.0\.0\.1:9.*check S3_ENDPOINT_URL and the network"):
+        open_storage("s3://bucket").read("x")
+
+
+def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with pytest.raises(StorageError, match="no AWS credentials were found: set AWS_ACCESS_KEY_ID"):
+        open_storage("s3://bucket").read("x")
+
+
+def test_errors_share_one_base() -> None:
+    from lmms_stream.errors import LmmsStreamError
+
+    for error in (ConfigError, LengthsError, StorageError, ObjectMissingError):
+        assert issubclass(error, LmmsStreamError)

@@ -1,0 +1,61 @@
+"""A run that takes milliseconds a step: what tests of checkpoints train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lmms_stream.config import load_config
+from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.train.run.settings import RunConfig
+from lmms_stream.train.trainer import FSDP2SFTTrainer
+
+VOCABULARY = 512  # of write_tokens, whose samples are their numbers
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def write_run(path: Path, dataset: Path, *, eval_dataset: dict[str, Any] | None = None, **train: Any) -> Path:
+    """The config of a run on a dataset of write_tokens. eval_dataset: its settings where they are others."""
+    data = {
+        "remote": str(dataset),
+        "processor": {"type": "tokens"},
+        "packing_length": 256,
+        "num_canonical_nodes": 4,
+    }
+    settings = {
+        "dataset": data,
+        "eval_dataset": None if eval_dataset is None else data | eval_dataset,
+        "model": {"config": MODEL},
+        "train": {
+            "output_dir": str(path.parent / "default"),
+            "global_batch": 8,
+            "learning_rate": 1e-3,
+            "num_workers": 0,
+            "timeout_s": 60,
+            "log_sample_ids": True,
+        }
+        | train,
+    }
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def trainer_of(path: Path, *overrides: str, **options: Any) -> FSDP2SFTTrainer:
+    """The trainer of a run, in this process alone or as a rank; `train` ends its process group."""
+    config = load_config(RunConfig, path, overrides)
+    world, _ = init_distributed(config.train.timeout_s)
+    return FSDP2SFTTrainer(
+        model=config.model.build(),
+        args=config.train,
+        train_dataset=config.build_datasets(world),
+        eval_dataset=config.eval_dataset.build(world) if config.eval_dataset else None,
+        **options,
+    )

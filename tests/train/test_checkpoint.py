@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import json
+import re
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lmms_stream.errors import CheckpointError, CursorError
+from lmms_stream.storage.storage import LocalStorage, Storage, open_storage
+from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
+from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.run.distributed import init_distributed
+from torch.distributed.fsdp import fully_shard
+
+from ..conftest import write_tokens
+from ..mds.test_disk_faults import small_disk
+from .runs import trainer_of, write_run
+
+Parts = tuple[torch.nn.Module, torch.optim.Optimizer]
+DATA = "__0_0.distcp"
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    init_distributed(60)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(params=["folder", "store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return str(tmp_path / "checkpoints")
+    return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
+
+
+def make_parts(seed: int, *, width: int = 64) -> Parts:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.LayerNorm(width))
+    fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+
+
+def take_step(parts: Parts, seed: int) -> None:
+    model, optimizer = parts
+    width = int(next(model.parameters()).shape[-1])
+    inputs = torch.randn(4, width, generator=torch.Generator().manual_seed(seed))
+    model(inputs).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def values(parts: Parts) -> list[torch.Tensor]:
+    """Copies of all parameters and of what the optimizer keeps of each."""
+    model, optimizer = parts
+    kept = [optimizer.state[each][name] for each in model.parameters() for name in sorted(optimizer.state[each])]
+    return [_whole(each).clone() for each in (*model.parameters(), *kept)]
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole.detach()
+
+
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+def checkpointer(place: str, tmp_path: Path, **options: Any) -> Checkpointer:
+    return Checkpointer(place, staging=tmp_path / "staging", timeout_s=60, **options)
+
+
+def save_steps(place: str, tmp_path: Path, *steps: int, **options: Any) -> list[list[torch.Tensor]]:
+    """Checkpoints of these steps, each after an update; what they hold."""
+    parts, saved = make_parts(0), []
+    with checkpointer(place, tmp_path, **options) as made:
+        for step in steps:
+            take_step(parts, step)
+            saved.append(values(parts))
+            made.save(*parts, step=step, state={"cursor": step}, documents={"model/config.json": b"{}"})
+    return saved
+
+
+def resume(place: str, tmp_path: Path, choice: str = "auto") -> tuple[int, list[torch.Tensor]] | None:
+    """The step resumed from and what was loaded."""
+    parts = make_parts(1)
+    with checkpointer(place, tmp_path) as made:
+        found = made.resume(*parts, choice=choice)
+    if found is None:
+        return None
+    assert found.state["cursor"] == found.step == found.state["step"]
+    return found.step, values(parts)
+
+
+def steps_in(place: str) -> list[int]:
+    names = {found.key.split("/")[0] for found in open_storage(place).list_objects("step-")}
+    return sorted(int(name.removeprefix("step-")) for name in names)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_what_is_saved_does_not_follow_the_training_that_goes_on(
+    asynchronous: bool, group: None, place: str, tmp_path: Path
+) -> None:
+    parts = make_parts(0)
+    take_step(parts, 1)
+    before = values(parts)
+    with checkpointer(place, tmp_path, asynchronous=asynchronous) as made:
+        made.save(*parts, step=1, state={"cursor": 1}, documents={})
+        for seed in range(2, 20):
+            take_step(parts, seed)
+    assert not same(values(parts), before)
+    found = resume(place, tmp_path)
+    assert found is not None
+    assert found[0] == 1
+    assert same(found[1], before)
+    assert resume(f"{place}-of-none", tmp_path) is None
+    assert not [path for path in tmp_path.rglob("*") if ".tmp" in path.name or "rank-0" in path.name]
+
+
+def test_the_latest_stay_and_nothing_else_is_deleted(group: None, place: str, tmp_path: Path) -> None:
+    storage = open_storage(place)
+    save_steps(place, tmp_path, 1)
+    storage.write("step-00000001/notes.txt", b"mine")
+    storage.write("step-00000009/complete.json", b"of a run that got further")
+    storage.write("notes.txt", b"mine")
+    save_steps(place, tmp_path, 2, 3, 4, keep=2)
+    assert steps_in(place) == [1, 3, 4, 9]
+    assert [found.key for found in storage.list_objects("step-00000001/")] == ["step-00000001/notes.txt"]
+    assert storage.read("notes.txt") == b"mine"
+
+
+def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What this project logged."""
+    return [record.getMessage() for record in caplog.records if record.name == "lmms_stream"]
+
+
+def truncate(storage: Storage, key: str) -> None:
+    storage.write(key, storage.read(key)[:-7])
+
+
+def flip(storage: Storage, key: str) -> None:
+    data = bytearray(storage.read(key))
+    data[len(data) // 2] ^= 1
+    storage.write(key, bytes(data))
+
+
+def lose(storage: Storage, key: str) -> None:
+    storage.delete(key)
+
+
+CHANGED = "is not what was written: its checksum differs"
+SHORT = r"has \d+ of \d+ bytes"
+
+
+@pytest.mark.parametrize(
+    ("place", "damage", "name", "says"),
+    [
+        ("folder", truncate, DATA, SHORT),
+        ("folder", flip, DATA, CHANGED),
+        ("folder", lose, DATA, "is missing"),
+        ("folder", flip, ".metadata", CHANGED),
+        ("folder", truncate, "trainer.json", SHORT),
+        ("folder", flip, "trainer.json", CHANGED),
+        ("folder", truncate, "complete.json", "is not JSON"),
+        ("folder", lose, "complete.json", "is missing"),
+        ("store", truncate, DATA, SHORT),
+        ("store", flip, DATA, CHANGED),
+        ("store", flip, "trainer.json", CHANGED),
+        ("store", lose, "complete.json", ""),
+    ],
+    indirect=["place"],
+)
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning_that_names_the_file(
+    damage: Any, name: str, says: str, group: None, place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = save_steps(place, tmp_path, 1, 2)
+    storage = open_storage(place)
+    damage(storage, f"step-00000002/{name}")
+    found = resume(place, tmp_path)
+    assert found is not None
+    assert found[0] == 1
+    assert same(found[1], first)
+    warnings = ours(caplog)
+    if not says:  # in a store it was never finished
+        assert warnings == []
+        return
+    (warning,) = warnings
+    assert re.fullmatch(rf"{place}/step-00000002/{name} {says}: the checkpoint of step 2 is passed over", warning)
+    with pytest.raises(CheckpointError, match=f"step-00000002/{name} {says}"):
+        resume(place, tmp_path, f"{place}/step-00000002")
+    damage(storage, f"step-00000001/{name}")
+    with pytest.raises(CheckpointError, match=rf"no checkpoint is whole.*step-00000001/{name} {says}"):
+        resume(place, tmp_path)
+    save_steps(place, tmp_path, 1, 2)  # both are replaced
+    found = resume(place, tmp_path)
+    assert found is not None
+    assert found[0] == 2
+
+
+def test_what_to_resume_from_can_be_told(group: None, place: str, tmp_path: Path) -> None:
+    assert resume(place, tmp_path, "never") is None
+    first, second = save_steps(place, tmp_path, 3, 5)
+    found = resume(place, tmp_path, f"{place}/step-00000003")
+    assert found is not None
+    assert same(found[1], first)
+    found = resume(f"{place}-other", tmp_path, f"{place}/step-00000005/")
+    assert found is not None
+    assert same(found[1], second)
+    with pytest.raises(
+        CheckpointError, match=r"has checkpoints, the latest of step 5, and train\.resume is never: set"
+    ):
+        resume(place, tmp_path, "never")
+    for missing in (f"{place}/step-00000004", place, "step-00000003"):
+        with pytest.raises(CheckpointError, match=rf"^{missing} is no complete checkpoint: name one \(…/step-0"):
+            resume(place, tmp_path, missing)
+
+
+def test_what_killed_saves_left_is_no_checkpoint(group: None, place: str, tmp_path: Path) -> None:
+    (first,) = save_steps(place, tmp_path, 1)
+    storage = open_storage(place)
+    for name in (DATA, ".metadata", "trainer.json"):
+        left = ".step-00000002.tmp" if isinstance(storage, LocalStorage) else "step-00000002"
+        storage.write(f"{left}/{name}", storage.read(f"step-00000001/{name}"))
+    found = resume(place, tmp_path)
+    assert found is not None
+    assert same(found[1], first)
+    save_steps(place, tmp_path, 3, keep=1)
+    assert steps_in(place) == [3]
+    assert [path.name for path in (tmp_path / "checkpoints").glob(".*")] == []
+
+
+def save_and_wait(made: Checkpointer, parts: Parts) -> None:
+    take_step(parts, 2)
+    made.save(*parts, step=2, state={"cursor": 2}, documents={})
+    made.wait()
+
+
+def save_and_fail(made: Checkpointer, parts: Parts) -> None:
+    with made:
+        made.save(*parts, step=2, state={"cursor": 2}, documents={})
+        raise ValueError("the first")
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_full_disk_is_an_error_and_the_checkpoint_before_survives(
+    asynchronous: bool, group: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = tmp_path / "disk"
+    with small_disk(disk, num_bytes=1_600_000) as limit:
+        if limit is not None:
+            pytest.skip("mounting a small file system is not allowed here")
+        place = str(disk / "checkpoints")
+        parts = make_parts(0, width=256)  # some 800 KB
+        take_step(parts, 1)
+        before = values(parts)
+        expected = (
+            rf"checkpoint {place}/step-00000002 was not saved; .* untouched: no room on the disk of .*: free some"
+        )
+        made = checkpointer(place, tmp_path, asynchronous=asynchronous)
+        made.save(*parts, step=1, state={"cursor": 1}, documents={})
+        with pytest.raises(CheckpointError, match=expected):
+            save_and_wait(made, parts)
+        with pytest.raises(ValueError, match="the first"):
+            save_and_fail(checkpointer(place, tmp_path), parts)
+        (line,) = ours(caplog)
+        assert "step-00000002 was not saved" in line
+        assert [path.name for path in (disk / "checkpoints").iterdir()] == ["step-00000001"]
+        loaded = make_parts(1, width=256)
+        with checkpointer(place, tmp_path) as made:
+            found = made.resume(*loaded)
+        assert found is not None
+        assert found.step == 1
+        assert same(values(loaded), before)
+
+
+def test_a_file_that_may_not_grow_is_an_error_and_the_checkpoint_before_survives(group: None, tmp_path: Path) -> None:
+    place = str(tmp_path / "checkpoints")
+    save_steps(place, tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match="step-00000002 was not saved; those before it are untouched: "):
+            save_steps(place, tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert steps_in(place) == [1]
+
+
+def test_another_model_is_an_error_and_other_settings_are_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tokens(tmp_path / "data", num_samples=300)
+    run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2)
+    out = f"train.output_dir={tmp_path / 'out'}"
+    trainer_of(run, out).train()
+    (saved,) = checkpoints(tmp_path / "out" / "checkpoints")
+    state = json.loads((saved / "trainer.json").read_text())
+    assert (state["step"], state["samples_seen"] > 0, state["num_skipped_steps"]) == (2, True, 0)
+    assert set(state["fingerprint"]["versions"]) == {"lmms_stream", "torch", "transformers"}
+    with pytest.raises(
+        CheckpointError, match=r"step-00000002 is of another model \(rms_norm_eps 1e-06, now 0\.001\): "
+    ):
+        trainer_of(run, out, "model.config.rms_norm_eps=0.001").train()
+    with pytest.raises(CursorError, match="they differ in the order settings"):
+        trainer_of(run, out, "dataset.seed=3").train()
+    caplog.clear()
+    trainer = trainer_of(run, out, "train.max_steps=3", "train.weight_decay=0.1", "train.learning_rate=0.5")
+    trainer.train()
+    (line,) = ours(caplog)
+    assert line == (
+        f"resumed from {saved} with other settings: train.learning_rate was 0.001, is 0.5; "
+        "train.max_steps was 2, is 3; train.weight_decay was 0.0, is 0.1"
+    )
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.1, 0.0}
+    assert trainer.step == 3
+
+
+def test_names_in_a_checkpoint_are_those_of_the_model_itself(tmp_path: Path) -> None:
+    from lmms_stream.train.checkpoint.tensors import stored_tensors
+
+    write_tokens(tmp_path / "data", num_samples=300)
+    run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1, output_dir=str(tmp_path / "out"))
+    trainer = trainer_of(run)
+    names = set(trainer.model.model.state_dict())
+    trainer.train()
+    (saved,) = checkpoints(tmp_path / "out" / "checkpoints")
+    assert set(stored_tensors(saved, "model.")) == names
+    shutil.rmtree(saved)
+
+
+def test_what_a_model_drops_is_the_same_in_a_resumed_run(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", num_samples=60)
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4, lr_scheduler_type="constant")
+    losses: dict[str, list[float]] = {}
+    for name, *stops in (("whole", 4), ("resumed", 2, 4), ("other", 4)):
+        output = tmp_path / name
+        for stop in stops:
+            overrides = [f"train.output_dir={output}", f"train.max_steps={stop}", "model.config.attention_dropout=0.3"]
+            trainer_of(path, *overrides, *["train.seed=1"] * (name == "other")).train()
+        losses[name] = [record["loss"] for record in read_log(output)]
+    assert losses["resumed"] == losses["whole"] != losses["other"]
+    assert losses["whole"][0] != losses["other"][0]

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lmms_stream.config import load_config
+from lmms_stream.errors import CheckpointError, ConfigError
+from lmms_stream.storage.storage import open_storage
+from lmms_stream.train.checkpoint.checkpoint import checkpoints
+from lmms_stream.train.checkpoint.export import export_checkpoint
+from lmms_stream.train.run.settings import RunConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ..conftest import run_cli, write_tokens
+from .runs import VOCABULARY, trainer_of, write_run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder, num_samples=300)
+    return folder
+
+
+def logits_of(model: torch.nn.Module) -> torch.Tensor:
+    ids = torch.randint(0, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits: torch.Tensor = model.eval()(input_ids=ids).logits
+    return logits
+
+
+def train_one(run: Path, *overrides: str) -> tuple[Path, torch.Tensor]:
+    """A run's last checkpoint, and the logits of the model as the trainer leaves it."""
+    trainer = trainer_of(run, *overrides)
+    trainer.train()
+    trained = load_config(RunConfig, run, overrides).model.build()
+    weights = {name: each.to_local() for name, each in trainer.model.model.state_dict().items()}  # one rank has all
+    trained.load_state_dict(weights)
+    return checkpoints(Path(trainer.args.output_dir) / "checkpoints")[-1], logits_of(trained)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_exported_model_gives_the_logits_of_the_trained_one(tied: bool, data: Path, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run.yaml", data, max_steps=3, output_dir=str(tmp_path / "out"), export=True)
+    checkpoint, expected = train_one(run, f"model.config.tie_word_embeddings={tied}")
+    out = export_checkpoint(checkpoint, tmp_path / "model")
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "out" / "export" / "model.safetensors").read_bytes()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    loaded, info = loaded
+    assert not any(info.values())
+    assert torch.equal(logits_of(loaded), expected)
+    assert loaded.config.tie_word_embeddings is tied
+    half = export_checkpoint(checkpoint, tmp_path / "half", dtype="bfloat16")
+    loaded = AutoModelForCausalLM.from_pretrained(half, dtype="auto")
+    assert loaded.dtype == torch.bfloat16
+    assert torch.allclose(logits_of(loaded).float(), expected, atol=0.02)
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (out, half)]
+    assert sizes[1] < 0.6 * sizes[0]
+
+
+def test_an_export_has_the_tokenizer_and_comes_from_a_store_too(
+    dataset_folder: Path, tokenizer: Path, s3_folder: str, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run.yaml", dataset_folder, max_steps=1, output_dir=str(tmp_path / "out"))
+    chat = [f"dataset.processor={{tokenizer: {tokenizer}}}", "dataset.packing_length=1024", "dataset.overlong=drop"]
+    trainer_of(run, *chat, "model.config.vocab_size=4096", f"train.checkpoint_dir={s3_folder}").train()
+    assert not list(tmp_path.rglob("step-*"))
+    result = run_cli("export", f"{s3_folder}/step-00000001", str(tmp_path / "model"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{s3_folder}/step-00000001 -> {tmp_path / 'model'}\n"
+    made, original = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "model", tokenizer))
+    chat_text = [{"role": "user", "content": "What is a task?"}, {"role": "assistant", "content": "A future."}]
+    assert made.apply_chat_template(chat_text) == original.apply_chat_template(chat_text)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.vocab_size == 4096
+    assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []
+
+
+def test_an_export_replaces_an_earlier_one_and_nothing_else(data: Path, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run.yaml", data, max_steps=2, save_steps=1, output_dir=str(tmp_path / "out"))
+    trainer_of(run).train()
+    first, second = checkpoints(tmp_path / "out" / "checkpoints")
+    out = tmp_path / "model"
+    out.mkdir()
+    for checkpoint in (first, second):
+        export_checkpoint(checkpoint, out)
+        assert json.loads((out / "export.json").read_text())["checkpoint"] == str(checkpoint)
+    before = (out / "model.safetensors").read_bytes()
+    data_file = second / "__0_0.distcp"
+    data_file.write_bytes(data_file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"step-00000002/__0_0\.distcp has \d+ of \d+ bytes"):
+        export_checkpoint(second, out)
+    (out / "notes.txt").touch()
+    with pytest.raises(
+        ConfigError, match=r"model holds notes\.txt, which no export wrote: name an empty or new folder"
+    ):
+        export_checkpoint(first, out)
+    assert (out / "model.safetensors").read_bytes() == before
+    for wrong, message in ((tmp_path / "out", "is no checkpoint: name one of"), (first.with_name("step-00000007"), "")):
+        with pytest.raises(CheckpointError, match=message or "step-00000007/complete.json is missing"):
+            export_checkpoint(wrong, tmp_path / "other")
+    with pytest.raises(ConfigError, match="is a file: name another folder"):
+        export_checkpoint(first, tmp_path / "run.yaml")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "run.yaml"]
+    assert open_storage(out).list_objects("notes")
+
+
+def test_an_export_that_would_be_refused_at_the_end_is_refused_at_the_start(data: Path, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run.yaml", data, max_steps=2, output_dir=str(tmp_path / "out"), export=True)
+    (tmp_path / "out" / "export").mkdir(parents=True)
+    (tmp_path / "out" / "export" / "notes.txt").touch()
+    try:
+        with pytest.raises(ConfigError, match=r"export holds notes\.txt, which no export wrote"):
+            trainer_of(run)
+    finally:
+        dist.destroy_process_group()

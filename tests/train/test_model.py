@@ -1,0 +1,243 @@
+"""A packed sequence must give what its samples give one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lmms_stream.errors import ConfigError
+from lmms_stream.loader.collate import collate
+from lmms_stream.processors.text import TextProcessor, TokensProcessor
+from lmms_stream.train.model.loss import LOGITS_AT_ONCE
+from lmms_stream.train.model.model import ModelConfig, PackedModel
+from lmms_stream.train.model.sharding import blocks_to_shard, checkpoint_blocks, freeze
+from lmms_stream.types import Batch, Processed
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+TINY = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def samples() -> list[Processed]:
+    rng = np.random.default_rng(0)
+    made: list[Processed] = []
+    for length in (17, 3, 40, 9):
+        ids = rng.integers(0, 128, length)
+        made.append({"input_ids": ids, "labels": np.where(rng.random(length) < 0.7, ids, -100)})
+    return made
+
+
+def loss_of(model: Any, batch: Batch, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+    if position_ids is not None:
+        batch = replace(batch, position_ids=position_ids)
+    losses, _ = PackedModel(model)(batch)
+    assert len(losses) == batch.num_loss_tokens
+    return torch.sum(losses)
+
+
+def loss_and_gradients(model: torch.nn.Module, batches: list[Batch]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    model.zero_grad()
+    total = torch.zeros(())
+    for batch in batches:
+        loss = loss_of(model, batch)
+        loss.backward()
+        total += loss.detach()
+    return total, [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("attention", ["sdpa_varlen", "sdpa", "eager"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral"])
+def test_loss_and_gradients_of_a_pack_are_the_sums_over_its_samples(model_type: str, attention: Any) -> None:
+    model = ModelConfig(config={"model_type": model_type, **TINY}, attention=attention).build()
+    packed_loss, packed_gradients = loss_and_gradients(model, [collate(samples(), range(4), pad_to=80)])
+    single_loss, single_gradients = loss_and_gradients(model, [collate([sample], [0]) for sample in samples()])
+    torch.testing.assert_close(packed_loss, single_loss, rtol=1e-5, atol=0)
+    assert len(packed_gradients) == len(list(model.parameters()))
+    for packed, single in zip(packed_gradients, single_gradients, strict=True):
+        assert (packed - single).norm() <= 1e-5 * single.norm()
+
+
+def test_without_positions_that_restart_the_loss_is_another() -> None:
+    model = ModelConfig(config={"model_type": "llama", **TINY}).build()
+    batch = collate(samples(), range(4))
+    running = torch.arange(batch.num_tokens)[None]
+    apart, mixed = loss_of(model, batch), loss_of(model, batch, running)
+    assert (apart - mixed).abs() > 1e-4 * apart.abs()
+
+
+def test_a_pad_pack_gives_no_loss_and_no_gradient() -> None:
+    model = ModelConfig(config={"model_type": "llama", **TINY}).build()
+    loss, gradients = loss_and_gradients(model, [collate([], [])])
+    assert loss == 0
+    assert all(torch.count_nonzero(gradient) == 0 for gradient in gradients)
+
+
+def llama(**fields: Any) -> Any:
+    return ModelConfig(config={"model_type": "llama", **TINY, **fields}).build()
+
+
+def test_a_seed_gives_one_model_and_leaves_other_random_numbers_alone() -> None:
+    config = ModelConfig(config={"model_type": "llama", **TINY}, seed=5)
+    torch.manual_seed(1)
+    first = config.build()
+    drawn = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(1))
+    second = config.build()
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_blocks_are_found_in_all_parts_of_a_model_or_by_the_names_of_their_classes() -> None:
+    model = llama()
+    assert blocks_to_shard(model) == blocks_to_shard(model, ["LlamaDecoderLayer"]) == list(model.model.layers)
+    with pytest.raises(
+        ConfigError,
+        match="no blocks of LlamaForCausalLM to shard are of class LlamaBlock: name some of LlamaDecoderLayer in",
+    ):
+        blocks_to_shard(model, ["LlamaBlock"])
+    model._no_split_modules = model.model._no_split_modules = []
+    with pytest.raises(ConfigError, match=r"of class \(none is named by the model\): name some of LlamaDecoderLayer"):
+        blocks_to_shard(model)
+    mixtral = ModelConfig(config={"model_type": "mixtral", **TINY}).build()
+    nested = blocks_to_shard(mixtral, ["MixtralDecoderLayer", "MixtralBlockSparseTop2MLP"])
+    assert [type(block).__name__ for block in nested] == ["MixtralDecoderLayer"] * 2  # with what is in them
+    vision = {"depth": 3, "embed_dim": 16, "num_heads": 2, "hidden_size": 32, "mlp_ratio": 2}
+    text = {**TINY, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+    both = ModelConfig(config={"model_type": "qwen2_vl", "text_config": text, "vision_config": vision}).build()
+    assert type(both).__name__ == "Qwen2VLForConditionalGeneration"
+    assert sorted(type(block).__name__ for block in blocks_to_shard(both)) == (
+        ["Qwen2VLDecoderLayer"] * 2 + ["Qwen2VLVisionBlock"] * 3
+    )
+
+
+def test_parameters_are_frozen_by_patterns_of_their_names() -> None:
+    model = llama(tie_word_embeddings=True)
+    freeze(model, ["lm_head.*", "model.layers.[0]*"])
+    away = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert "model.embed_tokens.weight" in away  # tied to the head
+    assert {name.split(".")[2] for name in away if ".layers." in name} == {"0"}
+    with pytest.raises(ConfigError, match=r"train.frozen 'layers.9' matches no parameter: they are named like 'model."):
+        freeze(model, ["layers.9"])
+    with pytest.raises(ConfigError, match=r"train.frozen \['\*'\] leaves nothing to train"):
+        freeze(model, ["*"])
+
+
+def test_blocks_are_run_again_where_a_model_can() -> None:
+    model = llama().train()
+    batch = collate(samples(), range(4))
+    _, expected = loss_and_gradients(model, [batch])
+    checkpoint_blocks(model)
+    assert model.is_gradient_checkpointing
+    _, gradients = loss_and_gradients(model, [batch])
+    assert all(torch.equal(one, two) for one, two in zip(gradients, expected, strict=True))
+    model.supports_gradient_checkpointing = False
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM cannot run its blocks again: set train.gradient_checkpoi"):
+        checkpoint_blocks(model)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 0.05},
+        {"model_type": "granite", "logits_scaling": 7.0},
+        {"model_type": "cohere", "logit_scale": 5.0},
+        {"model_type": "phi", "pad_token_id": 0},  # its head has a bias
+        {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4},
+    ],
+)
+def test_losses_are_those_of_the_logits_that_the_model_itself_makes(fields: dict[str, Any]) -> None:
+    model = ModelConfig(config={**TINY, **fields}).build().eval()
+    for name, parameter in model.named_parameters():
+        if name == "lm_head.bias":
+            torch.nn.init.normal_(parameter)
+    batch = collate(samples(), range(4))
+    packed = PackedModel(model)
+    for way in packed.logits_ways:
+        packed.logits_way = way
+        losses, logs = packed(batch)
+        logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits[0, :-1]
+        targets = batch.labels[0, 1:]
+        expected = torch.nn.functional.cross_entropy(logits, targets, reduction="none")[targets != -100]
+        torch.testing.assert_close(losses, expected)
+        torch.testing.assert_close(logs, logits.logsumexp(dim=-1)[targets != -100])
+    assert way == "whole"
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most values that a result of any operation has inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_values = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.num_values = max(self.num_values, tensor.numel())
+        return result
+
+
+def test_logits_of_a_long_pack_are_never_there_together() -> None:
+    """Neither those of all its tokens nor those of all that are learnt, in the forward or the backward pass."""
+    vocab_size, length = 1 << 17, 512
+    model = llama(vocab_size=vocab_size, hidden_size=8)
+    ids = np.random.default_rng(0).integers(0, vocab_size, length)
+    sample: Processed = {"input_ids": ids, "labels": np.where(np.arange(length) % 4 > 0, ids, -100)}
+    batch = collate([sample] * 2, range(2))
+    with LargestTensor() as largest:
+        losses, _ = PackedModel(model)(batch)
+        losses.sum().backward()
+    assert batch.num_loss_tokens * vocab_size > 1.4 * LOGITS_AT_ONCE
+    assert model.lm_head.weight.numel() < largest.num_values <= LOGITS_AT_ONCE
+
+
+def test_tokens_that_a_model_does_not_have_are_named(tokenizer: Path) -> None:
+    model = PackedModel(llama())
+    batch = collate(samples(), range(10, 14), source="chats", pad_to=80)
+    model.check_tokens(batch)
+    batch.input_ids[0, 17] = 128  # the first of the second sample
+    with pytest.raises(ConfigError, match="token id 128 in sample 11 of chats is none of the model's 128: take the mo"):
+        model.check_tokens(batch)
+    batch.input_ids[0, 68] = -1  # the last of the last
+    with pytest.raises(ConfigError, match="token id -1 in sample 13 of chats is none of the model's 128"):
+        model.check_tokens(batch)
+    processor = TextProcessor.from_pretrained(str(tokenizer))
+    highest = processor.tokenizer.num_ids - 1
+    with pytest.raises(ConfigError, match=f"has token ids to {highest}, the model 128 tokens: take the model's own"):
+        model.check_processor(processor)
+    PackedModel(llama(vocab_size=highest + 1)).check_processor(processor)
+    model.check_processor(TokensProcessor())
+    model.check_processor(None)
+
+
+def test_models_that_cannot_be_built_are_refused(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match="model needs exactly one of pretrained and config"):
+        ModelConfig()
+    with pytest.raises(ConfigError, match="model needs exactly one of pretrained and config"):
+        ModelConfig(pretrained="x", config={})
+    for config in (
+        {"model_type": "smell"},
+        {"hidden_size": 3},
+        {"model_type": "llama", "num_attention_heads": "x"},
+        {"model_type": "llama", "num_attention_heads": 0},
+        {"model_type": "llama", "vocab_size": -3},
+    ):
+        with pytest.raises(ConfigError, match="model cannot be built"):
+            ModelConfig(config=config).build()
+    with pytest.raises(ConfigError, match="model cannot be built"):
+        ModelConfig(pretrained=str(tmp_path / "absent")).build()
+    with pytest.raises(ConfigError, match="model type 'vit' is no model that writes text: name a causal language mod"):
+        ModelConfig(config={"model_type": "vit"}).build()

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from lmms_stream.errors import ConfigError
+from lmms_stream.train.run.schedules import build_schedule, parameter_groups
+from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
+
+
+def config(**changes: Any) -> TrainConfig:
+    settings = {"output_dir": "out", "global_batch": 8, "max_steps": 100}
+    return TrainConfig(**{**settings, **changes})
+
+
+def factors(**changes: Any) -> list[float]:
+    schedule = build_schedule(config(**changes), 100)
+    return [schedule.factor(step) for step in range(101)]
+
+
+def test_each_schedule_warms_up_and_goes_its_way() -> None:
+    cosine = factors(warmup_steps=10)
+    assert cosine[0] == 0
+    assert cosine[5] == 0.5
+    assert cosine[10] == 1
+    assert cosine[55] == pytest.approx(0.5)
+    assert cosine[100] == pytest.approx(0)
+    linear = factors(lr_scheduler_type="linear", warmup_ratio=0.1)
+    assert linear[5] == 0.5
+    assert linear[55] == pytest.approx(0.5)
+    assert linear[100] == 0
+    constant = factors(lr_scheduler_type="constant", warmup_steps=4)
+    assert constant[2] == 0.5
+    assert set(constant[4:]) == {1.0}
+    stable = factors(lr_scheduler_type="wsd", warmup_steps=10, decay_ratio=0.2)
+    assert stable[5] == 0.5
+    assert set(stable[10:80]) == {1.0}
+    assert stable[90] == pytest.approx(0.5)
+    assert stable[100] == pytest.approx(0)
+
+
+def test_a_run_that_ends_by_tokens_has_its_schedule_by_tokens() -> None:
+    schedule = build_schedule(config(max_steps=None, max_tokens=1_000_000, warmup_tokens=100_000), None)
+    assert schedule.counts_tokens
+    assert schedule.length == 1_000_000
+    assert schedule.position(step=3, tokens_seen=50_000) == 50_000
+    assert schedule.factor(50_000) == 0.5
+    assert schedule.factor(550_000) == pytest.approx(0.5)
+    by_steps = build_schedule(config(), 100)
+    assert by_steps.position(step=3, tokens_seen=50_000) == 3
+    assert math.isclose(by_steps.factor(50), 0.5)
+
+
+def test_matrices_decay_and_vectors_do_not_unless_all_do() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2))
+    model[2].weight.requires_grad = False
+    matrices, vectors = parameter_groups(model, weight_decay=0.1, decay_all=False)
+    assert [each.shape for each in matrices["params"]] == [(4, 4)]
+    assert matrices["weight_decay"] == 0.1
+    assert sum(each.numel() for each in vectors["params"]) == 4 + 4 + 4 + 2
+    assert vectors["weight_decay"] == 0
+    (everything,) = parameter_groups(model, weight_decay=0.1, decay_all=True)
+    assert len(everything["params"]) == 5
+    assert everything["weight_decay"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_steps": None}, "exactly one of max_steps, num_train_epochs and max_tokens$"),
+        ({"num_train_epochs": 1}, "exactly one of .*, got max_steps and num_train_epochs"),
+        ({"max_tokens": 5}, "exactly one of .*, got max_steps and max_tokens"),
+        ({"warmup_steps": 1, "warmup_ratio": 0.1}, "warmup_steps and warmup_ratio: warm up by one of them"),
+        ({"warmup_tokens": 1}, "warmup_tokens needs train.max_tokens"),
+        (
+            {"max_steps": None, "max_tokens": 5, "warmup_steps": 1},
+            "max_tokens counts tokens: warm up by train.warmup_t",
+        ),
+        ({"warmup_ratio": 1.5}, "warmup_ratio must be a share of the run, 0 to 1, got 1.5"),
+        ({"decay_ratio": -1}, "decay_ratio must be a share of the run, 0 to 1, got -1"),
+        ({"per_device_batch": 0}, "per_device_batch must be at least 1, got 0"),
+        ({"z_loss": -0.1}, "z_loss must be 0 or more, got -0.1"),
+        ({"learning_rate": math.nan}, "learning_rate must be 0 or more, got nan"),
+        ({"weight_decay": -0.1}, "weight_decay must be 0 or more, got -0.1"),
+        ({"adam_epsilon": -1e-8}, "adam_epsilon must be 0 or more, got -1e-08"),
+        ({"adam_beta1": 1.0}, "adam_beta1 must be at least 0 and below 1, got 1.0"),
+        ({"adam_beta2": -0.1}, "adam_beta2 must be at least 0 and below 1, got -0.1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be above 0, got 0.0"),
+        ({"timeout_s": -1.0}, "timeout_s must be above 0, got -1.0"),
+        ({"seed": -1}, "seed must be 0 or more, got -1"),
+        ({"pad_to": 0}, "pad_to must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**changes)
+
+
+def test_steps_to_profile_are_a_range() -> None:
+    with pytest.raises(ConfigError, match=r"train.profile must be a range \[first, stop\), got \[3, 3\]"):
+        ProfileConfig(first=3, stop=3)

@@ -1,0 +1,225 @@
+"""The log of a run as it is written and read: valid JSON lines, what counts of them, and disks that refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lmms_stream.errors import DataError, StorageError
+from lmms_stream.train.report.profiling import StepProfiler
+from lmms_stream.train.report.run_log import RunLog
+from lmms_stream.train.report.train_log import JsonLines, history, read_log
+from lmms_stream.train.run.schedules import build_schedule
+from lmms_stream.train.run.settings import ProfileConfig, Reporter, TrainConfig
+from lmms_stream.types import World
+from torch.profiler import record_function
+
+from ..conftest import write_tokens
+from ..mds.test_disk_faults import small_disk
+from .runs import trainer_of, write_run
+
+
+def test_half_a_line_of_a_killed_run_goes_and_its_records_stay(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "log.jsonl"
+    for before, kept in (("", []), ('{"step": 1', []), ('{"step": 1}\n{"st', [1]), ('{"step": 1}\n', [1])):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(before)
+        log = JsonLines(path)
+        log.write({"step": 2, "loss": 0.5})
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [*kept, 2]
+        log.close()
+    long = '{"step": 1, "sample_ids": [' + "7, " * 100_000
+    path.write_text('{"step": 0}\n' + long)
+    JsonLines(path).close()
+    assert path.read_text() == '{"step": 0}\n'
+
+
+def strict_json(line: str) -> Any:
+    """As RFC 8259 has it, without Python's NaN and Infinity."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def test_what_is_not_finite_is_null_in_the_log(tmp_path: Path) -> None:
+    log = JsonLines(tmp_path / "log.jsonl")
+    log.write({"step": 1, "loss": float("nan"), "grad_norm": None, "perf/mfu": float("inf"), "sample_ids": [3]})
+    log.close()
+    (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert strict_json(line) == {"step": 1, "loss": None, "grad_norm": None, "perf/mfu": None, "sample_ids": [3]}
+
+
+def test_steps_without_an_update_are_counted_and_left_out_of_the_gradient_norm(tmp_path: Path) -> None:
+    """The first update, at this learning rate, makes every later loss NaN."""
+    write_tokens(tmp_path / "data", num_samples=120)
+    path = write_run(
+        tmp_path / "run.yaml", tmp_path / "data", max_steps=4, learning_rate=1e38, lr_scheduler_type="constant"
+    )
+    for name, *options in (("single",), ("together", "train.log_sample_ids=false", "train.logging_steps=2")):
+        trainer_of(path, f"train.output_dir={tmp_path / name}", *options).train()
+    for line in (tmp_path / "single" / "train_log.jsonl").read_text().splitlines():
+        strict_json(line)
+    single, together = read_log(tmp_path / "single"), read_log(tmp_path / "together")
+    assert [record["num_skipped_steps"] for record in single] == [0, 1, 2, 3]
+    norms = [record["grad_norm"] for record in single]
+    assert norms[0] > 0
+    assert norms[1:] == [None, None, None]
+    assert [(record["step"], record["num_steps"], record["num_skipped_steps"]) for record in together] == [
+        (2, 2, 1),
+        (4, 2, 3),
+    ]
+    assert [record["grad_norm"] for record in together] == [norms[0], None]
+
+
+def steps(*ranges: tuple[int, int]) -> list[dict[str, Any]]:
+    """Records of the steps (begun, step]; `line` tells them apart."""
+    return [{"step": step, "num_steps": step - begun, "line": line} for line, (begun, step) in enumerate(ranges)]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "kept"),
+    [
+        ([(0, 1), (1, 2), (2, 3)], [0, 1, 2]),
+        ([(0, 1), (1, 2), (2, 3), (1, 2), (2, 3), (3, 4)], [0, 3, 4, 5]),  # killed after 3, resumed from 1
+        ([(0, 5), (5, 10), (8, 12), (12, 16)], [0, 2, 3]),  # another logging_steps: step 10 is not in line 2 alone
+        ([(0, 1), (1, 2), (2, 3), (1, 2)], [0, 3]),  # resumed, and not as far as before yet
+        ([(0, 1), (1, 2), (0, 1), (1, 2), (0, 1)], [4]),  # begun again, twice
+    ],
+)
+def test_of_steps_that_a_resumed_run_did_again_the_later_records_count(
+    ranges: list[tuple[int, int]], kept: list[int]
+) -> None:
+    assert [record["line"] for record in history(steps(*ranges)).steps] == kept
+
+
+def test_evaluations_that_were_done_again_count_once() -> None:
+    def evaluation(step: int, loss: float) -> dict[str, Any]:
+        return {"step": step, "eval_loss": loss}
+
+    records = steps((0, 10), (10, 20), (20, 30), (20, 30), (30, 40))
+    log = [*records[:2], evaluation(25, 0.1), records[2], evaluation(35, 0.2)]
+    assert history(log) == (records[:3], [evaluation(25, 0.1), evaluation(35, 0.2)])
+    log += [evaluation(25, 0.3), *records[3:], evaluation(50, 0.4)]  # killed after 35, resumed from 20
+    assert history(log) == ([*records[:2], *records[3:]], [evaluation(25, 0.3), evaluation(50, 0.4)])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"step": 2, "lo', r"\(Unterminated string"),
+        (b"\0\0\0\0", r"\(Expecting value"),
+        (b"\xff\xfe{}", "not a record of a run"),
+        (b"[1]", r"\(an object with its step\)"),
+        (b'{"loss": 1.0}', r"\(an object with its step\)"),
+        (b'{"step": "2"}', r"\(an object with its step\)"),
+    ],
+)
+def test_a_damaged_line_is_named(line: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "train_log.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    with pytest.raises(
+        DataError, match=rf"{re.escape(str(path))}:2: not a record of a run.*: remove the line"
+    ) as error:
+        read_log(tmp_path)
+    assert re.search(reason, str(error.value))
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "lo')
+    assert read_log(tmp_path) == read_log(path) == [{"step": 1}]
+    assert read_log(tmp_path / "none") == []
+
+
+RUN = """
+import sys
+from pathlib import Path
+from lmms_stream.errors import StorageError
+from lmms_stream.train.report.profiling import StepProfiler
+from lmms_stream.train.report.run_log import RunLog
+from lmms_stream.train.run.schedules import build_schedule
+from lmms_stream.train.run.settings import ProfileConfig, Reporter, TrainConfig
+from lmms_stream.types import World
+
+output, kind = Path(sys.argv[1]), sys.argv[2]
+try:
+    if kind == "profile":
+        import torch
+
+        with StepProfiler(ProfileConfig(first=0, stop=1), output_dir=output, rank=0, step=0):
+            for _ in range(2000):
+                torch.ones(2) + 1
+    else:
+        args = TrainConfig(output_dir=str(output), global_batch=1, max_steps=9, report_to=[kind] * (kind != "log"))
+        log = RunLog(args, world=World())
+        with log.running(build_schedule(args, 9), step=0, position=0):
+            for step in range(1, 1000):
+                log.write({"step": step, **{f"{kind}/{n}": n / step for n in range(200)}}, position=0)
+except StorageError as error:
+    print(error)
+"""
+
+
+def run_out_of_room(folder: Path, kind: str, *, num_bytes: int) -> str:
+    """The StorageError of what a run writes to a disk of this size."""
+    with small_disk(folder, num_bytes=num_bytes) as limit:
+        command = [sys.executable, "-B", "-c", RUN, str(folder / "run"), kind]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, preexec_fn=limit)
+        assert done.returncode == 0, done.stderr
+        if kind == "profile":
+            assert list((folder / "run" / "profile").iterdir()) == []
+    return done.stdout
+
+
+def test_a_disk_that_fills_up_is_one_line_that_names_the_file(tmp_path: Path) -> None:
+    full = r"no room on the disk of this node \((No space left on device|File too large)\): free some, and the same"
+    for kind, path, message in (
+        ("log", "train_log.jsonl", full),
+        ("tensorboard", "(train_log.jsonl|tensorboard)", full),
+        ("profile", "profile/rank-0-step-1.json", "the trace could not be written whole, as on a full disk"),
+    ):
+        folder = tmp_path / kind
+        (line,) = run_out_of_room(folder, kind, num_bytes=160_000).splitlines()
+        assert re.match(f"{re.escape(str(folder))}/run/{path}: {message}", line), line
+
+
+def test_what_lies_in_the_place_of_a_log_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").touch()
+    (tmp_path / "wandb").touch()
+    reporters: list[tuple[Reporter, str]] = [("wandb", "wandb/run-id.txt"), ("tensorboard", "tensorboard")]
+    for name, path in reporters:
+        args = TrainConfig(output_dir=str(tmp_path), global_batch=1, max_steps=1, report_to=[name])
+        log = RunLog(args, world=World())
+        with pytest.raises(
+            StorageError, match=f"{re.escape(str(tmp_path / path))}: .*: check the path and its rights$"
+        ):
+            log.running(build_schedule(args, 1), step=0, position=0).__enter__()
+    (tmp_path / "train_log.jsonl").unlink()
+    (tmp_path / "train_log.jsonl").mkdir()
+    with pytest.raises(StorageError, match=r"train_log.jsonl: Is a directory: .*: check the path and its rights"):
+        JsonLines(tmp_path / "train_log.jsonl")
+    with pytest.raises(StorageError, match=r"train_log.jsonl: Is a directory: .*: check the path and its rights"):
+        read_log(tmp_path)
+
+
+def test_the_trace_of_a_resumed_run_lies_beside_that_of_the_one_before(tmp_path: Path) -> None:
+    config = ProfileConfig(first=1, stop=3)
+    for step in (0, 4):
+        with StepProfiler(config, output_dir=tmp_path, rank=1, step=step) as profiler:
+            for _ in range(step + 2):  # the first ends in the middle of its trace
+                with record_function(f"begun at {step}"):
+                    torch.ones(2)
+                profiler.step()
+    for path, begun in (("rank-1-step-2.json", 0), ("rank-1-step-6.json", 4)):
+        names = [event.get("name") for event in json.loads((tmp_path / "profile" / path).read_text())["traceEvents"]]
+        assert names.count(f"begun at {begun}") == (1 if begun == 0 else 2)
+    assert len(list((tmp_path / "profile").iterdir())) == 2
+    (tmp_path / "none").touch()
+    config = ProfileConfig(first=0, stop=1, folder=str(tmp_path / "none"))
+    broken = StepProfiler(config, output_dir=tmp_path, rank=0, step=0)
+    with pytest.raises(StorageError, match=r"none/rank-0-step-1.json: .*: check the path and its rights"), broken:
+        broken.step()
