@@ -45,7 +45,7 @@ from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.storage.prefetch import FetchConfig
+from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.types import World
 from measure import in_fresh_process, print_table, verdict

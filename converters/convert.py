@@ -18,7 +18,8 @@ from typing import Any
 from ..errors import ConfigError, DataError
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
-from ..storage.storage import LocalStorage, Storage, open_storage
+from ..storage.local import LocalStorage
+from ..storage.storage import Storage, open_storage
 from .engines.engine import RAY_TIMEOUT_S, open_engine
 from .engines.processes import Pool
 from .options import ConvertOptions

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .processors.chat import ChatProcessor as ChatProcessor
     from .processors.text import TextProcessor as TextProcessor
     from .processors.text import TokensProcessor as TokensProcessor
-    from .storage.prefetch import FetchConfig as FetchConfig
+    from .storage.fetch_config import FetchConfig as FetchConfig
     from .train.model.model import ModelConfig as ModelConfig
     from .train.run.settings import RunConfig as RunConfig
     from .train.run.settings import TrainConfig as TrainConfig
@@ -47,7 +47,7 @@ _HOME = {
     "Cursor": "plan.cursor",
     "DatasetConfig": "mds.dataset_config",
     "FSDP2SFTTrainer": "train.trainer",
-    "FetchConfig": "storage.prefetch",
+    "FetchConfig": "storage.fetch_config",
     "LengthIndex": "mds.lengths",
     "LmmsStreamError": "errors",
     "ModelConfig": "train.model.model",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import ConfigError
 
@@ -28,6 +28,14 @@ class StoredObject:
     tag: str
 
 
+class Columns(NamedTuple):
+    """The columns of a dataset's shards, in stored order: names, MDS encodings, sizes in bytes (None: they vary)."""
+
+    names: tuple[str, ...]
+    encodings: tuple[str, ...]
+    sizes: tuple[int | None, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
     """Where this process stands among those that share the global batch.
@@ -48,7 +56,7 @@ class World:
 
     @staticmethod
     def detect() -> World:
-        """This process's place as torchrun puts it into the environment; alone where there is none."""
+        """Where this process stands, as torchrun puts it into the environment; alone where there is none."""
         rank, world_size, local = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         if rank is None or world_size is None:
             return World()

@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from ...errors import DataError
-from ...storage.retry import disk_errors
+from ...storage.disk_errors import disk_errors
 from ...types import StoredObject
 from .detect import format_of, named_format
 from .table import Place

@@ -9,8 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...errors import DataError, ObjectMissingError, StorageError
-from ...storage.retry import disk_errors
-from ...storage.storage import LocalStorage, Storage, open_storage
+from ...storage.disk_errors import disk_errors
+from ...storage.local import LocalStorage
+from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
 from .detect import FORMATS, TABLES, named_format
 from .folders import FolderTable, MakeUnit, image_unit, text_unit

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ...errors import DataError
-from ...storage.retry import disk_error
+from ...storage.disk_errors import disk_error
 
 SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
 WILDCARD = re.compile(r"[*?\[]")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
-from ...storage.retry import disk_errors
+from ...storage.disk_errors import disk_errors
 from .table import Table
 from .units import Unit
 

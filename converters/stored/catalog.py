@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import LengthsError, ObjectMissingError, ShardError, StorageError
+from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from ...mds.lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, parse_description
-from ...mds.shard import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from ...processors import ProcessorConfig
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
-from ...storage.storage import LocalStorage, Storage, open_storage
+from ...storage.local import LocalStorage
+from ...storage.storage import Storage, open_storage
 from ..rows.mapper import COLUMNS
 
 READ_SCHEMAS = ("messages", "tokens", "text")

@@ -23,10 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, LmmsStreamError, ObjectMissingError, StorageError
+from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ...mds.lengths import LengthIndex
-from ...mds.shard import DATASET_NAME, INDEX_NAME, Shard, ShardInfo, parse_index
+from ...mds.shard import Shard
+from ...mds.shard_files import fetch_shard
 from ...processors.base import Processor, processor_fingerprint
-from ...storage.cache import LocalCache, fetch_shard, home_folder
+from ...storage.cache import LocalCache, home_folder
 from ...storage.locks import locked
 from ...storage.storage import Storage, open_storage
 from ..engines.processes import check_num_workers, do_all, num_cores, open_pool

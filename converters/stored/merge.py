@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigError, LengthsError, ShardError, StorageError
+from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from ...mds.lengths import LengthIndex
-from ...mds.shard import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from ...storage.storage import Storage, open_storage
 from .catalog import (
     Catalog,

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
+from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ...mds.lengths import LengthIndex, lengths_names
-from ...mds.shard import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
 from ...storage.storage import Storage, open_storage

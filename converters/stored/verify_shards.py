@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, LmmsStreamError, ObjectMissingError, ShardError, StorageError
 from ...mds.decoding import decompress
-from ...mds.shard import Shard, ShardInfo, file_matches
+from ...mds.index import ShardInfo, file_matches
+from ...mds.shard import Shard
 from ...processors.base import Processor
 from ...processors.stored_chat import read_chat
 from ...processors.text import TokensProcessor

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from ...mds.index import DATASET_NAME, INDEX_NAME
 from ...mds.lengths import LengthIndex, lengths_names
-from ...mds.shard import DATASET_NAME, INDEX_NAME
 from ...processors.base import Processor, processor_fingerprint
 from ...storage.storage import Storage
 from ..stored.catalog import write_json

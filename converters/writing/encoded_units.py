@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...errors import DataError, StorageError
 from ...processors.base import Processor, or_error, through
 from ...processors.text import TokensProcessor
-from ...storage.retry import disk_errors
+from ...storage.disk_errors import disk_errors
 from ...types import Sample
 from ..rows.mapper import Mapper, to_tokens
 from ..sources.units import Row, Unit

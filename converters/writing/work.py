@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, DataError, StorageError, WorkerError
-from ...mds.shard import DATASET_NAME, INDEX_NAME, is_safe_name
+from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name
 from ...storage.cache import home_folder
+from ...storage.disk_errors import disk_error
+from ...storage.local import LocalStorage
 from ...storage.locks import locked
-from ...storage.retry import disk_error
-from ...storage.storage import LocalStorage, Storage
+from ...storage.storage import Storage
 from ..engines.processes import Mark
 from ..stored.catalog import own_files, parse_dataset, read_if_there, write_json
 from .shards import shard_name

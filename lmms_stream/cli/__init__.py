@@ -1,8 +1,10 @@
 """The command line: commands, tables and figures.
 
-main                    `lmms-stream`, its commands for plans and training
-convert, datasets       commands that convert, and for datasets that are there
+main            `lmms-stream COMMAND`; command: what every command is made with
+convert         the command that converts
+datasets        commands for datasets that are there
+plan            what plans amount to; plan_report: its figures
+runs            commands for training runs; run_plot: their logs, drawn
 console, console_datasets       tables and progress bars
-plan_report             what plans amount to
-run_plot                the logs of runs, drawn; figure: files of figures
+figure          files of figures
 """

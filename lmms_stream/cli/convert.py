@@ -9,16 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from .command import add_command
 
 if TYPE_CHECKING:
     from ..converters.options import ConvertOptions
     from ..processors.base import Processor
+    from .command import Commands
 
 EXAMPLE = "lmms-stream convert chats.jsonl 'more/*.parquet' s3://bucket/chats --tokenizer path/to/tokenizer"
 DESCRIPTION = "Write datasets of any kind as MDS shards; the same command goes on where a run was ended."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_commands(commands: Commands) -> None:
+    _add_arguments(add_command(commands, "convert", _run, DESCRIPTION, example=EXAMPLE))
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "sources",
         nargs="+",
@@ -100,7 +106,7 @@ def _add_tokens(group: Group) -> None:
     group.add_argument("--max-tokens", type=int, metavar="N", help="leave out longer samples, and count them")
 
 
-def run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     from ..converters.convert import Progress, convert
     from .console import bar, console, print_record, print_records
 
@@ -127,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
 def _options(options: argparse.Namespace) -> ConvertOptions:
     from ..converters.options import ConvertOptions
     from ..converters.rows.mapper import SchemaOptions
-    from ..storage.room import parse_bytes
+    from ..storage.sizes import parse_bytes
 
     keep: bool | tuple[str, ...] = ()
     if options.keep is not None:

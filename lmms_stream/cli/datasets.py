@@ -1,66 +1,79 @@
-"""The commands for datasets that are there: `lmms-stream verify | inspect | merge`."""
+"""The commands for datasets that are there: `lmms-stream index | verify | inspect | merge`."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
+
+from .command import add_command
 
 if TYPE_CHECKING:
     from ..processors.base import Processor
+    from .command import Commands
 
-EXAMPLES = {
-    "verify": "lmms-stream verify s3://bucket/chats --deep --tokenizer path/to/tokenizer",
-    "inspect": "lmms-stream inspect s3://bucket/chats -i -1 --tokenizer path/to/tokenizer --html chats.html",
-    "merge": "lmms-stream merge s3://bucket/all s3://bucket/all/chats s3://bucket/all/code",
-}
-
-
-class AddCommand(Protocol):
-    """Makes the parser of one command, with its example."""
-
-    def __call__(
-        self, commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str
-    ) -> argparse.ArgumentParser: ...
+INDEX = "lmms-stream index s3://bucket/chats --tokenizer path/to/tokenizer"
+VERIFY = "lmms-stream verify s3://bucket/chats --deep --tokenizer path/to/tokenizer"
+INSPECT = "lmms-stream inspect s3://bucket/chats -i -1 --tokenizer path/to/tokenizer --html chats.html"
+MERGE = "lmms-stream merge s3://bucket/all s3://bucket/all/chats s3://bucket/all/code"
 
 
-def add_commands(commands: Any, *, add: AddCommand) -> None:
-    _add_verify(commands, add)
-    _add_inspect(commands, add)
-    _add_merge(commands, add)
+def add_commands(commands: Commands) -> None:
+    _add_index(commands)
+    _add_verify(commands)
+    _add_inspect(commands)
+    _add_merge(commands)
 
 
-def _add_verify(commands: Any, add: AddCommand) -> None:
-    parser = add(
-        commands,
-        "verify",
-        _verify,
-        "Check a dataset's files, and list all that is wrong; exit status 1 if anything is.",
+def _add_index(commands: Commands) -> None:
+    summary = "Measure a dataset's samples and write its lengths index."
+    parser = add_command(commands, "index", _index, summary, example=INDEX)
+    parser.add_argument("remote", help="measure the dataset in this folder or URL")
+    parser.add_argument("--tokenizer", metavar="PATH", help="take this folder or hub id (not for a tokenized dataset)")
+    parser.add_argument("--workers", type=int, metavar="N", help="measure in N processes; default: one for each core")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        metavar="FOLDER",
+        help="keep here what a run that was ended had measured (default: in the system's temporary folder)",
     )
-    parser.add_argument("remote", help="the dataset's folder or URL")
-    parser.add_argument("--deep", action="store_true", help="also decode every sample and measure it again")
-    parser.add_argument("--tokenizer", help="with --deep: folder or hub id of what measured the lengths index")
-    parser.add_argument("--workers", type=int, metavar="N", help="shards checked at once; default: 8, deep: the cores")
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of text")
 
 
-def _add_inspect(commands: Any, add: AddCommand) -> None:
-    parser = add(commands, "inspect", _inspect, "Show what a dataset holds: columns, sizes, lengths, samples.")
-    parser.add_argument("remote", help="the dataset's folder or URL")
-    parser.add_argument("-i", "--sample", type=int, default=0, metavar="N", help="show this one; -1 is the last")
+def _add_verify(commands: Commands) -> None:
+    summary = "Check a dataset's files, and list all that is wrong; exit status 1 if anything is."
+    parser = add_command(commands, "verify", _verify, summary, example=VERIFY)
+    parser.add_argument("remote", help="check the dataset in this folder or URL")
+    parser.add_argument("--deep", action="store_true", help="decode every sample, too, and measure it again")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="measure with this folder or hub id, as the lengths index was (--deep)",
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="check N shards at once; default: 8, deep: the cores")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _add_inspect(commands: Commands) -> None:
+    summary = "Show what a dataset holds: columns, sizes, lengths, samples."
+    parser = add_command(commands, "inspect", _inspect, summary, example=INSPECT)
+    parser.add_argument("remote", help="show the dataset in this folder or URL")
+    parser.add_argument("-i", "--sample", type=int, default=0, metavar="N", help="show sample N; -1 is the last")
     parser.add_argument("--samples", type=int, default=1, metavar="K", help="show K samples from N on; default 1")
-    parser.add_argument("--tokenizer", help="folder or hub id: show the text that is trained on, and count tokens")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write all of it as one page")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="show the text that is trained on, and count tokens: folder or hub id"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write all of it as one page, too")
     parser.add_argument("--save-media", type=Path, metavar="FOLDER", help="write the shown samples' media as files")
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of text")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def _add_merge(commands: Any, add: AddCommand) -> None:
-    parser = add(commands, "merge", _merge, "Make one dataset of those in folders below it, without copying shards.")
-    parser.add_argument("target", help="the folder or URL above all sources, which gets the common index")
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folders or URLs of datasets below it, in order")
+def _add_merge(commands: Commands) -> None:
+    summary = "Make one dataset of those in folders below it, without copying shards."
+    parser = add_command(commands, "merge", _merge, summary, example=MERGE)
+    parser.add_argument("target", help="write the common index to this folder or URL, which lies above all sources")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="merge these datasets below it, in this order")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier merge (never a shard)")
 
 
@@ -69,6 +82,32 @@ def stored_processor(remote: str, tokenizer: str | None) -> Processor | None:
     from ..converters.stored import catalog
 
     return None if tokenizer is None else catalog.stored_processor(remote, tokenizer)
+
+
+def _index(options: argparse.Namespace) -> int:
+    from ..converters.stored.index import index_dataset
+    from ..processors.text import TokensProcessor
+    from .console import bar, console, print_record
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # samples are measured one by one
+    processor = stored_processor(options.remote, options.tokenizer) or TokensProcessor()
+    with bar("measuring", unit="samples") as progress:
+
+        def begin(shards: Sequence[int], missing: Sequence[int]) -> None:
+            progress.begin(sum(shards), done=sum(shards) - sum(missing))
+            if len(missing) < len(shards):
+                console.print(f"{len(shards) - len(missing)} of {len(shards)} shards were measured before")
+
+        report = index_dataset(
+            options.remote,
+            processor,
+            num_workers=options.workers,
+            work=options.work,
+            on_start=begin,
+            on_samples=progress.advance,
+        )
+    print_record(options.remote, report)
+    return 0
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -5,4 +5,5 @@ endpoint    an S3 endpoint
 jobs        training jobs that are watched, killed and resumed
 compare     whether resumed runs are the uninterrupted one
 run         all of it
+command     `lmms-stream demo`
 """

@@ -103,7 +103,7 @@ class BatchMaker:
         addresses = dataset.pack_reader.addresses(work.shard_ids)
         try:
             learnt = self._fillers[work.source].fill_packs(
-                dataset.one.shards[0],
+                dataset.one.shards[0].columns,
                 addresses,
                 work.places,
                 work.starts,

@@ -1,8 +1,11 @@
 """MDS datasets: shards -> samples by number.
 
-shard       what index.json lists; one shard, memory-mapped
 decoding    bytes of columns -> values; compressions
+index       what index.json says of the shards
+shard       one shard, memory-mapped
+shard_files     shards as files on this node
 lengths     the lengths index
+pack_counts     pack counts of plans, kept on this node
 reader      samples by number, from shards fetched when they are needed
 streams     one stored dataset: index, lengths index, cache folder
 epochs      which epoch an iteration is

@@ -29,15 +29,15 @@ from ..plan.packing import PackingConfig
 from ..plan.sample_order import Reader, SampleOrder
 from ..plan.shares import StreamShare, samples_chosen
 from ..processors.base import Processor
-from ..storage.cache import CountsFolder
-from ..storage.prefetch import FetchConfig
+from ..storage.fetch_config import FetchConfig
 from ..storage.room import CacheRoom, least_room
 from ..storage.storage import Storage
 from ..types import Sample, World
 from .epochs import EpochCounter
+from .index import ShardInfo
 from .lengths import LengthIndex
+from .pack_counts import PackCountsFolder
 from .reader import CHUNK, ShardReader
-from .shard import ShardInfo
 from .streams import StoredDataset, Stream
 
 PackingMode = Literal["auto", "plan", "lanes"]
@@ -157,7 +157,7 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
             self.samples_per_shard,
             order=self.order,
             packing=self.needed_packing,
-            counts_cache=CountsFolder(self.one.cache.folder / "_lmms" / "counts"),
+            counts_cache=PackCountsFolder(self.one.cache.folder / "_lmms" / "counts"),
         )
 
     @property
@@ -182,7 +182,7 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
     @cached_property
     def pack_reader(self) -> ShardReader:
         """Reads what packs are made of: of each sample the processor's columns."""
-        columns = {(info.column_names, info.column_encodings, info.column_sizes) for info in self.one.shards}
+        columns = {info.columns for info in self.one.shards}
         if len(columns) > 1:
             raise ConfigError(f"the shards of {self.url} differ in their columns: convert the dataset again")
         return self._open_reader(self.processor.columns if self.processor is not None else None)

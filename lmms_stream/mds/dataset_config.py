@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..plan.order import OrderConfig
 from ..plan.packing import Overlong, PackingConfig
 from ..processors import ProcessorConfig
-from ..storage.prefetch import FetchConfig
+from ..storage.fetch_config import FetchConfig
 from ..types import World
 from .dataset import PackedStreamingDataset, PackingMode
 

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LengthsError
+from ..plan.lengths import HASH_BYTES, Lengths, hash_lengths
 
 LENGTHS_FOLDER = "_lmms/lengths"
-_HASH_BYTES = 16
 
 
 def lengths_names(fingerprint: str) -> tuple[str, str]:
@@ -46,7 +46,7 @@ def parse_description(data: bytes, *, fingerprint: str) -> dict[str, Any]:
 
 def array_matches(path: Path, *, content_hash: str) -> bool:
     """Whether the .npy file at `path` holds the lengths that hash to this; reads all of it, a little at a time."""
-    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
     try:
         with path.open("rb") as file:
             if np.lib.format.read_magic(file) != (1, 0):  # type: ignore[no-untyped-call]
@@ -59,28 +59,25 @@ def array_matches(path: Path, *, content_hash: str) -> bool:
     return digest.hexdigest() == content_hash
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthIndex:
-    """lengths: uint32[num_samples], tokens, in shard order, possibly memory-mapped.
+@dataclass(frozen=True, kw_only=True)
+class LengthIndex(Lengths):
+    """The lengths of a dataset's samples, uint32[num_samples], possibly memory-mapped, and what measured them.
 
     fingerprint: hash of all that can change a length. content_hash: hash of the lengths themselves.
     processor: the description of what measured them.
     """
 
-    lengths: NDArray[np.integer[Any]]
     fingerprint: str
-    content_hash: str
     processor: Mapping[str, Any]
 
     @staticmethod
     def from_array(
         lengths: NDArray[np.integer[Any]], *, fingerprint: str = "", processor: Mapping[str, Any] | None = None
     ) -> LengthIndex:
-        content = hashlib.blake2b(np.ascontiguousarray(lengths, dtype=np.uint32).data, digest_size=_HASH_BYTES)
         return LengthIndex(
             lengths=lengths,
             fingerprint=fingerprint,
-            content_hash=content.hexdigest(),
+            content_hash=hash_lengths(lengths),
             processor=processor or {},
         )
 

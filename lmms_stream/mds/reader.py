@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from ..errors import StorageError
 from ..plan.order import shards_of
-from ..storage.cache import LocalCache, shard_at_hand, try_fetch_shard
-from ..storage.prefetch import FetchConfig, Prefetcher
+from ..storage.cache import LocalCache
+from ..storage.fetch_config import FetchConfig
+from ..storage.prefetch import Prefetcher
 from ..types import Sample
-from .shard import Shard, ShardInfo
+from .index import ShardInfo
+from .shard import Shard
+from .shard_files import shard_at_hand, try_fetch_shard
 
 MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one process; each takes a file descriptor
 CHUNK = 1 << 16  # samples located together

@@ -9,11 +9,12 @@ from pathlib import Path
 from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import LocalCache, Wanted, default_cache_folder
-from ..storage.prefetch import FetchConfig
+from ..storage.fetch_config import FetchConfig
+from ..storage.local import LocalStorage
 from ..storage.room import CacheRoom
-from ..storage.storage import LocalStorage, Storage, open_storage
-from .lengths import LengthIndex, array_matches, lengths_names, parse_description
-from .shard import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
+from ..storage.storage import Storage, open_storage
+from .index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
+from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, parse_description
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,12 +71,12 @@ class StoredDataset:
         self.num_samples = sum(info.num_samples for info in self.shards)
         if self.num_samples == 0:
             raise ShardError(f"{source} lists no samples: convert the dataset again")
-        self.cache.clean(self.shards)
+        self.cache.clean([*self.shard_folders, self.cache.folder / LENGTHS_FOLDER])
 
     @property
     def shard_folders(self) -> list[Path]:
         """Where copies of the shards lie on this node."""
-        return self.cache.shard_folders(self.shards)
+        return self.cache.folders([info.name for info in self.shards])
 
     def limit(self, room: CacheRoom) -> None:
         """Keep the copies of this dataset within the room, unless it is read where it lies."""

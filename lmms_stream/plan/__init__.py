@@ -1,5 +1,6 @@
 """Lengths of samples -> the packs of each step and rank. Pure: values in, values out; no files, no clocks, no torch.
 
+lengths         tokens of every sample
 order           the shuffled sequence of an epoch, a block at a time
 shares, sample_order    how many samples of each stream an epoch takes, and their order without packs
 packing         lengths in that order -> packs; kernels/: its compiled loops

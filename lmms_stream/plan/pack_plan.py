@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LengthsError, PackingError
-from ..mds.lengths import LengthIndex
+from .lengths import Lengths, hash_lengths
 from .order import EpochOrder, OrderConfig
 from .pack_range import PackRange, ends_of, runs
 from .packing import PackingConfig, Packs, block_seed, pack
@@ -42,14 +42,17 @@ class PackPlan:
 
     def __init__(
         self,
-        lengths: LengthIndex | NDArray[np.integer[Any]],
+        lengths: Lengths | NDArray[np.integer[Any]],
         samples_per_shard: Sequence[int] | NDArray[np.int64],
         *,
         order: OrderConfig,
         packing: PackingConfig,
         counts_cache: CountsCache | None = None,
     ):
-        index = lengths if isinstance(lengths, LengthIndex) else LengthIndex.from_array(lengths)
+        if isinstance(lengths, Lengths):
+            index = lengths
+        else:
+            index = Lengths(lengths=lengths, content_hash=hash_lengths(lengths))
         self.samples_per_shard = np.asarray(samples_per_shard, dtype=np.int64)
         self.num_samples = int(self.samples_per_shard.sum())
         if len(index.lengths) != self.num_samples:
@@ -152,7 +155,7 @@ def short_digest(data: bytes) -> str:
 class _Inputs:
     """What the packs of a plan follow from, apart from the epoch."""
 
-    index: LengthIndex
+    index: Lengths
     samples_per_shard: NDArray[np.int64]
     order: OrderConfig
     packing: PackingConfig

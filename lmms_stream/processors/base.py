@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..mds.shard import ShardInfo
-from ..types import Processed, Sample
+from ..types import Columns, Processed, Sample
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,7 +78,7 @@ class PackFiller(Protocol):
 
     def fill_packs(
         self,
-        info: ShardInfo,
+        columns: Columns,
         addresses: NDArray[np.int64],
         places: NDArray[np.int64],
         starts: NDArray[np.int64],
@@ -94,8 +93,8 @@ class PackFiller(Protocol):
         They are what `process` and `collate` would make. Returns the loss tokens of each segment: int64[num_segments].
 
         Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample places[s] of the shard that lies at
-        addresses[s] (see Shard), which must have expected[s] tokens (-1: at least those of the segment). info: what the
-        columns of all shards are.
+        addresses[s] (see Shard), which must have expected[s] tokens (-1: at least those of the segment). columns: of
+        all shards.
         Raises SegmentError.
         """
         ...

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
-from ..mds.shard import ShardInfo
-from ..types import Processed, Sample
+from ..types import Columns, Processed, Sample
 from .base import IGNORED_LABEL, SegmentError, Tokens
 from .tokenizers import FastTokenizer, load_tokenizer
 
@@ -97,7 +96,7 @@ class TokensProcessor:
 
     def fill_packs(
         self,
-        info: ShardInfo,
+        columns: Columns,
         addresses: NDArray[np.int64],
         places: NDArray[np.int64],
         starts: NDArray[np.int64],
@@ -116,7 +115,7 @@ class TokensProcessor:
             starts,
             lengths,
             expected,
-            *_layout(info.column_names, info.column_encodings, info.column_sizes),
+            *_layout(columns),
             IGNORED_LABEL,
             input_ids,
             labels,
@@ -143,16 +142,14 @@ def _kernels() -> Any:
 
 
 @lru_cache
-def _layout(
-    names: tuple[str, ...], encodings: tuple[str, ...], sizes: tuple[int | None, ...]
-) -> tuple[NDArray[np.int64], int, int]:
+def _layout(columns: Columns) -> tuple[NDArray[np.int64], int, int]:
     """Bytes of a sample's columns, -1 where they vary; the numbers of the columns of tokens and of spans."""
-    encoding_of = dict(zip(names, encodings, strict=True))
+    encoding_of = dict(zip(columns.names, columns.encodings, strict=True))
     for name in TokensProcessor.columns:
         if encoding_of.get(name) != "ndarray:int32":
             raise DataError(
                 f"the dataset has no column {name!r} of int32 arrays: convert it with --tokenize, "
                 "or use another processor"
             )
-    column_bytes = np.array([-1 if size is None else size for size in sizes], np.int64)
-    return column_bytes, names.index("input_ids"), names.index("loss_spans")
+    column_bytes = np.array([-1 if size is None else size for size in columns.sizes], np.int64)
+    return column_bytes, columns.names.index("input_ids"), columns.names.index("loss_spans")

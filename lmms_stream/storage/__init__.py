@@ -1,9 +1,14 @@
 """Bytes in and out of folders and object stores, and their copies on this node.
 
-storage     a URL -> a store; local folders and MosaicML's clouds; s3: S3 through boto3
-retry       requests that are tried again, and bounded in time
-locks       locks between processes; threads: threads that forks wait for
-cache       copies of a remote dataset's files on this node; tally: how many were there
-room        the limit that copies keep to
-prefetch    downloads ahead of their reader
+storage         a URL -> a store: local (folders), s3 (through boto3), clouds (through MosaicML's code)
+retry           requests that are tried again, and bounded in time
+disk_errors     what a disk refuses, said with the remedy
+sizes           sizes in bytes as people write them
+locks           locks between processes; threads: threads that forks wait for
+temporaries     names of files while they are written
+fetch_config    how shards come to this node
+cache           copies of a remote dataset's files on this node; tally: how many were there
+record          what is known of a copy
+room            the limit that copies keep to
+prefetch        downloads ahead of their reader
 """

@@ -9,29 +9,23 @@ ours to delete.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
-import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import StorageError
-from ..mds.decoding import decompress
-from ..mds.shard import ShardInfo, file_matches
+from .disk_errors import disk_error, disk_errors
+from .local import LocalStorage
 from .locks import locked
-from .retry import DEFAULT_RETRY, Retry, disk_error, disk_errors
-from .room import CacheRoom, Record, touch
-from .storage import LocalStorage, Storage
+from .record import Record, touch
+from .retry import DEFAULT_RETRY, Retry
+from .room import CacheRoom
+from .storage import Storage
 from .tally import FetchTally
-
-_LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+-\d+\.tmp")
-_downloads = itertools.count()
+from .temporaries import leftovers, remove_leftovers, temporary_name
 
 
 def default_cache_folder(remote: str) -> Path:
@@ -145,9 +139,9 @@ class LocalCache:
                     Record.of(original, wanted.identity, ours=False).write(lock)
         return valid
 
-    def shard_folders(self, shards: Sequence[ShardInfo]) -> list[Path]:
-        """Where copies of shards lie: the folder, and those below it that names of a merged dataset lead into."""
-        return sorted({self.folder, *((self.folder / info.name).parent for info in shards)})
+    def folders(self, names: Sequence[str]) -> list[Path]:
+        """Where copies of these objects lie: the folder, and those below it that their names lead into."""
+        return sorted({self.folder, *((self.folder / name).parent for name in names)})
 
     def touch(self, path: Path) -> None:
         """Note that a file is in use, which keeps it longer than others where there is a limit."""
@@ -174,10 +168,10 @@ class LocalCache:
 
     def _download(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
         """Download, check and rename; False when what comes is not valid."""
-        _remove_leftovers(path)
+        remove_leftovers(path)
         if self.room is not None and path.parent in self.room.folders:  # shards; the lengths index is always kept
             self.room.reserve(record_path, wanted.num_bytes, timeout_s=self.retry.timeout_s)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_downloads)}.tmp")
+        temporary = temporary_name(path)
         try:
             self.storage.download(key, temporary)
             self.tally.add(num_bytes=temporary.stat().st_size)
@@ -193,94 +187,9 @@ class LocalCache:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def clean(self, shards: Sequence[ShardInfo] = ()) -> None:
-        """Remove temporary files that killed processes left where these shards and lengths indexes are kept."""
-        folders = (*self.shard_folders(shards), self.folder / "_lmms" / "lengths")
-        for path in [path for folder in folders for path in _leftovers(folder)]:
+    def clean(self, folders: Sequence[Path]) -> None:
+        """Remove temporary files that killed processes left in folders of this cache."""
+        for path in [path for folder in folders for path in leftovers(folder)]:
             with locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
                 if lock is not None:
-                    _remove_leftovers(path)
-
-
-def fetch_shard(cache: LocalCache, info: ShardInfo) -> Path:
-    """The local path of a shard with the size and checksum of its index entry, decompressed."""
-    path = try_fetch_shard(cache, info, wait=True)
-    assert path is not None
-    return path
-
-
-def try_fetch_shard(cache: LocalCache, info: ShardInfo, *, wait: bool = False) -> Path | None:
-    """fetch_shard, but None at once when another process downloads it (unless `wait`)."""
-    return cache.fetch(info.zip_name or info.name, _wanted(info), wait=wait)
-
-
-def shard_at_hand(cache: LocalCache, info: ShardInfo) -> Path | None:
-    """The local path of a shard that was fetched before, by whatever process; None when it must be fetched."""
-    return cache.at_hand(_wanted(info))
-
-
-def _wanted(info: ShardInfo) -> Wanted:
-    def valid(path: Path) -> bool:
-        return file_matches(path, size=info.size, checksum=info.checksum)
-
-    def decode(data: bytes) -> bytes:
-        return decompress(str(info.compression), data, size=info.size)
-
-    return Wanted(
-        name=info.name,
-        identity=f"{info.size} {info.checksum}",
-        num_bytes=info.size + (info.zip_size or 0),
-        valid=valid,
-        decode=None if info.zip_name is None else decode,
-    )
-
-
-def _leftovers(folder: Path) -> dict[Path, list[Path]]:
-    """Temporary files in a folder, by the file that each was to become."""
-    found: dict[Path, list[Path]] = {}
-    for entry in os.scandir(folder) if folder.is_dir() else ():
-        leftover = _LEFTOVER.fullmatch(entry.name)
-        if leftover:
-            found.setdefault(folder / leftover["name"], []).append(Path(entry.path))
-    return found
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Temporary files of downloads of `path` that no process works on any more: the caller holds its lock."""
-    for leftover in _leftovers(path.parent).get(path, []):
-        leftover.unlink(missing_ok=True)
-
-
-class CountsFolder(MutableMapping[str, NDArray[np.int64]]):
-    """Pack counts of plans as files `<key>.npy` in a folder (see PackPlan's counts_cache)."""
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-
-    def __getitem__(self, key: str) -> NDArray[np.int64]:
-        try:
-            counts = np.load(self._folder / f"{key}.npy", allow_pickle=False)
-        except (OSError, ValueError, EOFError):  # missing or cut short: counted again
-            raise KeyError(key) from None
-        return np.asarray(counts, dtype=np.int64)
-
-    def __setitem__(self, key: str, counts: NDArray[np.int64]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{key}.npy"
-        with locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
-            if lock is None:  # another process is about to write the same
-                return
-            _remove_leftovers(path)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_downloads)}.tmp")
-            with temporary.open("wb") as file:
-                np.save(file, counts)
-            temporary.replace(path)
-
-    def __delitem__(self, key: str) -> None:
-        (self._folder / f"{key}.npy").unlink()
-
-    def __iter__(self) -> Iterator[str]:
-        return (path.stem for path in self._folder.glob("[!.]*.npy"))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+                    remove_leftovers(path)

@@ -5,47 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigError, StorageError
-from .retry import Retry
-from .room import parse_bytes
+from ..errors import StorageError
+from .fetch_config import FetchConfig
 from .threads import start_thread
 
 _BUSY_S, _NEEDED_S = 0.2, 0.02  # a shard that another process downloads is asked for again after that
 _IDLE_S = 2.0  # a thread without work ends after that
 _GRACE_S = 5.0  # the request's own error, which says more, comes first
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FetchConfig:
-    """How shards come to this node.
-
-    attempts: of each object. timeout_s: a shard that is not there within it is an error, whatever the reason.
-    threads: downloads at once, of each process. ahead: shards that a process fetches before it reads them, at most.
-    cache_limit: room for the dataset's shards on this node, as bytes or "500mb", "1.5gb" (None: no limit).
-    """
-
-    attempts: int = 5
-    timeout_s: float = 600.0
-    threads: int = 4
-    ahead: int = 64
-    cache_limit: int | str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("threads", "ahead"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        _ = self.retry, self.limit_bytes
-
-    @property
-    def retry(self) -> Retry:
-        return Retry(attempts=self.attempts, timeout_s=self.timeout_s)
-
-    @property
-    def limit_bytes(self) -> int | None:
-        return None if self.cache_limit is None else parse_bytes(self.cache_limit)
 
 
 class Prefetcher:

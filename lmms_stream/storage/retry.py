@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +13,6 @@ from .threads import start_thread
 
 T = TypeVar("T")
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.25, 8.0
-ROOM = "free some, or name another folder (as local, as --work, as the target), or set cache_limit"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,20 +88,3 @@ def persist(
         )
     error = failure[-1]
     raise refusal(error) or StorageError(f"{where}: {error} (after {num_attempts} attempts): {remedy}") from error
-
-
-def disk_error(where: str, error: OSError, *, room: str = ROOM) -> StorageError:
-    """What the disk refused, with the remedy; room: that of a disk that is full."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageError(f"{where}: no room on the disk of this node ({error.strerror}): {room}")
-    file = f": {error.filename}" if error.filename else ""
-    return StorageError(f"{where}: {error.strerror}{file}: check the path and its rights")
-
-
-@contextmanager
-def disk_errors(where: str, *, room: str = ROOM) -> Iterator[None]:
-    """What the disk refuses inside is a StorageError, see disk_error."""
-    try:
-        yield
-    except OSError as error:
-        raise disk_error(where, error, room=room) from error

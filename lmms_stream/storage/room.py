@@ -1,121 +1,25 @@
 """Room for downloads under a limit: the files used least recently give way, none that is not ours.
 
 All processes of a node that share a cache folder share its limit. What is where is read from the records that lie
-beside the files; times are the kernel's since the machine was started, so a clock that is set changes nothing.
+beside the files (see record.py).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, StorageError
 from .locks import locked
+from .record import Record, boot_id, touch
 
 _POLL_S = 0.05
-_RECORD_BYTES = 1024
-_READS = 3
-_UNITS = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
-
-
-def parse_bytes(text: int | str, *, name: str = "cache_limit") -> int:
-    """A number of bytes: an int, or text as "500mb" or "1.5gb" (of 1024, as MosaicML Streaming counts).
-
-    name: of what is given, for the ConfigError when it is no such number.
-
-    >>> parse_bytes("1.5kb")
-    1536
-    """
-    number = str(text).strip().lower()
-    unit = next((unit for unit in ("kb", "mb", "gb", "tb", "b") if number.endswith(unit)), "")
-    try:
-        size = int(float(number.removesuffix(unit)) * _UNITS.get(unit, 1))
-    except (ValueError, OverflowError):
-        size = 0
-    if size < 1:
-        raise ConfigError(f"{name} {text!r} is not a number of bytes: write it as 500mb or 1.5gb")
-    return size
-
-
-@cache
-def boot_id() -> str:
-    """A name for the time since this machine was started."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """What is known of a file: what it was when it was checked, or (inode 0) that it is about to be downloaded."""
-
-    identity: str = ""
-    size: int = 0
-    inode: int = 0
-    mtime_ns: int = 0
-    boot: str = ""
-    ours: bool = False
-
-    @staticmethod
-    def of(path: Path, identity: str, *, ours: bool) -> Record:
-        stat = path.stat()
-        return Record(
-            identity=identity,
-            size=stat.st_size,
-            inode=stat.st_ino,
-            mtime_ns=stat.st_mtime_ns,
-            boot=boot_id(),
-            ours=ours,
-        )
-
-    @staticmethod
-    def read(path: Path) -> Record:
-        """An empty record where there is none, or a damaged one."""
-        for _ in range(_READS):
-            try:
-                return Record(**json.loads(path.read_bytes()))
-            except OSError:
-                break
-            except (ValueError, TypeError):  # empty, damaged, or half of it written just now
-                pass
-        return Record()
-
-    def write(self, file: IO[bytes]) -> None:
-        """Replace what the open record file says, in one write: who reads it meanwhile hardly ever sees half of it."""
-        os.pwrite(file.fileno(), json.dumps(asdict(self)).encode().ljust(_RECORD_BYTES), 0)
-
-    def vouches_for(self, path: Path, identity: str) -> bool:
-        """Whether the file was checked since the machine was started, and has not been changed since."""
-        if not self.inode or self.identity != identity or self.boot != boot_id():
-            return False
-        try:
-            stat = path.stat()
-        except OSError:
-            return False
-        return (stat.st_ino, stat.st_size, stat.st_mtime_ns) == (self.inode, self.size, self.mtime_ns)
-
-    def owns(self, path: Path) -> bool:
-        """Whether the file is one that we downloaded."""
-        try:
-            return self.ours and path.stat().st_ino == self.inode
-        except OSError:
-            return False
-
-
-def touch(record_path: Path) -> None:
-    """Stamp a record with the time since the machine was started."""
-    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    with suppress(FileNotFoundError):  # it was deleted just now
-        os.utime(record_path, ns=(now, now))
 
 
 class CacheRoom:

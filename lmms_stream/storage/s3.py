@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ObjectMissingError, StorageError
 from ..types import StoredObject
-from .retry import DEFAULT_RETRY, Retry, disk_error, persist
+from .disk_errors import disk_error
+from .retry import DEFAULT_RETRY, Retry, persist
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

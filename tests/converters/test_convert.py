@@ -18,7 +18,8 @@ from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.storage.storage import LocalStorage, open_storage
+from lmms_stream.storage.local import LocalStorage
+from lmms_stream.storage.storage import open_storage
 
 from ..conftest import run_command
 

@@ -20,7 +20,7 @@ from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.storage.prefetch import FetchConfig
+from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
 
 MARKS = [

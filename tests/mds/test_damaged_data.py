@@ -13,7 +13,7 @@ import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import StorageError
-from lmms_stream.storage.prefetch import FetchConfig
+from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
 
 from .reading import (

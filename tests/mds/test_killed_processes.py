@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.errors import StorageError, WorkerError
-from lmms_stream.storage.prefetch import FetchConfig
+from lmms_stream.storage.fetch_config import FetchConfig
 
 from ..proxy import FaultProxy, Rule
 from .reading import (

@@ -15,7 +15,7 @@ from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import LmmsStreamError, StorageError
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.storage.prefetch import FetchConfig
+from lmms_stream.storage.fetch_config import FetchConfig
 
 from ..proxy import FaultProxy, Rule
 from .reading import (

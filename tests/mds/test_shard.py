@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.errors import ShardError
-from lmms_stream.mds.shard import INDEX_NAME, Shard, ShardInfo, file_matches, parse_index
+from lmms_stream.mds.index import INDEX_NAME, ShardInfo, file_matches, parse_index
+from lmms_stream.mds.shard import Shard
 from streaming import MDSWriter
 
 COLUMNS = {

@@ -15,7 +15,7 @@ from lmms_stream.mds.streams import Stream
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.storage.prefetch import FetchConfig
+from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.types import Sample, World
 from streaming import MDSWriter, StreamingDataset

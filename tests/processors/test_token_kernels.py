@@ -13,8 +13,9 @@ from lmms_stream.errors import LmmsStreamError, ShardError
 from lmms_stream.loader.collate import collate
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.index import parse_index
 from lmms_stream.mds.reader import ShardReader
-from lmms_stream.mds.shard import Shard, parse_index
+from lmms_stream.mds.shard import Shard
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.base import IGNORED_LABEL, PackFiller, SegmentError
 from lmms_stream.processors.text import TokensProcessor
@@ -66,7 +67,7 @@ def fill(shard: Shard, places: list[int], starts: list[int], lengths: list[int])
     rows = np.full((3, sum(lengths)), 99)
     at, begins, sizes, expected = (np.array(values) for values in (places, starts, lengths, [-1] * len(places)))
     addresses = np.full(len(places), shard.address, np.int64)
-    return rows, TokensProcessor().fill_packs(shard.info, addresses, at, begins, sizes, expected, *rows)
+    return rows, TokensProcessor().fill_packs(shard.info.columns, addresses, at, begins, sizes, expected, *rows)
 
 
 @settings(max_examples=60, deadline=None)

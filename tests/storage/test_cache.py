@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from lmms_stream.errors import StorageError
 from lmms_stream.mds.dataset import PackedStreamingDataset
-from lmms_stream.storage.cache import CountsFolder, LocalCache, Wanted, default_cache_folder, fetch_shard
+from lmms_stream.mds.pack_counts import PackCountsFolder
+from lmms_stream.mds.shard_files import fetch_shard
+from lmms_stream.storage.cache import LocalCache, Wanted, default_cache_folder
+from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.retry import Retry
-from lmms_stream.storage.storage import LocalStorage
 
 
 class CountingStorage(LocalStorage):
@@ -125,7 +127,7 @@ def test_a_default_folder_that_somebody_else_made_is_refused(tmp_path: Path, mon
 
 
 def test_counts_on_disk_come_back_and_damaged_ones_are_missing(tmp_path: Path) -> None:
-    counts = CountsFolder(tmp_path / "counts")
+    counts = PackCountsFolder(tmp_path / "counts")
     assert len(counts) == 0
     counts["plan-0"] = np.array([[3, 10, 0]])
     counts["plan-1"] = np.array([[4, 11, 1]])

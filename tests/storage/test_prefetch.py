@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.errors import ConfigError, StorageError
-from lmms_stream.storage.prefetch import FetchConfig, Prefetcher
+from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.storage.prefetch import Prefetcher
 
 
 def prefetcher(fetch: Callable[[int], Path | None], *, threads: int = 2, ahead: int = 4, timeout_s: float = 20):  # type: ignore[no-untyped-def]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from lmms_stream.errors import ConfigError, StorageError
-from lmms_stream.storage.retry import Retry, disk_error, persist
+from lmms_stream.storage.disk_errors import disk_error
+from lmms_stream.storage.retry import Retry, persist
 
 
 def run(

@@ -11,13 +11,16 @@ import pytest
 from lmms_stream.errors import ConfigError, StorageError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.shard_files import fetch_shard
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.storage.cache import LocalCache, Wanted, fetch_shard
-from lmms_stream.storage.prefetch import FetchConfig
+from lmms_stream.storage.cache import LocalCache, Wanted
+from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.storage.record import Record
 from lmms_stream.storage.retry import Retry
-from lmms_stream.storage.room import CacheRoom, Record, least_room, parse_bytes
+from lmms_stream.storage.room import CacheRoom, least_room
+from lmms_stream.storage.sizes import parse_bytes
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.types import StoredObject
 

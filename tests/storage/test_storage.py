@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import ConfigError, LengthsError, ObjectMissingError, StorageError
+from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.s3 import S3Storage
-from lmms_stream.storage.storage import LocalStorage, Storage, open_storage
+from lmms_stream.storage.storage import Storage, open_storage
 
 from ..conftest import run_cli
 

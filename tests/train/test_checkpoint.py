@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from lmms_stream.errors import CheckpointError, CursorError
-from lmms_stream.storage.storage import LocalStorage, Storage, open_storage
+from lmms_stream.storage.local import LocalStorage
+from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....errors import ConfigError, DataError
-from ....mds.shard import ShardInfo
+from ....mds.index import ShardInfo
 from ....processors.base import IGNORED_LABEL, Processor
 from ....processors.stored_chat import read_chat
 from ....processors.text import TextProcessor, TokensProcessor

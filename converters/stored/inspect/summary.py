@@ -13,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import ConfigError, LengthsError, ShardError, StorageError
-from ....mds.shard import Shard, ShardInfo
-from ....storage.cache import LocalCache, fetch_shard
-from ....storage.storage import LocalStorage, open_storage
+from ....mds.index import ShardInfo
+from ....mds.shard import Shard
+from ....mds.shard_files import fetch_shard
+from ....storage.cache import LocalCache
+from ....storage.local import LocalStorage
+from ....storage.storage import open_storage
 from ..catalog import Catalog, columns_of, open_lengths, read_catalog, schema_of
 from .sample import SampleView, Viewer
 

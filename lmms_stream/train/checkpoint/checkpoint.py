@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from ...errors import CheckpointError, LmmsStreamError
-from ...storage.storage import LocalStorage
+from ...storage.local import LocalStorage
 from .store import (
     METADATA_NAME,
     STATE_NAME,

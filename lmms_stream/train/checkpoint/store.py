@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import xxhash
 
 from ...errors import CheckpointError, ObjectMissingError
-from ...storage.storage import LocalStorage, Storage, open_storage
+from ...storage.local import LocalStorage
+from ...storage.storage import Storage, open_storage
 
 COMPLETE_NAME = "complete.json"
 STATE_NAME = "trainer.json"

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ...errors import StorageError
-from ...storage.retry import disk_errors
+from ...storage.disk_errors import disk_errors
 from ..run.settings import ProfileConfig
 
 ROOM = "free some, or set train.profile.folder, or no train.profile"

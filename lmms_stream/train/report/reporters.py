@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import ConfigError
-from ...storage.retry import disk_errors
+from ...storage.disk_errors import disk_errors
 from ..run.settings import Reporter
 from .train_log import LOG_NAME, ROOM, JsonLines
 

@@ -13,13 +13,13 @@ from lmms_stream.converters.stored.merge import MergeReport, merge_datasets
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, LengthsError, LmmsStreamError, ShardError, StorageError
 from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME
 from lmms_stream.mds.lengths import LengthIndex
-from lmms_stream.mds.shard import DATASET_NAME, INDEX_NAME
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.storage.prefetch import FetchConfig
+from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter, StreamingDataset
 

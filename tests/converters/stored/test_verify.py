@@ -16,8 +16,8 @@ from lmms_stream.converters.stored.verify import VerifyReport, verify_dataset
 from lmms_stream.converters.stored.verify_shards import MAX_LISTED
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, StorageError, WorkerError
+from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME
 from lmms_stream.mds.lengths import LengthIndex, lengths_names
-from lmms_stream.mds.shard import DATASET_NAME, INDEX_NAME
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor

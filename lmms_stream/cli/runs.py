@@ -1,0 +1,89 @@
+"""The commands for training runs: `lmms-stream train | plot | export`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .command import add_command
+
+if TYPE_CHECKING:
+    from .command import Commands
+
+TRAIN = "lmms-stream train run.yaml train.max_steps=100 --nproc 2"
+PLOT = "lmms-stream plot runs/a runs/b --output runs.png --metrics loss,grad_norm --x tokens --smooth 20"
+EXPORT = "lmms-stream export runs/chat/checkpoints/step-00001000 chat-model --dtype bfloat16"
+
+
+def add_commands(commands: Commands) -> None:
+    _add_train(commands)
+    _add_plot(commands)
+    _add_export(commands)
+
+
+def _add_train(commands: Commands) -> None:
+    parser = add_command(commands, "train", _train, "Train with FSDP2 on this machine.", example=TRAIN)
+    parser.add_argument("config", type=Path, help="run what this YAML file says: dataset, model, train")
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="change a setting of the file")
+    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="start N processes, a GPU each; default 1")
+
+
+def _add_plot(commands: Commands) -> None:
+    summary = "Draw what training runs logged: loss, rates and shares, side by side."
+    parser = add_command(commands, "plot", _plot, summary, example=PLOT)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="draw these runs: an output_dir, or its log")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="write this .png, .svg or .pdf")
+    parser.add_argument(
+        "--metrics",
+        type=lambda names: names.split(","),
+        metavar="NAME,...",
+        help="draw these figures of the log (default: loss, learning rate, gradient norm, tokens/s, packing "
+        "efficiency, waiting)",
+    )
+    parser.add_argument(
+        "--x",
+        choices=("step", "tokens", "samples", "epoch", "hours"),
+        default="step",
+        help="draw them over this; default: step",
+    )
+    parser.add_argument("--smooth", type=int, default=1, metavar="N", help="draw means of N records; default 1")
+
+
+def _add_export(commands: Commands) -> None:
+    summary = "Make a checkpoint a transformers folder: weights, config, tokenizer, processor."
+    parser = add_command(commands, "export", _export, summary, example=EXPORT)
+    parser.add_argument("checkpoint", help="take this step-NNNNNNNN of a run, in a folder or an object store")
+    parser.add_argument("out", type=Path, help="write this folder, which is new, empty, or an earlier export")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="store the weights so; default: as trained",
+    )
+
+
+def _train(options: argparse.Namespace) -> int:
+    from ..train.launch import torchrun_command
+
+    command = torchrun_command(options.config, options.overrides, nproc=options.nproc)
+    os.execv(command[0], command)
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from .figure import save_figure
+    from .run_plot import draw_runs
+
+    figure = draw_runs(options.runs, metrics=options.metrics, x=options.x, smooth=options.smooth)
+    save_figure(figure, options.output)
+    sys.stdout.write(f"{', '.join(map(str, options.runs))} -> {options.output}\n")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from ..train.checkpoint.export import export_checkpoint
+
+    out = export_checkpoint(options.checkpoint, options.out, dtype=options.dtype)
+    sys.stdout.write(f"{options.checkpoint} -> {out}\n")
+    return 0

@@ -1,0 +1,184 @@
+"""What index.json says of a dataset's shards (MDS, version 2), checked before it is used. bytes -> entries."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import xxhash
+
+from ..errors import ShardError
+from ..types import Columns
+from .decoding import COMPRESSIONS, check_encoding
+
+INDEX_NAME = "index.json"
+DATASET_NAME = "_lmms/dataset.json"  # what a converter says of the dataset; written last
+MAX_PART_BYTES = 200  # of a name between slashes: a file system's 255, less what temporary names add
+MAX_PARTS = 8  # datasets may be merged that were merged themselves
+_HASHES = sorted(
+    xxhash.algorithms_available | {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")},
+    key=lambda name: (name != "xxh3_64", not name.startswith("xxh"), name),  # the fastest first
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardInfo:
+    """One entry of index.json: file names, sizes in bytes, checksums ("algorithm:hex") and columns."""
+
+    name: str
+    size: int
+    checksum: str | None
+    num_samples: int
+    column_names: tuple[str, ...]
+    column_encodings: tuple[str, ...]
+    column_sizes: tuple[int | None, ...]
+    compression: str | None = None
+    zip_name: str | None = None
+    zip_size: int | None = None
+    zip_checksum: str | None = None
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(self.column_names, self.column_encodings, self.column_sizes)
+
+
+def parse_index(data: bytes, *, source: str, dataset: bytes | None = None) -> list[ShardInfo]:
+    """The shards that an index.json lists; ShardError unless all of it is safe to follow.
+
+    dataset: what `_lmms/dataset.json` holds, when there is one; its sizes must agree, and its checksums count.
+    """
+    try:
+        index = json.loads(data)
+        if index["version"] != 2:
+            raise ShardError(f"{source}: MDS version {index['version']!r} is not supported, expected 2")
+        infos = [_parse_shard(entry, source=source) for entry in index["shards"]]
+        _refuse_repeated_names(infos, source=source)
+        return infos if dataset is None else _with_checksums(infos, json.loads(dataset), source=source)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ShardError(f"{source}: not a valid MDS index ({error!r}): convert the dataset again") from error
+
+
+def _parse_shard(entry: dict[str, Any], *, source: str) -> ShardInfo:
+    if entry["format"] != "mds":
+        raise ShardError(f"{source}: shard format {entry['format']!r} is not supported, expected 'mds'")
+    raw, zipped = entry["raw_data"], entry.get("zip_data")
+    for data in (raw, zipped):
+        if data is not None:
+            _check_file(data["basename"], data["bytes"], source=source)
+    num_samples, compression = entry["samples"], entry.get("compression")
+    if type(num_samples) is not int or not 0 <= num_samples <= raw["bytes"] // 4 - 2:
+        raise ShardError(
+            f"{source}: shard {raw['basename']!r} gives {num_samples!r} samples, which its {raw['bytes']} bytes "
+            "cannot hold: convert the dataset again"
+        )
+    if (zipped is None) != (compression is None) or (
+        compression is not None and compression.partition(":")[0] not in COMPRESSIONS
+    ):
+        raise ShardError(
+            f"{source}: shard {raw['basename']!r} has the compression {compression!r}, expected one of "
+            f"{', '.join(COMPRESSIONS)}, or none and no zip_data"
+        )
+    sizes = entry["column_sizes"]
+    counts = len(entry["column_names"]), len(entry["column_encodings"]), len(sizes)
+    if len(set(counts)) > 1:
+        raise ShardError(
+            f"{source}: shard {raw['basename']!r} lists {counts[0]} column names, {counts[1]} encodings and "
+            f"{counts[2]} sizes: convert the dataset again"
+        )
+    for name, encoding, size in zip(entry["column_names"], entry["column_encodings"], sizes, strict=True):
+        check_encoding(encoding, column=name, source=source)
+        if size is not None and (type(size) is not int or not 0 <= size < 1 << 32):
+            raise ShardError(f"{source}: column {name!r} gives a size of {size!r} bytes: convert the dataset again")
+    return ShardInfo(
+        name=raw["basename"],
+        size=raw["bytes"],
+        checksum=_checksum(raw, source=source),
+        num_samples=num_samples,
+        column_names=tuple(str(name) for name in entry["column_names"]),
+        column_encodings=tuple(entry["column_encodings"]),
+        column_sizes=tuple(sizes),
+        compression=compression,
+        zip_name=zipped["basename"] if zipped else None,
+        zip_size=zipped["bytes"] if zipped else None,
+        zip_checksum=_checksum(zipped, source=source) if zipped else None,
+    )
+
+
+def _check_file(name: Any, size: Any, *, source: str) -> None:
+    if not is_safe_name(name) or "_lmms" in name.split("/"):
+        raise ShardError(f"{source}: shard name {name!r} is not a plain path below the dataset: refused")
+    if type(size) is not int or not 8 <= size < 1 << 32:
+        raise ShardError(f"{source}: shard {name!r} gives a size of {size!r} bytes, a shard has from 8 bytes to 4 GiB")
+
+
+def is_safe_name(name: Any) -> bool:
+    """Whether a name that a dataset gives is that of a file below the dataset's folder, and no hidden one.
+
+    >>> [is_safe_name(name) for name in ("a/shard.00000.mds", "../a", "/a", "a//b", ".a", "a/.b")]
+    [True, False, False, False, False, False]
+    """
+    if not isinstance(name, str) or not name.isprintable() or "\\" in name:
+        return False
+    parts = name.split("/")
+    return len(parts) <= MAX_PARTS and all(
+        part and not part.startswith(".") and len(part.encode()) <= MAX_PART_BYTES for part in parts
+    )
+
+
+def _refuse_repeated_names(infos: Sequence[ShardInfo], *, source: str) -> None:
+    seen = {INDEX_NAME}
+    for info in infos:
+        for name in (info.name, info.zip_name):
+            if name in seen:
+                raise ShardError(f"{source}: {name!r} is named twice: convert the dataset again")
+            if name is not None:
+                seen.add(name)
+    for name in seen:
+        for folder in PurePosixPath(name).parents:
+            if str(folder) in seen:
+                raise ShardError(f"{source}: {str(folder)!r} is a shard, and a folder of {name!r}: refused")
+
+
+def _checksum(data: Mapping[str, Any], *, source: str) -> str | None:
+    """The checksum of the fastest kind that is given; None when the writer wrote none."""
+    hashes = data.get("hashes") or {}
+    for algorithm in _HASHES:
+        if algorithm in hashes:
+            return f"{algorithm}:{hashes[algorithm]}"
+    if hashes:
+        raise ShardError(
+            f"{source}: shard {data['basename']!r} has checksums of unknown kinds ({', '.join(map(str, hashes))}): "
+            f"expected one of {', '.join(_HASHES)}"
+        )
+    return None
+
+
+def _with_checksums(infos: Sequence[ShardInfo], dataset: Any, *, source: str) -> list[ShardInfo]:
+    described = [(shard["name"], shard["size"], shard["num_samples"]) for shard in dataset["shards"]]
+    if described != [(info.name, info.size, info.num_samples) for info in infos]:
+        raise ShardError(
+            f"{source} and {DATASET_NAME} list other shards: they are of two conversions; convert the dataset again"
+        )
+    return [
+        replace(info, checksum=f"xxh3_64:{shard['xxh3_64']}") if "xxh3_64" in shard else info
+        for info, shard in zip(infos, dataset["shards"], strict=True)
+    ]
+
+
+def file_matches(path: Path, *, size: int | None, checksum: str | None) -> bool:
+    """Whether a file has this size in bytes and this checksum ("algorithm:hex"); None is not checked."""
+    if not path.is_file() or (size is not None and path.stat().st_size != size):
+        return False
+    if checksum is None:
+        return True
+    algorithm, _, expected = checksum.partition(":")
+    digest = getattr(xxhash, algorithm)() if algorithm.startswith("xxh") else hashlib.new(algorithm)
+    piece = memoryview(bytearray(1 << 18))  # one for all reads: pieces that come and go in threads are not given back
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+    return bool(digest.hexdigest() == expected)

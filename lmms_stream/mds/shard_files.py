@@ -1,0 +1,42 @@
+"""Shards as files on this node: fetched through the cache, checked, decompressed. index entry -> path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..storage.cache import LocalCache, Wanted
+from .decoding import decompress
+from .index import ShardInfo, file_matches
+
+
+def fetch_shard(cache: LocalCache, info: ShardInfo) -> Path:
+    """The local path of a shard with the size and checksum of its index entry, decompressed."""
+    path = try_fetch_shard(cache, info, wait=True)
+    assert path is not None
+    return path
+
+
+def try_fetch_shard(cache: LocalCache, info: ShardInfo, *, wait: bool = False) -> Path | None:
+    """fetch_shard, but None at once when another process downloads it (unless `wait`)."""
+    return cache.fetch(info.zip_name or info.name, _wanted(info), wait=wait)
+
+
+def shard_at_hand(cache: LocalCache, info: ShardInfo) -> Path | None:
+    """The local path of a shard that was fetched before, by whatever process; None when it must be fetched."""
+    return cache.at_hand(_wanted(info))
+
+
+def _wanted(info: ShardInfo) -> Wanted:
+    def valid(path: Path) -> bool:
+        return file_matches(path, size=info.size, checksum=info.checksum)
+
+    def decode(data: bytes) -> bytes:
+        return decompress(str(info.compression), data, size=info.size)
+
+    return Wanted(
+        name=info.name,
+        identity=f"{info.size} {info.checksum}",
+        num_bytes=info.size + (info.zip_size or 0),
+        valid=valid,
+        decode=None if info.zip_name is None else decode,
+    )

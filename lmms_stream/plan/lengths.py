@@ -1,0 +1,29 @@
+"""Tokens of every sample in stored order, which all packs follow from. Which files hold them is not known here."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HASH_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """lengths: integers[num_samples], tokens, in shard order, possibly memory-mapped. content_hash: hash of them."""
+
+    lengths: NDArray[np.integer[Any]]
+    content_hash: str
+
+    def release(self) -> None:
+        """Give memory back that reading all over the lengths took, where they can be read again."""
+
+
+def hash_lengths(lengths: NDArray[np.integer[Any]]) -> str:
+    """The hash of lengths as uint32: hex digits of HASH_BYTES bytes of BLAKE2b."""
+    content = hashlib.blake2b(np.ascontiguousarray(lengths, dtype=np.uint32).data, digest_size=HASH_BYTES)
+    return content.hexdigest()

@@ -1,0 +1,99 @@
+"""Stores of other clouds (gs://, azure://, oci://, hf://, …), through MosaicML Streaming's own code."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..errors import ObjectMissingError, StorageError
+from ..types import StoredObject
+from .disk_errors import disk_error
+from .retry import DEFAULT_RETRY, Retry, persist
+
+
+class CloudStorage:
+    """Any other store, through MosaicML Streaming; `delete` is not among what it offers."""
+
+    def __init__(self, url: str, *, retry: Retry = DEFAULT_RETRY):
+        self.url = url
+        self.retry = retry
+
+    def read(self, key: str) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "object"
+            self.download(key, path)
+            return path.read_bytes()
+
+    def write(self, key: str, data: bytes) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / Path(key).name
+            path.write_bytes(data)
+            self.upload(path, key)
+
+    def download(self, key: str, path: Path) -> None:
+        from streaming.base.storage import CloudDownloader
+
+        remote = f"{self.url}/{key}"
+
+        def download(proceed: Callable[[], None]) -> None:
+            path.unlink(missing_ok=True)  # a part of it, from the attempt before
+            CloudDownloader.get(remote).download(remote, str(path), timeout=self.retry.timeout_s)
+
+        self._run(remote, download)
+
+    def upload(self, path: Path, key: str) -> None:
+        from streaming.base.storage import CloudUploader
+
+        target = f"{self.url}/{Path(key).parent.as_posix()}".removesuffix("/.")
+
+        def upload(proceed: Callable[[], None]) -> None:
+            uploader = CloudUploader.get((str(path.parent), target), keep_local=True, exist_ok=True)
+            uploader.upload_file(path.name)
+
+        self._run(f"{target}/{path.name}", upload)
+
+    def delete(self, key: str) -> None:
+        raise StorageError(f"{self.url}/{key}: deleting is not supported for this store: delete it with its own tool")
+
+    def list_objects(self, prefix: str) -> list[StoredObject]:
+        """Names alone: these stores' sizes and tags are not among what MosaicML Streaming offers."""
+        from streaming.base.storage import CloudUploader
+
+        found: list[str] = []
+
+        def read_names(proceed: Callable[[], None]) -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                uploader = CloudUploader.get((folder, self.url), keep_local=True, exist_ok=True)
+                found[:] = uploader.list_objects(prefix) or []
+
+        self._run(f"{self.url}/{prefix}", read_names)
+        start = urlsplit(self.url).path.strip("/")  # of the names within their bucket, which these are
+        keys = sorted(name.removeprefix(start).lstrip("/") for name in found if not name.endswith("/"))
+        return [StoredObject(key, 0, "") for key in keys if key.startswith(prefix)]
+
+    def stat(self, key: str) -> StoredObject:
+        """Asks nothing: whether it is there is found by `download`."""
+        return StoredObject(key, 0, "")
+
+    def _run(self, where: str, action: Callable[[Callable[[], None]], None]) -> None:
+        persist(
+            action,
+            where=where,
+            retry=self.retry,
+            refusal=lambda error: self._explain(error, where),
+            remedy="check the network and the store, or try again",
+        )
+
+    @staticmethod
+    def _explain(error: Exception, where: str) -> StorageError | None:
+        if isinstance(error, FileNotFoundError):
+            return ObjectMissingError(f"{where} does not exist: check the URL")
+        if isinstance(error, NotImplementedError):
+            return StorageError(f"{where}: {error}: name the objects one by one, or list them in a YAML file")
+        if isinstance(error, ImportError):
+            return StorageError(f"{where}: {error}: install what MosaicML Streaming needs for this kind of store")
+        if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError)):
+            return disk_error(where, error)
+        return None

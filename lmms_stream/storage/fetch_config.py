@@ -1,0 +1,39 @@
+"""How shards come to this node: attempts, time, downloads at once, room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from .retry import Retry
+from .sizes import parse_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchConfig:
+    """How shards come to this node.
+
+    attempts: of each object. timeout_s: a shard that is not there within it is an error, whatever the reason.
+    threads: downloads at once, of each process. ahead: shards that a process fetches before it reads them, at most.
+    cache_limit: room for the dataset's shards on this node, as bytes or "500mb", "1.5gb" (None: no limit).
+    """
+
+    attempts: int = 5
+    timeout_s: float = 600.0
+    threads: int = 4
+    ahead: int = 64
+    cache_limit: int | str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "ahead"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        _ = self.retry, self.limit_bytes
+
+    @property
+    def retry(self) -> Retry:
+        return Retry(attempts=self.attempts, timeout_s=self.timeout_s)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        return None if self.cache_limit is None else parse_bytes(self.cache_limit)

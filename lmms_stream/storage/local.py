@@ -1,0 +1,94 @@
+"""A local folder as a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import ObjectMissingError
+from ..types import StoredObject
+from .disk_errors import disk_error, disk_errors
+
+T = TypeVar("T")
+
+
+class LocalStorage:
+    """A local folder; it is made at the first write."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.url = str(folder)
+
+    def read(self, key: str) -> bytes:
+        return self._run(key, lambda: (self.folder / key).read_bytes())
+
+    def write(self, key: str, data: bytes) -> None:
+        def write(temporary: Path) -> None:
+            temporary.write_bytes(data)
+
+        self._write(key, write)
+
+    def download(self, key: str, path: Path) -> None:
+        self._run(key, lambda: self._copy(self.folder / key, path))
+
+    def upload(self, path: Path, key: str) -> None:
+        self._write(key, lambda temporary: self._copy(path, temporary))
+
+    def delete(self, key: str) -> None:
+        self._run(key, lambda: (self.folder / key).unlink(missing_ok=True))
+
+    def list_objects(self, prefix: str) -> list[StoredObject]:
+        """Links are followed to files only, so that a folder cannot hold itself."""
+        head = prefix.rpartition("/")[0]
+
+        def refuse(error: OSError) -> None:
+            raise error
+
+        def walk() -> list[StoredObject]:
+            if not (self.folder / head).is_dir():
+                return []
+            keys = [
+                (Path(folder) / name).relative_to(self.folder).as_posix()
+                for folder, _, names in os.walk(self.folder / head, onerror=refuse)
+                for name in names
+            ]
+            return [self._stat(key) for key in sorted(keys) if key.startswith(prefix)]
+
+        return self._run(head, walk)
+
+    def stat(self, key: str) -> StoredObject:
+        return self._run(key, lambda: self._stat(key))
+
+    def _stat(self, key: str) -> StoredObject:
+        status = (self.folder / key).stat()
+        return StoredObject(key, status.st_size, str(status.st_mtime_ns))
+
+    @staticmethod
+    def _copy(source: Path, target: Path) -> None:
+        import shutil
+
+        shutil.copyfile(source, target)
+
+    @staticmethod
+    def _replace(target: Path, write: Callable[[Path], None]) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            write(temporary)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _write(self, key: str, write: Callable[[Path], None]) -> None:
+        with disk_errors(str(self.folder / key)):
+            self._replace(self.folder / key, write)
+
+    def _run(self, key: str, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ObjectMissingError(f"{self.folder / key} does not exist: check the path") from error
+        except OSError as error:
+            raise disk_error(str(self.folder / key), error) from error

@@ -1,0 +1,88 @@
+"""What is known of a file in the cache, in a record beside it: when it was checked, whether it is a download of ours.
+
+Times are the kernel's since the machine was started, so a clock that is set changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+_RECORD_BYTES = 1024
+_READS = 3
+
+
+@cache
+def boot_id() -> str:
+    """A name for the time since this machine was started."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What is known of a file: what it was when it was checked, or (inode 0) that it is about to be downloaded."""
+
+    identity: str = ""
+    size: int = 0
+    inode: int = 0
+    mtime_ns: int = 0
+    boot: str = ""
+    ours: bool = False
+
+    @staticmethod
+    def of(path: Path, identity: str, *, ours: bool) -> Record:
+        stat = path.stat()
+        return Record(
+            identity=identity,
+            size=stat.st_size,
+            inode=stat.st_ino,
+            mtime_ns=stat.st_mtime_ns,
+            boot=boot_id(),
+            ours=ours,
+        )
+
+    @staticmethod
+    def read(path: Path) -> Record:
+        """An empty record where there is none, or a damaged one."""
+        for _ in range(_READS):
+            try:
+                return Record(**json.loads(path.read_bytes()))
+            except OSError:
+                break
+            except (ValueError, TypeError):  # empty, damaged, or half of it written just now
+                pass
+        return Record()
+
+    def write(self, file: IO[bytes]) -> None:
+        """Replace what the open record file says, in one write: who reads it meanwhile hardly ever sees half of it."""
+        os.pwrite(file.fileno(), json.dumps(asdict(self)).encode().ljust(_RECORD_BYTES), 0)
+
+    def vouches_for(self, path: Path, identity: str) -> bool:
+        """Whether the file was checked since the machine was started, and has not been changed since."""
+        if not self.inode or self.identity != identity or self.boot != boot_id():
+            return False
+        try:
+            stat = path.stat()
+        except OSError:
+            return False
+        return (stat.st_ino, stat.st_size, stat.st_mtime_ns) == (self.inode, self.size, self.mtime_ns)
+
+    def owns(self, path: Path) -> bool:
+        """Whether the file is one that we downloaded."""
+        try:
+            return self.ours and path.stat().st_ino == self.inode
+        except OSError:
+            return False
+
+
+def touch(record_path: Path) -> None:
+    """Stamp a record with the time since the machine was started."""
+    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    with suppress(FileNotFoundError):  # it was deleted just now
+        os.utime(record_path, ns=(now, now))

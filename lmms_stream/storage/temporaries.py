@@ -1,0 +1,32 @@
+"""Names that files have while they are written, and what killed processes left under such names."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from pathlib import Path
+
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+-\d+\.tmp")
+_numbers = itertools.count()
+
+
+def temporary_name(path: Path) -> Path:
+    """A hidden name beside `path`, this process's own, for what is to become that file."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
+
+
+def leftovers(folder: Path) -> dict[Path, list[Path]]:
+    """Temporary files in a folder, by the file that each was to become."""
+    found: dict[Path, list[Path]] = {}
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        leftover = _LEFTOVER.fullmatch(entry.name)
+        if leftover:
+            found.setdefault(folder / leftover["name"], []).append(Path(entry.path))
+    return found
+
+
+def remove_leftovers(path: Path) -> None:
+    """Temporary files of downloads of `path` that no process works on any more: the caller holds its lock."""
+    for leftover in leftovers(path.parent).get(path, []):
+        leftover.unlink(missing_ok=True)
