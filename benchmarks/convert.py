@@ -61,9 +61,9 @@ def litdata(source: str, target: str) -> None:
     optimize(chats_between, ranges, output_dir=target, chunk_bytes=SHARD_BYTES, num_workers=WORKERS)
 
 
-def chats_between(place: tuple[str, int, int]) -> Iterator[dict[str, Any]]:
+def chats_between(bounds: tuple[str, int, int]) -> Iterator[dict[str, Any]]:
     """The chats of the lines that begin in a range of a file."""
-    path, first, stop = place
+    path, first, stop = bounds
     with Path(path).open("rb") as file:
         if first:
             file.seek(first - 1)

@@ -133,9 +133,9 @@ def one_round(
     return Round(after_s=after_s, num_shards=num_shards, stage=stage(names), difference=difference)
 
 
-def measure(place: str, base: str, rows: Path, folder: Path, args: argparse.Namespace) -> tuple[list[str], bool]:
+def measure(target: str, base: str, rows: Path, folder: Path, args: argparse.Namespace) -> tuple[list[str], bool]:
     """A line of the table, and whether every round ended in the same bytes."""
-    number = ("folder", "S3").index(place)
+    number = ("folder", "S3").index(target)
     seconds, failure = run_to_end(rows, f"{base}/once", folder / "work")
     if failure:
         raise SystemExit(f"the uninterrupted run failed: {failure}")
@@ -149,14 +149,14 @@ def measure(place: str, base: str, rows: Path, folder: Path, args: argparse.Name
         rounds.append(one_round(rows, target, folder / "work", expected, seconds=seconds, random=random))
         done = rounds[-1]
         print(
-            f"{place}, round {each + 1}, seed [{args.seed}, {number}, {each}]: killed after {done.after_s:.2f} s, "
+            f"{target}, round {each + 1}, seed [{args.seed}, {number}, {each}]: killed after {done.after_s:.2f} s, "
             f"{done.stage}, {done.num_shards} of {total} shards there: {done.difference or 'the same bytes'}",
             flush=True,
         )
     same = sum(not each.difference for each in rounds)
     stages = [sum(each.stage == name for each in rounds) for name in ("before the first shard", "writing shards")]
     times = [each.after_s for each in rounds]
-    line = [place, f"{seconds:.1f}", f"{total}", f"{min(times):.1f} to {max(times):.1f}"]
+    line = [target, f"{seconds:.1f}", f"{total}", f"{min(times):.1f} to {max(times):.1f}"]
     return [*line, *map(str, stages), f"{len(rounds) - sum(stages)}", f"{same} of {len(rounds)}"], same == len(rounds)
 
 
@@ -173,8 +173,8 @@ def main() -> None:
         folder, rows = Path(name), Path(name, "rows.jsonl")
         write_rows(rows, args.rows)
         prefix = f"s3://{bucket}/lmms-stream-benchmark-{uuid.uuid4().hex[:12]}"
-        places = {"folder": str(folder / "out"), "S3": prefix}
-        results = [measure(place, base, rows, folder, args) for place, base in places.items()]
+        targets = {"folder": str(folder / "out"), "S3": prefix}
+        results = [measure(target, base, rows, folder, args) for target, base in targets.items()]
         columns = ["to", "seconds", "shards", "killed after, s", "no shard yet", "some shards", "later", "same bytes"]
         title = f"{args.rows:,} chats, {rows.stat().st_size / 1e6:,.0f} MB, {args.rounds} rounds, seed {args.seed}"
         print_table(title, columns, [line for line, _ in results])

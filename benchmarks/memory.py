@@ -54,8 +54,8 @@ def memory_of(pid: int | str, batches: int) -> Memory:
     return Memory(batches=batches, anonymous=status["RssAnon"], file=status["RssFile"], shared=status["RssShmem"])
 
 
-def read(folder: Path, packing_length: int, num_workers: int, places: Sequence[int]) -> dict[str, list[Memory]]:
-    """Memory of every process that takes part, after each of `places` batches; epoch after epoch."""
+def read(folder: Path, packing_length: int, num_workers: int, counts: Sequence[int]) -> dict[str, list[Memory]]:
+    """Memory of every process that takes part, after each of `counts` batches; epoch after epoch."""
     from lmms_stream.loader.loader import SOURCE, PackedLoader
 
     packing = PackingConfig(packing_length=packing_length)
@@ -63,12 +63,12 @@ def read(folder: Path, packing_length: int, num_workers: int, places: Sequence[i
     loader = PackedLoader(dataset, global_batch=GLOBAL_BATCH, weights={SOURCE: 1.0}, num_workers=num_workers)
     measured: dict[str, list[Memory]] = {}
     for number, _ in enumerate(loader, 1):
-        if number in places:
+        if number in counts:
             name = "consumer of a worker" if num_workers else "no workers"
             measured.setdefault(name, []).append(memory_of("self", number))
             for worker in multiprocessing.active_children():
                 measured.setdefault("worker", []).append(memory_of(worker.pid or 0, number))
-        if number == places[-1]:
+        if number == counts[-1]:
             break
     return measured
 
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the shards are written; default: the temporary folder")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    places = np.unique(np.geomspace(args.first, args.batches, 5).round().astype(int)).tolist()
+    counts = np.unique(np.geomspace(args.first, args.batches, 5).round().astype(int)).tolist()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         os.environ["TMPDIR"] = name
         lengths = np.random.default_rng(args.seed).integers(*SAMPLE_TOKENS, args.real_samples).astype(np.uint32)
@@ -91,7 +91,7 @@ def main() -> None:
         samples = link_tokens(Path(name, "real"), Path(name, "linked"), samples=args.samples)
         measured: dict[str, list[Memory]] = {}
         for num_workers in (0, 1):
-            arguments = Path(name, "linked"), args.packing_length, num_workers, places
+            arguments = Path(name, "linked"), args.packing_length, num_workers, counts
             measured |= in_fresh_process(read, *arguments)[0]
     show(measured, f"{samples:,} samples in packs of {args.packing_length}")
 

@@ -34,7 +34,7 @@ from measure import MIB, PeakMemory, in_fresh_process, keep_to_one_core, print_t
 from numpy.typing import NDArray
 
 MAX_COUNT_S, MAX_COUNT_MIB, MAX_READ_S = 90, 400, 0.2
-READ_PACKS, RANDOM_PLACES = 64, 20
+READ_PACKS, RANDOM_POSITIONS = 64, 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,17 +207,17 @@ def show_count_and_reads(setting: Setting) -> None:
         f"{verdict(memory.resident < MAX_COUNT_MIB * MIB)} (private: {verdict(memory.anonymous < MAX_COUNT_MIB * MIB)})"
     )
     num_read = min(READ_PACKS, num_packs)
-    anywhere = np.random.default_rng(setting.seed).integers(0, num_packs - num_read + 1, RANDOM_PLACES).tolist()
-    places = {"start": [0], "middle": [num_packs // 2], "end": [num_packs - num_read]}
+    anywhere = np.random.default_rng(setting.seed).integers(0, num_packs - num_read + 1, RANDOM_POSITIONS).tolist()
+    positions = {"start": [0], "middle": [num_packs // 2], "end": [num_packs - num_read]}
     rows, slowest = [], 0.0
-    for name, firsts in {**places, f"slowest of {RANDOM_PLACES} at random": anywhere}.items():
+    for name, firsts in {**positions, f"slowest of {RANDOM_POSITIONS} at random": anywhere}.items():
         (opening, reading), memory = in_fresh_process(read, setting, counts, firsts, num_read)
         slowest = max(slowest, reading)
         first_pack = f"{firsts[0]:,}" if len(firsts) == 1 else ""
         rows.append([name, first_pack, f"{opening:.3f}", f"{reading:.3f}", *memory_cells(memory)])
     print_table(
         f"{num_read} packs of a new plan each time, counts known",
-        ["place", "first pack", "plan, s", "packs, s", "peak MiB", "private MiB", "mapped MiB"],
+        ["position", "first pack", "plan, s", "packs, s", "peak MiB", "private MiB", "mapped MiB"],
         rows,
     )
     print(f"under {MAX_READ_S} s anywhere: {verdict(slowest < MAX_READ_S)} ({slowest:.3f} s)", flush=True)

@@ -266,13 +266,13 @@ def copied_samples(folder: Path, limit: int) -> Iterable[int]:
         bounds.append(np.stack([offsets[:-1], offsets[1:]], axis=1))
         begin += len(shard)
     packs = dataset.plan.packs(0, 0, dataset.plan.num_packs(0))
-    places = np.concatenate(bounds)[packs.sample_ids].tolist()
+    ranges = np.concatenate(bounds)[packs.sample_ids].tolist()
     edges = packs.offsets.tolist()
     tokens = np.add.reduceat(packs.lengths, packs.offsets[:-1]).tolist()
 
     def copies() -> Iterator[int]:
         for first, last, num_tokens in zip(edges[:-1], edges[1:], tokens, strict=True):
-            samples = places[first:last]
+            samples = ranges[first:last]
             pack = np.empty(sum([stop - start for start, stop in samples]), np.uint8)
             at = 0
             for start, stop in samples:

@@ -8,7 +8,7 @@ plan's packs were counted once before, by the first run, as the table says.
 Beside it: MosaicML Streaming's StreamingDataLoader.load_state_dict on the same shards, and a shuffled Hugging Face
 IterableDataset.load_state_dict over parquet files of as many of the samples. Their batches are as many samples as a
 pack holds on average. Streaming's state is one that its loader gave after a batch, with sample_in_epoch set to the
-place; that of datasets is taken by reading up to there, which is not timed.
+position; that of datasets is taken by reading up to there, which is not timed.
 
 The shards are a few real ones under many hard-linked names, with a lengths index of full size, so a dataset of 10^8
 samples takes 0.4 GB of disk. They are in the page cache.
@@ -42,8 +42,8 @@ from lmms_stream.processors.text import TokensProcessor
 from measure import MIB, in_fresh_process, keep_to_one_core, print_table, verdict
 
 MAX_RESUME_S, MAX_TIMES_FASTEST = 1.5, 1.5
-PLACES = (0.01, 0.5, 0.99)  # of an epoch
-HF_PLACES = (0.01, 0.5)
+SHARES = (0.01, 0.5, 0.99)  # of an epoch
+HF_SHARES = (0.01, 0.5)
 HF_FILES = 16
 HF_ROW_GROUP = 10_000
 HF_SHUFFLE_BUFFER = 10_000
@@ -69,8 +69,8 @@ class Setting:
     def local(self) -> Path:
         return self.folder / f"{self.name}-cache"
 
-    def state(self, who: str, place: float) -> Path:
-        return self.folder / f"{self.name}-{who}-{place}.json"
+    def state(self, who: str, share: float) -> Path:
+        return self.folder / f"{self.name}-{who}-{share}.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,18 +104,18 @@ def first_run(setting: Setting) -> tuple[float, float, int]:
     next(iter(loader))
     seconds = time.perf_counter() - start
     begin = loader.state_dict()
-    for place in PLACES:
+    for share in SHARES:
         loader.load_state_dict(begin)
-        loader.skip_steps(int(num_packs * place) // setting.global_batch)
-        setting.state("ours", place).write_text(json.dumps(loader.state_dict()))
+        loader.skip_steps(int(num_packs * share) // setting.global_batch)
+        setting.state("ours", share).write_text(json.dumps(loader.state_dict()))
     return seconds, counting, num_packs
 
 
-def resume(setting: Setting, place: float) -> Resume:
+def resume(setting: Setting, share: float) -> Resume:
     from lmms_stream.loader.loader import PackedLoader
 
     clock = [time.perf_counter()]
-    state = json.loads(setting.state("ours", place).read_text())
+    state = json.loads(setting.state("ours", share).read_text())
     dataset = open_dataset(setting)
     clock.append(time.perf_counter())
     dataset.plan.num_packs(0)
@@ -150,14 +150,14 @@ def save_streaming(setting: Setting, batch_size: int, samples: int) -> None:
     loader = streaming_loader(setting, batch_size)
     next(iter(loader))
     state = loader.state_dict()
-    for place in PLACES:
-        in_epoch = int(samples * place) // batch_size * batch_size
-        setting.state("streaming", place).write_text(json.dumps(state | {"sample_in_epoch": in_epoch}))
+    for share in SHARES:
+        in_epoch = int(samples * share) // batch_size * batch_size
+        setting.state("streaming", share).write_text(json.dumps(state | {"sample_in_epoch": in_epoch}))
 
 
-def resume_streaming(setting: Setting, batch_size: int, place: float) -> float:
+def resume_streaming(setting: Setting, batch_size: int, share: float) -> float:
     start = time.perf_counter()
-    state = json.loads(setting.state("streaming", place).read_text())
+    state = json.loads(setting.state("streaming", share).read_text())
     loader = streaming_loader(setting, batch_size)
     loader.load_state_dict(state)
     next(iter(loader))
@@ -188,18 +188,18 @@ def open_parquet(folder: Path) -> Any:
 
 def save_hf(folder: Path, samples: int) -> None:
     rows = open_parquet(folder)
-    places = [int(samples * place) for place in HF_PLACES]
+    positions = [int(samples * share) for share in HF_SHARES]
     for number, _ in enumerate(rows, 1):
-        if number in places:
-            (folder / f"{HF_PLACES[places.index(number)]}.json").write_text(json.dumps(rows.state_dict()))
-            if number == places[-1]:
+        if number in positions:
+            (folder / f"{HF_SHARES[positions.index(number)]}.json").write_text(json.dumps(rows.state_dict()))
+            if number == positions[-1]:
                 break
 
 
-def resume_hf(folder: Path, batch_size: int, place: float) -> float:
+def resume_hf(folder: Path, batch_size: int, share: float) -> float:
     start = time.perf_counter()
     rows = open_parquet(folder)
-    rows.load_state_dict(json.loads((folder / f"{place}.json").read_text()))
+    rows.load_state_dict(json.loads((folder / f"{share}.json").read_text()))
     batch = []
     for row in rows:
         batch.append(row)
@@ -209,11 +209,11 @@ def resume_hf(folder: Path, batch_size: int, place: float) -> float:
 
 
 def in_turns(calls: dict[float, Callable[[], Any]], rounds: int, imported: tuple[str, ...]) -> dict[float, list[Any]]:
-    """What the calls returned, place after place in every round, each call in a process of its own."""
-    results: dict[float, list[Any]] = {place: [] for place in calls}
+    """What the calls returned, share after share in every round, each call in a process of its own."""
+    results: dict[float, list[Any]] = {share: [] for share in calls}
     for _ in range(rounds):
-        for place, call in calls.items():
-            results[place].append(in_fresh_process(call, imported=imported, timeout_s=900)[0])
+        for share, call in calls.items():
+            results[share].append(in_fresh_process(call, imported=imported, timeout_s=900)[0])
     return results
 
 
@@ -224,14 +224,14 @@ def show_ours(settings: dict[int, Setting], args: argparse.Namespace) -> None:
         rows.append(
             [f"{samples:,}", "first run", f"{first:.2f}", "", f"{counting:.2f}", "", "", f"{num_packs:,} packs"]
         )
-        calls = {place: partial(resume, setting, place) for place in PLACES}
-        for place, results in in_turns(calls, args.rounds, IMPORTED).items():
+        calls = {share: partial(resume, setting, share) for share in SHARES}
+        for share, results in in_turns(calls, args.rounds, IMPORTED).items():
             parts = [statistics.median([getattr(each, name) for each in results]) for name in Resume.__slots__]
             seconds = [sum(dataclasses.astuple(each)) for each in results]
-            totals[samples, place] = statistics.median(seconds)
-            cells = [f"{totals[samples, place]:.2f}", *(f"{part:.3f}" for part in parts)]
+            totals[samples, share] = statistics.median(seconds)
+            cells = [f"{totals[samples, share]:.2f}", *(f"{part:.3f}" for part in parts)]
             rows.append(
-                [f"{samples:,}", f"resumed at {place:.0%}", *cells, f"{min(seconds):.2f} to {max(seconds):.2f}"]
+                [f"{samples:,}", f"resumed at {share:.0%}", *cells, f"{min(seconds):.2f} to {max(seconds):.2f}"]
             )
     print_table(
         f"seconds to the first batch, packs of {args.packing_length}, {args.num_workers} workers",
@@ -252,14 +252,14 @@ def show_peers(folder: Path, setting: Setting, samples: int, args: argparse.Name
     imported = (*IMPORTED, "datasets.packaged_modules.parquet.parquet")
     if samples:
         in_fresh_process(save_streaming, setting, batch_size, samples, imported=imported)
-        calls = {place: partial(resume_streaming, setting, batch_size, place) for place in PLACES}
+        calls = {share: partial(resume_streaming, setting, batch_size, share) for share in SHARES}
         name = f"streaming {version('mosaicml-streaming')}"
         rows += _peer_rows(name, samples, in_turns(calls, args.rounds, imported))
     if args.hf_samples:
         parquet = folder / "parquet"
         write_parquet(parquet, args.hf_samples, args.seed)
         in_fresh_process(save_hf, parquet, args.hf_samples, imported=imported)
-        calls = {place: partial(resume_hf, parquet, batch_size, place) for place in HF_PLACES}
+        calls = {share: partial(resume_hf, parquet, batch_size, share) for share in HF_SHARES}
         name = f"datasets {version('datasets')}, buffer of {HF_SHUFFLE_BUFFER:,}"
         rows += _peer_rows(name, args.hf_samples, in_turns(calls, args.rounds, imported))
     if rows:
@@ -272,11 +272,11 @@ def _peer_rows(name: str, samples: int, results: dict[float, list[float]]) -> li
         [
             name,
             f"{samples:,}",
-            f"resumed at {place:.0%}",
+            f"resumed at {share:.0%}",
             f"{statistics.median(seconds):.2f}",
             f"{min(seconds):.2f} to {max(seconds):.2f}",
         ]
-        for place, seconds in results.items()
+        for share, seconds in results.items()
     ]
 
 

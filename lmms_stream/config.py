@@ -47,7 +47,7 @@ def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str)
         raise ConfigError(f"{source}: {error}") from error
     except pydantic.ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            f"{'.'.join(str(key) for key in problem['loc'])}: {problem['msg']}"
             + ("" if problem["type"] == "missing" else f", got {problem['input']!r}")
             for problem in error.errors()
         )

@@ -41,7 +41,7 @@ NOT_RELAYED = {"connection", "keep-alive", "transfer-encoding", "content-length"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """What happens to the requests that it matches, in place of the plain answer.
+    """What happens to the requests that it matches, instead of the plain answer.
 
     path: a regular expression that is searched in the decoded path. times: of each path, the first so many
     requests; None: all. Faults that change a body's bytes also take the server's checksum headers away.
@@ -52,8 +52,8 @@ class Rule:
     times: int | None = None
     delay_s: float = 0.0  # before anything else
     hang: bool = False  # no answer, until the client or the proxy goes away
-    reset: bool = False  # the connection is reset in place of an answer
-    status: int | None = None  # an S3 error of this status in place of the answer
+    reset: bool = False  # the connection is reset instead of an answer
+    status: int | None = None  # an S3 error of this status instead of the answer
     reset_after: int | None = None  # bytes of the body before the connection is reset
     cut_after: int | None = None  # bytes of the body before a normal close, short of Content-Length
     shorten_to: int | None = None  # bytes that are left of the body, and Content-Length agrees

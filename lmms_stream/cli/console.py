@@ -100,8 +100,8 @@ def print_plan(
 ) -> None:
     """What `lmms-stream plan` found, as tables or as one JSON object."""
     if as_json:
-        parts = {"epochs": epochs, "comparison": comparison}
-        records = {name: [dataclasses.asdict(record) for record in part] for name, part in parts.items()}
+        tables = {"epochs": epochs, "comparison": comparison}
+        records = {name: [dataclasses.asdict(record) for record in table] for name, table in tables.items()}
         sys.stdout.write(json.dumps(records | {"steps": dataclasses.asdict(steps)}, indent=1) + "\n")
         return
     print_records("epochs", [(report.source, report) for report in epochs])

@@ -114,8 +114,8 @@ def _print_sample(sample: SampleView, *, total: int) -> None:
             else:
                 _print_media(block.media, sample.media[block.media])
     if not sample.messages:
-        for number, part in enumerate(sample.media):
-            _print_media(number, part)
+        for number, medium in enumerate(sample.media):
+            _print_media(number, medium)
     _print_values(sample)
     if sample.tokens is not None:
         _print_tokens(sample)
@@ -127,8 +127,8 @@ def _print_values(sample: SampleView) -> None:
         console.print(Text.assemble((visible(name), "bold"), ": ", _shown(value)), soft_wrap=True)
 
 
-def _print_media(number: int, part: MediaView) -> None:
-    console.print(Text(f"[media {number}: {visible(part.label)}]", style="blue"), soft_wrap=True)
+def _print_media(number: int, medium: MediaView) -> None:
+    console.print(Text(f"[media {number}: {visible(medium.label)}]", style="blue"), soft_wrap=True)
 
 
 def _print_tokens(sample: SampleView) -> None:

@@ -74,7 +74,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
-    """The plan of each remote, by the last part of its path, with a number where that stands twice."""
+    """The plan of each remote, by the last name in its path, with a number where that stands twice."""
     from ..mds.dataset import PackedStreamingDataset
     from ..plan.order import OrderConfig
     from ..plan.packing import PackingConfig

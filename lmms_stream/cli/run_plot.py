@@ -84,14 +84,14 @@ def draw_runs(
         axes.set(title=metric, xlabel="hours" if x == "hours" else X_AXES[x])
         if metric in SHARES:
             axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
-        for place, run in enumerate(runs):
-            drawn |= _draw(axes, run, metric, x=x, smooth=smooth, color=f"C{place}")
+        for number, run in enumerate(runs):
+            drawn |= _draw(axes, run, metric, x=x, smooth=smooth, color=f"C{number}")
     figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=min(4, len(drawn)))
     return figure
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunCurves]:
-    """The runs at `paths`, each once, named by as many last parts of their paths as tell them apart."""
+    """The runs at `paths`, each once, named by as many last names of their paths as tell them apart."""
     resolved = [path.resolve() for path in paths]
     runs = list(dict.fromkeys(path.parent if path.name == LOG_NAME else path for path in resolved))
     longest = max(len(path.parts) for path in runs)

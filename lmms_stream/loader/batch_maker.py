@@ -47,8 +47,8 @@ class Work(NamedTuple):
     """Packs of one source to be made into batches, those of some micro-batches of a step.
 
     Pack p holds segments [bounds[p], bounds[p + 1]). Of each segment, int64[num_segments]: sample_ids, starts and
-    lengths as in PackRange; shard_ids and places: where the sample lies; expected: its tokens in all, -1 where that
-    is not known. Pad packs have no source and no segments.
+    lengths as in PackRange; shard_ids: the shard that holds the sample; indices: its index_in_shard; expected: its tokens
+    in all, -1 where that is not known. Pad packs have no source and no segments.
     """
 
     source: str
@@ -59,7 +59,7 @@ class Work(NamedTuple):
     starts: Ids = NOTHING
     lengths: Ids = NOTHING
     shard_ids: Ids = NOTHING
-    places: Ids = NOTHING
+    indices: Ids = NOTHING
     expected: Ids = NOTHING
 
 
@@ -105,7 +105,7 @@ class BatchMaker:
             learnt = self._fillers[work.source].fill_packs(
                 dataset.one.shards[0].columns,
                 addresses,
-                work.places,
+                work.indices,
                 work.starts,
                 work.lengths,
                 work.expected,
@@ -158,7 +158,7 @@ def _process(dataset: PackedStreamingDataset, work: Work, segment: int) -> Proce
     """A segment: all of its sample, unless that is longer than a pack."""
     shard = dataset.pack_reader.shard(int(work.shard_ids[segment]))
     try:
-        processed = processor_of(dataset).process(shard[int(work.places[segment])])
+        processed = processor_of(dataset).process(shard[int(work.indices[segment])])
         num_tokens = len(processed["input_ids"])
         least = int(work.starts[segment] + work.lengths[segment])
         if num_tokens < least or 0 <= work.expected[segment] != num_tokens:

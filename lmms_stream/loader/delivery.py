@@ -20,8 +20,8 @@ from .worker import Made
 LANES_VERSION = "lanes1"  # changes when the same inputs give other packs
 
 
-class PlanPlace:
-    """The loader's place in a mixture of plans."""
+class PlanDelivery:
+    """The cursor of a loader over a mixture of plans."""
 
     def __init__(self, mixture: Mixture, settings: LoaderSettings):
         self.mixture = mixture
@@ -61,8 +61,8 @@ class PlanPlace:
         self.cursor = self.mixture.skip(self.cursor, num_steps, global_batch=self.settings.global_batch)
 
 
-class LanePlace:
-    """The loader's place in the lanes of a dataset: the states of those that this rank reads."""
+class LaneDelivery:
+    """The cursor of a loader over the lanes of a dataset: the states of those that this rank reads."""
 
     packs_left = None
     num_dropped_packs = 0

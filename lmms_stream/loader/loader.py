@@ -24,7 +24,7 @@ from ..storage.tally import FetchCounts
 from ..types import Batch, World
 from .batch_maker import Collator, LoaderSettings, Work
 from .collate import collate
-from .delivery import LanePlace, PlanPlace
+from .delivery import LaneDelivery, PlanDelivery
 from .wire import WireBatch, from_wire
 from .worker import PREFETCH_PACKS, Item, LaneWorker, Made, PackWorker, PlanWorker
 from .worker_counts import FetchMeter
@@ -83,13 +83,13 @@ class PackedLoader:
         )
         self.settings = _with_items(settings, datasets)
         persistent = persistent_workers and num_workers > 0
-        self._place: PlanPlace | LanePlace
+        self._delivery: PlanDelivery | LaneDelivery
         if any(each.mode == "lanes" for each in datasets.values()):
             _check_lanes(datasets, weights, self.world, num_workers)
             self._worker: PackWorker = LaneWorker(
                 datasets, self.settings, num_workers=num_workers, persistent=persistent
             )
-            self._place = LanePlace(datasets[next(iter(datasets))], self.settings)
+            self._delivery = LaneDelivery(datasets[next(iter(datasets))], self.settings)
         else:
             planned = PlanWorker(
                 datasets,
@@ -99,7 +99,7 @@ class PackedLoader:
                 num_workers=num_workers,
                 persistent=persistent,
             )
-            self._worker, self._place = planned, PlanPlace(planned.mixture, self.settings)
+            self._worker, self._delivery = planned, PlanDelivery(planned.mixture, self.settings)
         self.sources = tuple(datasets)
         self.num_workers = num_workers
         self.pin_memory = pin_memory and torch.cuda.is_available()
@@ -110,7 +110,7 @@ class PackedLoader:
         of_worker = PREFETCH_PACKS + (self._items_ahead + 1) * self.settings.packs_per_item
         packs_ahead = of_worker * max(1, num_workers) * self.world.num_groups // self.world.num_group_nodes
         for name, each in datasets.items():
-            each.check_cache_limit(samples_ahead=self._place.samples_ahead(name, packs_ahead))
+            each.check_cache_limit(samples_ahead=self._delivery.samples_ahead(name, packs_ahead))
         self._fetched = FetchMeter([each.one.cache.tally for each in datasets.values()], self._worker.counts)
 
     @property
@@ -126,9 +126,9 @@ class PackedLoader:
     @property
     def epochs(self) -> dict[str, float]:
         """How many epochs of each source were delivered; empty in lanes, which have no end."""
-        if isinstance(self._place, LanePlace):
+        if isinstance(self._delivery, LaneDelivery):
             return {}
-        plans = self._place.mixture.plans
+        plans = self._delivery.mixture.plans
         return {
             name: at.epoch + (at.packs / plans[name].num_packs(at.epoch) if at.packs else 0)
             for name, at in self.cursor.sources.items()
@@ -146,17 +146,17 @@ class PackedLoader:
     @property
     def num_dropped_packs(self) -> int:
         """Packs of short last steps that drop_last dropped."""
-        return self._place.num_dropped_packs
+        return self._delivery.num_dropped_packs
 
     @property
     def cursor(self) -> Cursor:
-        """The place in the plans after the last step that was delivered whole; ConfigError in lanes."""
+        """The cursor after the last step that was delivered whole; ConfigError in lanes."""
         return self._planned.cursor
 
     @property
     def step(self) -> int:
         """Steps that were delivered whole, or passed over, since the beginning of the run."""
-        return self._place.cursor.step
+        return self._delivery.cursor.step
 
     @property
     def mixture(self) -> Mixture:
@@ -164,15 +164,15 @@ class PackedLoader:
         return self._planned.mixture
 
     @property
-    def _planned(self) -> PlanPlace:
-        if isinstance(self._place, LanePlace):
+    def _planned(self) -> PlanDelivery:
+        if isinstance(self._delivery, LaneDelivery):
             raise ConfigError("packs of lanes are not known beforehand: write a lengths index with lmms-stream index")
-        return self._place
+        return self._delivery
 
     @property
     def packs_left(self) -> int | None:
         """Packs left in the epoch; with weights, until all max_epochs, or None when there is no end (as in lanes)."""
-        return self._place.packs_left
+        return self._delivery.packs_left
 
     @property
     def steps_left(self) -> int:
@@ -197,13 +197,13 @@ class PackedLoader:
         return self.steps_left * self.micro_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        self._worker.start_at(self._place.begin())
+        self._worker.start_at(self._delivery.begin())
         for item in self._until_a_worker_dies():
             for made in item:
                 for batch in self._batches_of(made):
-                    self._place.deliver(batch, made)  # before the yield: who has a step's last batch has the step
+                    self._delivery.deliver(batch, made)  # before the yield: who has a step's last batch has the step
                     yield batch.pin_memory() if self.pin_memory else batch
-        self._place.end()
+        self._delivery.end()
 
     def _batches_of(self, made: Made) -> Iterable[Batch]:
         if isinstance(made.batch, Work):
@@ -275,16 +275,16 @@ class PackedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor after the last step that was delivered whole: plain ints, strings and lists."""
-        return self._place.cursor.to_dict()
+        return self._delivery.cursor.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved cursor; CursorError when it belongs to another plan or lies beyond this one."""
-        self._place.load(state)
+        self._delivery.load(state)
 
     @property
     def state_is_per_rank(self) -> bool:
         """Whether ranks have states of their own, which merge_states makes one of: in lanes, but not with a plan."""
-        return isinstance(self._place, LanePlace)
+        return isinstance(self._delivery, LaneDelivery)
 
     @staticmethod
     def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -294,7 +294,7 @@ class PackedLoader:
 
     def skip_steps(self, num_steps: int) -> None:
         """Pass over the next steps without reading them; ConfigError in lanes."""
-        self._place.skip(num_steps)
+        self._delivery.skip(num_steps)
 
 
 def _with_items(settings: LoaderSettings, datasets: Mapping[str, PackedStreamingDataset]) -> LoaderSettings:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # input_ids, labels, position_ids: int64[1, T]
 
 MAX_FREE = 4  # pieces kept for later; a consumer that lets go of a batch when it has the next one needs two
-GAP = 8 * 9  # between rows, so that the same token of each does not lie at the same place of a page
+GAP = 8 * 9  # between rows, so that the same token of each does not lie at the same offset in a page
 
 
 def new_rows(num_tokens: int) -> Rows:

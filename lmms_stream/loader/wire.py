@@ -35,9 +35,9 @@ def to_wire(batch: Batch) -> Batch | WireBatch:
     if max(int(tokens.max()), int(labels.max())) >= LIMIT or min(int(tokens.min()), int(labels.min())) < -LIMIT:
         return batch
     bounds = batch.cu_seqlens.numpy()
-    parts = (tokens.astype(np.int32), labels.astype(np.int32), bounds, batch.sample_ids.numpy())
+    arrays = (tokens.astype(np.int32), labels.astype(np.int32), bounds, batch.sample_ids.numpy())
     return WireBatch(
-        b"".join(part.data for part in parts),
+        b"".join(array.data for array in arrays),
         batch.num_tokens,
         len(bounds),
         batch.max_seqlen,

@@ -33,7 +33,7 @@ from .worker_counts import WorkerCounts
 
 PREFETCH_PACKS = 32  # shards are fetched this many packs of a worker ahead
 STRETCH_PACKS = 1024  # of the global batches whose packs are computed together
-MAX_START_BYTES = 1 << 20  # of a place that persistent workers are told
+MAX_START_BYTES = 1 << 20  # of a cursor that persistent workers are told
 
 
 class Made(NamedTuple):
@@ -88,9 +88,9 @@ class PackWorker(IterableDataset[Item]):
         self._start = b""
         self._shared = torch.zeros(MAX_START_BYTES, dtype=torch.uint8).share_memory_() if persistent else None
 
-    def start_at(self, place: Mapping[str, Any]) -> None:
-        """Let the next iteration begin at a place, as its cursor's to_dict gives it."""
-        text = json.dumps(place).encode()
+    def start_at(self, cursor: Mapping[str, Any]) -> None:
+        """Let the next iteration begin at a cursor, as to_dict gives it."""
+        text = json.dumps(cursor).encode()
         if self._shared is None:
             self._start = text
         elif len(text) + 8 <= MAX_START_BYTES:
@@ -98,7 +98,7 @@ class PackWorker(IterableDataset[Item]):
             self._shared[: len(framed)] = torch.from_numpy(framed.copy())
         else:
             raise ConfigError(
-                f"persistent workers cannot be told a place of {len(text)} bytes: set persistent_workers to False"
+                f"persistent workers cannot be told a cursor of {len(text)} bytes: set persistent_workers to False"
             )
 
     def _told(self) -> dict[str, Any]:
@@ -106,8 +106,8 @@ class PackWorker(IterableDataset[Item]):
         if self._shared is not None:
             size = int.from_bytes(self._shared[:8].numpy().tobytes(), "little")
             text = self._shared[8 : 8 + size].numpy().tobytes()
-        place: dict[str, Any] = json.loads(text)
-        return place
+        cursor: dict[str, Any] = json.loads(text)
+        return cursor
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
@@ -149,7 +149,7 @@ class PackWorker(IterableDataset[Item]):
         for batch in self.batches.make(work):
             yield first + batch.micro_batch, Made(batch)
 
-    def _made(self, place: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
+    def _made(self, start: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
         """The batches of a turn, each with its number among this rank's from the start on."""
         raise NotImplementedError
 
@@ -187,10 +187,10 @@ class PlanWorker(PackWorker):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "mixture"}
 
-    def _made(self, place: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
+    def _made(self, start: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
         waiting: deque[Work] = deque()
         num_waiting = 0
-        for work in self._assigned(Cursor.from_dict(place), turn):
+        for work in self._assigned(Cursor.from_dict(start), turn):
             if work.source:
                 self.datasets[work.source].pack_reader.prefetch(work.shard_ids)
             waiting.append(work)
@@ -235,14 +235,14 @@ class PlanWorker(PackWorker):
     def _entered(self, stretch: Sequence[Planned]) -> dict[int, list[SourceBlock]]:
         """The shuffle blocks that packs of the stretch come from, by the number of the first step that does."""
         entered: dict[int, list[SourceBlock]] = {}
-        for place, block in self.mixture.blocks([part for planned in stretch for part in planned.step.ranges]):
-            entered.setdefault(stretch[place // self.settings.global_batch].number, []).append(block)
+        for position, block in self.mixture.blocks([taken for planned in stretch for taken in planned.step.ranges]):
+            entered.setdefault(stretch[position // self.settings.global_batch].number, []).append(block)
         return entered
 
     def _works(self, stretch: Sequence[Planned]) -> Iterator[list[Work]]:
         """What is to be done in each step: packs of one source at a time, packs_per_fill of them or fewer."""
         world = self.settings.world
-        packs = self.mixture.packs([part for planned in stretch for part in planned.step.ranges])
+        packs = self.mixture.packs([taken for planned in stretch for taken in planned.step.ranges])
         dealt = assign_steps(
             packs,
             global_batch=self.settings.global_batch,
@@ -283,22 +283,22 @@ class PlanWorker(PackWorker):
             yield works
 
     def _locate(self, packs: PackRange) -> tuple[Ids, Ids, Ids]:
-        """Shard, place in it, and tokens of the sample of each segment."""
-        shard_ids, places, expected = (np.empty_like(packs.sample_ids) for _ in range(3))
+        """Shard, index in it, and tokens of the sample of each segment."""
+        shard_ids, indices, expected = (np.empty_like(packs.sample_ids) for _ in range(3))
         sources = np.repeat(packs.sources, np.diff(packs.offsets)) if len(self.mixture.names) > 1 else None
         for number, name in enumerate(self.mixture.names):
             here: Any = slice(None) if sources is None else sources == number
             sample_ids = packs.sample_ids[here]
-            shard_ids[here], places[here] = self.datasets[name].pack_reader.locate(sample_ids)
+            shard_ids[here], indices[here] = self.datasets[name].pack_reader.locate(sample_ids)
             expected[here] = self.mixture.plans[name].lengths[sample_ids]
-        return shard_ids, places, expected
+        return shard_ids, indices, expected
 
 
 class LaneWorker(PackWorker):
     """Packs of lanes: pack g comes from lane g mod M, and this worker owns whole lanes."""
 
-    def _made(self, place: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
-        cursor = LaneCursor.from_dict(place)
+    def _made(self, start: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
+        cursor = LaneCursor.from_dict(start)
         ((source, dataset),) = self.datasets.items()
         world, order = self.settings.world, dataset.lane_order
         num_lanes = int(order.num_canonical_nodes or 1)

@@ -1,7 +1,7 @@
 """A streaming.StreamingDataset that knows its packs. plan + shards -> [dataset] -> samples, and what packs them.
 
 The only file that touches MosaicML's internals. Kept from the parent: the type, NumPy indexing, streams and their
-shares, the place that StreamingDataLoader saves, its clouds and compressions. Replaced: the constructor's shared
+shares, the state that StreamingDataLoader saves, its clouds and compressions. Replaced: the constructor's shared
 memory, barriers and epoch state. What is on this node is what lies in the cache folder, and locks belong to the
 kernel, so a killed run leaves nothing that stops the next.
 """
@@ -49,7 +49,7 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
 
     remote: a local folder or a URL (s3://, gs://, …). local: where shards are kept on this node (default: a
     folder of this user's below the system's temporary folder); one of the two will do for a local dataset. streams:
-    several datasets in place of one, iterated as one; epoch_size: samples of an epoch of theirs.
+    several datasets instead of one, iterated as one; epoch_size: samples of an epoch of theirs.
 
     processor and packing are needed for packs. packing_mode: "plan" takes packs from a lengths index, "lanes" packs
     as lengths are measured, "auto" (the default) uses the index if there is one for this processor.
@@ -262,26 +262,26 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
         yield from self.reader.read_all(order.share(start, reader=share))
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """The place after `num_samples` samples of all ranks; counted from the epoch's start, or from a loaded state.
+        """The state after `num_samples` samples of all ranks; counted from the epoch's start, or from a loaded state.
 
         It is what MosaicML's StreamingDataLoader saves. It fits any number of ranks and workers, exactly where
-        batch_size is the loader's. Packs have a place of their own: PackedLoader.state_dict.
+        batch_size is the loader's. Packs have a cursor of their own: PackedLoader.state_dict.
         """
         epoch, start = self._epochs.current()
-        place = num_samples if from_beginning else start + num_samples
-        return {"epoch": epoch, "sample_in_epoch": place, "seed": self.order.seed, "epoch_size": self.epoch_size}
+        position = num_samples if from_beginning else start + num_samples
+        return {"epoch": epoch, "sample_in_epoch": position, "seed": self.order.seed, "epoch_size": self.epoch_size}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Go on from a place that state_dict gave; CursorError when it belongs to another order."""
+        """Go on from a state that state_dict gave; CursorError when it belongs to another order."""
         for name, ours in (("seed", self.order.seed), ("epoch_size", self.epoch_size)):
             if obj.get(name) != ours:
                 raise CursorError(
-                    f"the saved place has {name} {obj.get(name)!r}, this dataset has {ours}: restore it, or start over"
+                    f"the saved state has {name} {obj.get(name)!r}, this dataset has {ours}: restore it, or start over"
                 )
         try:
             epoch, position = index(obj["epoch"]), index(obj["sample_in_epoch"])
         except (KeyError, TypeError) as error:
-            raise CursorError(f"the saved place is damaged ({error!r}): use another checkpoint") from error
+            raise CursorError(f"the saved state is damaged ({error!r}): use another checkpoint") from error
         if position >= self.epoch_size:
             epoch, position = epoch + 1, 0
         self._epochs.resume(epoch, position)

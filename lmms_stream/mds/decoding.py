@@ -93,5 +93,5 @@ def decompress(compression: str, data: bytes, *, size: int) -> bytes:
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"it does not decompress to {size} bytes ({error})") from error
     if len(plain) != size:
-        raise ValueError(f"it decompresses to {len(plain)} bytes in place of {size}")
+        raise ValueError(f"it decompresses to {len(plain)} bytes instead of {size}")
     return bytes(plain)

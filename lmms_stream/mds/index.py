@@ -17,8 +17,8 @@ from .decoding import COMPRESSIONS, check_encoding
 
 INDEX_NAME = "index.json"
 DATASET_NAME = "_lmms/dataset.json"  # what a converter says of the dataset; written last
-MAX_PART_BYTES = 200  # of a name between slashes: a file system's 255, less what temporary names add
-MAX_PARTS = 8  # datasets may be merged that were merged themselves
+MAX_NAME_BYTES = 200  # of a name between slashes: a file system's 255, less what temporary names add
+MAX_NAMES = 8  # datasets may be merged that were merged themselves
 _HASHES = sorted(
     xxhash.algorithms_available | {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")},
     key=lambda name: (name != "xxh3_64", not name.startswith("xxh"), name),  # the fastest first
@@ -123,9 +123,9 @@ def is_safe_name(name: Any) -> bool:
     """
     if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return False
-    parts = name.split("/")
-    return len(parts) <= MAX_PARTS and all(
-        part and not part.startswith(".") and len(part.encode()) <= MAX_PART_BYTES for part in parts
+    names = name.split("/")
+    return len(names) <= MAX_NAMES and all(
+        each and not each.startswith(".") and len(each.encode()) <= MAX_NAME_BYTES for each in names
     )
 
 

@@ -83,7 +83,7 @@ class ShardReader:
         return self.shard(shard_id)[sample_id - self._first_ids_list[shard_id]]
 
     def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The shard of each sample and its place in it: int64, of the same shape."""
+        """The shard of each sample and its index in it: int64, of the same shape."""
         shard_ids = shards_of(sample_ids, self._first_ids)
         return shard_ids, sample_ids - self._first_ids[shard_ids]
 
@@ -103,10 +103,10 @@ class ShardReader:
                 self.prefetch(located[-1][0])
             if not located:
                 return
-            shard_ids, places = located.popleft()
-            for shard_id, place in zip(shard_ids.tolist(), places.tolist(), strict=True):
+            shard_ids, indices = located.popleft()
+            for shard_id, index in zip(shard_ids.tolist(), indices.tolist(), strict=True):
                 shard = opened.get(shard_id)
-                yield (self.shard(shard_id) if shard is None else shard)[place]
+                yield (self.shard(shard_id) if shard is None else shard)[index]
 
     def prefetch(self, shard_ids: NDArray[np.int64]) -> None:
         """Begin to fetch, in the background, those of these shards that are not open, in this order."""

@@ -22,7 +22,7 @@ class Stream:
     """Where a dataset lies, and how much of it an epoch takes; MosaicML Streaming's Stream, its settings of the shards.
 
     remote: a folder or a URL; local: where shards are kept on this node (each may be left out for the other). split:
-    a folder below both. At most one of proportion (part of the epoch relative to other streams), repeat (times its
+    a folder below both. At most one of proportion (share of the epoch relative to other streams), repeat (times its
     size) and choose (samples); none: each sample once.
     """
 

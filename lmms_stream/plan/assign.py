@@ -93,7 +93,7 @@ def assign_steps(
     int64[num_steps, world_size, global_batch / world_size]; at least one step.
     """
     check_global_batch(global_batch, world_size)
-    total, places = len(packs), global_batch // world_size
+    total, packs_per_rank = len(packs), global_batch // world_size
     steps = max(1, num_steps(global_batch=global_batch, num_packs=total))
     step_of_pack = np.arange(total) // global_batch
     costs = pack_costs(packs, linear_cost=linear_cost)
@@ -109,5 +109,5 @@ def assign_steps(
     heaps = np.zeros((steps * num_nodes, world_size // num_nodes, 3), np.int64)
     heaps[:, :, 1] = np.arange(world_size // num_nodes)
     dealt = np.full(steps * global_batch, PAD, np.int64)
-    deal(np.lexsort((-costs, lists)), costs, lists, heaps, places, dealt)
-    return dealt.reshape(steps, world_size, places)
+    deal(np.lexsort((-costs, lists)), costs, lists, heaps, packs_per_rank, dealt)
+    return dealt.reshape(steps, world_size, packs_per_rank)

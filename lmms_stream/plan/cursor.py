@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import CursorError
 
 CURSOR_VERSION = 1
-FINGERPRINT_PARTS = (  # of a plan's fingerprint, between its dashes
+FINGERPRINT_FIELDS = (  # of a plan's fingerprint, between its dashes
     "the plan version (release)",
     "the lengths index (dataset or processor)",
     "the shards (dataset)",
@@ -20,7 +20,7 @@ FINGERPRINT_PARTS = (  # of a plan's fingerprint, between its dashes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class SourceCursor:
     """The next pack of one source: `packs` packs of epoch `epoch` of its plan are consumed.
 
     plan: fingerprint of the plan. taken: packs consumed since the mixture's phase began.
@@ -32,7 +32,7 @@ class Place:
     taken: int = 0
 
     def check_packs(self, name: str, num_packs: int) -> None:
-        """Raise CursorError when the place lies beyond the `num_packs` packs of its epoch."""
+        """Raise CursorError when it lies beyond the `num_packs` packs of its epoch."""
         if self.packs > num_packs:
             raise CursorError(
                 f"the saved cursor stands at pack {self.packs} of epoch {self.epoch} of {name!r}, which has "
@@ -42,14 +42,14 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cursor:
-    """step: finished steps of the run. sources: the place in each source, by its name.
+    """step: finished steps of the run. sources: the cursor in each source, by its name.
 
     phase: what the sources take turns by, as the mixture names it ("" before the first step).
     """
 
     step: int = 0
     phase: str = ""
-    sources: Mapping[str, Place]
+    sources: Mapping[str, SourceCursor]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain ints and strings, for JSON; see from_dict."""
@@ -76,8 +76,8 @@ class Cursor:
                 "resume with the release that wrote it"
             )
         try:
-            places = {
-                str(name): Place(
+            found = {
+                str(name): SourceCursor(
                     plan=_text(at["plan"]),
                     epoch=_count(at["epoch"]),
                     packs=_count(at["packs"]),
@@ -85,7 +85,7 @@ class Cursor:
                 )
                 for name, at in data["sources"].items()
             }
-            return Cursor(step=_count(data["step"]), phase=_text(data["phase"]), sources=places)
+            return Cursor(step=_count(data["step"]), phase=_text(data["phase"]), sources=found)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CursorError(f"the saved cursor is damaged ({error!r}): use another checkpoint") from error
 
@@ -98,11 +98,11 @@ class Cursor:
 
 
 def explain_other_plan(name: str, saved: str, built: str) -> str:
-    """What to say where a saved place of source `name` follows another plan: the parts that differ, and the remedy."""
-    parts = saved.split("-"), built.split("-")
+    """What to say where a saved cursor of source `name` follows another plan: what differs, and the remedy."""
+    hashes = saved.split("-"), built.split("-")
     difference = "everything"
-    if len(parts[0]) == len(parts[1]) == len(FINGERPRINT_PARTS):
-        difference = " and ".join(part for part, a, b in zip(FINGERPRINT_PARTS, *parts, strict=True) if a != b)
+    if len(hashes[0]) == len(hashes[1]) == len(FINGERPRINT_FIELDS):
+        difference = " and ".join(field for field, a, b in zip(FINGERPRINT_FIELDS, *hashes, strict=True) if a != b)
     return (
         f"the checkpoint follows plan {saved} of {name!r}, this run built {built}: they differ in "
         f"{difference}; restore that, or start over in another output_dir"

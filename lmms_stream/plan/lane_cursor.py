@@ -64,7 +64,7 @@ class LaneCursor:
             expected = max(0, -(-(self.packs - lane) // self.num_lanes))
             if given != expected:
                 raise CursorError(
-                    f"the saved cursor has lane {lane} after {given} packs in place of {expected}: it is of one rank "
+                    f"the saved cursor has lane {lane} after {given} packs instead of {expected}: it is of one rank "
                     "alone; save PackedLoader.merge_states of the states of all ranks"
                 )
 

@@ -73,8 +73,8 @@ class LanePack:
 class CarriedPacks:
     """Packs that wait for a window, in the order that the packer keeps them, with what is known of their segments.
 
-    sizes: segments of each pack. firsts: place of each pack's first segment among the segments of the block.
-    samples: of each segment, the sample's place in its block. expected: tokens of that sample, as measured. pieces:
+    sizes: segments of each pack. firsts: index of each pack's first segment among the segments of the block.
+    samples: of each segment, the sample's index in its block. expected: tokens of that sample, as measured. pieces:
     of each segment, the piece of its sample; empty where all are 0.
     """
 
@@ -104,8 +104,8 @@ class CarriedPacks:
 class LaneState:
     """Where a lane stands after a pack: in an epoch, a block of its canonical node, and a window of that block.
 
-    The window begins with piece `piece` of sample `sample` of the block, which is segment `place` of the block;
-    without splits that is the sample's place among those that are not dropped. taken: packs of the window that are
+    The window begins with piece `piece` of sample `sample` of the block, which is segment `segment` of the block;
+    without splits that is the sample's index among those that are not dropped. taken: packs of the window that are
     taken; carried: packs that waited for it. num_packs: taken from the lane in all. num_overlong: samples longer than
     a pack in all windows before this one; exact at the end of a window, hence of an epoch.
     """
@@ -114,7 +114,7 @@ class LaneState:
     block: int = 0
     sample: int = 0
     piece: int = 0
-    place: int = 0
+    segment: int = 0
     taken: int = 0
     num_packs: int = 0
     num_overlong: int = 0
@@ -126,7 +126,7 @@ class LaneState:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain ints and lists of ints, for JSON; see from_dict."""
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        numbers = {key: getattr(self, name) for name, key in _KEYS.items()}
         return numbers | {"carried": {field.name: list(getattr(self.carried, field.name)) for field in _LISTS}}
 
     @staticmethod
@@ -138,13 +138,13 @@ class LaneState:
                 for field in _LISTS
             }
             return LaneState(
-                **{name: _count(data[name], MAX_COUNT) for name in _NUMBERS}, carried=CarriedPacks(**carried)
+                **{name: _count(data[key], MAX_COUNT) for name, key in _KEYS.items()}, carried=CarriedPacks(**carried)
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CursorError(f"the saved lane state is damaged ({error!r}): use another checkpoint") from error
 
 
-_NUMBERS = tuple(field.name for field in fields(LaneState) if field.name != "carried")
+_KEYS = {field.name: field.name for field in fields(LaneState) if field.name != "carried"} | {"segment": "place"}
 _LISTS = fields(CarriedPacks)
 
 
@@ -240,8 +240,8 @@ class Lane:
     def _pack_window(self, state: LaneState) -> _Window:
         """The packs of the window at a state."""
         block = self._block_at(state)
-        part = block.part(state.sample, state.piece)
-        last = part.next_sample == len(block.sample_ids)
+        window = block.window(state.sample, state.piece)
+        last = window.next_sample == len(block.sample_ids)
         seed = block_seed(self._order.config.seed, epoch=state.epoch, node=self._lane, block=state.block)
         before = state.carried.segments()
         waiting = OpenPacks(
@@ -250,11 +250,11 @@ class Lane:
             firsts=np.array(state.carried.firsts, np.int64),
         )
         packs = pack_window(
-            part.lengths, config=self._packing, seed=seed, waiting=waiting, place=state.place, last=last
+            window.lengths, config=self._packing, seed=seed, waiting=waiting, position=state.segment, last=last
         )
-        now = part.samples, part.expected, part.pieces
+        now = window.samples, window.expected, window.pieces
         samples, expected, pieces = (np.concatenate(both)[packs.order] for both in zip(before, now, strict=True))
-        after = replace(state, taken=0, num_overlong=state.num_overlong + part.num_overlong)
+        after = replace(state, taken=0, num_overlong=state.num_overlong + window.num_overlong)
         if last:
             after = self._begin_next_block(after)
         else:
@@ -266,8 +266,8 @@ class Lane:
                 expected=tuple(expected[kept:].tolist()),
                 pieces=tuple(pieces[kept:].tolist()) if pieces[kept:].any() else (),
             )
-            place = state.place + len(part.lengths)
-            after = replace(after, sample=part.next_sample, piece=part.next_piece, place=place, carried=carried)
+            segment = state.segment + len(window.lengths)
+            after = replace(after, sample=window.next_sample, piece=window.next_piece, segment=segment, carried=carried)
         segments = LanePack(
             sample_ids=block.sample_ids[samples],
             starts=pieces * self._packing.packing_length,
@@ -284,7 +284,7 @@ class Lane:
         epoch, block = state.epoch, state.block + 1
         if block == self._order.num_blocks(self._lane):
             epoch, block = epoch + 1, 0
-        return replace(state, epoch=epoch, block=block, sample=0, piece=0, place=0, carried=CarriedPacks())
+        return replace(state, epoch=epoch, block=block, sample=0, piece=0, segment=0, carried=CarriedPacks())
 
     def _block_at(self, state: LaneState) -> MeasuredBlock:
         if self._order.epoch != state.epoch:

@@ -16,10 +16,10 @@ Measure = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # sample ids -> toke
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WindowPart:
+class WindowSegments:
     """The segments of one window.
 
-    samples: places in the block. expected: tokens of each segment's sample, as measured. lengths: tokens of each
+    samples: indices in the block. expected: tokens of each segment's sample, as measured. lengths: tokens of each
     segment. pieces: 0 unless samples are split. The window after it begins with piece next_piece of sample
     next_sample, which is one past the last at the end of the block. num_overlong: samples longer than a pack that
     have their first piece in the window.
@@ -44,7 +44,7 @@ class MeasuredBlock:
         self._lengths = np.zeros(len(sample_ids), np.int32)
         self._num_measured = first
 
-    def part(self, sample: int, piece: int) -> WindowPart:
+    def window(self, sample: int, piece: int) -> WindowSegments:
         """The window that begins with a piece of a sample; measures what it lacks."""
         num_segments = self._packing.samples_at_once or sys.maxsize
         stop = piece + num_segments
@@ -61,7 +61,7 @@ class MeasuredBlock:
         if len(samples) > stop:
             following = int(samples[stop]), int(pieces[stop])
         met = self._lengths[sample + (piece > 0) : following[0] + (following[1] > 0)]
-        return WindowPart(
+        return WindowSegments(
             samples=samples[piece:stop],
             expected=self._lengths[samples[piece:stop]].astype(np.int64),
             lengths=segments.lengths[piece:stop],

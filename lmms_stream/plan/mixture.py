@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from .cursor import Cursor, Place
+from .cursor import Cursor, SourceCursor
 from .pack_plan import PackPlan, short_digest
 from .pack_range import PackRange, ends_of, runs
 
@@ -59,7 +59,7 @@ class Step:
 
     @property
     def num_packs(self) -> int:
-        return sum(part.stop - part.first for part in self.ranges)
+        return sum(taken.stop - taken.first for taken in self.ranges)
 
 
 class Mixture:
@@ -100,20 +100,20 @@ class Mixture:
     def adopt(self, cursor: Cursor) -> Cursor:
         """A cursor made ready for these sources: those it lacks begin at their first pack.
 
-        Sources that are no longer mixed keep their place in it. CursorError when a source follows another plan
+        Sources that are no longer mixed keep their cursor in it. CursorError when a source follows another plan
         or stands beyond its epoch.
         """
         cursor.check_plans({name: plan.fingerprint for name, plan in self.plans.items()})
         sources = dict(cursor.sources)
         for name, plan in self.plans.items():
-            place = sources.get(name, Place(plan=plan.fingerprint))
-            num_packs = plan.num_packs(place.epoch)
+            at = sources.get(name, SourceCursor(plan=plan.fingerprint))
+            num_packs = plan.num_packs(at.epoch)
             if num_packs == 0:
                 raise ConfigError(f"source {name!r} has no packs: all its samples are dropped; raise packing_length")
-            place.check_packs(name, num_packs)
-            if self.schedule is not None and place.packs == num_packs:
-                place = Place(plan=place.plan, epoch=place.epoch + 1, taken=place.taken)
-            sources[name] = place
+            at.check_packs(name, num_packs)
+            if self.schedule is not None and at.packs == num_packs:
+                at = SourceCursor(plan=at.plan, epoch=at.epoch + 1, taken=at.taken)
+            sources[name] = at
         if self.schedule is None and self._is_over(sources):  # the source that had packs left is mixed no more
             self._begin_epoch(sources)
         return Cursor(step=cursor.step, phase=cursor.phase, sources=sources)
@@ -124,36 +124,36 @@ class Mixture:
             return sum(self._left_in_epoch(name, cursor.sources[name]) for name in self.names)
         total = 0
         for name in self.names:
-            place = cursor.sources[name]
+            at = cursor.sources[name]
             if not any(weights.get(name) for _, weights in self.schedule):
                 continue
             if name not in self.max_epochs:
                 return None
-            if self._has_epochs_left(name, place):
-                total += self._left_in_epoch(name, place)
-                total += sum(self.plans[name].num_packs(e) for e in range(place.epoch + 1, self.max_epochs[name]))
+            if self._has_epochs_left(name, at):
+                total += self._left_in_epoch(name, at)
+                total += sum(self.plans[name].num_packs(e) for e in range(at.epoch + 1, self.max_epochs[name]))
         return total
 
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         """The next step; one without packs at an end. Without weights, an epoch's last step may be short."""
-        places = dict(cursor.sources)
+        sources = dict(cursor.sources)
         phase = cursor.phase
         ranges: list[SourceRange] = []
         left = global_batch
         while left:
-            phase, quotas = self._phase(cursor.step, phase, places)
+            phase, quotas = self._phase(cursor.step, phase, sources)
             if not quotas:
                 break
-            taken = self._take_turns(quotas, places, left)
+            taken = self._take_turns(quotas, sources, left)
             for name, count in taken.items():
-                place = places[name]
-                ranges.append(SourceRange(source=name, epoch=place.epoch, first=place.packs, stop=place.packs + count))
-                places[name] = self._advance(name, place, count)
+                at = sources[name]
+                ranges.append(SourceRange(source=name, epoch=at.epoch, first=at.packs, stop=at.packs + count))
+                sources[name] = self._advance(name, at, count)
                 left -= count
-        ends_epoch = left > 0 or self._is_over(places)
+        ends_epoch = left > 0 or self._is_over(sources)
         if self.schedule is None and ends_epoch:
-            self._begin_epoch(places)
-        after = Cursor(step=cursor.step + 1, phase=phase, sources=places)
+            self._begin_epoch(sources)
+        after = Cursor(step=cursor.step + 1, phase=phase, sources=sources)
         return Step(ranges=tuple(ranges), after=after, ends_epoch=ends_epoch)
 
     def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
@@ -164,60 +164,60 @@ class Mixture:
 
     def packs(self, ranges: Sequence[SourceRange]) -> PackRange:
         """The packs of some ranges in turn; canonical nodes count to this mixture's num_canonical_nodes."""
-        parts = []
-        for part in _by_epoch(ranges):
-            plan = self.plans[part.source]
-            packs = plan.take(part.epoch, part.numbers)
+        found = []
+        for of_epoch in _by_epoch(ranges):
+            plan = self.plans[of_epoch.source]
+            packs = plan.take(of_epoch.epoch, of_epoch.numbers)
             nodes = packs.canonical_nodes * (self.num_canonical_nodes // plan.num_canonical_nodes)
-            sources = np.full(len(packs), self.names.index(part.source))
-            parts.append(dataclasses.replace(packs, canonical_nodes=nodes, sources=sources))
-        if len(parts) == 1:
-            return parts[0]
+            sources = np.full(len(packs), self.names.index(of_epoch.source))
+            found.append(dataclasses.replace(packs, canonical_nodes=nodes, sources=sources))
+        if len(found) == 1:
+            return found[0]
         joined = PackRange(
-            sample_ids=_join(part.sample_ids for part in parts),
-            starts=_join(part.starts for part in parts),
-            lengths=_join(part.lengths for part in parts),
-            offsets=ends_of(_join(np.diff(part.offsets) for part in parts)),
-            canonical_nodes=_join(part.canonical_nodes for part in parts),
-            sources=_join(part.sources for part in parts),
+            sample_ids=_join(each.sample_ids for each in found),
+            starts=_join(each.starts for each in found),
+            lengths=_join(each.lengths for each in found),
+            offsets=ends_of(_join(np.diff(each.offsets) for each in found)),
+            canonical_nodes=_join(each.canonical_nodes for each in found),
+            sources=_join(each.sources for each in found),
         )
-        return joined.take(np.argsort(_join(part.places for part in _by_epoch(ranges))))
+        return joined.take(np.argsort(_join(each.positions for each in _by_epoch(ranges))))
 
     def blocks(self, ranges: Sequence[SourceRange]) -> list[tuple[int, SourceBlock]]:
-        """The shuffle blocks that packs of some ranges come from, each with the place of its first among the packs."""
+        """The shuffle blocks that packs of some ranges come from, each with the position of its first pack."""
         return [
-            (int(part.places[first]), SourceBlock(source=part.source, epoch=part.epoch, node=node, block=block))
-            for part in _by_epoch(ranges)
-            for first, node, block in self.plans[part.source].blocks(part.epoch, part.numbers)
+            (int(each.positions[first]), SourceBlock(source=each.source, epoch=each.epoch, node=node, block=block))
+            for each in _by_epoch(ranges)
+            for first, node, block in self.plans[each.source].blocks(each.epoch, each.numbers)
         ]
 
-    def _begin_epoch(self, places: dict[str, Place]) -> None:
+    def _begin_epoch(self, sources: dict[str, SourceCursor]) -> None:
         for name in self.names:
-            places[name] = Place(plan=places[name].plan, epoch=places[name].epoch + 1)
+            sources[name] = SourceCursor(plan=sources[name].plan, epoch=sources[name].epoch + 1)
 
-    def _is_over(self, places: Mapping[str, Place]) -> bool:
+    def _is_over(self, sources: Mapping[str, SourceCursor]) -> bool:
         """Whether the epoch (with weights: every source's last epoch) is consumed; counts no packs ahead of time."""
         if self.schedule is None:
-            return not any(self._left_in_epoch(name, places[name]) for name in self.names)
+            return not any(self._left_in_epoch(name, sources[name]) for name in self.names)
         weighted = [name for name in self.names if any(weights.get(name) for _, weights in self.schedule)]
-        return not any(self._has_epochs_left(name, places[name]) for name in weighted)
+        return not any(self._has_epochs_left(name, sources[name]) for name in weighted)
 
-    def _has_epochs_left(self, name: str, place: Place) -> bool:
-        return place.epoch < self.max_epochs.get(name, math.inf)
+    def _has_epochs_left(self, name: str, at: SourceCursor) -> bool:
+        return at.epoch < self.max_epochs.get(name, math.inf)
 
-    def _left_in_epoch(self, name: str, place: Place) -> int:
-        return self.plans[name].num_packs(place.epoch) - place.packs
+    def _left_in_epoch(self, name: str, at: SourceCursor) -> int:
+        return self.plans[name].num_packs(at.epoch) - at.packs
 
-    def _phase(self, step: int, phase: str, places: dict[str, Place]) -> tuple[str, dict[str, int]]:
+    def _phase(self, step: int, phase: str, sources: dict[str, SourceCursor]) -> tuple[str, dict[str, int]]:
         """The phase at hand and its quotas: whole numbers in proportion to which the sources take turns.
 
-        A new phase sets `taken` of all places to 0. No quotas: everything is consumed.
+        A new phase sets `taken` of all sources to 0. No quotas: everything is consumed.
         """
         if self.schedule is None:
             identity = _identity(f"{_EVERY_SOURCE_ONCE}: {', '.join(self.names)}")
-            left = {name: self._left_in_epoch(name, places[name]) for name in self.names}
+            left = {name: self._left_in_epoch(name, sources[name]) for name in self.names}
             quotas = {
-                name: count + (places[name].taken if identity == phase else 0) if any(left.values()) else 0
+                name: count + (sources[name].taken if identity == phase else 0) if any(left.values()) else 0
                 for name, count in left.items()
             }
         else:
@@ -225,24 +225,24 @@ class Mixture:
             shares = {
                 name: Fraction(repr(float(weights[name])))
                 for name in self.names
-                if weights.get(name) and self._has_epochs_left(name, places[name])
+                if weights.get(name) and self._has_epochs_left(name, sources[name])
             }
             scale = math.lcm(*(share.denominator for share in shares.values()))
             quotas = {name: int(share * scale) for name, share in shares.items()}
             identity = _identity(json.dumps(quotas))
         if identity != phase:
-            for name, place in places.items():
-                places[name] = Place(plan=place.plan, epoch=place.epoch, packs=place.packs)
+            for name, at in sources.items():
+                sources[name] = SourceCursor(plan=at.plan, epoch=at.epoch, packs=at.packs)
         return identity, {name: quota for name, quota in quotas.items() if quota}
 
-    def _take_turns(self, quotas: Mapping[str, int], places: Mapping[str, Place], count: int) -> dict[str, int]:
+    def _take_turns(self, quotas: Mapping[str, int], sources: Mapping[str, SourceCursor], count: int) -> dict[str, int]:
         """How many packs each source gives, until `count` are taken or one comes to the end of its epoch."""
         names = list(quotas)
-        left = [self._left_in_epoch(name, places[name]) for name in names]
+        left = [self._left_in_epoch(name, sources[name]) for name in names]
         if len(names) == 1:
             return {names[0]: min(count, left[0])}
         shares = list(quotas.values())
-        taken = [places[name].taken for name in names]
+        taken = [sources[name].taken for name in names]
         before = list(taken)
         open_ended = self.schedule is not None
         for _ in range(count):
@@ -253,12 +253,12 @@ class Mixture:
                 break
         return {name: after - start for name, after, start in zip(names, taken, before, strict=True) if after > start}
 
-    def _advance(self, name: str, place: Place, count: int) -> Place:
-        """The place after `count` more packs of the epoch; with weights, the next epoch follows at once."""
-        packs, taken = place.packs + count, place.taken + count
-        if self.schedule is not None and packs == self.plans[name].num_packs(place.epoch):
-            return Place(plan=place.plan, epoch=place.epoch + 1, taken=taken)
-        return Place(plan=place.plan, epoch=place.epoch, packs=packs, taken=taken)
+    def _advance(self, name: str, at: SourceCursor, count: int) -> SourceCursor:
+        """The cursor after `count` more packs of the epoch; with weights, the next epoch follows at once."""
+        packs, taken = at.packs + count, at.taken + count
+        if self.schedule is not None and packs == self.plans[name].num_packs(at.epoch):
+            return SourceCursor(plan=at.plan, epoch=at.epoch + 1, taken=taken)
+        return SourceCursor(plan=at.plan, epoch=at.epoch, packs=packs, taken=taken)
 
 
 def _chairman(quotas: Sequence[int], taken: Sequence[int]) -> int:
@@ -303,24 +303,24 @@ def _identity(phase: str) -> str:
     return short_digest(phase.encode())
 
 
-class _Part(NamedTuple):
-    """Packs of one epoch of a source: their numbers in it, and their places among the packs of all ranges."""
+class _EpochPacks(NamedTuple):
+    """Packs of one epoch of a source: their numbers in it, and their positions among the packs of all ranges."""
 
     source: str
     epoch: int
     numbers: NDArray[np.int64]
-    places: NDArray[np.int64]
+    positions: NDArray[np.int64]
 
 
-def _by_epoch(ranges: Sequence[SourceRange]) -> list[_Part]:
-    counts = np.array([part.stop - part.first for part in ranges], np.int64)
-    firsts = np.array([part.first for part in ranges], np.int64)
+def _by_epoch(ranges: Sequence[SourceRange]) -> list[_EpochPacks]:
+    counts = np.array([taken.stop - taken.first for taken in ranges], np.int64)
+    firsts = np.array([taken.first for taken in ranges], np.int64)
     begins = ends_of(counts)[:-1]
     members: dict[tuple[str, int], list[int]] = {}
-    for number, part in enumerate(ranges):
-        members.setdefault((part.source, part.epoch), []).append(number)
+    for number, taken in enumerate(ranges):
+        members.setdefault((taken.source, taken.epoch), []).append(number)
     return [
-        _Part(source, epoch, runs(firsts[mine], counts[mine]), runs(begins[mine], counts[mine]))
+        _EpochPacks(source, epoch, runs(firsts[mine], counts[mine]), runs(begins[mine], counts[mine]))
         for (source, epoch), mine in members.items()
     ]
 

@@ -104,7 +104,7 @@ class EpochOrder:
         return shards
 
     def _runs(self, start: int, stop: int) -> slice:
-        """The shards, by their place in the laid-out sequence, that hold its positions [start, stop)."""
+        """The shards, by their index in the laid-out sequence, that hold its positions [start, stop)."""
         first = int(np.searchsorted(self._starts, start, side="right")) - 1
         return slice(first, int(np.searchsorted(self._starts, stop, side="left")))
 

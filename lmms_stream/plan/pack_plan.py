@@ -99,7 +99,7 @@ class PackPlan:
         return self._epoch(epoch).packs(numbers)
 
     def blocks(self, epoch: int, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """The blocks that these packs come from: the place in `numbers` of the first of each, canonical node, block."""
+        """The blocks that these packs come from: index into `numbers` of the first pack, canonical node, block."""
         return self._epoch(epoch).blocks(numbers)
 
     def shards_of_block(self, epoch: int, node: int, block: int) -> NDArray[np.int64]:
@@ -119,7 +119,7 @@ class PackPlan:
         return self._epochs[epoch]
 
     def _fingerprint(self, lengths_hash: str) -> str:
-        """Five hashes with dashes between them, so that two can be compared part by part (cursor.py)."""
+        """Five hashes with dashes between them, so that two can be compared field by field (cursor.py)."""
         order = dataclasses.replace(self.order, num_canonical_nodes=self.num_canonical_nodes)
         return plan_fingerprint(
             str(PLAN_VERSION), lengths_hash, self.samples_per_shard, order=order, packing=self.packing
@@ -134,7 +134,7 @@ def plan_fingerprint(
     order: OrderConfig,
     packing: PackingConfig,
 ) -> str:
-    """All that packs follow from; the parts are cursor.py's FINGERPRINT_PARTS."""
+    """All that packs follow from; the fields are cursor.py's FINGERPRINT_FIELDS."""
     return "-".join(
         [
             version,
@@ -201,7 +201,7 @@ def _pack_block(
 
 
 class _EpochPlan:
-    """One epoch of a plan: block counts, and the map from a pack's number to its node, block and place."""
+    """One epoch of a plan: block counts, and the map from a pack's number to its node, block and position."""
 
     def __init__(self, inputs: _Inputs, epoch: int, *, fingerprint: str, counts_cache: CountsCache):
         self._inputs = inputs
@@ -226,8 +226,8 @@ class _EpochPlan:
     def _count(self, blocks: list[tuple[int, int]]) -> NDArray[np.int64]:
         """Packs, tokens and overlong samples of each block: int64[num_blocks, 3]."""
 
-        def count(place: tuple[int, int]) -> tuple[int, int, int]:
-            packs = _pack_block(self._inputs, self.order, *place)[2]
+        def count(node_and_block: tuple[int, int]) -> tuple[int, int, int]:
+            packs = _pack_block(self._inputs, self.order, *node_and_block)[2]
             return len(packs), packs.num_tokens, packs.num_overlong
 
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
@@ -255,16 +255,16 @@ class _EpochPlan:
         self._phase_rounds = np.array(phase_rounds, np.int64)
 
     def _locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Canonical node, block and place in the block of each pack."""
-        nodes, places = np.empty_like(numbers), np.empty_like(numbers)
+        """Canonical node, block and position in the block of each pack."""
+        nodes, positions = np.empty_like(numbers), np.empty_like(numbers)
         phases = np.searchsorted(self._phase_starts, numbers, side="right") - 1
         for phase in range(phases[0], phases[-1] + 1):
             here = phases == phase
             rounds, turns = np.divmod(numbers[here] - self._phase_starts[phase], len(self._phase_nodes[phase]))
             nodes[here] = self._phase_nodes[phase][turns]
-            places[here] = self._phase_rounds[phase] + rounds
-        found = np.searchsorted(self._block_keys, nodes << _NODE_BITS | places, side="right") - 1
-        return nodes, found - self._first_blocks[nodes], places - self._packs_before_block[found]
+            positions[here] = self._phase_rounds[phase] + rounds
+        found = np.searchsorted(self._block_keys, nodes << _NODE_BITS | positions, side="right") - 1
+        return nodes, found - self._first_blocks[nodes], positions - self._packs_before_block[found]
 
     def blocks(self, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
         if not len(numbers):
@@ -280,21 +280,21 @@ class _EpochPlan:
                 sample_ids=nothing, starts=nothing, lengths=nothing, offsets=np.zeros(1, np.int64),
                 canonical_nodes=nothing, sources=nothing,
             )  # fmt: skip
-        nodes, blocks, places = self._locate(numbers)
-        parts = []  # of each block: which packs, and their segments, copied before the next block takes the memory
+        nodes, blocks, positions = self._locate(numbers)
+        copied = []  # of each block: which packs, and their segments, copied before the next block takes the memory
         counts = np.empty(len(numbers), np.int64)
         for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
             here = (nodes == node) & (blocks == block)
             packs = self._block(node, block)
-            begins = packs.offsets[places[here]]
-            counts[here] = packs.offsets[places[here] + 1] - begins
+            begins = packs.offsets[positions[here]]
+            counts[here] = packs.offsets[positions[here] + 1] - begins
             source = runs(begins, counts[here])
             starts_here = None if packs.starts is None else packs.starts[source]
-            parts.append((here, packs.sample_ids[source], packs.lengths[source], starts_here))
+            copied.append((here, packs.sample_ids[source], packs.lengths[source], starts_here))
         offsets = ends_of(counts)
         sample_ids, lengths = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
         starts = np.zeros(offsets[-1], np.int64)
-        for here, ids_here, lengths_here, starts_here in parts:
+        for here, ids_here, lengths_here, starts_here in copied:
             target = runs(offsets[:-1][here], counts[here])
             sample_ids[target] = ids_here
             lengths[target] = lengths_here

@@ -94,7 +94,7 @@ class Segments:
 class OpenPacks:
     """Packs that wait for the next window, in the order that the packer keeps them.
 
-    lengths: int32[num_segments], pack after pack. offsets: int64[num_packs + 1]. firsts: int64[num_packs], the place
+    lengths: int32[num_segments], pack after pack. offsets: int64[num_packs + 1]. firsts: int64[num_packs], the position
     of each pack's first segment in the whole sequence.
     """
 
@@ -127,7 +127,7 @@ def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int 
     fullest pack that still takes them; the shortest ones, which hold a fifth of the tokens, wait until the end
     and fill the gaps in decreasing order. Packs with little room left are closed, the others stay open for one
     more window, so the samples of a pack lie within two windows. window_N is best fit decreasing inside N
-    consecutive samples. Both emit packs in hash order (`seed`), so that their place says nothing of their content.
+    consecutive samples. Both emit packs in hash order (`seed`), so that their number says nothing of their content.
     first_fit puts each sample into the pack that was opened first among those with room; next_fit closes a pack
     when the next sample does not fit.
 
@@ -188,25 +188,25 @@ def cut_overlong(tokens: NDArray[np.int32], *, config: PackingConfig) -> Segment
 
 
 def pack_window(
-    lengths: NDArray[np.int32], *, config: PackingConfig, seed: int, waiting: OpenPacks, place: int, last: bool
+    lengths: NDArray[np.int32], *, config: PackingConfig, seed: int, waiting: OpenPacks, position: int, last: bool
 ) -> WindowPacks:
     """Packs of the next window of a sequence, as `pack` makes them of the whole.
 
     lengths: of the window's segments, each from 1 to packing_length; config.samples_at_once of them unless the
-    sequence ends before. waiting: the packs that the window before left open. place: of the window's first segment in
-    the sequence. last: whether the sequence ends with the window; then no pack waits.
+    sequence ends before. waiting: the packs that the window before left open. position: of the window's first segment
+    in the sequence. last: whether the sequence ends with the window; then no pack waits.
     """
     tokens = np.concatenate([waiting.lengths, lengths])
     if config.strategy == "next_fit":
         # The pack that waited begins where a pack begins, so that packing it again gives it again.
         packs = _pack_tokens(tokens, config, seed)
         num_closed = len(packs) if last else max(0, len(packs) - 1)
-        firsts = packs.offsets[num_closed:-1] + (place - len(waiting.lengths))
+        firsts = packs.offsets[num_closed:-1] + (position - len(waiting.lengths))
         return WindowPacks(order=packs.order, offsets=packs.offsets, num_closed=num_closed, firsts=firsts)
     if config.strategy == "first_fit":
         packs = _pack_tokens(tokens, config, seed)
         return WindowPacks(order=packs.order, offsets=packs.offsets, num_closed=len(packs), firsts=waiting.firsts)
-    order, offsets, firsts = _best_fit(tokens, config, seed, waiting=waiting, place=place, last=last)
+    order, offsets, firsts = _best_fit(tokens, config, seed, waiting=waiting, position=position, last=last)
     return WindowPacks(order=order, offsets=offsets, num_closed=len(offsets) - 1 - len(firsts), firsts=firsts)
 
 
@@ -219,12 +219,12 @@ def _pack_tokens(tokens: NDArray[np.int32], config: PackingConfig, seed: int) ->
     elif config.strategy == "first_fit":
         order, offsets = first_fit(tokens, limit, max_samples)
     else:
-        order, offsets, _ = _best_fit(tokens, config, seed, waiting=NO_OPEN_PACKS, place=0, last=True)
+        order, offsets, _ = _best_fit(tokens, config, seed, waiting=NO_OPEN_PACKS, position=0, last=True)
     return Packs(order=order, offsets=offsets, num_tokens=int(tokens.sum(dtype=np.int64)))
 
 
 def _best_fit(
-    tokens: NDArray[np.int32], config: PackingConfig, seed: int, *, waiting: OpenPacks, place: int, last: bool
+    tokens: NDArray[np.int32], config: PackingConfig, seed: int, *, waiting: OpenPacks, position: int, last: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """best_fit and window_N; see the kernel."""
     limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
@@ -233,7 +233,7 @@ def _best_fit(
         window, filler_share, carry = _window_n(config.strategy), 1.0, False
     settings = (limit, max_samples, window, filler_share, carry, np.uint64(seed))
     packed: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
-    packed = best_fit(tokens, waiting.offsets, waiting.firsts, place, last, *settings)
+    packed = best_fit(tokens, waiting.offsets, waiting.firsts, position, last, *settings)
     return packed
 
 

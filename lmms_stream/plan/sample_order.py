@@ -10,7 +10,7 @@ always the next of that node's own sections, pass after pass.
 
 A canonical node interleaves what it has of the streams: with c samples of a stream, its sample j is due at the
 fraction (2j + 1) / (2c) of the epoch, rounded down to 1/64 of one of the node's samples; ties go to the earlier
-stream. That is for C = 1: canonical nodes have the phases 1/2C, 3/2C, … in place of 1/2, stream k of S beginning
+stream. That is for C = 1: canonical nodes have the phases 1/2C, 3/2C, … instead of 1/2, stream k of S beginning
 k * C // S nodes further on, as else all nodes would turn to the same stream at once.
 
 The epoch takes one sample of each canonical node in turn: position p is of node p % C, until a node has none left
@@ -65,15 +65,15 @@ class Reader:
 def positions_read(first: int, stop: int, *, reader: Reader, num_canonical_nodes: int) -> Iterator[Ids]:
     """The positions in [first, stop) of the order that a reader reads: int64 arrays of some of its batches, ascending.
 
-    Batch b of a group is its part of the positions from first + b * G on, G = num_groups * batch_size of them; it is
+    Batch b of a group is its share of the positions from first + b * G on, G = num_groups * batch_size of them; it is
     read by worker b % num_workers. So after n batches of every group, the next n * G positions have been read.
     Parts are runs of consecutive positions; but where num_nodes divides num_groups and num_canonical_nodes, and that
-    divides G, runs of the positions p whose canonical node, p % C, is served by the group's machine. The parts of a
+    divides G, runs of the positions p whose canonical node, p % C, is served by the group's machine. The shares of a
     last, short global batch differ by one at most, and may be empty.
     """
     batch = reader.num_groups * reader.batch_size
     num_full, short = divmod(stop - first, batch)
-    offsets = _part(first, batch, reader=reader, num_canonical_nodes=num_canonical_nodes)
+    offsets = _share_of(first, batch, reader=reader, num_canonical_nodes=num_canonical_nodes)
     chunk = min(max(MIN_CHUNK, MIN_CHUNK_OF_READER * reader.num_groups * reader.num_workers), MAX_CHUNK)
     stride = reader.num_workers * max(1, chunk // (batch * reader.num_workers))
     for begin in range(reader.worker, num_full, stride):
@@ -81,13 +81,13 @@ def positions_read(first: int, stop: int, *, reader: Reader, num_canonical_nodes
         yield (first + batches[:, None] * batch + offsets).ravel()
     if num_full % reader.num_workers == reader.worker:
         start = first + num_full * batch
-        part = start + _part(start, short, reader=reader, num_canonical_nodes=num_canonical_nodes)
-        if len(part):
-            yield part
+        share = start + _share_of(start, short, reader=reader, num_canonical_nodes=num_canonical_nodes)
+        if len(share):
+            yield share
 
 
-def _part(start: int, count: int, *, reader: Reader, num_canonical_nodes: int) -> Ids:
-    """A group's part of the positions [start, start + count), counted from start."""
+def _share_of(start: int, count: int, *, reader: Reader, num_canonical_nodes: int) -> Ids:
+    """A group's share of the positions [start, start + count), counted from start."""
     first, stop = count * reader.group // reader.num_groups, count * (reader.group + 1) // reader.num_groups
     nodes, batch = reader.num_nodes, reader.num_groups * reader.batch_size
     fits = reader.num_groups % nodes == num_canonical_nodes % nodes == batch % num_canonical_nodes == 0
@@ -118,7 +118,7 @@ class SampleOrder:
         paired = list(zip(self._passes, counts, strict=True))
         starts = np.stack([passes.dealt(epoch * count) for passes, count in paired])
         taken = np.stack([passes.dealt((epoch + 1) * count) for passes, count in paired]) - starts
-        self._starts: list[list[int]] = starts.tolist()  # [stream][canonical node], places in the node's passes
+        self._starts: list[list[int]] = starts.tolist()  # [stream][canonical node], indices into the node's passes
         self._counts: list[list[int]] = taken.tolist()
         self._samples_of_node: list[int] = taken.sum(axis=0).tolist()
         self._set_rounds()
@@ -171,14 +171,16 @@ class SampleOrder:
                     ids[begin + mine] = self._ids_of_node(node, rounds_before + rounds[mine])
         return ids
 
-    def _ids_of_node(self, node: int, places: Ids) -> Ids:
-        """Sample ids at ascending places of a canonical node's own sequence."""
+    def _ids_of_node(self, node: int, indices: Ids) -> Ids:
+        """Sample ids at ascending indices into a canonical node's own sequence."""
         streams = [stream for stream, counts in enumerate(self._counts) if counts[node]]
         if len(streams) == 1:
-            return self._passes[streams[0]].ids(node, places + self._starts[streams[0]][node])
-        ids = np.empty_like(places)
-        first = int(places[0])
-        owners, numbers = (part[places - first] for part in self._interleave(node, streams, first, int(places[-1]) + 1))
+            return self._passes[streams[0]].ids(node, indices + self._starts[streams[0]][node])
+        ids = np.empty_like(indices)
+        first = int(indices[0])
+        owners, numbers = (
+            each[indices - first] for each in self._interleave(node, streams, first, int(indices[-1]) + 1)
+        )
         by_owner = np.argsort(owners, kind="stable")
         cuts = np.searchsorted(owners[by_owner], np.array([*streams, len(self._counts)])).tolist()
         for stream, (begin, end) in zip(streams, pairwise(cuts), strict=True):
@@ -187,9 +189,9 @@ class SampleOrder:
         return ids
 
     def _interleave(self, node: int, streams: list[int], first: int, stop: int) -> tuple[NDArray[np.uint16], Ids]:
-        """Stream, and number among the node's samples of that stream, at each of the node's places [first, stop).
+        """Stream, and number among the node's samples of that stream, at each of the node's indices [first, stop).
 
-        With S streams, fewer than S samples of a stream are ahead of or behind its part of any prefix (that is the sum
+        With S streams, fewer than S samples of a stream are ahead of or behind its share of any prefix (that is the sum
         of S phases): what may come in [first, stop) is found without what comes before, and sorted by when it is due.
         """
         nodes, total, slack = self.num_canonical_nodes, self._samples_of_node[node], len(streams)
@@ -230,16 +232,16 @@ class _Passes:
         takes[np.flatnonzero(self._sections > rounds)[:turns]] += 1
         return takes
 
-    def ids(self, node: int, places: Ids) -> Ids:
-        """Sample ids at ascending places of a canonical node's sections, pass after pass."""
-        ids = np.empty_like(places)
+    def ids(self, node: int, indices: Ids) -> Ids:
+        """Sample ids at ascending indices into a canonical node's sections, pass after pass."""
+        ids = np.empty_like(indices)
         section, block_size = int(self._sections[node]), self._config.shuffle_block_size
         at = 0
-        while at < len(places):
-            number, place = divmod(int(places[at]), section)
-            start = int(places[at]) - place % block_size
-            end = int(np.searchsorted(places, min(start + block_size, (number + 1) * section)))
-            ids[at:end] = self._block(node, number, place // block_size)[places[at:end] - start]
+        while at < len(indices):
+            number, index = divmod(int(indices[at]), section)
+            start = int(indices[at]) - index % block_size
+            end = int(np.searchsorted(indices, min(start + block_size, (number + 1) * section)))
+            ids[at:end] = self._block(node, number, index // block_size)[indices[at:end] - start]
             at = end
         ids += self._first_id
         return ids

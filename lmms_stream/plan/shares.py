@@ -14,7 +14,7 @@ from ..errors import ConfigError
 class StreamShare:
     """How much of a stream an epoch takes, by at most one of three settings; none: each sample once.
 
-    proportion: its part of the epoch, relative to the other streams'. repeat: times its size. choose: samples.
+    proportion: its share of the epoch, relative to the other streams'. repeat: times its size. choose: samples.
     """
 
     proportion: float | None = None

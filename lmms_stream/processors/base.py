@@ -38,7 +38,7 @@ def or_error(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | Da
 
 
 def through(made: Sequence[T | DataError], make: Callable[[list[T]], Iterable[U | DataError]]) -> list[U | DataError]:
-    """What `make` makes of all that are no errors, at once; errors stay in their places."""
+    """What `make` makes of all that are no errors, at once; errors stay at their indices."""
     following = iter(make([each for each in made if not isinstance(each, DataError)]))
     return [each if isinstance(each, DataError) else next(following) for each in made]
 
@@ -80,7 +80,7 @@ class PackFiller(Protocol):
         self,
         columns: Columns,
         addresses: NDArray[np.int64],
-        places: NDArray[np.int64],
+        indices: NDArray[np.int64],
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         expected: NDArray[np.int64],
@@ -92,7 +92,7 @@ class PackFiller(Protocol):
 
         They are what `process` and `collate` would make. Returns the loss tokens of each segment: int64[num_segments].
 
-        Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample places[s] of the shard that lies at
+        Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample indices[s] of the shard that lies at
         addresses[s] (see Shard), which must have expected[s] tokens (-1: at least those of the segment). columns: of
         all shards.
         Raises SegmentError.

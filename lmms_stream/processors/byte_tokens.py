@@ -1,7 +1,7 @@
 """Where the tokens of a byte-level tokenizer lie in a text, told from their ids alone.
 
 `tokenizers` takes a fifth longer when it keeps track of that. Byte-level BPE (GPT-2's, Llama 3's, Qwen's) changes
-nothing of a text and cuts it into tokens of known bytes, so that adding these up finds the same places.
+nothing of a text and cuts it into tokens of known bytes, so that adding these up finds the same offsets.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class ByteTokens:
         if self.composed and not is_ascii and not unicodedata.is_normalized("NFC", text):
             return None
         stops = self.num_bytes.take(ids).cumsum()
-        places = [place for start, stop in spans for place in (start, stop - 1)]
-        at = places if is_ascii else [len(text[:place].encode()) for place in places]
+        offsets = [offset for start, stop in spans for offset in (start, stop - 1)]
+        at = offsets if is_ascii else [len(text[:offset].encode()) for offset in offsets]
         if not len(ids) or stops[-1] != (len(text) if is_ascii else len(text.encode())):
             return None
         tokens: list[int] = stops.searchsorted(at, "right").tolist()
-        for place, token in zip(places, tokens, strict=True):
-            char = text[place]
+        for offset, token in zip(offsets, tokens, strict=True):
+            char = text[offset]
             if char.isspace() and (char == " " or int(ids[token]) in self.added):
                 return None
         return [(first, last + 1) for first, last in zip(tokens[::2], tokens[1::2], strict=True)]

@@ -120,17 +120,17 @@ class ChatProcessor:
         return self._template_of(chat).render(chat.messages, chat.tools)
 
     def _added_spans(self, chat: _Chat, text: str) -> dict[int, Span]:
-        """Place of each message of the assistant -> what it adds to the text of those before it."""
+        """Index of each message of the assistant -> what it adds to the text of those before it."""
         template, spans = self._template_of(chat), {}
-        for place in chat.spoken:
-            before, _ = template.render(chat.messages[:place], chat.tools, prompt=True)
-            upto, _ = template.render(chat.messages[: place + 1], chat.tools)
+        for index in chat.spoken:
+            before, _ = template.render(chat.messages[:index], chat.tools, prompt=True)
+            upto, _ = template.render(chat.messages[: index + 1], chat.tools)
             if not (text.startswith(upto) and upto.startswith(before)):
                 raise DataError(
-                    f"the chat template changes message {place} when others follow, so what the assistant says cannot "
+                    f"the chat template changes message {index} when others follow, so what the assistant says cannot "
                     "be told from the rest: wrap it in {% generation %} and {% endgeneration %} in the template"
                 )
-            spans[place] = len(before), len(upto.rstrip())
+            spans[index] = len(before), len(upto.rstrip())
         return spans
 
     def _spans_left_out(self, chat: _Chat, text: str, spans: Sequence[Span]) -> list[Span]:
@@ -138,25 +138,25 @@ class ChatProcessor:
         speakers: Sequence[int] = chat.spoken
         if len(spans) != len(speakers):
             speakers = self._speakers_of(spans, chat)
-        return [span for span, place in zip(spans, speakers, strict=True) if place in chat.left_out]
+        return [span for span, index in zip(spans, speakers, strict=True) if index in chat.left_out]
 
     def _speakers_of(self, spans: Sequence[Span], chat: _Chat) -> list[int]:
         """The message of each span, for templates that mark one several times, or not at all.
 
         The spans that a message adds to those before it are its own.
         """
-        places: list[int] = []
-        for place in chat.spoken:
-            _, upto = self._template_of(chat).render(chat.messages[: place + 1], chat.tools)
+        indices: list[int] = []
+        for index in chat.spoken:
+            _, upto = self._template_of(chat).render(chat.messages[: index + 1], chat.tools)
             if upto != spans[: len(upto)]:
                 break
-            places += [place] * (len(upto) - len(places))
-        if len(places) != len(spans):
+            indices += [index] * (len(upto) - len(indices))
+        if len(indices) != len(spans):
             raise DataError(
                 f"the chat template marks {len(spans)} spans that are not those of single messages, so what is not "
                 'learnt cannot be told: use another template, or a dataset without "learn": false'
             )
-        return places
+        return indices
 
 
 def _joined(spans: Sequence[Span]) -> list[Span]:
@@ -190,7 +190,7 @@ class _Rendered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """messages and tools as templates take them; left_out: places of messages that are not learnt."""
+    """messages and tools as templates take them; left_out: indices of messages that are not learnt."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
@@ -198,21 +198,21 @@ class _Chat:
 
     @property
     def spoken(self) -> list[int]:
-        """Places of the assistant's messages."""
-        return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+        """Indices of the assistant's messages."""
+        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
 
 
 def _parse(stored: str) -> _Chat:
     """The stored conversation with the text of its parts joined: templates of text models take plain strings."""
     messages, tools = read_chat(stored)
     left_out = []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if isinstance(message.get("content"), list):
             message["content"] = _joined_text(message["content"])
         for call in message.get("tool_calls") or ():
             _read_arguments(call)
         if not message.pop("learn", True):
-            left_out.append(place)
+            left_out.append(index)
     return _Chat(messages, tools, frozenset(left_out))
 
 

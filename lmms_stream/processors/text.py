@@ -98,7 +98,7 @@ class TokensProcessor:
         self,
         columns: Columns,
         addresses: NDArray[np.int64],
-        places: NDArray[np.int64],
+        indices: NDArray[np.int64],
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         expected: NDArray[np.int64],
@@ -108,10 +108,10 @@ class TokensProcessor:
     ) -> NDArray[np.int64]:
         """See PackFiller."""
         kernels = _kernels()
-        num_loss_tokens = np.empty(len(places), np.int64)
+        num_loss_tokens = np.empty(len(indices), np.int64)
         outcome, segment, value = kernels.fill(
             addresses,
-            places,
+            indices,
             starts,
             lengths,
             expected,

@@ -60,7 +60,7 @@ def _array(data: NDArray[np.uint8], at: int, stop: int) -> tuple[int, int]:
 @njit(cache=True, nogil=True)
 def _find(
     addresses: NDArray[np.int64],
-    places: NDArray[np.int64],
+    indices: NDArray[np.int64],
     column_sizes: NDArray[np.int64],
     ids_column: int,
     spans_column: int,
@@ -70,17 +70,17 @@ def _find(
 
     Returns the first sample that is torn, or -1.
     """
-    for segment in range(len(places)):
-        _prefetch(addresses[segment] + 4 * (places[segment] + 1))
-    for segment in range(len(places)):
-        offsets = carray(_pointer(addresses[segment]), (4 * (places[segment] + 3),), np.uint8)
-        found[segment, 0] = _uint32(offsets, 4 * (places[segment] + 1))
-        found[segment, 1] = _uint32(offsets, 4 * (places[segment] + 2))
+    for segment in range(len(indices)):
+        _prefetch(addresses[segment] + 4 * (indices[segment] + 1))
+    for segment in range(len(indices)):
+        offsets = carray(_pointer(addresses[segment]), (4 * (indices[segment] + 3),), np.uint8)
+        found[segment, 0] = _uint32(offsets, 4 * (indices[segment] + 1))
+        found[segment, 1] = _uint32(offsets, 4 * (indices[segment] + 2))
         _prefetch(addresses[segment] + found[segment, 0])
     num_varying = 0
     for column_size in column_sizes:
         num_varying += column_size < 0
-    for segment in range(len(places)):
+    for segment in range(len(indices)):
         address = addresses[segment] + found[segment, 0]
         size = found[segment, 1] - found[segment, 0]
         data = carray(_pointer(address), (size,), np.uint8)
@@ -113,7 +113,7 @@ def _find(
 @njit(cache=True, nogil=True)
 def fill(
     addresses: NDArray[np.int64],
-    places: NDArray[np.int64],
+    indices: NDArray[np.int64],
     starts: NDArray[np.int64],
     lengths: NDArray[np.int64],
     expected: NDArray[np.int64],
@@ -128,25 +128,25 @@ def fill(
 ) -> tuple[int, int, int]:
     """Write the segments one after another into the three rows; loss spans ascend (they may overlap).
 
-    Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample places[s] of the shard at addresses[s],
+    Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample indices[s] of the shard at addresses[s],
     whose tokens number expected[s], or are enough where that is -1. column_sizes: bytes of each column of a sample, -1
     where they vary. The shards' offsets were checked when they were opened; here a sample's own sizes are.
     Returns what became of it, the segment that does not fit, and a value of it; num_loss_tokens is of each segment.
     Tokens may lie at any byte, which the processors that NumPy supports read as well as aligned ones.
     """
-    found = np.empty((len(places), 4), np.int64)
-    torn = _find(addresses, places, column_sizes, ids_column, spans_column, found)
+    found = np.empty((len(indices), 4), np.int64)
+    torn = _find(addresses, indices, column_sizes, ids_column, spans_column, found)
     if torn >= 0:
         return TORN, torn, 0
     write = 0
-    for segment in range(len(places)):
+    for segment in range(len(indices)):
         start, length, num_tokens = starts[segment], lengths[segment], found[segment, 1]
         other = 0 <= expected[segment] != num_tokens
         if other or start + length > num_tokens or write + length > len(input_ids):
             return OTHER_LENGTH, segment, num_tokens
         tokens = carray(_pointer(found[segment, 0] + 4 * start), (length,), np.int32)
         bounds = carray(_pointer(found[segment, 2]), (found[segment, 3],), np.int32)
-        if segment + AHEAD < len(places):
+        if segment + AHEAD < len(indices):
             following = found[segment + AHEAD, 0] + 4 * starts[segment + AHEAD]
             for line in range(0, 4 * lengths[segment + AHEAD], LINE):
                 _prefetch(following + line)

@@ -196,7 +196,7 @@ def _without_padding(tokenizer: Tokenizer) -> str:
 
 
 def _as_text(special_tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens in place of the objects that tokenizers have for some of them."""
+    """Tokens instead of the objects that tokenizers have for some of them."""
     return {
         name: [str(each) for each in token] if isinstance(token, list) else str(token)
         for name, token in special_tokens.items()

@@ -109,7 +109,7 @@ class Prefetcher:
                 result = error
             with self._changed:
                 self._under_way.discard(shard_id)
-                if result is None:  # back to its place, which is before all that is requested later
+                if result is None:  # back to the front of the queue, before all that is requested later
                     again_s = _NEEDED_S if shard_id in self._needed else _BUSY_S
                     self._queue = {shard_id: time.monotonic() + again_s} | self._queue
                 else:

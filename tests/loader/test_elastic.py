@@ -193,7 +193,7 @@ def test_a_lane_state_is_small_and_of_one_rank_alone_is_refused(folder: Path) ->
                 break
     states = [loader.state_dict() for loader in loaders]
     assert len(json.dumps(PackedLoader.merge_states(states))) < 1500 * NUM_LANES
-    with pytest.raises(CursorError, match=r"lane 1 after 0 packs in place of 7: it is of one rank alone; save Packed"):
+    with pytest.raises(CursorError, match=r"lane 1 after 0 packs instead of 7: it is of one rank alone; save Packed"):
         PackedLoader(dataset, global_batch=8).load_state_dict(states[0])
     next(iter(loaders[0]))
     with pytest.raises(CursorError, match="cursors of ranks at steps 10 and 0 cannot be merged"):
@@ -252,9 +252,9 @@ def test_workers_that_persist_follow_the_cursor_wherever_it_goes(
 
     start = loader.state_dict()
     whole = steps(7)
-    place = loader.state_dict()
+    state = loader.state_dict()
     further = steps(2)
     loader.load_state_dict(start)
     assert steps(3) + steps(4) == whole
-    loader.load_state_dict(place)
+    loader.load_state_dict(state)
     assert steps(2) == further

@@ -61,8 +61,8 @@ def read_steps(
         loader = PackedLoader(dataset, global_batch=global_batch, world=world, num_workers=num_workers, timeout_s=60)
         if state is not None:
             loader.load_state_dict(state)
-        place = loader.cursor.sources["data"]
-        epoch, first = place.epoch, place.packs // global_batch
+        at = loader.cursor.sources["data"]
+        epoch, first = at.epoch, at.packs // global_batch
         batches: Iterator[Batch] = iter(loader)
         for batch in batches:
             steps[epoch, first + batch.step] += batch.sample_ids.tolist()
@@ -208,9 +208,9 @@ def test_a_cursor_of_another_plan_or_beyond_it_is_refused(
     other = PackedLoader(open_dataset(dataset_folder, chat_processor, seed=1), global_batch=GLOBAL_BATCH)
     with pytest.raises(CursorError, match=r"the checkpoint follows plan .* they differ in the order settings \(seed"):
         other.load_state_dict(state)
-    place = state["sources"]["data"] | {"packs": 10**6}
+    source = state["sources"]["data"] | {"packs": 10**6}
     with pytest.raises(CursorError, match=r"stands at pack 1000000 of epoch 0 of 'data', which has \d+"):
-        PackedLoader(dataset, global_batch=GLOBAL_BATCH).load_state_dict(state | {"sources": {"data": place}})
+        PackedLoader(dataset, global_batch=GLOBAL_BATCH).load_state_dict(state | {"sources": {"data": source}})
 
 
 def test_skipped_steps_are_not_read(dataset: PackedStreamingDataset) -> None:

@@ -19,7 +19,7 @@ KEPT: dict[str, Callable[[Rows], Any]] = {
 }
 
 
-def place(rows: Rows) -> int:
+def address(rows: Rows) -> int:
     """Where the first row lies in memory."""
     return int(rows[0].__array_interface__["data"][0])
 
@@ -35,17 +35,17 @@ def test_rows_are_apart_and_as_long_as_asked() -> None:
 def test_memory_is_used_again_once_nobody_refers_to_it() -> None:
     memory = RowMemory()
     rows = memory.rows(100)
-    before = place(rows)
+    before = address(rows)
     del rows
     again = memory.rows(80)
-    assert place(again) == before
+    assert address(again) == before
 
 
 @pytest.mark.parametrize("keep", KEPT)
 def test_memory_is_not_used_again_while_something_of_it_is_left(keep: str) -> None:
     memory = RowMemory()
     rows = memory.rows(100)
-    before = place(rows)
+    before = address(rows)
     rows[2][:] = 7
     kept = KEPT[keep](rows)
     del rows
@@ -54,10 +54,10 @@ def test_memory_is_not_used_again_while_something_of_it_is_left(keep: str) -> No
     for other in others:
         for row in other:
             row[:] = 1
-    assert before not in [place(other) for other in others]
+    assert before not in [address(other) for other in others]
     assert np.all(np.asarray(kept) == 7)
     del kept
-    assert place(memory.rows(100)) == before
+    assert address(memory.rows(100)) == before
 
 
 def test_larger_rows_get_memory_of_their_own() -> None:

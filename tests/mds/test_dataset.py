@@ -84,9 +84,9 @@ def test_shards_of_a_plain_mds_writer_are_read_compressed_ones_too(tmp_path: Pat
 
 def test_the_reader_locates_each_sample(dataset_folder: Path) -> None:
     dataset = PackedStreamingDataset(dataset_folder)
-    shard_ids, places = dataset.reader.locate(np.arange(len(dataset)))
+    shard_ids, indices = dataset.reader.locate(np.arange(len(dataset)))
     assert np.array_equal(shard_ids, np.repeat(np.arange(len(dataset.shard_infos)), dataset.samples_per_shard))
-    assert np.array_equal(places, np.concatenate([np.arange(count) for count in dataset.samples_per_shard]))
+    assert np.array_equal(indices, np.concatenate([np.arange(count) for count in dataset.samples_per_shard]))
 
 
 def test_a_pickled_dataset_reads_the_same(dataset_folder: Path, chat_processor: ChatProcessor) -> None:
@@ -148,9 +148,9 @@ def test_mosaics_loader_resumes_in_the_middle_of_an_epoch_and_at_its_end(
 
 def test_a_place_in_another_order_is_refused(dataset_folder: Path) -> None:
     state = PackedStreamingDataset(dataset_folder).state_dict(3, True)
-    with pytest.raises(CursorError, match="the saved place has seed 0, this dataset has 1: restore it"):
+    with pytest.raises(CursorError, match="the saved state has seed 0, this dataset has 1: restore it"):
         PackedStreamingDataset(dataset_folder, order=OrderConfig(seed=1)).load_state_dict(state)
-    with pytest.raises(CursorError, match=r"the saved place is damaged \(.*\): use another checkpoint"):
+    with pytest.raises(CursorError, match=r"the saved state is damaged \(.*\): use another checkpoint"):
         PackedStreamingDataset(dataset_folder).load_state_dict(state | {"epoch": None})
 
 

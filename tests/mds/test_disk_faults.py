@@ -92,13 +92,13 @@ def test_a_cache_folder_that_cannot_be_made_is_an_error_that_names_it(
 def test_a_folder_in_the_place_of_a_shard_is_an_error_that_names_it(
     num_workers: int, reading: Reading, expected: Delivered
 ) -> None:
-    place = reading.cache / SHARD
-    (place / "something").mkdir(parents=True)
+    folder = reading.cache / SHARD
+    (folder / "something").mkdir(parents=True)
     with within(SLACK_S):
         delivered, message = read_until_error(replace(reading, num_workers=num_workers).loader(), StorageError)
     assert delivered == expected[: len(delivered)]
-    assert str(place) in message
-    assert (place / "something").is_dir()
+    assert str(folder) in message
+    assert (folder / "something").is_dir()
 
 
 def test_a_cache_that_is_deleted_under_a_run_is_filled_again(

@@ -26,10 +26,10 @@ from .reading import IN_PROCESS_AND_WORKERS, MARKS, SHARD, SLACK_S, Delivered, R
 pytestmark = MARKS
 
 
-def changed_index(dataset_folder: Path, place: str, value: Any) -> bytes:
-    """index.json with another value at a place, as "raw_data.bytes", of its first shard."""
+def changed_index(dataset_folder: Path, key: str, value: Any) -> bytes:
+    """index.json with another value at a key, as "raw_data.bytes", of its first shard."""
     index = json.loads((dataset_folder / "index.json").read_bytes())
-    *parents, last = place.split(".")
+    *parents, last = key.split(".")
     target = index["shards"][0]
     for parent in parents:
         target = target[parent]
@@ -110,21 +110,21 @@ def nothing_is_written_outside(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "named"),
+    ("key", "value", "named"),
     [
         pytest.param(*case, id=HOSTILE_IDS[number] if number < len(HOSTILE_IDS) else f"{case[0]}-{number}")
         for number, case in enumerate(HOSTILE_INDEXES)
     ],
 )
 def test_a_hostile_index_is_refused_before_anything_is_fetched(
-    place: str, value: Any, named: str, reading: Reading, dataset_folder: Path, s3: str, proxy: FaultProxy
+    key: str, value: Any, named: str, reading: Reading, dataset_folder: Path, s3: str, proxy: FaultProxy
 ) -> None:
-    if (place, value) == ("samples", (1 << 32) - 1):  # in a shard of 8 bytes
-        index = json.loads(changed_index(dataset_folder, place, value))
+    if (key, value) == ("samples", (1 << 32) - 1):  # in a shard of 8 bytes
+        index = json.loads(changed_index(dataset_folder, key, value))
         index["shards"][0]["raw_data"]["bytes"] = 8
         data = json.dumps(index).encode()
     else:
-        data = changed_index(dataset_folder, place, value)
+        data = changed_index(dataset_folder, key, value)
     remote = f"{s3}/hostile-index"
     open_storage(remote).write("index.json", data)
     pattern = named if "|" in named else re.escape(named)
@@ -181,13 +181,13 @@ def write_hostile_shard(dataset_folder: Path, folder: Path, change: Callable[[by
     return str(folder)
 
 
-def put(data: bytearray, place: int, value: int) -> None:
+def put(data: bytearray, index: int, value: int) -> None:
     """Write a 32-bit word."""
-    struct.pack_into("<I", data, 4 * place, value)
+    struct.pack_into("<I", data, 4 * index, value)
 
 
-def word(data: bytearray, place: int) -> int:
-    value: int = struct.unpack_from("<I", data, 4 * place)[0]
+def word(data: bytearray, index: int) -> int:
+    value: int = struct.unpack_from("<I", data, 4 * index)[0]
     return value
 
 
@@ -212,8 +212,8 @@ def offset_behind_the_end(data: bytearray) -> None:
 
 
 def every_offset_behind_the_end(data: bytearray) -> None:
-    for place in range(1, 2 + word(data, 0)):
-        put(data, place, (1 << 32) - 1)
+    for index in range(1, 2 + word(data, 0)):
+        put(data, index, (1 << 32) - 1)
 
 
 def huge_column(data: bytearray) -> None:

@@ -46,7 +46,7 @@ S3_SETTINGS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "A
     [
         pytest.param(Rule(times=2, status=503), id="slow down"),
         pytest.param(Rule(times=1, status=500), id="internal error"),
-        pytest.param(Rule(times=1, reset=True), id="reset in place of an answer"),
+        pytest.param(Rule(times=1, reset=True), id="reset instead of an answer"),
         pytest.param(Rule(times=1, reset_after=1000), id="reset in the body"),
         pytest.param(Rule(times=1, cut_after=1000), id="cut short of Content-Length"),
         pytest.param(Rule(times=1, path=SHARDS, shorten_to=30_000), id="shorter than the index says"),

@@ -151,9 +151,9 @@ def test_offsets_that_leave_the_file_or_descend_are_refused(tmp_path: Path) -> N
     (info,) = write(tmp_path)
     path = tmp_path / info.name
     original = path.read_bytes()
-    for place, value in ((1, 1 << 31), (5, 0), (info.num_samples + 1, info.size + 1)):
+    for word, value in ((1, 1 << 31), (5, 0), (info.num_samples + 1, info.size + 1)):
         data = bytearray(original)
-        data[4 * place : 4 * place + 4] = value.to_bytes(4, "little")
+        data[4 * word : 4 * word + 4] = value.to_bytes(4, "little")
         path.write_bytes(data)
         with pytest.raises(ShardError, match="offsets that descend or leave the file"):
             Shard(path, info)

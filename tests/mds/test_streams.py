@@ -186,7 +186,7 @@ def test_checksums_of_any_kind_in_the_index_are_checked(root: Path, tmp_path: Pa
 def test_positions_beyond_the_epoch_belong_to_other_streams(root: Path) -> None:
     dataset = PackedStreamingDataset(root / "a", epoch_size=100)
     state = dataset.state_dict(50, True)
-    with pytest.raises(CursorError, match="the saved place has epoch_size 100, this dataset has 300"):
+    with pytest.raises(CursorError, match="the saved state has epoch_size 100, this dataset has 300"):
         PackedStreamingDataset(root / "a").load_state_dict(state)
 
 

@@ -7,19 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import CursorError
-from lmms_stream.plan.cursor import CURSOR_VERSION, Cursor, Place
+from lmms_stream.plan.cursor import CURSOR_VERSION, Cursor, SourceCursor
 
 from ..strategies import examples
 
 counts = st.integers(0, 1 << 60)
-places = st.builds(Place, plan=st.text(), epoch=counts, packs=counts, taken=counts)
-cursors = st.builds(Cursor, step=counts, phase=st.text(), sources=st.dictionaries(st.text(), places, max_size=5))
+source_cursors = st.builds(SourceCursor, plan=st.text(), epoch=counts, packs=counts, taken=counts)
+cursors = st.builds(
+    Cursor, step=counts, phase=st.text(), sources=st.dictionaries(st.text(), source_cursors, max_size=5)
+)
 
-PLACE = {"plan": "abc", "epoch": 1, "packs": 20, "taken": 3}
+SOURCE = {"plan": "abc", "epoch": 1, "packs": 20, "taken": 3}
 
 
 def saved(**changes: Any) -> dict[str, Any]:
-    data = Cursor(step=7, phase="p", sources={"chat": Place(**PLACE)}).to_dict()  # type: ignore[arg-type]
+    data = Cursor(step=7, phase="p", sources={"chat": SourceCursor(**SOURCE)}).to_dict()  # type: ignore[arg-type]
     return {name: value for name, value in (data | changes).items() if value is not ...}
 
 
@@ -30,8 +32,8 @@ def test_a_cursor_comes_back_from_json_unchanged(cursor: Cursor) -> None:
 
 
 def test_a_saved_cursor_is_a_few_plain_values() -> None:
-    assert saved() == {"version": CURSOR_VERSION, "step": 7, "phase": "p", "sources": {"chat": PLACE}}
-    assert Place(plan="abc") == Place(plan="abc", epoch=0, packs=0, taken=0)
+    assert saved() == {"version": CURSOR_VERSION, "step": 7, "phase": "p", "sources": {"chat": SOURCE}}
+    assert SourceCursor(plan="abc") == SourceCursor(plan="abc", epoch=0, packs=0, taken=0)
 
 
 @pytest.mark.parametrize(("version", "shown"), [(2, "2"), (0, "0"), ("1", "'1'"), (True, "True"), (..., "None")])
@@ -52,13 +54,13 @@ def test_a_cursor_of_another_version_is_refused(version: object, shown: str) -> 
         ({"sources": {"chat": None}}, "TypeError"),
         ({"sources": {"chat": 7}}, "TypeError"),
         ({"sources": {"chat": {"plan": "abc", "epoch": 1, "packs": 1}}}, "KeyError"),
-        ({"sources": {"chat": PLACE | {"plan": None}}}, "TypeError"),
-        ({"sources": {"chat": PLACE | {"epoch": "first"}}}, "TypeError"),
-        ({"sources": {"chat": PLACE | {"packs": None}}}, "TypeError"),
-        ({"sources": {"chat": PLACE | {"packs": 7.9}}}, "TypeError"),
-        ({"sources": {"chat": PLACE | {"packs": float("inf")}}}, "TypeError"),
-        ({"sources": {"chat": PLACE | {"epoch": -1}}}, "ValueError"),
-        ({"sources": {"chat": PLACE | {"packs": -5}}}, "ValueError"),
+        ({"sources": {"chat": SOURCE | {"plan": None}}}, "TypeError"),
+        ({"sources": {"chat": SOURCE | {"epoch": "first"}}}, "TypeError"),
+        ({"sources": {"chat": SOURCE | {"packs": None}}}, "TypeError"),
+        ({"sources": {"chat": SOURCE | {"packs": 7.9}}}, "TypeError"),
+        ({"sources": {"chat": SOURCE | {"packs": float("inf")}}}, "TypeError"),
+        ({"sources": {"chat": SOURCE | {"epoch": -1}}}, "ValueError"),
+        ({"sources": {"chat": SOURCE | {"packs": -5}}}, "ValueError"),
         ({"step": ...}, "KeyError"),
         ({"step": -1}, "ValueError"),
         ({"phase": 3}, "TypeError"),
@@ -89,7 +91,7 @@ def test_what_is_no_mapping_is_refused() -> None:
     ],
 )
 def test_a_foreign_plan_is_refused_and_the_error_says_what_differs(built: str, difference: str) -> None:
-    cursor = Cursor(sources={"chat": Place(plan="1-a-b-c-d"), "old": Place(plan="gone")})
+    cursor = Cursor(sources={"chat": SourceCursor(plan="1-a-b-c-d"), "old": SourceCursor(plan="gone")})
     cursor.check_plans({"chat": "1-a-b-c-d", "new": "any"})
     with pytest.raises(
         CursorError,
@@ -100,7 +102,7 @@ def test_a_foreign_plan_is_refused_and_the_error_says_what_differs(built: str, d
 
 
 def test_a_place_beyond_its_epoch_is_refused() -> None:
-    place = Place(plan="p", epoch=2, packs=9)
-    place.check_packs("chat", 9)
+    at = SourceCursor(plan="p", epoch=2, packs=9)
+    at.check_packs("chat", 9)
     with pytest.raises(CursorError, match="stands at pack 9 of epoch 2 of 'chat', which has 8: use another checkpoint"):
-        place.check_packs("chat", 8)
+        at.check_packs("chat", 8)

@@ -338,10 +338,10 @@ def stopped_state() -> LaneState:
 )
 def test_a_damaged_state_is_refused(path: list[str], value: Any) -> None:
     data: dict[str, Any] = stopped_state().to_dict()
-    place = data
+    node = data
     for name in path[:-1]:
-        place = place[name]
-    place[path[-1]] = value
+        node = node[name]
+    node[path[-1]] = value
     with pytest.raises(CursorError, match=r"^the saved lane state is damaged \(.*\): use another checkpoint$"):
         LaneState.from_dict(data)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
-from lmms_stream.plan.cursor import Cursor, Place
+from lmms_stream.plan.cursor import Cursor, SourceCursor
 from lmms_stream.plan.mixture import Mixture, Step
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
@@ -131,7 +131,7 @@ def test_without_weights_an_epoch_holds_each_source_once_evenly_interleaved(glob
         assert sorted(read for reads_ in steps for read in reads_) == [
             (name, epoch, pack) for name, size in sizes.items() for pack in range(size)
         ]
-    assert all(place == Place(plan=PLANS[name].fingerprint, epoch=2) for name, place in cursor.sources.items())
+    assert all(at == SourceCursor(plan=PLANS[name].fingerprint, epoch=2) for name, at in cursor.sources.items())
 
 
 @examples(30)
@@ -176,17 +176,17 @@ def test_a_source_that_is_added_in_mid_epoch_is_read_once_with_the_rest_of_the_o
 
 
 def test_when_the_only_source_with_packs_left_is_left_out_the_next_epoch_begins() -> None:
-    used_up = {"a": Place(plan=PLANS["a"].fingerprint, packs=PLANS["a"].num_packs(0))}
+    used_up = {"a": SourceCursor(plan=PLANS["a"].fingerprint, packs=PLANS["a"].num_packs(0))}
     alone = Mixture({"a": PLANS["a"]})
-    cursor = alone.adopt(Cursor(sources=used_up | {"b": Place(plan=PLANS["b"].fingerprint, packs=3)}))
-    assert cursor.sources["a"] == Place(plan=PLANS["a"].fingerprint, epoch=1)
+    cursor = alone.adopt(Cursor(sources=used_up | {"b": SourceCursor(plan=PLANS["b"].fingerprint, packs=3)}))
+    assert cursor.sources["a"] == SourceCursor(plan=PLANS["a"].fingerprint, epoch=1)
     assert cursor.sources["b"].packs == 3
     assert reads(alone.step(cursor, global_batch=2)) == [("a", 1, 0), ("a", 1, 1)]
 
 
 def test_weights_may_follow_an_epoch_in_which_a_source_was_used_up() -> None:
     mixture = Mixture(PLANS)
-    ended = {"a": Place(plan=PLANS["a"].fingerprint, packs=PLANS["a"].num_packs(0))}
+    ended = {"a": SourceCursor(plan=PLANS["a"].fingerprint, packs=PLANS["a"].num_packs(0))}
     weighted = Mixture(PLANS, weights={"a": 1, "b": 1})
     step = weighted.step(weighted.adopt(Cursor(sources=ended)), global_batch=4)
     assert reads(step) == [("a", 1, 0), ("a", 1, 1), ("b", 0, 0), ("b", 0, 1)]
@@ -238,10 +238,10 @@ def test_one_source_is_its_plan() -> None:
 
 def test_a_cursor_that_does_not_fit_is_refused() -> None:
     mixture = Mixture(PLANS)
-    foreign = Cursor(sources={"a": Place(plan=PLANS["b"].fingerprint)})
+    foreign = Cursor(sources={"a": SourceCursor(plan=PLANS["b"].fingerprint)})
     with pytest.raises(CursorError, match=r"they differ in the lengths index .* and the shards .* and the order"):
         mixture.adopt(foreign)
-    beyond = Cursor(sources={"a": Place(plan=PLANS["a"].fingerprint, packs=10**6)})
+    beyond = Cursor(sources={"a": SourceCursor(plan=PLANS["a"].fingerprint, packs=10**6)})
     with pytest.raises(CursorError, match="stands at pack 1000000 of epoch 0 of 'a'"):
         mixture.adopt(beyond)
 

@@ -158,7 +158,7 @@ def share_of_close_neighbours(ids: NDArray[np.int64], *, distance: int) -> float
 
 
 def displacement(ids: NDArray[np.int64]) -> float:
-    """Mean distance of a sample from its stored place, over the block's size: 1/3 for a uniform permutation."""
+    """Mean distance of a sample from its stored position, over the block's size: 1/3 for a uniform permutation."""
     return float(np.mean(np.abs(ids - np.arange(len(ids))))) / len(ids)
 
 

@@ -386,7 +386,7 @@ def test_windows_packed_one_by_one_give_the_packs_of_the_whole(case: PackingCase
     for start in range(0, count, step):
         stop = min(start + step, count)
         window = case.lengths[start:stop].astype(np.int32)
-        packs = pack_window(window, config=config, seed=case.seed, waiting=waiting, place=start, last=stop == count)
+        packs = pack_window(window, config=config, seed=case.seed, waiting=waiting, position=start, last=stop == count)
         positions = np.concatenate([held, np.arange(start, stop)])[packs.order]
         done = packs.offsets[: packs.num_closed + 1]
         found += [positions[a:b].tolist() for a, b in pairwise(done)]

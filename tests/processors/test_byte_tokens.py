@@ -1,4 +1,4 @@
-"""Places of tokens that are told from their ids are those that the tokenizer itself says."""
+"""Offsets of tokens that are told from their ids are those that the tokenizer itself says."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_tokens_and_what_is_learnt_are_those_of_transformers(tokenizer: Path, na
         assert ours.measure(stored(messages, tools)) == len(expected["input_ids"])
         ((ids, spans),) = ours.tokenize_all([stored(messages, tools)])  # type: ignore[misc]
         assert ids.tolist() == expected["input_ids"]
-        assert [place for start, stop in spans for place in range(start, stop)] == np.flatnonzero(mask).tolist()
+        assert [token for start, stop in spans for token in range(start, stop)] == np.flatnonzero(mask).tolist()
         assert all(stop < following for (_, stop), (following, _) in pairwise(spans))
 
     check()

@@ -115,8 +115,8 @@ def test_messages_that_are_not_learnt_are_read_all_the_same(chat_processor: Chat
         ({1, 3, 4}, ""),
     ):
         messages = json.loads(whole["messages"])
-        for place in left_out:
-            messages[place]["learn"] = False
+        for index in left_out:
+            messages[index]["learn"] = False
         sample = {"messages": json.dumps(messages)}
         assert learnt_text(chat_processor, sample) == expected
         same = chat_processor.process(whole)["input_ids"]

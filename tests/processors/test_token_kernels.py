@@ -62,11 +62,11 @@ def test_a_loader_gives_what_it_gives_sample_by_sample(tmp_path: Path, overlong:
     assert all(same(a, b) for a, b in zip(direct, by_sample, strict=True))
 
 
-def fill(shard: Shard, places: list[int], starts: list[int], lengths: list[int]) -> tuple[Ids, Ids]:
+def fill(shard: Shard, indices: list[int], starts: list[int], lengths: list[int]) -> tuple[Ids, Ids]:
     """The rows of these segments, and the loss tokens of each."""
     rows = np.full((3, sum(lengths)), 99)
-    at, begins, sizes, expected = (np.array(values) for values in (places, starts, lengths, [-1] * len(places)))
-    addresses = np.full(len(places), shard.address, np.int64)
+    at, begins, sizes, expected = (np.array(values) for values in (indices, starts, lengths, [-1] * len(indices)))
+    addresses = np.full(len(indices), shard.address, np.int64)
     return rows, TokensProcessor().fill_packs(shard.info.columns, addresses, at, begins, sizes, expected, *rows)
 
 
@@ -91,14 +91,14 @@ def test_any_segments_of_any_samples_are_written_as_process_and_collate_do(
             writer.write(sample)
     (info,) = parse_index((folder / "index.json").read_bytes(), source="index.json")
     shard = Shard(folder / info.name, info)
-    places = data.draw(st.lists(st.integers(0, len(samples) - 1), min_size=1, max_size=8))
-    starts = [data.draw(st.integers(0, len(samples[place]["input_ids"]) - 1)) for place in places]
+    indices = data.draw(st.lists(st.integers(0, len(samples) - 1), min_size=1, max_size=8))
+    starts = [data.draw(st.integers(0, len(samples[index]["input_ids"]) - 1)) for index in indices]
     lengths = [
-        data.draw(st.integers(1, len(samples[place]["input_ids"]) - start))
-        for place, start in zip(places, starts, strict=True)
+        data.draw(st.integers(1, len(samples[index]["input_ids"]) - start))
+        for index, start in zip(indices, starts, strict=True)
     ]
-    rows, num_loss_tokens = fill(shard, places, starts, lengths)
-    whole = [TokensProcessor().process(shard[place]) for place in places]
+    rows, num_loss_tokens = fill(shard, indices, starts, lengths)
+    whole = [TokensProcessor().process(shard[index]) for index in indices]
     parts = [
         {name: values[start : start + length] for name, values in sample.items()}
         for sample, start, length in zip(whole, starts, lengths, strict=True)
@@ -131,14 +131,14 @@ def test_damaged_bytes_never_leave_the_sample(
         shard = Shard(path, info)
     except ShardError:
         return
-    for place in range(info.num_samples):
+    for index in range(info.num_samples):
         try:
-            processed = TokensProcessor().process(shard[place])
+            processed = TokensProcessor().process(shard[index])
             length = len(processed["input_ids"])
         except LmmsStreamError:
             length = 0
         try:
-            rows, _ = fill(shard, [place], [0], [max(length, 1)])
+            rows, _ = fill(shard, [index], [0], [max(length, 1)])
         except SegmentError:
             continue
         if length:  # both took it: then both read the same
@@ -151,12 +151,12 @@ def test_spans_that_do_not_ascend_and_lengths_that_differ_are_named(tmp_path: Pa
             writer.write({"input_ids": np.arange(1, 6, dtype=np.int32), "loss_spans": np.array(spans, np.int32)})
     (info,) = parse_index((tmp_path / "index.json").read_bytes(), source="index.json")
     shard = Shard(tmp_path / info.name, info)
-    for place in (1, 2, 3):
+    for index in (1, 2, 3):
         with pytest.raises(SegmentError, match="its loss spans lie outside the sample, or do not ascend") as error:
-            fill(shard, [0, place], [0, 0], [5, 5])
+            fill(shard, [0, index], [0, 0], [5, 5])
         assert error.value.segment == 1
         with pytest.raises(LmmsStreamError, match="loss span"):
-            TokensProcessor().process(shard[place])
+            TokensProcessor().process(shard[index])
     with pytest.raises(SegmentError) as error:
         fill(shard, [0], [3], [3])
     assert error.value.num_tokens == 5

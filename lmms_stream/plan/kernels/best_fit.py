@@ -35,7 +35,7 @@ class _Bins(NamedTuple):
     next_bin: NDArray[np.int32]
     following: NDArray[np.int32]
     head: NDArray[np.int32]
-    first: NDArray[np.int64]  # place of a bin's first sample in the sequence, see best_fit
+    first: NDArray[np.int64]  # position of a bin's first sample in the sequence, see best_fit
     size: NDArray[np.int32]
     room: NDArray[np.int32]
     opened: NDArray[np.int32]  # bins that are open; those from the last window come first
@@ -89,17 +89,17 @@ def _sort_window(
     budget = np.int64(total * share)
     threshold = np.int64(0)
     held = np.int64(0)
-    place = stop - start
+    slot = stop - start
     for length in range(shortest, longest + 1):
         held += np.int64(counts[length]) * length
         if held > budget:
             break
         threshold = length
-        place -= counts[length]
+        slot -= counts[length]
     for length in range(threshold, shortest - 1, -1):
         number = counts[length]
-        counts[length] = place
-        place += number
+        counts[length] = slot
+        slot += number
     num_large = 0
     for position in range(start, stop):
         length = lengths[position]
@@ -113,7 +113,7 @@ def _sort_window(
 
 
 @njit(cache=True, nogil=True)
-def _place_window(
+def _fill_window(
     bins: _Bins, lengths: NDArray[np.int32], num_samples: int, shift: int, num_open: int, limit: int, max_samples: int
 ) -> int:
     """Put samples, in the order of bins.turns, into the fullest packs that take them; the number of open bins.
@@ -215,19 +215,19 @@ def _sort_by_hash(keys: NDArray[np.uint64], bins: NDArray[np.int32]) -> NDArray[
     sorted_keys = np.empty(count, np.uint64)
     sorted_bins = np.empty(count, np.int32)
     for at in range(count):
-        place = buckets[keys[at] >> shift]
+        slot = buckets[keys[at] >> shift]
         buckets[keys[at] >> shift] += 1
-        sorted_keys[place] = keys[at]
-        sorted_bins[place] = bins[at]
+        sorted_keys[slot] = keys[at]
+        sorted_bins[slot] = bins[at]
     for at in range(1, count):
         key, chosen = sorted_keys[at], sorted_bins[at]
-        place = at
-        while place > 0 and sorted_keys[place - 1] > key:
-            sorted_keys[place] = sorted_keys[place - 1]
-            sorted_bins[place] = sorted_bins[place - 1]
-            place -= 1
-        sorted_keys[place] = key
-        sorted_bins[place] = chosen
+        slot = at
+        while slot > 0 and sorted_keys[slot - 1] > key:
+            sorted_keys[slot] = sorted_keys[slot - 1]
+            sorted_bins[slot] = sorted_bins[slot - 1]
+            slot -= 1
+        sorted_keys[slot] = key
+        sorted_bins[slot] = chosen
     return sorted_bins
 
 
@@ -275,7 +275,7 @@ def best_fit(
     lengths: NDArray[np.int32],
     carried: NDArray[np.int64],
     firsts: NDArray[np.int64],
-    place: int,
+    position: int,
     last: bool,
     limit: int,
     max_samples: int,
@@ -284,29 +284,29 @@ def best_fit(
     carry: bool,
     seed: np.uint64,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Best fit over windows of a sequence, or of a part of it; see packing.pack for what it does, and _Bins for how.
+    """Best fit over windows of a sequence, or of a stretch of it; see packing.pack for what it does, and _Bins for how.
 
-    A part begins with a window. carried: offsets of the packs that are open then; `lengths` begins with theirs.
-    firsts: places in the sequence of their first samples. place: that of the part's first sample. last: the
-    sequence ends with the part.
+    A stretch begins with a window. carried: offsets of the packs that are open then; `lengths` begins with theirs.
+    firsts: positions in the sequence of their first samples. position: that of the stretch's first sample. last: the
+    sequence ends with the stretch.
     filler_share: see _sort_window; 1 is best fit decreasing. carry: whether packs with room stay open for one more
     window. Returns order and offsets over `lengths`; firsts of the last packs in them, which are still open.
     """
     count = len(lengths)
-    start_of_part = carried[-1]
+    first_new = carried[-1]
     num_open = len(firsts)
     order = np.empty(count, np.int32)
     offsets = np.empty(count + 1, np.int64)
     offsets[0] = 0
     num_packs = 0
-    window = min(window, max(count - start_of_part, 1))
-    bins = _new_bins(window + max(window, start_of_part), window, limit)
+    window = min(window, max(count - first_new, 1))
+    bins = _new_bins(window + max(window, first_new), window, limit)
     _open_again(bins, lengths, carried, firsts, limit)
-    for start in range(start_of_part, count, window):
+    for start in range(first_new, count, window):
         stop = min(start + window, count)
         _sort_window(lengths, start, stop, filler_share, bins.counts, bins.turns)
         num_carried = num_open
-        num_open = _place_window(bins, lengths, stop - start, place - start_of_part, num_open, limit, max_samples)
+        num_open = _fill_window(bins, lengths, stop - start, position - first_new, num_open, limit, max_samples)
         keep = carry and not (last and stop == count)
         closing, num_open = _close(bins, num_carried if keep else num_open, num_open, limit, max_samples, seed)
         num_packs = _emit(bins, closing, order, offsets, num_packs)

@@ -1,4 +1,7 @@
-"""The compiled loops that deal the packs of steps to ranks. Of little in them: what is loaded takes its time."""
+"""The compiled loops that deal the packs of steps to ranks.
+
+Most steps have few packs, so loading the compiled code dominates: they are small, and import nothing else.
+"""
 
 from __future__ import annotations
 
@@ -35,23 +38,24 @@ def deal(
     costs: NDArray[np.int64],
     lists: NDArray[np.int64],
     heaps: NDArray[np.int64],
-    places: int,
+    packs_per_rank: int,
     dealt: NDArray[np.int64],
 ) -> None:
     """Give the packs in `order` to the rank that has the least work so far, of those of its node in its step.
 
     lists: of each pack, the number of its node counted through all steps. heaps: int64[lists, ranks, 3], the ranks of
-    each node as a heap of (work, rank, packs). dealt: int64[lists * ranks * places], PAD; each rank takes `places`.
+    each node as a heap of (work, rank, packs). dealt: int64[lists * ranks * packs_per_rank], PAD; each rank takes
+    packs_per_rank.
     """
     ranks = heaps.shape[1]
     for at in range(len(order)):
         number = order[at]
         heap = heaps[lists[number]]
         work, rank, count = heap[0, 0], heap[0, 1], heap[0, 2]
-        dealt[(lists[number] * ranks + rank) * places + count] = number
+        dealt[(lists[number] * ranks + rank) * packs_per_rank + count] = number
         count += 1
         work += costs[number]
-        if count == places:
+        if count == packs_per_rank:
             work = np.int64(1) << 62  # it is never the first again
         here = 0
         while True:
