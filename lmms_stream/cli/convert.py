@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,9 +107,10 @@ def _add_tokens(group: Group) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from ..converters.convert import Progress, convert
+    from ..processors.parallelism import tokenize_in_one_thread
     from .console import bar, console, print_record, print_records
 
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a core for each worker
+    tokenize_in_one_thread()
     with bar("converting", unit="bytes") as shown:
         report = convert(
             options.sources,

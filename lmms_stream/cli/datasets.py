@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,10 +85,11 @@ def stored_processor(remote: str, tokenizer: str | None) -> Processor | None:
 
 def _index(options: argparse.Namespace) -> int:
     from ..converters.stored.index import index_dataset
+    from ..processors.parallelism import tokenize_in_one_thread
     from ..processors.text import TokensProcessor
     from .console import bar, console, print_record
 
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # samples are measured one by one
+    tokenize_in_one_thread()
     processor = stored_processor(options.remote, options.tokenizer) or TokensProcessor()
     with bar("measuring", unit="samples") as progress:
 
@@ -112,10 +112,11 @@ def _index(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     from ..converters.stored.verify import verify_dataset
+    from ..processors.parallelism import tokenize_in_one_thread
     from .console import bar
     from .console_datasets import print_verification
 
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # samples are measured one by one
+    tokenize_in_one_thread()
     with bar("verifying", unit="shards", shown=not options.json) as progress:
         report = verify_dataset(
             options.remote,

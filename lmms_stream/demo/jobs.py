@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import TrainingError
+from ..processors.parallelism import ONE_THREAD
 from ..train.launch import torchrun_command
 from ..train.report.train_log import read_log
 
@@ -30,7 +31,7 @@ def run_job(
     """
     output.mkdir(parents=True, exist_ok=True)
     overrides = [f"train.output_dir={output}", f"dataset.local={output / 'cache'}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | ONE_THREAD
     deadline = time.monotonic() + timeout_s
     with (output / "output.txt").open("ab") as text:
         job = subprocess.Popen(

@@ -47,7 +47,7 @@ class Work(NamedTuple):
     """Packs of one source to be made into batches, those of some micro-batches of a step.
 
     Pack p holds segments [bounds[p], bounds[p + 1]). Of each segment, int64[num_segments]: sample_ids, starts and
-    lengths as in PackRange; shard_ids: the shard that holds the sample; indices: its index_in_shard; expected: its tokens
+    lengths as in PackRange; shard_ids: the shard of the sample; indices: its index_in_shard; expected: its tokens
     in all, -1 where that is not known. Pad packs have no source and no segments.
     """
 

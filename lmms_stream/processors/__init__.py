@@ -1,4 +1,12 @@
-"""sample -> model input, one module per kind of data."""
+"""Sample -> tokens, labels and media inputs: one module per kind of data.
+
+base            what a processor is; spans: which tokens are learnt
+tokenizers      fast tokenizers, the only file that imports transformers; parallelism: their threads
+byte_tokens     where the tokens of byte-level tokenizers lie, told from their ids
+stored_chat     a stored conversation -> its messages, checked
+chat_template   a conversation -> its text, and what of it is learnt
+chat, text      the processors; token_kernels: the compiled loop that fills packs from shards
+"""
 
 from __future__ import annotations
 

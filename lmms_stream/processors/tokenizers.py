@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError
 from .base import Tokens
 from .byte_tokens import ByteTokens, Span
+from .parallelism import is_parallel
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -114,7 +115,7 @@ class FastTokenizer:
 
     @cached_property
     def _has_threads(self) -> bool:
-        return os.environ.get("TOKENIZERS_PARALLELISM") != "false"
+        return is_parallel()
 
     @cached_property
     def _byte_tokens(self) -> ByteTokens | None:

@@ -1,0 +1,18 @@
+"""Threads of tokenizers: as many as the machine has cores, unless the environment of a process says one."""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "TOKENIZERS_PARALLELISM"  # the tokenizers library's own
+ONE_THREAD = {VARIABLE: "false"}
+
+
+def tokenize_in_one_thread() -> None:
+    """In this process and those it starts, unless the user said otherwise: where each core has a process of its own."""
+    os.environ.setdefault(VARIABLE, ONE_THREAD[VARIABLE])
+
+
+def is_parallel() -> bool:
+    """Whether a tokenizer uses several threads for several texts."""
+    return os.environ.get(VARIABLE) != ONE_THREAD[VARIABLE]
