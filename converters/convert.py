@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from .engines.engine import RAY_TIMEOUT_S, open_engine
 from .engines.processes import Pool
 from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport
-from .rows.kinds import STORED_COLUMNS
+from .rows import schemas
 from .rows.mapper import Mapper
 from .sources.sources import open_sources
 from .sources.units import Source
@@ -103,7 +103,7 @@ def convert(
         progress = replace(progress, advance=counted.advance)
         reading = Reading(opened, options.schema, say=progress.say)
         _check_processor(options.processor, reading.mapper)
-        columns = STORED_COLUMNS["tokens"] if options.tokenize else reading.mapper.columns
+        columns = schemas.TOKENS.columns if options.tokenize else reading.mapper.columns
         format = ShardFormat(columns, shard_bytes=options.shard_bytes, compression=options.compression)
         laying = Laying(format, options, begun)
         num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes + 1)
@@ -124,7 +124,7 @@ def _check_processor(processor: Processor | None, mapper: Mapper) -> None:
     if processor is not None and processor.schema != mapper.schema:
         raise ConfigError(
             f"the rows are {mapper.schema!r}, and {type(processor).__name__} reads {processor.schema!r}: choose the "
-            "other with --processor, or say what the rows are with --schema and --columns"
+            "other with --processor, or say what the rows are with --kind and --columns"
         )
 
 
@@ -141,7 +141,7 @@ def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]
     from .. import __version__
 
     values = {each.name: getattr(options, each.name) for each in fields(options)}
-    values["schema"] = asdict(options.schema)
+    values["schema"] = options.schema.asked
     values["processor"] = options.processor and dict(options.processor.description)
     return {**values, "sources": _described(sources), "version of lmms_stream": __version__}
 
@@ -301,7 +301,7 @@ def _report(reading: Reading, laying: Laying, work: Work, *, splits: Iterable[st
     reports = [SplitReport.of(output) for output in laying.outputs]
     tokens = [report.num_tokens for report in reports if report.num_tokens is not None]
     return ConvertReport(
-        schema=reading.mapper.description,
+        kind=reading.mapper.description,
         num_rows=sum(report.num_rows for report in reports),
         num_rejected=len(laying.rejects),
         num_filtered=laying.num_filtered,

@@ -15,7 +15,7 @@ from .compression import PlainStream
 from .csv import DelimitedTable
 from .json_array import JsonTable
 from .jsonl import LinesTable
-from .table import BOM, Place, Table
+from .table import BOM, Location, Table
 from .webdataset import TarTable
 
 HEAD_BYTES = 1 << 20
@@ -25,7 +25,7 @@ EXTENSIONS = {
     ".png": "images", ".webp": "images", ".gif": "images", ".bmp": "images", ".tif": "images", ".tiff": "images",
 }  # fmt: skip
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-TABLES: dict[str, Callable[[Place], Table]] = {
+TABLES: dict[str, Callable[[Location], Table]] = {
     "json": JsonTable,
     "jsonl": LinesTable,
     "csv": partial(DelimitedTable, delimiter=","),

@@ -18,7 +18,7 @@ EXCERPT_BYTES = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Location:
     """path: a file or folder. name: what messages call it. folder: what its media's paths start from, and do not leave.
 
     key: which member of a JSON object holds the rows. scratch: a folder of this source's own, gone at its close.
@@ -34,7 +34,7 @@ class Place:
 
 
 class Table(Protocol):
-    """Rows of one format at a place. DataError for what is not of the format, OSError for what cannot be read."""
+    """Rows of one format at a location. DataError for what is not of the format, OSError for what cannot be read."""
 
     def num_rows(self) -> int:
         """Reads all of it where nothing shorter tells; lines of text count even where they are blank."""
@@ -45,12 +45,12 @@ class Table(Protocol):
         ...
 
 
-def carry(payload: bytes, place: Place) -> bytes | Path:
+def carry(payload: bytes, location: Location) -> bytes | Path:
     """The payload for a unit, or a file that holds it where it is long."""
     if len(payload) <= MAX_CARRIED_BYTES:
         return payload
-    place.scratch.mkdir(parents=True, exist_ok=True)
-    path = place.scratch / f"unit-{sum(1 for _ in place.scratch.iterdir())}"
+    location.scratch.mkdir(parents=True, exist_ok=True)
+    path = location.scratch / f"unit-{sum(1 for _ in location.scratch.iterdir())}"
     path.write_bytes(payload)
     return path
 

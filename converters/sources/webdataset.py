@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from ...errors import DataError
-from .table import Place
+from .table import Location
 from .units import Row, Unit
 
 MAX_SAMPLE_BYTES = 1 << 30
@@ -81,24 +81,24 @@ def _decoded(extension: str, data: bytes) -> Any:
 class TarTable:
     """Files side by side whose names agree up to the first dot are a row {"__key__": what agrees, extension: value}."""
 
-    def __init__(self, place: Place):
-        self._place = place
+    def __init__(self, location: Location):
+        self._location = location
 
     def num_rows(self) -> int:
         return sum(1 for _ in self._samples())
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        place = self._place
+        location = self._location
         samples: list[TarSample] = []
         num_bytes = 0
         for sample in islice(self._samples(), start, stop):
             samples.append(sample)
             num_bytes += sample.num_bytes
-            if num_bytes >= place.unit_bytes or len(samples) == MAX_SAMPLES:
-                yield TarSamples(place.path, place.name, tuple(samples), num_bytes, place.folder)
+            if num_bytes >= location.unit_bytes or len(samples) == MAX_SAMPLES:
+                yield TarSamples(location.path, location.name, tuple(samples), num_bytes, location.folder)
                 samples, num_bytes = [], 0
         if samples:
-            yield TarSamples(place.path, place.name, tuple(samples), num_bytes, place.folder)
+            yield TarSamples(location.path, location.name, tuple(samples), num_bytes, location.folder)
 
     def _samples(self) -> Iterator[TarSample]:
         key: str | None = None
@@ -122,9 +122,9 @@ class TarTable:
 
     def _members(self) -> Iterator[tarfile.TarInfo]:
         """All members but folders, in order, of which only the last is kept in memory."""
-        name, num_bytes = self._place.name, self._place.path.stat().st_size
+        name, num_bytes = self._location.name, self._location.path.stat().st_size
         try:
-            with tarfile.open(self._place.path, "r:") as archive:
+            with tarfile.open(self._location.path, "r:") as archive:
                 while (member := archive.next()) is not None:
                     archive.members.clear()  # type: ignore[attr-defined]
                     if member.offset_data + (member.size if member.isreg() else 0) > num_bytes:

@@ -15,9 +15,7 @@ from ...processors import ProcessorConfig
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
 from ...storage.storage import LocalStorage, Storage, open_storage
-from ..rows.mapper import COLUMNS
-
-READ_SCHEMAS = ("messages", "tokens", "text")
+from ..rows.schemas import READ_SCHEMAS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +104,7 @@ def own_files(dataset: Mapping[str, Any]) -> list[str]:
 def schema_of(shards: Sequence[ShardInfo]) -> str | None:
     """Which of the schemas that processors read the columns of the shards fit; None where they fit none."""
     columns = columns_of(shards).items()
-    return next((schema for schema in READ_SCHEMAS if COLUMNS[schema].items() <= columns), None)
+    return next((schema.name for schema in READ_SCHEMAS.values() if schema.columns.items() <= columns), None)
 
 
 def columns_of(shards: Sequence[ShardInfo]) -> dict[str, str]:

@@ -174,21 +174,21 @@ class _Measurer:
             shard = Shard(path, info, columns=self.processor.columns)
             lengths = np.empty(len(shard), _LENGTH)
             reported, reported_at = 0, time.monotonic()
-            for place in range(len(shard)):
-                lengths[place] = self._measure_sample(shard, place, sample_id=first_id + place)
+            for index in range(len(shard)):
+                lengths[index] = self._measure_sample(shard, index, sample_id=first_id + index)
                 if time.monotonic() - reported_at > _REPORT_INTERVAL_S:
-                    on_samples(place + 1 - reported)
-                    reported, reported_at = place + 1, time.monotonic()
+                    on_samples(index + 1 - reported)
+                    reported, reported_at = index + 1, time.monotonic()
             on_samples(len(shard) - reported)
         finally:
             if path.is_relative_to(self.cache.folder):
                 path.unlink(missing_ok=True)
         return lengths.tobytes()
 
-    def _measure_sample(self, shard: Shard, place: int, *, sample_id: int) -> int:
-        where = f"sample {sample_id} (number {place} of {shard.info.name})"
+    def _measure_sample(self, shard: Shard, index: int, *, sample_id: int) -> int:
+        where = f"sample {sample_id} (number {index} of {shard.info.name})"
         try:
-            length = operator.index(self.processor.measure(shard[place]))
+            length = operator.index(self.processor.measure(shard[index]))
         except LmmsStreamError as error:
             raise type(error)(f"{where}: {error}") from error
         except Exception as error:

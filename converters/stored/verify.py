@@ -19,8 +19,8 @@ from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
 from ...storage.storage import Storage, open_storage
 from ..engines.processes import check_num_workers, num_cores
+from ..rows.schemas import READ_SCHEMAS
 from .catalog import (
-    READ_SCHEMAS,
     columns_of,
     known_fingerprints,
     listed_fingerprints,

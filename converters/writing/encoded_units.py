@@ -23,7 +23,8 @@ from ...processors.base import Processor, or_error, through
 from ...processors.text import TokensProcessor
 from ...storage.retry import disk_errors
 from ...types import Sample
-from ..rows.mapper import Mapper, to_tokens
+from ..rows.mapper import Mapper
+from ..rows.tokenize import to_tokens
 from ..sources.units import Row, Unit
 from .encoding import ShardFormat
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from ...errors import DataError
-from ..rows.mapper import Mapper, SchemaOptions, find_mapper
+from ..rows.mapper import Mapper, find_mapper
+from ..rows.options import SchemaOptions
 from ..sources.units import Source, Unit
 from .encoded_units import Part, UnitTask
 
-LOOK_ROWS = 100  # of a source, to find its schema by
+LOOK_ROWS = 100  # of a source, to find their kind by
 
 
 class Reading:
@@ -40,21 +41,21 @@ class Reading:
     def _all_units(self) -> Iterator[UnitTask]:
         number = 0
         said: set[str] = set()
-        for place, source in enumerate(self._sources):
+        for index, source in enumerate(self._sources):
             mapper: Mapper | None = None
-            self._open[place] = 1
+            self._open[index] = 1
             for unit in source.units():
                 if mapper is None:
                     mapper = self._find(source, unit)
                     if mapper.description not in said:
                         said.add(mapper.description)
                         self._say(f"{source.name}: {mapper.description}")
-                self._open[place] += 1
-                yield UnitTask(number=number, unit=unit, mapper=mapper, source=place, source_name=source.name)
+                self._open[index] += 1
+                yield UnitTask(number=number, unit=unit, mapper=mapper, source=index, source_name=source.name)
                 number += 1
             if mapper is None:
                 raise DataError(f"{source.name} holds no rows: leave it out, or write it again")
-            self._let_go(place)
+            self._let_go(index)
 
     def _find(self, source: Source, unit: Unit) -> Mapper:
         rows = list(islice(unit.rows(), LOOK_ROWS))
@@ -70,7 +71,7 @@ class Reading:
         if dict(mapper.columns) != self._columns:
             raise DataError(
                 f"{source.name} gives samples with {', '.join(mapper.columns)} and {self._sources[0].name} with "
-                f"{', '.join(self._columns)}: convert them to targets of their own, or say which with --schema"
+                f"{', '.join(self._columns)}: convert them to targets of their own, or say which with --kind"
             )
         return mapper
 
@@ -78,10 +79,10 @@ class Reading:
         """A unit's part is made."""
         self._let_go(task.source)
 
-    def _let_go(self, place: int) -> None:
-        self._open[place] -= 1
-        if not self._open[place]:
-            self._sources[place].close()
+    def _let_go(self, index: int) -> None:
+        self._open[index] -= 1
+        if not self._open[index]:
+            self._sources[index].close()
 
     def close(self) -> None:
         for source in self._sources:

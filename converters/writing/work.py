@@ -119,7 +119,7 @@ class Work:
 
 
 def work_folder(url: str, base: Path | None) -> Path:
-    """Where the work of a conversion to `url` lies; base: in place of the system's temporary folder."""
+    """Where the work of a conversion to `url` lies; base: instead of the system's temporary folder."""
     return (base.absolute() / home_folder(url).name if base else home_folder(url)) / "convert-work"
 
 
