@@ -24,17 +24,17 @@ STEP_ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive parts (row groups, record batches) of a file, and which of their rows."""
+    """Consecutive groups (row groups, record batches) of a file, and which of their rows."""
 
-    first: int  # part
-    stop: int  # part, not included
+    first: int  # group
+    stop: int  # group, not included
     skip: int  # rows
     num_rows: int
     num_bytes: int  # of the file
 
 
 def cut(rows: list[int], sizes: list[int], *, start: int, stop: int | None, location: Location) -> Iterator[Piece]:
-    """Pieces of about `unit_bytes` that hold rows start <= number < stop of parts with so many rows and bytes each."""
+    """Pieces of about `unit_bytes` that hold rows start <= number < stop of groups with so many rows and bytes each."""
     ends = list(accumulate(rows))
     total = ends[-1] if ends else 0
     stop = total if stop is None else min(stop, total)
@@ -45,7 +45,7 @@ def cut(rows: list[int], sizes: list[int], *, start: int, stop: int | None, loca
         last = max(first + 1, bisect_right(bytes_before, bytes_before[first] + location.unit_bytes) - 1)
         last = min(last, bisect_right(ends, stop - 1) + 1)
         until = min(stop, ends[last - 1])
-        shares = [share_of(file_bytes, part=bytes_before[part], whole=bytes_before[-1]) for part in (first, last)]
+        shares = [share_of(file_bytes, before=bytes_before[group], whole=bytes_before[-1]) for group in (first, last)]
         yield Piece(first, last, start - (ends[first] - rows[first]), until - start, shares[1] - shares[0])
         start = until
 
@@ -71,9 +71,9 @@ def rows_of(batches: Iterable[Any], *, skip: int, num_rows: int) -> Iterator[Row
         batch = batch.slice(passed, num_rows - number)
         step = max(1, min(STEP_ROWS, STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
         for at in range(0, batch.num_rows, step):
-            part = batch.slice(at, step)
-            yield from _python_rows(part, number)
-            number += part.num_rows
+            piece = batch.slice(at, step)
+            yield from _python_rows(piece, number)
+            number += piece.num_rows
         if number == num_rows:
             return
 

@@ -34,7 +34,7 @@ TABLES: dict[str, Callable[[Location], Table]] = {
     "arrow": ArrowTable,
     "webdataset": TarTable,
 }
-FORMATS = (*TABLES, "text", "images", "hf_dataset", "yaml")
+FILE_FORMATS = (*TABLES, "text", "images", "hf_dataset", "yaml")
 CONTENT = {"object": "a JSON object", "text": "other text", "binary": "binary data of an unknown kind"}
 CHOICES = {"object": "json or jsonl", "text": "csv, tsv or text", "binary": "of what it is"}
 STREAMED = ("json", "jsonl", "csv", "tsv")  # which may be compressed

@@ -23,7 +23,7 @@ MAX_ELEMENTS = 1 << 16  # of a unit
 IN_STRING = rb'[^"\\]*(?:\\.[^"\\]*){0,100}'
 SHALLOW = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\],]', re.DOTALL)
 NESTED = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\]]', re.DOTALL)
-STRING_PART = re.compile(IN_STRING, re.DOTALL)
+STRING_REST = re.compile(IN_STRING, re.DOTALL)
 
 
 class JsonScanner:
@@ -122,9 +122,9 @@ class JsonScanner:
     def _end_of_string(self, at: int) -> int:
         """One past the quote that ends the string whose first byte, after its quote, is at `at`."""
         while True:
-            part = STRING_PART.match(self._buffer, at)
-            assert part is not None  # an empty one at least
-            at = part.end()
+            rest = STRING_REST.match(self._buffer, at)
+            assert rest is not None  # an empty one at least
+            at = rest.end()
             if self._buffer[at : at + 1] == b'"':
                 return at + 1
             if at + 1 >= len(self._buffer):  # its end, or a backslash whose character is not there yet

@@ -94,11 +94,11 @@ class SavedTable:
 
 
 def _read_indices(paths: list[Path]) -> Any:
-    parts = []
+    arrays = []
     for path in paths:
         with arrow_errors(str(path), "Arrow"), pyarrow.memory_map(str(path)) as file:
-            parts.append(pyarrow.ipc.open_stream(file).read_all().column(0).to_numpy().astype(np.int64))
-    return np.concatenate(parts)
+            arrays.append(pyarrow.ipc.open_stream(file).read_all().column(0).to_numpy().astype(np.int64))
+    return np.concatenate(arrays)
 
 
 @dataclass(frozen=True, slots=True)

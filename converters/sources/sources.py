@@ -12,7 +12,7 @@ from ...errors import DataError, ObjectMissingError, StorageError
 from ...storage.retry import disk_errors
 from ...storage.storage import LocalStorage, Storage, open_storage
 from ...types import StoredObject
-from .detect import FORMATS, TABLES, named_format
+from .detect import FILE_FORMATS, TABLES, named_format
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .hub import HubDataset, HubSpec
 from .listing import checked_format, data_files, identity_of, is_shown, matching_files
@@ -38,8 +38,8 @@ def open_sources(
     Raises DataError for what is empty, unknown or contradictory, StorageError for what is missing or cannot be read.
     Files in object stores are looked into when their turn comes, and their errors are raised by `units`.
     """
-    if format is not None and format not in FORMATS:
-        raise DataError(f"unknown format {format!r}: expected one of {', '.join(FORMATS)}")
+    if format is not None and format not in FILE_FORMATS:
+        raise DataError(f"unknown format {format!r}: expected one of {', '.join(FILE_FORMATS)}")
     opener = _Opener(scratch, unit_bytes)
     for text in specs:
         with disk_errors(text):
@@ -118,9 +118,10 @@ class _Opener:
         if spec.is_sliced or spec.key:
             raise DataError(f"{spec.text}: a list of sources is not sliced: write the slice in its entries' paths")
         for entry in yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format):
-            if entry.format is not None and entry.format not in FORMATS:
+            if entry.format is not None and entry.format not in FILE_FORMATS:
                 raise DataError(
-                    f"{spec.path}: data_type {entry.format!r} of {entry.text}: expected one of {', '.join(FORMATS)}"
+                    f"{spec.path}: data_type {entry.format!r} of {entry.text}: expected one of "
+                    f"{', '.join(FILE_FORMATS)}"
                 )
             self.open(entry)
 

@@ -93,6 +93,6 @@ def excerpt(text: bytes, offset: int) -> str:
     return repr(piece)
 
 
-def share_of(total: int, *, part: int, whole: int) -> int:
-    """How much of `total` lies before `part` of `whole`: differences of it add up to `total`."""
-    return total * part // max(1, whole)
+def share_of(total: int, *, before: int, whole: int) -> int:
+    """`total` times `before` over `whole`, rounded down, so that differences of shares add up to `total`."""
+    return total * before // max(1, whole)

@@ -56,9 +56,10 @@ def other_files(measured_by: Processor | None) -> list[str]:
     return names
 
 
-def measured_lengths(parts: Sequence[np.ndarray[Any, Any]], measured_by: Processor) -> LengthIndex:
+def measured_lengths(lengths: Sequence[np.ndarray[Any, Any]], measured_by: Processor) -> LengthIndex:
+    """The lengths index of samples whose lengths come in several arrays."""
     return LengthIndex.from_array(
-        np.concatenate(parts).astype(np.uint32),
+        np.concatenate(lengths).astype(np.uint32),
         fingerprint=processor_fingerprint(measured_by),
         processor=measured_by.description,
     )

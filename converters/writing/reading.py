@@ -9,7 +9,7 @@ from ...errors import DataError
 from ..rows.mapper import Mapper, find_mapper
 from ..rows.options import SchemaOptions
 from ..sources.units import Source, Unit
-from .encoded_units import Part, UnitTask
+from .encoded_units import EncodedUnit, UnitTask
 
 LOOK_ROWS = 100  # of a source, to find their kind by
 
@@ -24,8 +24,8 @@ class Reading:
         self._sources = sources
         self._options = options
         self._say = say
-        self._rows_before = [source.first_row for source in sources]  # of the parts that were laid
-        self._open: dict[int, int] = {}  # source -> units that were given and are not read, or one more before its end
+        self._rows_before = [source.first_row for source in sources]  # of the units that were laid
+        self._open: dict[int, int] = {}  # source -> units that are not read yet; 1 more while others follow
         self._columns: dict[str, str] = {}
         self._units = self._all_units()
         self._first = next(self._units)
@@ -76,7 +76,7 @@ class Reading:
         return mapper
 
     def has_read(self, task: UnitTask) -> None:
-        """A unit's part is made."""
+        """A unit is encoded."""
         self._let_go(task.source)
 
     def _let_go(self, index: int) -> None:
@@ -88,8 +88,8 @@ class Reading:
         for source in self._sources:
             source.close()
 
-    def rejects(self, task: UnitTask, part: Part) -> list[tuple[str, int, str]]:
-        """Source, row in it from 1, and reason of each row that did not fit; parts are asked for in order."""
+    def rejects(self, task: UnitTask, encoded: EncodedUnit) -> list[tuple[str, int, str]]:
+        """Source, row in it from 1, and reason of each row that did not fit; units are asked for in order."""
         before = self._rows_before[task.source]
-        self._rows_before[task.source] += part.num_rows
-        return [(task.source_name, before + number + 1, reason) for number, reason in part.rejects]
+        self._rows_before[task.source] += encoded.num_rows
+        return [(task.source_name, before + number + 1, reason) for number, reason in encoded.rejects]

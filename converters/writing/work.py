@@ -1,4 +1,4 @@
-"""What a conversion keeps between its runs: what it was asked, its parts, and which shards are there.
+"""What a conversion keeps between its runs: what it was asked, its encoded units, and which shards are there.
 
 It lies in a work folder of this machine, under a lock; the target says meanwhile, in a file of its own, that it is
 unfinished and whose it is, so that no other conversion writes there, and no reader takes it for a dataset.

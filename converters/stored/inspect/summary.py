@@ -120,7 +120,7 @@ def inspect_dataset(
 def summary(inspection: Inspection) -> dict[str, str]:
     """The dataset in some lines: what it is called -> how much there is of it."""
     sizes = inspection.sample_bytes
-    part = inspection.num_measured_shards < inspection.num_shards
+    is_partial = inspection.num_measured_shards < inspection.num_shards
     stored = (
         "" if inspection.compression is None else f", {inspection.stored_bytes:,} as stored ({inspection.compression})"
     )
@@ -131,7 +131,7 @@ def summary(inspection: Inspection) -> dict[str, str]:
         "bytes": f"{inspection.num_bytes:,}{stored}",
         "compression": inspection.compression or "none",
         "bytes of a sample": f"{sizes.minimum:,} to {sizes.maximum:,}, median {sizes.median:,.0f}"
-        + (f" (in {inspection.num_measured_shards:,} of the {inspection.num_shards:,} shards)" if part else ""),
+        + (f" (in {inspection.num_measured_shards:,} of the {inspection.num_shards:,} shards)" if is_partial else ""),
     }
 
 
