@@ -15,7 +15,7 @@ import orjson
 
 from ...errors import DataError
 from .compression import PlainStream
-from .table import MAX_ROW_BYTES, Location, carried, carry
+from .table import MAX_ROW_BYTES, Location, carried, carry, in_units
 from .units import Row, Unit
 
 
@@ -61,18 +61,11 @@ class DelimitedTable:
         with self._open() as (stream, rows):
             header = self._header(next(rows, []))
             location, before = self._location, 0
-            block: list[bytes] = []
-            block_bytes = 0
-            for fields in islice(rows, start, stop):
-                block.append(_encode(fields))
-                block_bytes += len(block[-1])
-                if block_bytes >= location.unit_bytes:
-                    payload = carry(b"\n".join(block), location)
-                    yield FieldBlock(payload, header, len(block), stream.position() - before, location.folder)
-                    block, block_bytes, before = [], 0, stream.position()
-            if block:
+            encoded = (_encode(fields) for fields in islice(rows, start, stop))
+            for block in in_units(encoded, len, unit_bytes=location.unit_bytes):
                 payload = carry(b"\n".join(block), location)
                 yield FieldBlock(payload, header, len(block), stream.position() - before, location.folder)
+                before = stream.position()
 
     def _header(self, fields: list[str] | str) -> tuple[str, ...]:
         name = self._location.name

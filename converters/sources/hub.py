@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -14,7 +15,7 @@ from pyarrow.lib import ArrowException
 
 from ...errors import DataError, StorageError
 from .arrow import check_columns, rows_of
-from .table import Location, carried, carry
+from .table import Location, carried, carry, in_units
 from .units import Row, Unit
 
 BATCH_ROWS, BATCH_BYTES = 1000, 1 << 22
@@ -147,14 +148,9 @@ class HubTable:
         return len(self._dataset)
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        block: list[Any] = []
-        for table in self._tables(start, stop):
-            block += table.to_batches()
-            if sum(batch.nbytes for batch in block) >= self._location.unit_bytes:
-                yield self._unit(block)
-                block = []
-        if block:
-            yield self._unit(block)
+        found = (table.to_batches() for table in self._tables(start, stop))
+        for block in in_units(found, _num_bytes, unit_bytes=self._location.unit_bytes):
+            yield self._unit(list(chain.from_iterable(block)))
 
     def _tables(self, start: int, stop: int | None) -> Iterator[Any]:
         with _hub_errors(self._location.name):
@@ -176,7 +172,12 @@ class HubTable:
                 writer.write_batch(batch)
         payload = carry(sink.getvalue().to_pybytes(), self._location)
         num_rows = sum(batch.num_rows for batch in batches)
-        return CarriedBatches(payload, num_rows, sum(batch.nbytes for batch in batches), self._location.folder)
+        return CarriedBatches(payload, num_rows, _num_bytes(batches), self._location.folder)
+
+
+def _num_bytes(batches: list[Any]) -> int:
+    """Of the columns of record batches."""
+    return sum(batch.nbytes for batch in batches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import orjson
 
 from ...errors import DataError
 from .compression import PlainStream
-from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, excerpt, json_row
+from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, excerpt, in_units, json_row
 from .units import Row, Unit
 
 CHUNK_BYTES = 1 << 20
@@ -186,18 +186,12 @@ class JsonTable:
             return sum(1 for _ in self._elements(stream))
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        location, before = self._location, 0
-        block: list[bytes] = []
-        block_bytes = 0
+        unit_bytes, before = self._location.unit_bytes, 0
         with self._open() as stream:
-            for element in islice(self._elements(stream), start, stop):
-                block.append(element)
-                block_bytes += len(element)
-                if block_bytes >= location.unit_bytes or len(block) == MAX_ELEMENTS:
-                    yield self._unit(block, stream.position() - before)
-                    block, block_bytes, before = [], 0, stream.position()
-            if block:
+            elements = islice(self._elements(stream), start, stop)
+            for block in in_units(elements, len, unit_bytes=unit_bytes, max_items=MAX_ELEMENTS):
                 yield self._unit(block, stream.position() - before)
+                before = stream.position()
 
     def _unit(self, block: list[bytes], num_bytes: int) -> Unit:
         payload = carry(b"".join(block), self._location)

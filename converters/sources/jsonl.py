@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from .compression import PlainStream
-from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, json_row
+from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, in_units, json_row
 from .units import Row, Unit
 
 CHUNK_BYTES = 1 << 20
@@ -122,18 +122,13 @@ class LinesTable:
 
     def _blocks(self, start: int, stop: int | None) -> Iterator[Unit]:
         location, before = self._location, 0
-        block: list[bytes] = []
-        block_bytes = 0
         with PlainStream(location.path, name=location.name) as stream:
             file = io.BufferedReader(stream, CHUNK_BYTES)  # it closes the stream when nothing refers to it any more
-            for line in islice(lines_between(file, start=0, stop=ENDLESS), start, stop):
-                block.append(line if line.endswith(b"\n") else line + b"\n")
-                block_bytes += len(line)
-                if block_bytes >= location.unit_bytes:
-                    yield LineBlock(carry(b"".join(block), location), stream.position() - before, location.folder)
-                    block, block_bytes, before = [], 0, stream.position()
-            if block:
-                yield LineBlock(carry(b"".join(block), location), stream.position() - before, location.folder)
+            lines = islice(lines_between(file, start=0, stop=ENDLESS), start, stop)
+            for block in in_units(lines, len, unit_bytes=location.unit_bytes):
+                payload = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in block)
+                yield LineBlock(carry(payload, location), stream.position() - before, location.folder)
+                before = stream.position()
 
 
 def _offset_of_line(file: IO[bytes], number: int) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
@@ -15,6 +15,7 @@ MAX_ROW_BYTES = 1 << 28  # of text: beyond it a bracket, a quote or the end of a
 MAX_CARRIED_BYTES = 30 << 20  # in a unit; what is longer waits in a file
 BOM = b"\xef\xbb\xbf"
 EXCERPT_BYTES = 60
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,22 @@ class Table(Protocol):
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         """Rows start <= number < stop, or to the end, in order; no unit where there are none."""
         ...
+
+
+def in_units(
+    items: Iterable[Item], num_bytes: Callable[[Item], int], *, unit_bytes: int, max_items: int | None = None
+) -> Iterator[list[Item]]:
+    """Consecutive items, as many together as first have unit_bytes, or max_items of them."""
+    together: list[Item] = []
+    total = 0
+    for item in items:
+        together.append(item)
+        total += num_bytes(item)
+        if total >= unit_bytes or len(together) == max_items:
+            yield together
+            together, total = [], 0
+    if together:
+        yield together
 
 
 def carry(payload: bytes, location: Location) -> bytes | Path:

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from ...errors import DataError
-from .table import Location
+from .table import Location, in_units
 from .units import Row, Unit
 
 MAX_SAMPLE_BYTES = 1 << 30
@@ -89,15 +89,9 @@ class TarTable:
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         location = self._location
-        samples: list[TarSample] = []
-        num_bytes = 0
-        for sample in islice(self._samples(), start, stop):
-            samples.append(sample)
-            num_bytes += sample.num_bytes
-            if num_bytes >= location.unit_bytes or len(samples) == MAX_SAMPLES:
-                yield TarSamples(location.path, location.name, tuple(samples), num_bytes, location.folder)
-                samples, num_bytes = [], 0
-        if samples:
+        found = islice(self._samples(), start, stop)
+        for samples in in_units(found, _num_bytes, unit_bytes=location.unit_bytes, max_items=MAX_SAMPLES):
+            num_bytes = sum(map(_num_bytes, samples))
             yield TarSamples(location.path, location.name, tuple(samples), num_bytes, location.folder)
 
     def _samples(self) -> Iterator[TarSample]:
@@ -138,6 +132,10 @@ class TarTable:
                     raise DataError(f"{name}: the header at byte {archive.offset} is damaged: write the archive again")
         except tarfile.TarError as error:
             raise DataError(f"{name}: not readable as a tar ({error}): copy it again, or write it again") from error
+
+
+def _num_bytes(sample: TarSample) -> int:
+    return sample.num_bytes
 
 
 def _refusal(member: tarfile.TarInfo) -> str:

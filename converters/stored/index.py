@@ -30,7 +30,7 @@ from ...storage.cache import LocalCache, fetch_shard, home_folder
 from ...storage.locks import locked
 from ...storage.storage import Storage, open_storage
 from ..engines.processes import check_num_workers, do_all, num_cores, open_pool
-from .catalog import write_json
+from .catalog import checked_length, write_json
 
 _LENGTH = np.dtype("<u4")
 _DIGEST_BYTES = 16
@@ -193,6 +193,4 @@ class _Measurer:
             raise type(error)(f"{where}: {error}") from error
         except Exception as error:
             raise DataError(f"{where}: {error!r}") from error
-        if not 0 < length < 1 << 32:
-            raise DataError(f"{where} has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
-        return length
+        return checked_length(length, what=where)

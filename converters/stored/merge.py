@@ -216,15 +216,9 @@ def _join_lengths(catalogs: Mapping[str, Catalog], folder: Path) -> tuple[list[L
 
 def _open_index(name: str, catalog: Catalog, fingerprint: str, folder: Path) -> LengthIndex | None:
     try:
-        index = open_lengths(catalog.storage, fingerprint, folder=folder)
-        if index is not None and len(index.lengths) != catalog.num_samples:
-            raise LengthsError(
-                f"lengths index {fingerprint} has {len(index.lengths)} lengths for {catalog.num_samples} samples: "
-                "write it again with lmms-stream index"
-            )
+        return open_lengths(catalog.storage, fingerprint, folder=folder, num_samples=catalog.num_samples)
     except LengthsError as error:
         raise LengthsError(f"{name}: {error}") from error
-    return index
 
 
 def _concatenate(indexes: Sequence[LengthIndex], path: Path) -> LengthIndex:

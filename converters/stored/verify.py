@@ -25,6 +25,7 @@ from .catalog import (
     known_fingerprints,
     listed_fingerprints,
     local_file,
+    no_dataset,
     open_lengths,
     parse_dataset,
     read_if_there,
@@ -119,10 +120,7 @@ def _read_description(
     """The shards that index.json lists, and dataset.json; none of what cannot be read or is not safe to follow."""
     index, described = (read_if_there(storage, name) for name in (INDEX_NAME, DATASET_NAME))
     if index is None and described is None:
-        raise StorageError(
-            f"{storage.url} holds no dataset ({INDEX_NAME} is missing): check the path or URL, or write it with "
-            "lmms-stream convert"
-        )
+        raise no_dataset(storage)
     shards: list[ShardInfo] = []
     dataset = None
     if index is None:

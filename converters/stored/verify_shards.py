@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -22,6 +20,7 @@ from ...processors.text import TokensProcessor
 from ...storage.storage import Storage
 from ...types import Sample
 from ..engines.processes import do_all, open_pool
+from ..engines.threads import open_threads
 from ..media.stored import media_parts
 from .catalog import local_file, schema_of
 
@@ -159,25 +158,13 @@ def check_shards(
     first_ids = accumulate((info.num_samples for info in shards), initial=0)
     tasks: list[_Task] = list(zip(range(len(shards)), shards, first_ids, strict=False))
     found: dict[int, list[Problem]] = {}
-    with closing(_checked(checker, tasks, num_workers)) as checked:
-        for (index, _, _), problems in checked:
+    pool = open_pool(checker, num_workers, name=_name) if checker.deep else open_threads(checker, num_workers)
+    with pool as workers:
+        for (index, _, _), problems in do_all(workers, tasks):
             found[index] = problems
             on_shard()
     return [problem for index in sorted(found) for problem in found[index]]
 
 
-def _checked(
-    checker: ShardChecker, tasks: Sequence[_Task], num_workers: int
-) -> Generator[tuple[_Task, list[Problem]], None, None]:
-    """Shards as they are checked."""
-    if checker.deep:
-        with open_pool(checker, num_workers, name=lambda task: task[1].name) as pool:
-            yield from do_all(pool, tasks)
-        return
-    executor = ThreadPoolExecutor(num_workers)
-    try:
-        futures = {executor.submit(checker, task): task for task in tasks}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        executor.shutdown(cancel_futures=True)
+def _name(task: _Task) -> str:
+    return task[1].name

@@ -26,6 +26,7 @@ from ...types import Sample
 from ..rows.mapper import Mapper
 from ..rows.tokenize import to_tokens
 from ..sources.units import Row, Unit
+from ..stored.catalog import checked_length
 from .encoding import ShardFormat
 
 OnError = Literal["fail", "skip"]
@@ -194,10 +195,7 @@ class _Encoding:
         """The tokens of what is stored, 0 where nothing measures it."""
         if self._measures is None:
             return 0
-        length = self._measures.measure(stored)
-        if not 0 < length < 1 << 32:
-            raise DataError(f"the sample has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
-        return length
+        return checked_length(self._measures.measure(stored), what="the sample")
 
     def encoded_unit(self) -> EncodedUnit:
         return EncodedUnit(

@@ -21,7 +21,7 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import LocalStorage, open_storage
 
-from ..conftest import run_command
+from ..conftest import run_cli, run_command
 
 UNANSWERED = {"messages": [{"role": "user", "content": "hi"}]}
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
@@ -213,3 +213,11 @@ def test_a_store_that_fails_in_mid_conversion_holds_no_dataset(
     with pytest.raises(StorageError, match="holds no dataset"):
         PackedStreamingDataset(tmp_path / "out")
     assert isinstance(open_storage(tmp_path), LocalStorage)
+
+
+@pytest.mark.parametrize("option", ["--kind", "--schema"])
+def test_the_kind_of_rows_is_insisted_on_by_either_spelling(option: str, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "rows.jsonl", {"text": "a", "messages": GOOD["messages"]})
+    result = run_cli("convert", str(source), str(tmp_path / "out"), option, "text")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "out" / "_lmms" / "dataset.json").read_text())["schema"] == "text"

@@ -239,17 +239,11 @@ def _view_lengths(catalog: Catalog, fingerprint: str, folder: Path, notes: list[
         notes.append(f"lengths index {fingerprint} is not shown: it has more than {MAX_LENGTHS_BYTES} bytes")
         return None
     try:
-        index = open_lengths(catalog.storage, fingerprint, folder=folder)
+        index = open_lengths(catalog.storage, fingerprint, folder=folder, num_samples=catalog.num_samples)
     except LengthsError as error:
         notes.append(str(error))
         return None
     if index is None:
-        return None
-    if len(index.lengths) != catalog.num_samples:
-        notes.append(
-            f"lengths index {fingerprint} has {len(index.lengths)} lengths for {catalog.num_samples} samples: "
-            "write it again with lmms-stream index"
-        )
         return None
     edges, counts = histogram(np.asarray(index.lengths))
     return LengthsView(

@@ -313,6 +313,22 @@ def test_the_fingerprint_text_changes_with_what_is_stored() -> None:
     assert text() == text(keep=(), kind="messages")
 
 
+def test_the_names_by_which_conversions_are_resumed_and_samples_known_stay() -> None:
+    """What lies in work folders and caches of earlier versions must fit this one."""
+    options = SchemaOptions(kind="messages", keep=("id",), roles={"a": "user"})
+    assert options.asked == {
+        "schema": "messages", "columns": {}, "keep": ("id",), "system": None, "roles": {"a": "user"},
+        "learn": "assistant", "media_root": None, "max_image_pixels": None,
+    }  # fmt: skip
+    assert find_mapper([{"messages": CHAT, "id": 1}], options).fingerprint_text == json.dumps(
+        {
+            "columns": {}, "format": "messages", "found": {"messages": "messages"}, "kept": {"id": "int"},
+            "learn": "assistant", "max_image_pixels": None, "media_root": None, "pillow": None, "roles": {"a": "user"},
+            "system": None, "version": 1,
+        }
+    )  # fmt: skip
+
+
 def test_texts_come_back_and_are_learnt_whole(tmp_path: Path, tokenizer: Path) -> None:
     rows = [{"text": text, "id": number} for number, text in enumerate(["def f(): ...", "ü\n" * 50, "x"])]
     samples = round_trip(rows, tmp_path, options=SchemaOptions(keep=True))
