@@ -18,8 +18,8 @@ from .units import Row, Unit
 
 CHUNK_BYTES = 1 << 20
 MAX_ELEMENTS = 1 << 16  # of a unit
-# A string is passed at once; of one with very many escapes, or that the buffer breaks off, only its first quote, and
-# its end is looked for. (An expression for any number of escapes would keep a state for each of them.)
+# These match a whole string; of one with more than 100 escapes, or that goes on beyond the buffer, they match the first
+# quote alone, and its end is looked for. (An expression for any number of escapes would keep a state for each of them.)
 IN_STRING = rb'[^"\\]*(?:\\.[^"\\]*){0,100}'
 SHALLOW = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\],]', re.DOTALL)
 NESTED = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\]]', re.DOTALL)

@@ -123,7 +123,7 @@ class LinesTable:
     def _blocks(self, start: int, stop: int | None) -> Iterator[Unit]:
         location, before = self._location, 0
         with PlainStream(location.path, name=location.name) as stream:
-            file = io.BufferedReader(stream, CHUNK_BYTES)  # it closes the stream when nothing refers to it any more
+            file = io.BufferedReader(stream, CHUNK_BYTES)  # when it is collected it closes the stream
             lines = islice(lines_between(file, start=0, stop=ENDLESS), start, stop)
             for block in in_units(lines, len, unit_bytes=location.unit_bytes):
                 payload = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in block)

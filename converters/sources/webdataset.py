@@ -125,7 +125,7 @@ class TarTable:
                         raise DataError(f"{name}: ends within {member.name}: copy it again")
                     if not member.isdir():
                         yield member
-                # tarfile takes a damaged header for the end
+                # tarfile takes a damaged header for the end of the archive, which is zeros
                 assert archive.fileobj is not None
                 archive.fileobj.seek(archive.offset)
                 if any(archive.fileobj.read(BLOCK_BYTES)):

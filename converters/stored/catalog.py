@@ -150,6 +150,16 @@ def checked_length(length: int, *, what: str) -> int:
     return length
 
 
+def upload_lengths(storage: Storage, indexes: Sequence[LengthIndex], *, folder: Path) -> list[str]:
+    """Write lengths indexes below `folder` and upload their files; returns the names, in that order."""
+    names = []
+    for index in indexes:
+        for name in index.write(folder):
+            storage.upload(folder / name, name)
+            names.append(name)
+    return names
+
+
 def open_lengths(
     storage: Storage, fingerprint: str, *, folder: Path, num_samples: int | None = None
 ) -> LengthIndex | None:

@@ -30,7 +30,7 @@ from ...storage.cache import LocalCache, fetch_shard, home_folder
 from ...storage.locks import locked
 from ...storage.storage import Storage, open_storage
 from ..engines.processes import check_num_workers, do_all, num_cores, open_pool
-from .catalog import checked_length, write_json
+from .catalog import checked_length, upload_lengths, write_json
 
 _LENGTH = np.dtype("<u4")
 _DIGEST_BYTES = 16
@@ -71,9 +71,7 @@ def index_dataset(
                 _keep_lengths(folder, info, of_shard)
         lengths = _join_lengths(folder, tasks)
         index = LengthIndex.from_array(lengths, fingerprint=fingerprint, processor=processor.description)
-        names = index.write(folder)
-        for name in names:
-            storage.upload(folder / name, name)
+        names = upload_lengths(storage, [index], folder=folder)
         with locked(_lock_folder(storage.url) / "listing", timeout_s=math.inf):
             _list_index(storage, fingerprint, names)
     return index

@@ -31,6 +31,7 @@ from .catalog import (
     read_catalog,
     read_if_there,
     schema_of,
+    upload_lengths,
     write_json,
 )
 
@@ -89,11 +90,7 @@ def merge_datasets(
         for name in old_files:
             storage.delete(name)
         storage.write(INDEX_NAME, data)
-        others = [INDEX_NAME]
-        for joined in lengths:
-            for name in joined.write(Path(folder)):
-                storage.upload(Path(folder) / name, name)
-                others.append(name)
+        others = [INDEX_NAME, *upload_lengths(storage, lengths, folder=Path(folder))]
         dataset = _describe(catalogs, shards, fingerprints=[joined.fingerprint for joined in lengths], others=others)
         write_json(storage, DATASET_NAME, dataset)
     return MergeReport(
