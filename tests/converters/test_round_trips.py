@@ -1,4 +1,4 @@
-"""Rows of every schema, from every kind of source, through a conversion and two readers, are the rows again."""
+"""Rows of every kind, from every kind of source, through a conversion and two readers, are the rows again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.converters.convert import Progress, convert
-from lmms_stream.converters.rows.mapper import SchemaOptions
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.storage.storage import Storage, open_storage
@@ -37,7 +37,7 @@ def pairs(sources: Iterable[tuple[str, tuple[str, Any]]]) -> list[Any]:
 
 
 def seen(sample: Row) -> Row:
-    """A stored sample as cases write it: JSON parsed, the bytes of media in place of their spans."""
+    """A stored sample as cases write it: JSON parsed, the bytes of media instead of their spans."""
     values = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in sample.items()}
     if "media" in values:
         media, stop = values.pop("media"), 0
