@@ -2,7 +2,6 @@
 
 options     what is asked of a conversion, checked
 convert     the conversion: sources are read, mapped, encoded and laid into shards
-run         its tasks in order: units are encoded, shards are made
 report      how far it is, and what it did
 sources/    what the user names -> units of rows
 rows/       row -> sample

@@ -17,21 +17,23 @@ from typing import Any
 from ..errors import ConfigError, DataError
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
-from ..storage.storage import open_storage
+from ..storage.local import LocalStorage
+from ..storage.storage import Storage, open_storage
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport
 from .rows import schemas
 from .rows.mapper import Mapper
-from .run import Run, job_of, task_name
 from .sources.sources import open_sources
 from .sources.units import Source
 from .writing.commit import commit, measured_lengths, other_files
+from .writing.encoded_units import UnitEncoder
 from .writing.encoding import ShardFormat, compression_extension
 from .writing.layout import Laying
 from .writing.outputs import Output
 from .writing.reading import Reading
-from .writing.shards import entry_bytes
+from .writing.run import Job, Run, task_name
+from .writing.shards import ShardMaker, entry_bytes
 from .writing.work import Work, open_work, work_folder
 
 _AHEAD = 4  # units for each worker that may be encoded before the one that is laid next
@@ -119,7 +121,7 @@ def _write_shards(
     format = ShardFormat(columns, shard_bytes=options.shard_bytes, compression=options.compression)
     laying = Laying(format, options, work)
     num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes + 1)
-    job = job_of(work, format, options)
+    job = _job(work, format, options)
     with (
         closing(reading),
         workers.open_pool(job, num_workers, name=task_name, on_progress=counted.advance, marks=work.marks) as pool,
@@ -202,3 +204,25 @@ def _report(reading: Reading, laying: Laying, work: Work, *, splits: Iterable[st
         seconds=seconds,
         splits=dict(zip(splits, reports, strict=False)),
     )
+
+
+def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
+    units = UnitEncoder(
+        folder=work.units,
+        format=format,
+        processor=options.processor,
+        tokenize=options.tokenize,
+        on_error=options.on_error,
+        shortest=options.shortest,
+        longest=options.longest,
+    )
+    shards = [
+        ShardMaker(folder=work.units, staging=work.staging, format=format, storage=_wherever(target))
+        for target in work.targets
+    ]
+    return Job(units, shards)
+
+
+def _wherever(target: Storage) -> Storage:
+    """The same for a worker in another folder."""
+    return LocalStorage(target.folder.absolute()) if isinstance(target, LocalStorage) else target

@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "converters/media": {"errors", "storage"},
     "converters/rows": {*BASE, "processors", "converters/media"},
     "converters/sources": {*BASE, "storage"},
-    "converters/engines": {"__init__", "errors", "storage"},
+    "converters/engines": {"__init__", "errors", "storage", "processors"},
     "converters/stored": {
         *BASE, "__init__", "storage", "processors", "mds", "converters/media", "converters/rows", "converters/engines",
     },

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from ...errors import ConfigError, LmmsStreamError, WorkerError
+from ...processors.parallelism import ONE_THREAD
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -209,7 +210,7 @@ class Doing(Generic[Task]):
     """Does tasks in a worker; the error that a task raised is its answer, for the process that waits for it."""
 
     def __init__(self, pickled_job: bytes):
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core for each worker
+        os.environ |= ONE_THREAD  # of tokenizers: each core has a worker of its own
         self._pickled = pickled_job
         self._job: Any = None
 

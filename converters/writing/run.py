@@ -7,16 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..storage.local import LocalStorage
-from ..storage.storage import Storage
-from .engines.processes import Pool
-from .options import ConvertOptions
-from .writing.encoded_units import UnitEncoder, UnitTask, about_path
-from .writing.encoding import ShardFormat
-from .writing.layout import Laying
-from .writing.reading import Reading
-from .writing.shards import ShardMaker, ShardTask
-from .writing.work import Work
+from ..engines.processes import Pool
+from .encoded_units import UnitEncoder, UnitTask, about_path
+from .layout import Laying
+from .reading import Reading
+from .shards import ShardMaker, ShardTask
+from .work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +27,6 @@ class Job:
             return self.shards[task.output].make(task)
         self.units.encode(task, on_bytes)
         return {}
-
-
-def job_of(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
-    units = UnitEncoder(
-        folder=work.units,
-        format=format,
-        processor=options.processor,
-        tokenize=options.tokenize,
-        on_error=options.on_error,
-        shortest=options.shortest,
-        longest=options.longest,
-    )
-    shards = [
-        ShardMaker(folder=work.units, staging=work.staging, format=format, storage=_wherever(target))
-        for target in work.targets
-    ]
-    return Job(units, shards)
-
-
-def _wherever(target: Storage) -> Storage:
-    """The same for a worker in another folder."""
-    return LocalStorage(target.folder.absolute()) if isinstance(target, LocalStorage) else target
 
 
 def task_name(task: UnitTask | ShardTask) -> str:
