@@ -19,6 +19,7 @@ from ..errors import ConfigError, DataError
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
 from ..storage.storage import LocalStorage, Storage, open_storage
+from ..version import VERSION
 from .engines.engine import RAY_TIMEOUT_S, open_engine
 from .engines.processes import Pool
 from .options import ConvertOptions
@@ -138,12 +139,10 @@ def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
 
 def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:
     """All that what is written follows from, as JSON values."""
-    from .. import __version__
-
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     values["schema"] = asdict(options.schema)
     values["processor"] = options.processor and dict(options.processor.description)
-    return {**values, "sources": _described(sources), "version of lmms_stream": __version__}
+    return {**values, "sources": _described(sources), "version of lmms_stream": VERSION}
 
 
 def _described(sources: Sequence[Source]) -> list[dict[str, Any]]:
@@ -272,8 +271,6 @@ class _Run:
 def _commit(
     work: Work, output: Output, laying: Laying, reading: Reading, options: ConvertOptions, sources: Sequence[Source]
 ) -> None:
-    from .. import __version__
-
     measured_by = options.measured_by
     is_first = output.number == 0  # what is left out is in no split: it is counted with the first, once
     rejects = laying.rejects if is_first else []
@@ -284,7 +281,7 @@ def _commit(
         "num_rejected": len(rejects),
         "num_filtered": laying.num_filtered if is_first else 0,
         "source": _described(sources),
-        "converter": f"lmms_stream {__version__}",
+        "converter": f"lmms_stream {VERSION}",
     }
     commit(
         work.targets[output.number],

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import __version__
 from ..errors import ConfigError, LmmsStreamError
+from ..version import VERSION
 from . import convert as cli_convert
 from . import datasets as cli_datasets
 
@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=f"example:\n  {EXAMPLES['demo']}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in (
         _add_convert,
@@ -132,10 +132,10 @@ def _add_plan(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_train(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "train", _train, "Train with FSDP2 on this machine, through torchrun.")
-    parser.add_argument("config", type=Path, help="YAML with the sections dataset, model, train")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    parser.add_argument("--nproc", type=int, default=1, help="processes (GPUs); default 1")
+    parser = _add(commands, "train", _train, "Train with FSDP2 on this machine, in one process or by torchrun.")
+    parser.add_argument("config", type=Path, help="read this YAML file, with the sections dataset, model, train")
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="change settings of the file")
+    parser.add_argument("--nproc", type=int, default=1, help="run so many processes, one for each GPU; default 1")
 
 
 def _add_plot(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -249,10 +249,9 @@ def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from ..train.launch import torchrun_command
+    from ..train.launch import start
 
-    command = torchrun_command(options.config, options.overrides, nproc=options.nproc)
-    os.execv(command[0], command)
+    start(options.config, options.overrides, nproc=options.nproc, environment=os.environ)
 
 
 def _plot(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import torch
 from ..errors import ConfigError
 from ..loader.loader import PackedLoader
 from ..types import World
-from .model.attention import check_lengths
+from .model.isolation import check_lengths
 from .model.model import PackedModel
 from .run.distributed import gather
 

@@ -21,14 +21,14 @@ from ..signals import StopSignal
 from ..types import Batch
 from .checkpoint.saving import RunSaver
 from .evaluate import EVAL_NAME, check_evaluated, evaluate
-from .model.attention import check_lengths, prove_packing
 from .model.flops import model_flops
+from .model.isolation import check_lengths, prove_packing
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
 from .report.meter import Meter
 from .report.run_log import RunLog
 from .run.distributed import build_mesh, init_distributed, seed_step
-from .run.schedules import build_schedule, parameter_groups
+from .run.schedules import Schedule, parameter_groups
 from .run.settings import Datasets, TrainConfig
 
 logger = logging.getLogger("lmms_stream")
@@ -89,7 +89,7 @@ class FSDP2SFTTrainer:
         )
         self.saver = RunSaver(self.model.model, self.optimizer, args, datasets=train_dataset)
         self.max_steps = self._max_steps()
-        self.schedule = build_schedule(args, self.max_steps)
+        self.schedule = Schedule(args, self.optimizer, max_steps=self.max_steps)
         self.step = self.tokens_seen = self.samples_seen = self.num_skipped_steps = 0
 
     def train(self) -> None:
@@ -168,10 +168,12 @@ class FSDP2SFTTrainer:
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         if isinstance(grad_norm, DTensor):
             grad_norm = grad_norm.full_tensor()
-        learning_rate = self._update(float(grad_norm))
+        learning_rate = self.schedule.learning_rate
+        self._update(float(grad_norm))
         self.step += 1
         self.tokens_seen += int(counts.num_tokens)
         self.samples_seen += int(counts.num_samples)
+        self.schedule.move(self.position)
         self.meter.end_step(losses, grad_norm=float(grad_norm))
         self.log.end_step(self.position)
         is_stopped = counts.num_told_to_stop > 0
@@ -202,12 +204,9 @@ class FSDP2SFTTrainer:
                 totals[1, source] += len(of_batch)
         return totals.flatten()
 
-    def _update(self, grad_norm: float) -> float:
-        """Take the step, or pass it over when a gradient is not finite; the learning rate."""
-        learning_rate = self.args.learning_rate * self.schedule.factor(self.position)
+    def _update(self, grad_norm: float) -> None:
+        """Take the step, or pass it over when a gradient is not finite."""
         if math.isfinite(grad_norm):
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
             self.optimizer.step()
         else:
             self.num_skipped_steps += 1
@@ -217,7 +216,6 @@ class FSDP2SFTTrainer:
                     "lower learning_rate, or raise max_skipped_steps"
                 )
         self.optimizer.zero_grad()
-        return learning_rate
 
     def _log(self, batches: list[Batch], learning_rate: float) -> None:
         """The record of the steps since the last one, of which these are the last one's batches."""
@@ -262,6 +260,7 @@ class FSDP2SFTTrainer:
             self.tokens_seen = state["tokens_seen"]
             self.samples_seen = state["samples_seen"]
             self.num_skipped_steps = state["num_skipped_steps"]
+            self.schedule.move(self.position)
 
     def _eval_loader(self) -> PackedLoader:
         assert self._eval_dataset is not None

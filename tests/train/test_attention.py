@@ -9,7 +9,7 @@ import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
-from lmms_stream.train.model.attention import check_lengths, prove_packing
+from lmms_stream.train.model.isolation import check_lengths, prove_packing
 from lmms_stream.train.model.model import ModelConfig, PackedModel
 from lmms_stream.types import Batch
 

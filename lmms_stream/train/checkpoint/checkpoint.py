@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +44,8 @@ from .tensors import (
 )
 
 T = TypeVar("T")
+# A stager keeps the memory of its copies for the next save; one of torch 2.11 closes itself after its first one.
+_STAGERS_LAST = torch.__version__ >= "2.15"  # torch compares versions here, not texts
 logger = logging.getLogger("lmms_stream")
 
 
@@ -76,8 +77,7 @@ class Checkpointer:
         group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)  # of all ranks, so each is in it
         self._group = group
-        cuda = torch.cuda.is_available()
-        self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda))
+        self._stager = _new_stager()
         self._writer: CheckpointWriter | None = None
         self._saving: Future[Any] | None = None
 
@@ -119,6 +119,9 @@ class Checkpointer:
             "process_group": self._group,
         }
         if self.asynchronous:
+            if not _STAGERS_LAST:
+                self._stager.close()
+                self._stager = _new_stager()
             started = async_save(values, async_stager=self._stager, **options)
             assert isinstance(started, Future)  # staging is done
             self._saving = started
@@ -141,7 +144,7 @@ class Checkpointer:
         where = f"{self._target.storage.url}/{folder_name(self._writer.step)}"
         try:
             result()
-        except FutureTimeoutError as error:
+        except TimeoutError as error:
             raise CheckpointError(
                 f"checkpoint {where} was not written within {self.timeout_s:g} s: look at the disk or the network, or "
                 "raise timeout_s"
@@ -248,6 +251,15 @@ class Checkpointer:
         if self.rank == 0:
             for message in messages:
                 logger.warning("%s", message)
+
+
+def _new_stager() -> DefaultStager:
+    cuda = torch.cuda.is_available()
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda
+        )
+    )
 
 
 def _attempt(action: Callable[[], T]) -> T | LmmsStreamError:

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ... import __version__
 from ...errors import CheckpointError
+from ...version import VERSION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +24,7 @@ def fingerprint_of(model: PreTrainedModel, settings: TrainConfig) -> dict[str, A
     import torch
     import transformers
 
-    versions = {"lmms_stream": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+    versions = {"lmms_stream": VERSION, "torch": str(torch.__version__), "transformers": transformers.__version__}
     described = {
         "versions": versions,
         "model": model.config.to_dict() | {"architectures": [type(model).__name__]},
