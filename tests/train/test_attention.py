@@ -157,7 +157,7 @@ class Cached(Changed):
 
 
 class Shifted(Changed):
-    """Alone, samples begin at another place than in packs."""
+    """Alone, samples begin at another position than in packs."""
 
     def change(self, batch: Batch) -> dict[str, Any]:
         return {"position_ids": batch.position_ids * (1 if batch.num_tokens > 30 else 2)}

@@ -187,7 +187,7 @@ def test_a_disk_that_fills_up_is_one_line_that_names_the_file(tmp_path: Path) ->
         assert re.match(f"{re.escape(str(folder))}/run/{path}: {message}", line), line
 
 
-def test_what_lies_in_the_place_of_a_log_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_folder_or_file_where_a_log_should_lie_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").touch()
     (tmp_path / "wandb").touch()
     reporters: list[tuple[Reporter, str]] = [("wandb", "wandb/run-id.txt"), ("tensorboard", "tensorboard")]

@@ -53,9 +53,9 @@ class Checkpointer:
     """Saves and resumes the checkpoints at `url`, a folder that all nodes see or a URL; all ranks call each method.
 
     staging: a local folder for files on their way to or from a store. keep: how many of the latest checkpoints stay.
-    asynchronous: tensors are copied, and written by a thread; the next save, `wait` and the end of the `with` block
-    wait for it. A save that failed is a CheckpointError there; the checkpoints before it are untouched, and a run that
-    is ending with another error says so besides. timeout_s: of each wait and each collective.
+    asynchronous: tensors are copied, and a thread writes them; the next save, `wait` and the end of the `with` block
+    wait for it. There a save that failed is a CheckpointError, or one more line where the block ends with another
+    error; the checkpoints before it are untouched. timeout_s: of each wait and each collective.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Checkpointer:
         self._staging = staging / f"rank-{self.rank}"
         self._target = open_target(url, staging=self._staging)
         self._keep = keep
-        # Of its own, for the thread's collectives would mix with training's.
+        # A group of its own: the collectives of the writing thread would mix with those of training.
         group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)  # of all ranks, so each is in it
         self._group = group
@@ -105,8 +105,8 @@ class Checkpointer:
     ) -> None:
         """Begin to save checkpoint `step`, or save it; first wait for the one before.
 
-        state: JSON values of the trainer, the cursor among them. documents: other files, by name. Of both rank 0's
-        are saved.
+        state: JSON values of the trainer, the cursor among them. documents: other files, by name. Those of rank 0 are
+        saved.
         """
         self.wait()
         values = tensors_of(model, optimizer)
@@ -114,7 +114,7 @@ class Checkpointer:
         self._writer = CheckpointWriter(self._target, step, {**documents, STATE_NAME: text.encode()}, keep=self._keep)
         options: dict[str, Any] = {
             "storage_writer": self._writer,
-            # What ranks have copies of is in the first one's file, so that others' need not be read for it.
+            # What several ranks have is written by the first of them, so that fewer files are read for it.
             "planner": DefaultSavePlanner(dedup_save_to_lowest_rank=True),
             "process_group": self._group,
         }
@@ -130,7 +130,7 @@ class Checkpointer:
 
     @property
     def is_saving(self) -> bool:
-        """Whether this rank is writing; others may be done, or not yet."""
+        """Whether this rank is writing; other ranks may have finished."""
         return self._saving is not None and not self._saving.done()
 
     def wait(self) -> None:
@@ -165,7 +165,7 @@ class Checkpointer:
         choice: str = "auto",
         check: Callable[[Checkpoint], None] = lambda _: None,
     ) -> Checkpoint | None:
-        """Load model and optimizer in place from the latest checkpoint that is whole; None where there is none.
+        """Fill model and optimizer from the latest checkpoint that is whole; None where there is none.
 
         choice: "auto"; "never", an error where there are checkpoints; or the path or URL of one. check may refuse the
         checkpoint before tensors are read. A damaged one is passed over with a warning that names the file. Raises
@@ -218,7 +218,7 @@ class Checkpointer:
         return target, [step]
 
     def _fetch(self, target: Target, checkpoint: Checkpoint, values: Tensors) -> Path:
-        """The folder with all files that this rank reads, each checked by one rank or by those that fetch it."""
+        """The folder with all files that this rank reads; each was checked by one rank, or by each that fetched it."""
         if target.reads_in_place:
             share = sorted(checkpoint.files)[self.rank :: self.world_size]
             return self._on_all(lambda: target.fetch(checkpoint, share))
@@ -226,7 +226,7 @@ class Checkpointer:
         return self._on_all(lambda: target.fetch(checkpoint, needed_files(folder, values)))
 
     def _on_rank_0(self, action: Callable[[], T]) -> T:
-        """What rank 0 finds, on all ranks; its error, too."""
+        """The result of rank 0, on all ranks; its error is raised on all."""
         outcome: list[Any] = [None]
         if self.rank == 0:
             outcome = [_attempt(action)]
@@ -237,7 +237,7 @@ class Checkpointer:
         return found
 
     def _on_all(self, action: Callable[[], T]) -> T:
-        """What this rank finds, unless one fails: then the same error on all ranks, damage last."""
+        """The result of this rank; where a rank fails, all raise the same error, damage only if there is no other."""
         outcome = _attempt(action)
         failed: list[Any] = [None] * self.world_size
         dist.all_gather_object(failed, outcome if isinstance(outcome, LmmsStreamError) else None, group=self._group)
@@ -267,7 +267,7 @@ def _attempt(action: Callable[[], T]) -> T | LmmsStreamError:
         return action()
     except LmmsStreamError as error:
         return error
-    except (OSError, RuntimeError, AssertionError) as error:  # torch's, of files that it cannot make sense of
+    except (OSError, RuntimeError, AssertionError) as error:  # torch raises these for files that it cannot read
         return CheckpointError(f"a checkpoint cannot be read: {cause_of(error)}")
 
 

@@ -22,7 +22,10 @@ _FLAGS = {
 
 
 def implementations(attention: Attention, model_class: Any, config: PretrainedConfig) -> list[str]:
-    """What to try of a transformers class, the best first: none but the named one unless attention is "auto"."""
+    """The implementations to try for a transformers class, the best first; a named attention is the only one.
+
+    ConfigError for an attention that this machine or this class cannot train with.
+    """
     cuda = torch.cuda.is_available()
     if attention == "flex_attention" and not cuda:
         raise ConfigError("attention flex_attention has no backward pass on the CPU: choose sdpa, eager or auto")

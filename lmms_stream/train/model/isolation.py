@@ -48,8 +48,8 @@ _BFLOAT16 = _Tolerances(two_packs=1e-3, alone=5e-2)
 def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = False) -> None:
     """Choose the model's attention and the way to its logits; all ranks call it.
 
-    An attention that was not named gives way to the next one that proves itself. bf16: what is computed in; else the
-    parameters say. ConfigError where nothing keeps samples apart.
+    Where no attention was named, the first implementation that passes the proof is taken. bf16: the model computes in
+    bfloat16 whatever its parameters are. ConfigError where none keeps samples apart.
     """
     was_training = model.training
     model.eval()
@@ -73,10 +73,10 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
 
 
 def check_lengths(config: PretrainedConfig, batch: Batch) -> None:
-    """ConfigError for a pack in which this model would treat samples otherwise than alone, for their lengths.
+    """ConfigError for a pack whose lengths make this model treat its samples otherwise than alone.
 
     transformers counts the chunks of chunked attention from the start of the pack, and scales "dynamic" and "longrope"
-    positions by the longest sample in it; learnt positions end.
+    positions by the longest sample in it; a model that learnt its positions has only so many.
     """
     text = config.get_text_config()
     chunk = getattr(text, "attention_chunk_size", None)
@@ -107,7 +107,7 @@ def _fault(model: PackedModel, tolerances: _Tolerances, device: torch.device) ->
     try:
         fault = _difference(model, tolerances, device)
         if fault is None and model.model.config._attn_implementation == "flex_attention":
-            _run_backward(model, device)  # it is compiled apart
+            _run_backward(model, device)  # it is compiled separately from the forward pass
     except (RuntimeError, ValueError, TypeError, ImportError, AssertionError) as error:
         return f"does not run on packs ({' '.join(str(error).split())[:300]})"
     return fault
@@ -115,7 +115,10 @@ def _fault(model: PackedModel, tolerances: _Tolerances, device: torch.device) ->
 
 @torch.no_grad()
 def _difference(model: PackedModel, tolerances: _Tolerances, device: torch.device) -> str | None:
-    """How a pack differs from its samples. Two packs of one shape differ in all of the first and the last token."""
+    """How a pack differs from its samples, or None.
+
+    Two packs of one shape are compared: they differ in the whole first segment and in the very last token.
+    """
     first, middle, last = _segments(model)
     other = _segments(model, seed=1)[0]
     changed = np.append(last[:-1], other[-1])
@@ -140,7 +143,7 @@ def _difference(model: PackedModel, tolerances: _Tolerances, device: torch.devic
 
 
 def _choose_logits_way(model: PackedModel, tolerances: _Tolerances, device: torch.device) -> None:
-    """The thriftiest way that gives the losses of the model's own logits."""
+    """Set the thriftiest way that gives the losses of the model's own logits."""
     batch = _pack(_segments(model)).to(device)
     learnt, targets = learnt_tokens(batch.labels)
     logits = model.logits(batch)[learnt]
@@ -161,7 +164,7 @@ def _run_backward(model: PackedModel, device: torch.device) -> None:
 
 
 def _segments(model: PackedModel, *, seed: int = 0) -> list[NDArray[np.int64]]:
-    """Random tokens, none of which stands for an image, an end or the like."""
+    """Random tokens, without special ones such as those for an image or the end."""
     config = model.model.config
     fields = {**config.get_text_config().to_dict(), **config.to_dict()}
     special = [value for name, value in fields.items() if name.endswith("_token_id") and isinstance(value, int)]
@@ -175,7 +178,7 @@ def _pack(segments: Sequence[NDArray[np.int64]]) -> Batch:
 
 
 def _agreed(fault: str | None) -> str | None:
-    """A fault of this rank, or word of another's."""
+    """The fault of this rank, or a word that another rank has one; None where no rank has."""
     if not dist.is_initialized():
         return fault
     faults = gather([float(fault is not None)], dist.get_world_size())
@@ -183,6 +186,6 @@ def _agreed(fault: str | None) -> str | None:
 
 
 def _reshard(model: torch.nn.Module) -> None:
-    """The root stays gathered after a forward pass that no backward pass follows."""
+    """Shard the root again: it stays gathered after a forward pass that no backward pass follows."""
     if isinstance(model, FSDPModule):
         model.reshard()

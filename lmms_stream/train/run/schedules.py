@@ -11,7 +11,10 @@ from transformers import get_scheduler
 
 from .settings import TrainConfig
 
-_NAMES = {"wsd": "warmup_stable_decay", "constant": "constant_with_warmup"}  # transformers' where they differ
+_NAMES = {
+    "wsd": "warmup_stable_decay",
+    "constant": "constant_with_warmup",
+}  # transformers' other names
 
 
 class Schedule:
@@ -57,7 +60,7 @@ class Schedule:
 
 
 def parameter_groups(model: torch.nn.Module, *, weight_decay: float, decay_all: bool) -> list[dict[str, Any]]:
-    """For AdamW: matrices decay, and vectors (biases, norms) do not, unless all do."""
+    """Parameter groups for AdamW: matrices decay, vectors (biases, norms) only with decay_all."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [each for each in trained if decay_all or each.ndim >= 2]
     others = [each for each in trained if not decay_all and each.ndim < 2]
