@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -10,11 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from lmms_stream.train.__main__ import main
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import STOPPED_STATUS
 
-from ..conftest import run_cli, write_tokens
+from ..conftest import run_cli, run_command, write_tokens
 from .runs import write_run
 
 LIMIT_S = 120
@@ -36,6 +38,21 @@ def test_one_process_trains_alone_whatever_rank_it_is_started_from(
     assert done.returncode == 0, done.stderr
     assert [record["step"] for record in read_log(tmp_path / "out")] == [1, 2]
     assert "torchrun" not in done.stderr
+
+
+def test_the_command_that_becomes_a_run_loads_no_torch() -> None:
+    script = "import sys, lmms_stream.cli.main, lmms_stream.train.launch; print(*sys.modules)"
+    done = run_command(sys.executable, "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert "lmms_stream.train.launch" in done.stdout.split()
+    assert not {*done.stdout.split()} & {"torch", "transformers", "streaming", "numba"}
+
+
+def test_a_run_leaves_the_garbage_collector_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "none.yaml")]) == 1
+    assert "no such config file" in capsys.readouterr().err
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_an_error_of_one_process_is_one_line(config: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -26,10 +25,12 @@ def implementations(attention: Attention, model_class: Any, config: PretrainedCo
 
     ConfigError for an attention that this machine or this class cannot train with.
     """
+    from transformers.utils.import_utils import is_flash_attn_2_available
+
     cuda = torch.cuda.is_available()
     if attention == "flex_attention" and not cuda:
         raise ConfigError("attention flex_attention has no backward pass on the CPU: choose sdpa, eager or auto")
-    has_flash = cuda and importlib.util.find_spec("flash_attn") is not None
+    has_flash = is_flash_attn_2_available()
     if attention == "flash_attention_2" and not has_flash:
         raise ConfigError("attention flash_attention_2 needs CUDA and pip install flash-attn: or choose sdpa or auto")
     varlen.register()
