@@ -19,6 +19,7 @@ from ..processors.base import Processor
 from ..processors.text import TokensProcessor
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
+from ..version import VERSION
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport
@@ -150,12 +151,10 @@ def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
 
 def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:
     """All that decides what is written, as JSON values: a run goes on where another was ended if these are equal."""
-    from .. import __version__
-
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     values["schema"] = options.schema.asked
     values["processor"] = options.processor and dict(options.processor.description)
-    return {**values, "sources": _described(sources), "version of lmms_stream": __version__}
+    return {**values, "sources": _described(sources), "version of lmms_stream": VERSION}
 
 
 def _described(sources: Sequence[Source]) -> list[dict[str, Any]]:
@@ -165,8 +164,6 @@ def _described(sources: Sequence[Source]) -> list[dict[str, Any]]:
 def _commit(
     work: Work, output: Output, laying: Laying, reading: Reading, options: ConvertOptions, sources: Sequence[Source]
 ) -> None:
-    from .. import __version__
-
     measured_by = options.measured_by
     is_first = output.number == 0  # what is left out is in no split: it is counted with the first, once
     rejects = laying.rejects if is_first else []
@@ -177,7 +174,7 @@ def _commit(
         "num_rejected": len(rejects),
         "num_filtered": laying.num_filtered if is_first else 0,
         "source": _described(sources),
-        "converter": f"lmms_stream {__version__}",
+        "converter": f"lmms_stream {VERSION}",
     }
     commit(
         work.targets[output.number],

@@ -22,6 +22,7 @@ from ...errors import ConfigError, LengthsError, ShardError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from ...mds.lengths import LengthIndex
 from ...storage.storage import Storage, open_storage
+from ...version import VERSION
 from .catalog import (
     Catalog,
     columns_of,
@@ -237,8 +238,6 @@ def _describe(
     others: Sequence[str],
 ) -> dict[str, Any]:
     """What `_lmms/dataset.json` holds; sources: whose shards the merged dataset reads."""
-    from ... import __version__
-
     infos = [info for _, info in shards]
     listed = []
     for name, info in shards:
@@ -250,7 +249,7 @@ def _describe(
         "schema": schema_of(infos),
         "columns": columns_of(infos),
         "num_samples": sum(info.num_samples for info in infos),
-        "converter": f"lmms_stream {__version__}",
+        "converter": f"lmms_stream {VERSION}",
         "sources": [
             {"name": name, "num_samples": catalog.num_samples, "num_shards": len(catalog.shards)}
             for name, catalog in catalogs.items()
