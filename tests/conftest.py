@@ -22,6 +22,8 @@ from lmms_stream.processors.text import TokensProcessor
 from numpy.typing import NDArray
 from streaming import MDSWriter
 
+from .processes import ENVIRONMENT
+
 TokensAndSpans = tuple[NDArray[Any], NDArray[Any]]  # int32[T] and int32[k, 2]
 S3_BUCKET = "lmms-stream-demo"  # what s3_endpoint makes
 
@@ -103,23 +105,14 @@ def write_samples(
 
 def run_command(*command: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run to the end, with output captured; one thread per process, as torchrun would."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, env=environment, check=False
+        command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, env=os.environ | ENVIRONMENT, check=False
     )
 
 
 def last_words(text: str) -> str:
     """The end of what a job said: the tracebacks of all ranks, before torchrun's report of them, are in it."""
     return text[-20_000:]
-
-
-def run_job(nproc: int, module: str, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run a module of the tests in so many processes of a torchrun job, to its end, which is a good one."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    done = run_command(*torchrun, "-m", module, *arguments, timeout_s=timeout_s, cwd=Path(__file__).parent.parent)
-    assert done.returncode == 0, last_words(done.stderr)
-    return done
 
 
 def run_cli(*arguments: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
