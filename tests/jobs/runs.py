@@ -42,7 +42,7 @@ def write_chat_run(path: Path, dataset: Path | str, tokenizer: Path, **train: An
         },
         "train": {
             "output_dir": str(path.parent / "default"),
-            "global_batch": 24,
+            "global_batch": 4,
             "learning_rate": 1e-3,
             "num_workers": 1,
             "log_sample_ids": True,

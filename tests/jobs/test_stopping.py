@@ -43,7 +43,7 @@ def running(config: Path, output: Path, *overrides: str) -> Iterator[subprocess.
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(
     dataset_folder: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
-    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=400, global_batch=4)
+    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=400)
     saved = []
     for told in ("job", "ranks"):
         with running(config, tmp_path / "out") as job:
@@ -69,7 +69,7 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(
 def test_an_error_of_one_rank_ends_the_job_with_its_traceback(
     dataset_folder: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
-    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=400, global_batch=4)
+    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=400)
     with running(config, tmp_path / "out", "train.timeout_s=60") as job:
         killed, survivor = ranks_of(job)
         worker = next(child for child in killed.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE)
@@ -83,7 +83,7 @@ def test_an_error_of_one_rank_ends_the_job_with_its_traceback(
 def test_a_rank_that_stands_still_ends_the_job_when_the_others_have_waited_long_enough(
     dataset_folder: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
-    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=4000, global_batch=4)
+    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=4000)
     with running(config, tmp_path / "out", "train.timeout_s=20") as job:
         ranks = ranks_of(job)
         ranks[1].suspend()

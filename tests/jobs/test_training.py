@@ -18,12 +18,10 @@ from .runs import JOB_S, MODULE, differences, last_step, steps_of, train, write_
 STEPS_PER_EPOCH_AT_LEAST = 3
 
 
-def test_a_run_in_lanes_resumes_on_another_number_of_ranks(
-    dataset_folder: Path, tokenizer: Path, tmp_path: Path
-) -> None:
+def test_a_run_in_lanes_resumes_on_another_number_of_ranks(few_chats: Path, tokenizer: Path, tmp_path: Path) -> None:
     """Without a lengths index: the states of all ranks' lanes are in the checkpoint."""
     lanes = ["dataset.packing_mode=lanes", "dataset.num_canonical_nodes=4", "dataset.packing_window=32"]
-    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=6, lr_scheduler_type="constant")
+    config = write_chat_run(tmp_path / "run.yaml", few_chats, tokenizer, max_steps=6, lr_scheduler_type="constant")
     train(config, tmp_path / "whole", *lanes)
     stopped = tmp_path / "stopped"
     train(config, stopped, *lanes, "train.max_steps=2")
@@ -31,9 +29,9 @@ def test_a_run_in_lanes_resumes_on_another_number_of_ranks(
     assert differences(tmp_path / "whole", stopped, last_step=6, tolerance=1e-3) == []
 
 
-def test_resumes_give_the_run_that_was_never_interrupted(dataset_folder: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_resumes_give_the_run_that_was_never_interrupted(few_chats: Path, tokenizer: Path, tmp_path: Path) -> None:
     """Two epochs at once; against them: stopped after the first epoch's last step, resumed, and resumed again."""
-    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, num_train_epochs=2, save_steps=1)
+    config = write_chat_run(tmp_path / "run.yaml", few_chats, tokenizer, num_train_epochs=2, save_steps=1)
     train(config, tmp_path / "whole")
     last = last_step(tmp_path / "whole")
     saved = checkpoints(tmp_path / "whole" / "checkpoints")
