@@ -9,6 +9,7 @@ import lmms_stream.mds.dataset
 import lmms_stream.processors.chat
 import lmms_stream.train.trainer  # noqa: F401
 import rich._emoji_codes  # noqa: F401
+import streaming  # noqa: F401
 import transformers.models.llama.modeling_llama
 import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
