@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from lmms_stream.processors.text import TokensProcessor
 from numpy.typing import NDArray
 from streaming import MDSWriter
 
-from .processes import ENVIRONMENT
+from .processes import ENVIRONMENT, run_module
 
 # Files that take long, by the start of their names: the longest first.
 LONGEST = ("jobs/test_stopping", "demo/test_demo", "test_readme", "jobs/", "mds/", "converters/")
@@ -128,4 +127,5 @@ def last_words(text: str) -> str:
 
 
 def run_cli(*arguments: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return run_command(sys.executable, "-m", "lmms_stream", *arguments, timeout_s=timeout_s, cwd=cwd)
+    """Run `lmms-stream` to its end, in a forked process: what interpreters that start anew do, test_readme.py shows."""
+    return run_module("lmms_stream", *arguments, timeout_s=timeout_s, cwd=cwd or Path.cwd())

@@ -13,5 +13,5 @@ import streaming  # noqa: F401
 import transformers.models.llama.modeling_llama
 import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
-import tests.jobs.launcher
-import tests.mds.reading  # noqa: F401
+import tests.mds.reading
+import tests.processes  # noqa: F401

@@ -14,7 +14,8 @@ from lmms_stream.train.report.train_log import read_log
 
 from tests.conftest import last_words
 
-from .launcher import Job, run_job
+from ..processes import Job
+from .launcher import run_job
 
 MODULE = "lmms_stream.train"
 JOB_S = 200.0

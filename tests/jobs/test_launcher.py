@@ -15,7 +15,8 @@ import pytest
 
 from tests.conftest import last_words, run_command
 
-from .launcher import ROOT, run_alone, run_job, start_job
+from ..processes import ROOT, run_module
+from .launcher import run_job, start_job
 from .runs import wait_until
 
 JOB = "tests.jobs.environment_job"
@@ -45,17 +46,17 @@ def test_forked_ranks_are_given_what_torchrun_gives() -> None:
 
 
 def test_the_server_that_forks_ranks_has_one_thread() -> None:
-    run_alone(JOB, timeout_s=60)
+    run_module(JOB, timeout_s=60)
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
 
 
 def test_the_exit_status_of_a_job_is_that_of_the_rank_that_ended() -> None:
     assert run_job(2, JOB, str(int(signal.SIGKILL)), timeout_s=60).returncode == -signal.SIGKILL
-    done = run_alone("tests.jobs.no_such_module", timeout_s=60)
+    done = run_module("tests.jobs.no_such_module", timeout_s=60)
     assert done.returncode == 1
     assert "No module named tests.jobs.no_such_module" in done.stderr
-    usage = run_alone("lmms_stream.train", timeout_s=60)
+    usage = run_module("lmms_stream.train", timeout_s=60)
     assert (usage.returncode, usage.stdout[:6]) == (2, "usage:")
     assert "RANK" not in os.environ
 
@@ -65,10 +66,10 @@ def test_a_rank_that_fails_ends_the_others_and_a_job_that_is_not_over_in_time_is
         wait_until(lambda: job.stdout.read_text().count("waiting\n") == 2, job)
         with pytest.raises(subprocess.TimeoutExpired):
             job.wait(0.1)
-        one, other = job.ranks
+        one, other = job.processes
         one.kill()
         assert job.wait(60) == -signal.SIGKILL
         assert other.exitcode == -signal.SIGTERM
     with start_job(1, "tests.jobs.waiting_job", "600") as job:
-        (process,) = job.processes()
+        (process,) = job.family()
     assert not process.is_running()

@@ -60,7 +60,7 @@ def kill_while_saving(config: Path, output: Path, step: int) -> bool:
     with start_job(2, MODULE, str(config), f"train.output_dir={output}") as job:
         known = last_step(output)
         wait_until(lambda: last_step(output) > known or last_step(output) >= step, job)
-        processes = job.processes()  # found now, so that the kill is quick
+        processes = job.family()  # found now, so that the kill is quick
         wait_until(lambda: last_step(output) >= step and unfinished(), job)
         kill(processes)
     return unfinished()
@@ -145,7 +145,7 @@ def test_a_rank_that_dies_while_it_saves_ends_the_others(config: Path, tmp_path:
     output = tmp_path / "died"
     with start_job(2, MODULE, str(config), f"train.output_dir={output}") as job:
         wait_until(lambda: last_step(output) >= 2, job)
-        job.ranks[1].kill()
+        job.processes[1].kill()
         assert job.wait(90) != 0
-        assert job.ranks[0].exitcode != 0
+        assert job.processes[0].exitcode != 0
     assert checkpoints(output / "checkpoints")

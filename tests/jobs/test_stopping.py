@@ -20,7 +20,8 @@ from lmms_stream.train.run.distributed import STOPPED_STATUS
 from tests.conftest import last_words, run_command, write_tokens
 from tests.train.runs import write_run
 
-from .launcher import ROOT, run_job
+from ..processes import ROOT
+from .launcher import run_job
 from .runs import MODULE, differences, train, write_chat_run
 from .torchrun import ranks_of, start, train_command
 

@@ -12,7 +12,8 @@ from lmms_stream.train.report.train_log import read_log
 
 from tests.conftest import last_words
 
-from .launcher import run_alone, run_job
+from ..processes import run_module
+from .launcher import run_job
 from .runs import JOB_S, MODULE, differences, last_step, steps_of, train, write_chat_run
 
 STEPS_PER_EPOCH_AT_LEAST = 3
@@ -84,7 +85,7 @@ def test_datasets_are_mixed_by_a_schedule_and_steps_skipped(
     assert all({sample.split(":")[0] for sample in step} == {"one", "two"} for step in ids)
     settings["dataset"] = one
     config.write_text(yaml.safe_dump(settings))
-    result = run_alone(MODULE, str(config), timeout_s=JOB_S)
+    result = run_module(MODULE, str(config), timeout_s=JOB_S)
     assert "error: " in result.stderr
     assert "a run needs exactly one of dataset and datasets" in result.stderr
 
@@ -116,7 +117,7 @@ def test_settings_that_cannot_work_are_one_line_each(dataset_folder: Path, token
         ("train.skip_steps=[[3, 2]]", "train.skip_steps must be ranges [first, stop), got [3, 2]"),
         ("train.global_batch=0", "train.global_batch must be at least 1, got 0"),
     ):
-        result = run_alone(MODULE, str(config), override, timeout_s=JOB_S)
+        result = run_module(MODULE, str(config), override, timeout_s=JOB_S)
         assert result.returncode == 1, last_words(result.stderr)
         assert [text for text in result.stderr.splitlines() if text.startswith("error: ") and line in text], (
             result.stderr

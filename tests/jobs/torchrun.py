@@ -11,8 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from ..processes import ENVIRONMENT
-from .launcher import ROOT
+from ..processes import ENVIRONMENT, ROOT
 
 
 def train_command(config: Path, output: Path, *overrides: str, nproc: int) -> list[str]:
