@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.storage.storage import Storage, open_storage
 from streaming import StreamingDataset
 
+from ..processes import PROCESSES, start_server
 from .round_trip_cases import JSON, TEXT_CASES, Case, Row
 from .round_trip_media import FILES, MEDIA_CASES
 from .round_trip_sources import LOCAL, REMOTE, Written, write_media
@@ -65,14 +65,13 @@ class PlainReader:
     """Reads in processes that end, because a StreamingDataset keeps some forty files open until its process does."""
 
     def __init__(self) -> None:
-        self._context = get_context("forkserver")
-        self._context.set_forkserver_preload([__name__])
         self._num_read = 0
 
     def read(self, folder: Path) -> list[Row]:
         if self._num_read % READ_TOGETHER == 0:
-            self._pipe, theirs = self._context.Pipe()
-            process = self._context.Process(target=answer_plainly, args=(theirs,), daemon=True)
+            start_server()
+            self._pipe, theirs = PROCESSES.Pipe()
+            process = PROCESSES.Process(target=answer_plainly, args=(theirs,), daemon=True)
             process.start()
             theirs.close()
         self._num_read += 1
