@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import TrainingError
 from ..processors.parallelism import ONE_THREAD
-from ..train.launch import torchrun_command
+from ..train.launch import train_command, without_rank
 from ..train.report.train_log import read_log
 
 JOB_TIMEOUT_S = 600.0
@@ -31,11 +31,11 @@ def run_job(
     """
     output.mkdir(parents=True, exist_ok=True)
     overrides = [f"train.output_dir={output}", f"dataset.local={output / 'cache'}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | ONE_THREAD
+    environment = without_rank(os.environ) | {"OMP_NUM_THREADS": "1"} | ONE_THREAD
     deadline = time.monotonic() + timeout_s
     with (output / "output.txt").open("ab") as text:
         job = subprocess.Popen(
-            torchrun_command(config, overrides, nproc=nproc),
+            train_command(config, overrides, nproc=nproc),
             stdout=text,
             stderr=subprocess.STDOUT,
             env=environment,

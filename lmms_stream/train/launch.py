@@ -17,16 +17,23 @@ def torchrun_command(config: Path, overrides: Sequence[str] = (), *, nproc: int)
     return [*torchrun, "-m", "lmms_stream.train", str(config), *overrides]
 
 
-def start(config: Path, overrides: Sequence[str] = (), *, nproc: int, environment: Mapping[str, str]) -> NoReturn:
-    """Become the command that trains; it does not return.
+def train_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) -> list[str]:
+    """The same, but one process needs no torchrun, which imports torch for itself before it starts the rank.
 
-    One process needs no torchrun, which imports torch for itself before it starts the rank: it takes half as long to
-    the first step, and its exit status and signals are those of the run itself.
+    So it takes half as long to the first step, and its exit status and signals are those of the run itself.
     """
     if nproc == 1:
-        command = [sys.executable, "-m", "lmms_stream.train", str(config), *overrides]
-        environment = {name: value for name, value in environment.items() if name not in _RANK_VARIABLES}
-    else:
-        command = torchrun_command(config, overrides, nproc=nproc)
+        return [sys.executable, "-m", "lmms_stream.train", str(config), *overrides]
+    return torchrun_command(config, overrides, nproc=nproc)
+
+
+def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a process is no rank of another job's."""
+    return {name: value for name, value in environment.items() if name not in _RANK_VARIABLES}
+
+
+def start(config: Path, overrides: Sequence[str] = (), *, nproc: int, environment: Mapping[str, str]) -> NoReturn:
+    """Become the command that trains; it does not return."""
+    command = train_command(config, overrides, nproc=nproc)
     sys.stdout.flush()
-    os.execve(command[0], command, environment)
+    os.execve(command[0], command, without_rank(environment))
