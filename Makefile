@@ -1,8 +1,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TEST_PROCESSES ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test test-long check bench clean
 
 setup: $(VENV)/.installed
 
@@ -20,7 +22,10 @@ check: setup
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-long: check
+	LMMS_STREAM_ROUNDS=long $(PYTEST) --timeout 3000
 
 bench: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"

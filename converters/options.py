@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..errors import ConfigError
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
-from .rows.mapper import SchemaOptions
+from .rows.options import SchemaOptions
 from .sources.units import UNIT_BYTES
 from .writing.encoded_units import OnError
 from .writing.encoding import check_compression
@@ -21,8 +21,8 @@ class ConvertOptions:
     """What is asked of a conversion; all but the last change what is written.
 
     format: of all sources (default: by content). schema: see SchemaOptions. processor: measures each sample, and a
-    lengths index is written beside the shards; with `tokenize` its tokens are stored in place of the sample.
-    compression: as MDSWriter takes it. on_error: a row that does not fit its schema ends the conversion, or goes to
+    lengths index is written beside the shards; with `tokenize` its tokens are stored instead of the sample.
+    compression: as MDSWriter takes it. on_error: a row that does not fit its kind ends the conversion, or goes to
     `_lmms/rejects.jsonl` with the reason and is counted. limit: samples at most. shuffle_seed: all samples are put in
     a random order. splits: name of a folder below the target -> its share of the samples, drawn by split_seed; what is
     left out is listed and counted in the first.

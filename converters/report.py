@@ -28,11 +28,11 @@ class SplitReport:
 class ConvertReport:
     """What a conversion did, all outputs together, and each of its `splits` by name, if it was asked for any.
 
-    num_rejected rows did not fit their schema; num_filtered were left out for their length. num_tokens is None where
-    nothing measured them.
+    kind: what the rows are, and which of their columns are read and kept. num_rejected rows did not fit; num_filtered
+    were left out for their length. num_tokens is None where nothing measured them.
     """
 
-    schema: str
+    kind: str
     num_rows: int
     num_rejected: int
     num_filtered: int

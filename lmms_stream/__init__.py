@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from .version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
     from .config import load_config as load_config
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     from .processors.text import TokensProcessor as TokensProcessor
     from .storage.fetch_config import FetchConfig as FetchConfig
     from .train.model.model import ModelConfig as ModelConfig
-    from .train.run.settings import RunConfig as RunConfig
     from .train.run.settings import TrainConfig as TrainConfig
+    from .train.run_config import RunConfig as RunConfig
     from .train.trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
     from .types import Batch as Batch
     from .types import World as World
@@ -60,7 +62,7 @@ _HOME = {
     "Packs": "plan.packing",
     "Processor": "processors.base",
     "ProcessorConfig": "processors",
-    "RunConfig": "train.run.settings",
+    "RunConfig": "train.run_config",
     "Stream": "mds.streams",
     "TextProcessor": "processors.text",
     "TokensProcessor": "processors.text",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,8 +21,22 @@ from lmms_stream.processors.text import TokensProcessor
 from numpy.typing import NDArray
 from streaming import MDSWriter
 
+from .processes import ENVIRONMENT, run_module
+
+# Files that take long, by the start of their names: the longest first.
+LONGEST = ("jobs/test_stopping", "demo/test_demo", "test_readme", "jobs/", "mds/", "converters/")
 TokensAndSpans = tuple[NDArray[Any], NDArray[Any]]  # int32[T] and int32[k, 2]
 S3_BUCKET = "lmms-stream-demo"  # what s3_endpoint makes
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that the processes of a run end at about the same time."""
+
+    def rank(item: pytest.Item) -> int:
+        name = item.nodeid.removeprefix("tests/")
+        return next((number for number, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")
@@ -103,9 +116,8 @@ def write_samples(
 
 def run_command(*command: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run to the end, with output captured; one thread per process, as torchrun would."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, env=environment, check=False
+        command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, env=os.environ | ENVIRONMENT, check=False
     )
 
 
@@ -114,13 +126,6 @@ def last_words(text: str) -> str:
     return text[-20_000:]
 
 
-def run_job(nproc: int, module: str, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run a module of the tests in so many processes of a torchrun job, to its end, which is a good one."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    done = run_command(*torchrun, "-m", module, *arguments, timeout_s=timeout_s, cwd=Path(__file__).parent.parent)
-    assert done.returncode == 0, last_words(done.stderr)
-    return done
-
-
 def run_cli(*arguments: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return run_command(sys.executable, "-m", "lmms_stream", *arguments, timeout_s=timeout_s, cwd=cwd)
+    """Run `lmms-stream` to its end, in a forked process: what interpreters that start anew do, test_readme.py shows."""
+    return run_module("lmms_stream", *arguments, timeout_s=timeout_s, cwd=cwd or Path.cwd())

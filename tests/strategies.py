@@ -12,14 +12,20 @@ from lmms_stream.plan.pack_range import PackRange
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from numpy.typing import NDArray
 
+from .rounds import rounds
+
 Lengths = NDArray[np.int64]
 
 STRATEGIES = ("best_fit", "first_fit", "next_fit", "window_7", "window_128")
 
 
-def examples(count: int) -> settings:
-    """Settings of a property that is tried `count` times, the same examples in every run."""
-    return settings(deadline=None, max_examples=count, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+def examples(count: int, *, many: int | None = None) -> settings:
+    """Settings of a property that is tried `count` times, the same examples in every run.
+
+    many: the number in `make test-long`; four times as many by default.
+    """
+    num = rounds(count, many or 4 * count)
+    return settings(deadline=None, max_examples=num, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 def seeds() -> st.SearchStrategy[int]:

@@ -2,6 +2,7 @@
 
 engine          the choice
 processes       processes of this machine
+threads         threads of this process, for tasks that wait
 ray_cluster     a connection to a Ray cluster
 ray_workers     workers on it
 """

@@ -17,7 +17,7 @@ RAY_TIMEOUT_S = 120.0
 
 
 class Engine(Protocol):
-    """num_cpus: workers that it has room for. marks: files that every worker must see; WorkerError for one not seen."""
+    """num_cpus: how many workers it can run at once. marks: files that every worker must see, or else WorkerError."""
 
     @property
     def num_cpus(self) -> int: ...
@@ -34,7 +34,7 @@ class Engine(Protocol):
 
 
 class Processes:
-    """This machine's; they see what this one sees."""
+    """Processes of this machine; they see the files that this one sees, so marks are not looked for."""
 
     @property
     def num_cpus(self) -> int:
@@ -56,7 +56,7 @@ class Processes:
 def open_engine(
     name: str, *, ray_address: str | None, ray_timeout_s: float, num_workers: int | None
 ) -> Iterator[Engine]:
-    """The engine of that name, one of ENGINES, until the end of the block. num_workers: that will be asked of it."""
+    """The engine of that name, one of ENGINES, until the end of the block. num_workers: how many will be asked for."""
     check_num_workers(num_workers)
     if name == "ray":
         from .ray_cluster import open_cluster

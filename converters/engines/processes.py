@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from ...errors import ConfigError, LmmsStreamError, WorkerError
+from ...processors.parallelism import ONE_THREAD
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -34,7 +35,10 @@ class Pool(Protocol[Task, Result]):
     def give(self, task: Task) -> None: ...
 
     def wait(self) -> list[tuple[Task, Result]]:
-        """Some that are done; none where none was given, or now more can be. Raises what tasks raised, WorkerError."""
+        """Tasks that are done, with their results; none if none was given, or if a worker has joined meanwhile.
+
+        Raises what a task raised, and WorkerError for a worker that was lost.
+        """
         ...
 
 
@@ -130,7 +134,7 @@ class _Processes(Generic[Task, Result]):
     def give(self, task: Task) -> None:
         pipe = self._idle.pop()
         self._given[pipe] = task
-        with suppress(BrokenPipeError):  # it died; _receive says so
+        with suppress(BrokenPipeError):  # the worker died, which _receive raises
             pipe.send(task)
 
     def wait(self) -> list[tuple[Task, Result]]:
@@ -173,7 +177,7 @@ def _started(job: Any, num_workers: int) -> Iterator[dict[connection.Connection,
     workers: dict[connection.Connection, BaseProcess] = {}
 
     def start() -> None:
-        resource_tracker.ensure_running()  # its own start would end the block
+        resource_tracker.ensure_running()  # started here, because its own start unblocks the signal below
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C reaches the command alone
         for _ in range(num_workers):
             pipe, theirs = connection.Pipe()
@@ -203,10 +207,10 @@ def _work(pipe: connection.Connection, pickled: bytes) -> None:
 
 
 class Doing(Generic[Task]):
-    """Does tasks in the process it is in, for another one; what doing one raised is its answer."""
+    """Does tasks in a worker; the error that a task raised is its answer, for the process that waits for it."""
 
     def __init__(self, pickled_job: bytes):
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a core for each worker
+        os.environ |= ONE_THREAD  # of tokenizers: each core has a worker of its own
         self._pickled = pickled_job
         self._job: Any = None
 
@@ -221,7 +225,7 @@ class Doing(Generic[Task]):
 
 
 def result_of(answer: Any, task: str) -> Any:
-    """What a worker answered, in the process that waits: a result, or the error it is. task: its name."""
+    """The result that a worker answered; raises the error, where it answered one. task: its name."""
     if isinstance(answer, WorkerError):
         raise WorkerError(f"{task}: {answer}")
     if isinstance(answer, Exception):

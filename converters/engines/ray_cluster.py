@@ -1,6 +1,7 @@
 """A connection to a Ray cluster: to one that runs, or to one of this machine alone, for as long as it is needed.
 
-Ray is imported where it is used: it is an extra of this package.
+Ray is imported where it is used, because it is an extra of this package, and because some of its settings are read from
+the environment when it is imported.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,13 +25,18 @@ from ...storage.locks import locked
 
 _LOCK_TIMEOUT_S = 10.0
 _STORE_BYTES = 64 << 20  # of Ray's memory for each worker: twice what a task carries
-_TOKEN = secrets.token_hex(32)  # Ray remembers the first that it sees
+_TOKEN = secrets.token_hex(32)  # Ray keeps the first that a process gives it
+_LOOPBACK = "127.0.0.1"
+_KEEP_TO_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray has no other setting for it, on Linux too
+# Ray prints pages when a node is lost, and the error that follows says so in a line: no line of them is shown.
+_PRINT_NOTHING = {"RAY_DEDUP_LOGS_SKIP_REGEX": "^"}
 _LOCAL_ENVIRONMENT = {
+    **_KEEP_TO_LOOPBACK,
     "RAY_AUTH_TOKEN": _TOKEN,  # without one Ray writes one to the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # spares a warning
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its only way to keep to 127.0.0.1, as there
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # prevents a warning about GPUs
 }
+_LOCAL_ENVIRONMENT_WITHOUT = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")  # these would replace the token
 
 
 def import_ray() -> Any:
@@ -49,29 +55,29 @@ def open_cluster(address: str | None, *, num_cpus: int, timeout_s: float) -> Ite
     A connection that it has already is used, and left. ConfigError where there is none to be had; timeout_s: in which
     a cluster that runs must answer.
     """
-    ray = import_ray()
+    wanted = address or os.environ.get("RAY_ADDRESS") or "local"
+    with _environment(_PRINT_NOTHING | (_KEEP_TO_LOOPBACK if wanted == "local" else {})):
+        ray = import_ray()
     if ray.is_initialized():
         if address is not None:
             raise ConfigError(f"this process is connected to a Ray cluster already: leave out the address {address}")
         yield
         return
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
     with ExitStack() as stack:
         stack.enter_context(_restored_signal())
-        stack.enter_context(_quiet())
-        if address == "local":
-            settings = stack.enter_context(_local_settings(num_cpus))
+        settings: dict[str, Any] = {}
+        if wanted == "local":
+            settings = stack.enter_context(_local_settings(ray, num_cpus))
         else:
-            settings = {}
-            _check_answers(address, timeout_s)
+            _check_answers(wanted, timeout_s)
         stack.callback(ray.shutdown)
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="CRITICAL", **settings)
+            ray.init(address=wanted, log_to_driver=False, logging_level="CRITICAL", **settings)
         except (RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
             reason = " ".join(str(error).split())
-            if address == "local":
+            if wanted == "local":
                 raise ConfigError(f"Ray cannot start on this machine: {reason}; pass --engine processes") from error
-            raise ConfigError(f"the Ray cluster at {address} cannot be joined: {reason}") from error
+            raise ConfigError(f"the Ray cluster at {wanted} cannot be joined: {reason}") from error
         yield
 
 
@@ -87,16 +93,18 @@ def _restored_signal() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the pages that Ray prints when a node is lost; the error that follows says so in a line."""
-    from ray._private import worker
-
-    enabled = worker._worker_logs_enabled
-    worker._worker_logs_enabled = False
+def _environment(changes: dict[str, str], *, without: tuple[str, ...] = ()) -> Iterator[None]:
+    """The environment with other settings of Ray, until the end of the block; what Ray itself sets in it goes too."""
+    saved = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    for name in without:
+        os.environ.pop(name, None)
+    os.environ.update(changes)
     try:
         yield
     finally:
-        worker._worker_logs_enabled = enabled
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            del os.environ[name]
+        os.environ.update(saved)
 
 
 # A cluster that runs
@@ -113,9 +121,12 @@ def _check_answers(address: str, timeout_s: float) -> None:
             socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(f"no Ray cluster answers at {address} ({error}): {remedy}") from error
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    program = shutil.which("ray", path=sysconfig.get_path("scripts")) or "ray"
+    command = [program, "status", "--address", address]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except OSError as error:
+        raise ConfigError(f"the command `ray` cannot be run ({error}): pip install 'lmms-stream[ray]'") from error
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"no Ray cluster answers at {address} within {timeout_s:g} s: {remedy}") from error
     if result.returncode:
@@ -127,35 +138,22 @@ def _check_answers(address: str, timeout_s: float) -> None:
 
 
 @contextmanager
-def _local_settings(num_cpus: int) -> Iterator[dict[str, Any]]:
+def _local_settings(ray: Any, num_cpus: int) -> Iterator[dict[str, Any]]:
     """For ray.init: reachable from this machine alone, with a token, and without a dashboard."""
-    with _session_folder() as folder, _loopback_only():
+    if ray.util.get_node_ip_address() != _LOOPBACK:
+        name = next(iter(_KEEP_TO_LOOPBACK))
+        raise ConfigError(
+            "Ray was imported before the conversion, so that its own cluster could be reached from other machines: "
+            f"set {name}=0 before Ray is imported, or call ray.init() before the conversion"
+        )
+    with _session_folder() as folder, _environment(_LOCAL_ENVIRONMENT, without=_LOCAL_ENVIRONMENT_WITHOUT):
         yield {
             "num_cpus": num_cpus,
             "num_gpus": 0,
             "include_dashboard": False,
             "object_store_memory": _STORE_BYTES * (num_cpus + 1),
-            "_temp_dir": str(folder),
+            "_temp_dir": str(folder),  # one of the keywords that ray.init documents, for all its underscore
         }
-
-
-@contextmanager
-def _loopback_only() -> Iterator[None]:
-    from ray._private import ray_constants
-
-    saved = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
-    enabled = ray_constants.ENABLE_RAY_CLUSTER  # read from the environment when Ray was imported
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
-        os.environ.pop(name, None)
-    os.environ.update(_LOCAL_ENVIRONMENT)
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = enabled
-        for name in [name for name in os.environ if name.startswith("RAY_")]:
-            del os.environ[name]
-        os.environ.update(saved)
 
 
 @contextmanager

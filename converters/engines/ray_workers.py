@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ...errors import ConfigError, WorkerError
+from ...version import VERSION
 from .processes import Doing, Job, Mark, Pool, check_num_workers, result_of
 from .ray_cluster import import_ray
 
@@ -71,13 +72,11 @@ class _Worker:
 
     def begin(self, folder: str, version: str, marks: Sequence[Mark]) -> str:
         """What keeps this worker from its work, if anything does. folder: that relative paths start from."""
-        from ... import __version__
-
         with suppress(OSError):  # a source that is not found then says so itself
             os.chdir(folder)
         node = f"the Ray node {socket.gethostname()}"
-        if version != __version__:
-            return f"{node} has version {__version__} of lmms_stream, this command {version}: install the same"
+        if version != VERSION:
+            return f"{node} has version {VERSION} of lmms_stream, this command {version}: install the same"
         mark = unseen(marks, timeout_s=_SEE_TIMEOUT_S)
         return f"{node} does not see {mark.path}, which this command has written: {mark.remedy}" if mark else ""
 
@@ -116,14 +115,12 @@ class _Actors(Generic[Task, Result]):
         name: Callable[[Task], str],
         on_progress: Callable[[int], None],
     ):
-        from ... import __version__
-
         self._ray = import_ray()
         self._actors = actors
         self._name = name
         self._on_progress = on_progress
         folder = str(Path.cwd())
-        self._starting = {actor.begin.remote(folder, __version__, marks): actor for actor in actors}
+        self._starting = {actor.begin.remote(folder, VERSION, marks): actor for actor in actors}
         self._idle: list[Any] = []
         self._given: dict[Any, tuple[Any, Task]] = {}
 

@@ -181,24 +181,24 @@ def _resized(image: Image, width: int, height: int) -> bytes:
 
 def _document_type(data: bytes) -> bytes:
     """The DocType of an EBML header, from among its elements (RFC 8794, 6 and 11.2.4); b"" where it has none."""
-    size, place = _vint(data, len(_EBML))
-    stop = min(place + size, len(data))
-    while place < stop:
-        after_id = place + _vint_width(data[place])
+    size, offset = _vint(data, len(_EBML))
+    stop = min(offset + size, len(data))
+    while offset < stop:
+        after_id = offset + _vint_width(data[offset])
         if after_id >= stop:
             break
         size, begin = _vint(data, after_id)
-        if data[place:after_id] == _DOCTYPE_ID:
+        if data[offset:after_id] == _DOCTYPE_ID:
             return data[begin : begin + size].rstrip(b"\0")
-        place = begin + size
+        offset = begin + size
     return b""
 
 
-def _vint(data: bytes, place: int) -> tuple[int, int]:
-    """A number of variable size, and the place behind it; its first byte's leading zeros say how many bytes follow."""
-    first = data[place : place + 1] or b"\x80"
-    stop = place + _vint_width(first[0])
-    return int.from_bytes(data[place:stop], "big") & ((1 << 7 * (stop - place)) - 1), stop
+def _vint(data: bytes, offset: int) -> tuple[int, int]:
+    """A number of variable size, and the offset behind it; its first byte's leading zeros say how many bytes follow."""
+    first = data[offset : offset + 1] or b"\x80"
+    stop = offset + _vint_width(first[0])
+    return int.from_bytes(data[offset:stop], "big") & ((1 << 7 * (stop - offset)) - 1), stop
 
 
 def _vint_width(first: int) -> int:

@@ -1,10 +1,14 @@
 """Row -> sample: what the user's columns hold, as what is stored.
 
-kinds       the kinds of rows that are known, and which of them a row is
-mapper      the first rows of a source -> what maps all of them
-fields      which column of a row plays which role
-chat        rows of chats -> turns
-content     content of turns -> text and media parts
-tokens      rows that are tokenized, and samples that are tokenized while they are converted
-columns     columns that are kept as they are
+schemas         what is stored of samples
+options         what is asked about rows
+mapper          the first rows of a source -> what maps all of them
+kinds           the kinds of rows that are known, in the order in which they are looked for
+row_kind        what a kind is: detection, columns, reading
+fields          which column of a row plays which role
+chat            what all kinds of chats share: turns -> stored messages
+content         content of turns -> text and media parts
+tokens, messages, alpaca, prompts, text, image_label, columns     the kinds, a file a kind or a family of them
+kept_columns    columns that are kept as they are
+tokenize        samples -> tokens samples, where they are tokenized while they are converted
 """

@@ -1,21 +1,25 @@
-"""Rows of chat datasets -> turns: messages with `role` and `content`, as the row has them. Pure.
+"""Chats, whatever their rows look like: turns -> stored messages; what all kinds of chats share.
 
-A turn keeps what else its message says (name, tool_calls, …); `learn` is False where the data says that the loss
-leaves it out. Content is read by `parts`.
+A turn (see content.py) keeps what else its message says (name, tool_calls, …); `learn` is False where the
+data says that the loss leaves it out.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
 
 from ...errors import DataError
-from .fields import Fields, parse_json, unpacked
+from ...types import Sample
+from ..media.references import SampleMedia
+from . import schemas
+from .content import MEDIA_ROLES, Turn, store_content
+from .fields import Columns, Fields, named_alike
+from .row_kind import ReadOptions, ReadSimple, RowKind, always
 
-Turn = dict[str, Any]
 Roles = Mapping[str, str]  # what a dataset calls a speaker -> system, user, assistant or tool
 
 USUAL_ROLES: dict[str, str] = {
@@ -24,129 +28,73 @@ USUAL_ROLES: dict[str, str] = {
     "function_response": "tool",
 }  # fmt: skip
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-LOSS_FIELDS = ("learn", "loss", "train", "weight")  # of a message; they speak of the assistant's alone
-PLAIN_ROLES = ("system", "user", "assistant")
+LOSS_FIELDS = ("learn", "loss", "train", "weight")  # of a message; only the assistant's say what is learnt
 SYSTEM_ROLES = ("system", "developer")
+MEDIA_COLUMNS: Columns = {"images": ("images", "image"), "audios": ("audios", "audio"), "videos": ("videos", "video")}
+CHAT_EXTRAS: Columns = {**named_alike("system", "tools"), **MEDIA_COLUMNS}  # columns that every chat may have
 
 
-def read_messages(fields: Fields, roles: Roles) -> list[Turn]:
-    """OpenAI messages: `role` and `content`. Roles that are not known stay: a chat template may know them."""
-    return [_turn(message, {}, roles) for message in fields.items("messages", "messages")]
+def chat_kind(
+    name: str,
+    read_turns: Callable[[Fields, Roles], list[Turn]],
+    *,
+    needs: Columns,
+    may: Columns | None = None,
+    accepts: Callable[[Fields], bool] = always,
+    needs_text: str = "",
+    media_in_front: bool = False,
+    read_simple: ReadSimple | None = None,
+) -> RowKind:
+    """A kind of rows that are chats; the arguments are those of RowKind.
 
-
-def plain_chat(messages: Any, roles: Roles) -> str | None:
-    """The stored messages of a chat of texts alone, which are most; None where there is more to a row.
-
-    They are what the other functions here make of it, in a fifth of the time.
+    read_turns: the turns of a row, without a system prompt of its own column. media_in_front: media that no text points
+    to come before the first text of the user; otherwise they are an error.
     """
-    if type(messages) is not list:
-        return None
-    is_learnt = False
-    for message in messages:
-        if type(message) is not dict or len(message) != 2:
-            return None
-        role, content = message.get("role"), message.get("content")
-        if role not in PLAIN_ROLES or role in roles or type(content) is not str:
-            return None
-        is_learnt = is_learnt or (role == "assistant" and content != "")
+    read = partial(_read_chat, read_turns=read_turns, media_in_front=media_in_front)
+    return RowKind(
+        name=name,
+        needs=needs,
+        may={**(may or {}), **CHAT_EXTRAS},
+        accepts=accepts,
+        needs_text=needs_text,
+        schema=schemas.MESSAGES,
+        read=read,
+        read_simple=read_simple,
+    )
+
+
+def _read_chat(
+    fields: Fields,
+    options: ReadOptions,
+    media: SampleMedia,
+    *,
+    read_turns: Callable[[Fields, Roles], list[Turn]],
+    media_in_front: bool,
+) -> Sample:
+    """The stored messages of a row and its media: a list of messages as JSON, or {"messages", "tools"}.
+
+    What the loss leaves out has "learn": false; parts of media have {"type", "mime", "span": [offset, size]}.
+    """
+    turns = _add_system(read_turns(fields, {**USUAL_ROLES, **options.roles}), fields, options.system)
+    waiting = {kind: fields.references(role) for kind, role in MEDIA_ROLES.items() if fields.column(role)}
+    stored: Any = store_content(turns, waiting, media, in_front=media_in_front)
+    _check_learnt(stored, last_only=options.learn == "last")
+    tools = _read_tools(fields)
     try:
-        return orjson.dumps(messages).decode() if is_learnt else None
-    except TypeError:  # text that is no UTF-8: the others say which
-        return None
+        text = orjson.dumps({"messages": stored, "tools": tools} if tools else stored).decode()
+    except TypeError as error:
+        raise DataError(f"the messages hold what JSON cannot ({error}): correct or remove the row") from error
+    return {"messages": text, "media": media.data}
 
 
-def read_sharegpt(fields: Fields, roles: Roles) -> list[Turn]:
-    """ShareGPT conversations: `from` and `value`; what `function_call` says becomes tool_calls."""
-    turns = []
-    for message in fields.items("messages", "messages"):
-        turn = _turn(message, {"from": "role", "value": "content"}, roles)
-        if turn["role"] not in ROLES:
-            raise DataError(
-                f"a message is from {turn['role']!r}, expected one of {', '.join([*USUAL_ROLES, *ROLES])}: "
-                f"say who that is with --roles {turn['role']}=user or {turn['role']}=assistant"
-            )
-        if message["from"] == "function_call":
-            turn |= {"content": None, "tool_calls": _tool_calls(message.get("value"))}
-        turns.append(turn)
-    return turns
+def exchange(asked: str, answered: str) -> list[Turn]:
+    """A question of the user and its answer."""
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
 
 
-def read_alpaca(fields: Fields, roles: Roles) -> list[Turn]:
-    """instruction, with input below it where there is one, and output; history: pairs of both from before."""
-    turns: list[Turn] = []
-    history = unpacked(fields.get("history")) or []
-    for pair in history if isinstance(history, list) else [history]:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise DataError(f"history must be a list of pairs of texts, found {str(pair)[:80]!r}: correct the row")
-        turns += _exchange(*pair)
-    asked = fields.text("instruction")
-    if fields.get("input"):
-        asked += "\n\n" + fields.text("input")
-    return [*turns, *_exchange(asked, fields.text("output"))]
-
-
-def read_prompt(fields: Fields, roles: Roles) -> list[Turn]:
-    """prompt and response, each a text or a list of messages; of the prompt nothing is learnt."""
-    prompt = _said_by(fields, "prompt", "user", roles)
-    for turn in prompt:
-        if turn["role"] == "assistant":
-            turn["learn"] = False
-    return prompt + _said_by(fields, "response", "assistant", roles)
-
-
-def read_question(fields: Fields, roles: Roles) -> list[Turn]:
-    """question and answer; the question may be left out where media ask it."""
-    asked = "" if fields.column("question") is None else fields.text("question")
-    return _exchange(asked, fields.text("answer"))
-
-
-READERS: dict[str, Callable[[Fields, Roles], list[Turn]]] = {
-    "messages": read_messages,
-    "sharegpt": read_sharegpt,
-    "alpaca": read_alpaca,
-    "prompt-response": read_prompt,
-    "question-answer": read_question,
-}
-
-
-def add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[Turn]:
-    """Turns that begin with the system prompt of the row's own column, or the default one, unless they have one."""
-    if any(turn["role"] in SYSTEM_ROLES for turn in turns):
-        return turns
-    prompt = fields.text("system") if fields.get("system") else default
-    return [{"role": "system", "content": prompt}, *turns] if prompt else turns
-
-
-def read_tools(fields: Fields) -> list[dict[str, Any]]:
-    """The tools that the assistant may call: JSON schemas, as a list or as JSON text; [] for none."""
-    value = fields.get("tools")
-    if value is None or value in ("", [], "[]"):
-        return []
-    tools = fields.items("tools", "tools")
-    for tool in tools:
-        if not isinstance(tool, dict):
-            raise DataError(f"a tool must be an object, its JSON schema, found {str(tool)[:80]!r}: correct the row")
-    return tools
-
-
-def check_learnt(turns: list[Turn], *, last_only: bool) -> None:
-    """Mark what the loss leaves out with `learn` False; DataError where nothing is left to learn."""
-    answers = [turn for turn in turns if turn["role"] == "assistant"]
-    if last_only:
-        for turn in answers[:-1]:
-            turn["learn"] = False
-    if not any((turn["content"] or turn.get("tool_calls")) and turn.get("learn", True) for turn in answers):
-        if answers and any(not turn.get("learn", True) for turn in answers):
-            raise DataError("the loss leaves out every message of the assistant: complete or remove the row")
-        roles = ", ".join(sorted({turn["role"] for turn in turns}))
-        raise DataError(
-            f"no assistant message with content (roles: {roles}), so nothing would be learnt: complete or remove the "
-            "row, or say with --roles NAME=assistant who the assistant is"
-        )
-
-
-def _turn(message: Any, names: Mapping[str, str], roles: Roles) -> Turn:
-    """A message with its role and content under those names; null fields are left out."""
+def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = None) -> Turn:
+    """A message as a turn; fields that are null are left out. names: what it calls `role` and `content` -> these."""
+    names = names or {}
     role_name = next((name for name, meant in names.items() if meant == "role"), "role")
     if not isinstance(message, dict) or not isinstance(message.get(role_name), str):
         what = "a role" if role_name == "role" else f"{role_name!r}"
@@ -167,21 +115,37 @@ def _is_learnt(key: str, value: Any) -> bool:
     return bool(value)
 
 
-def _tool_calls(value: Any) -> list[dict[str, Any]]:
-    called = parse_json(value, "value") if isinstance(value, str) else value
-    calls = called if isinstance(called, list) else [called]
-    for call in calls:
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            raise DataError(f"a function call must be an object with a name, found {json.dumps(call)[:80]}: correct it")
-    return [{"type": "function", "function": call} for call in calls]
+def _add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[Turn]:
+    """Turns that begin with the system prompt of the row's own column, or the default one, unless they have one."""
+    if any(turn["role"] in SYSTEM_ROLES for turn in turns):
+        return turns
+    prompt = fields.text("system") if fields.get("system") else default
+    return [{"role": "system", "content": prompt}, *turns] if prompt else turns
 
 
-def _said_by(fields: Fields, role: str, speaker: str, roles: Roles) -> list[Turn]:
-    value = fields.get(role)
-    if isinstance(value, list):
-        return [_turn(message, {}, roles) for message in fields.items(role, "messages")]
-    return [{"role": speaker, "content": fields.text(role)}]
+def _read_tools(fields: Fields) -> list[dict[str, Any]]:
+    """The tools that the assistant may call: JSON schemas, as a list or as JSON text; [] for none."""
+    value = fields.get("tools")
+    if value is None or value in ("", [], "[]"):
+        return []
+    tools = fields.items("tools", "tools")
+    for tool in tools:
+        if not isinstance(tool, dict):
+            raise DataError(f"a tool must be an object, its JSON schema, found {str(tool)[:80]!r}: correct the row")
+    return tools
 
 
-def _exchange(asked: str, answered: str) -> list[Turn]:
-    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+def _check_learnt(turns: list[Turn], *, last_only: bool) -> None:
+    """Mark what the loss leaves out with `learn` False; DataError where nothing is left to learn."""
+    answers = [turn for turn in turns if turn["role"] == "assistant"]
+    if last_only:
+        for turn in answers[:-1]:
+            turn["learn"] = False
+    if not any((turn["content"] or turn.get("tool_calls")) and turn.get("learn", True) for turn in answers):
+        if answers and any(not turn.get("learn", True) for turn in answers):
+            raise DataError("the loss leaves out every message of the assistant: complete or remove the row")
+        roles = ", ".join(sorted({turn["role"] for turn in turns}))
+        raise DataError(
+            f"no assistant message with content (roles: {roles}), so nothing would be learnt: complete or remove the "
+            "row, or say with --roles NAME=assistant who the assistant is"
+        )

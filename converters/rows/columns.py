@@ -1,97 +1,17 @@
-"""Columns that are kept as they are: the MDS encoding that the first rows' values have, and values that fit it. Pure.
-
-str, bytes (also {"bytes", "path"} of media), int, float64, ndarray:DTYPE; json for lists, objects, true and false, and
-where values are null or of several of these types.
-"""
+"""Rows of any columns, which are kept as they are: none of them is read for what it means."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from ...errors import DataError
-
-_DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64")
-_SCALARS = {str: "str", bytes: "bytes", int: "int", float: "float64"}
+from ..media.references import SampleMedia
+from .fields import Fields
+from .row_kind import ReadOptions, RowKind
+from .schemas import columns_schema
 
 
-def column_encoding(name: str, values: Sequence[Any]) -> str:
-    """The encoding that holds all of a column's first values; DataError when MDS has none."""
-    found = {_encoding(name, value) for value in values}
-    if len(found) == 1:
-        return found.pop()
-    if found == {"int", "float64"}:
-        return "float64"
-    alien = sorted(found - {"str", "int", "float64", "json"})
-    if alien:
-        raise DataError(
-            f"column {name!r} holds {' and '.join(sorted(found))}, and a column has values of one type: drop it from "
-            "--keep"
-        )
-    return "json"
+def _read_nothing(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
+    return {}
 
 
-def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any], bytes]) -> Any:
-    """The value as its encoding takes it; DataError for one of another type."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    found = "null" if value is None else _encoding(name, value)
-    if encoding == "json" and not found.startswith(("bytes", "ndarray")):
-        _check_json(name, value)
-        return value
-    if encoding == "float64" and found == "int" and int(float(value)) == value:
-        return float(value)
-    if found != encoding:
-        raise DataError(
-            f"column {name!r} holds {found} here and {encoding} in the first rows: write it with one type, or leave it "
-            "out of --keep"
-        )
-    if encoding == "bytes":
-        return value if isinstance(value, bytes) else read_media(value)
-    if encoding == "str":
-        check_text(name, value)
-    return value
-
-
-def check_text(name: str, text: str) -> None:
-    """DataError for half of a surrogate pair, which UTF-8 does not have."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"column {name!r} holds text that UTF-8 cannot ({error.reason}): repair it") from error
-
-
-def _encoding(name: str, value: Any) -> str:
-    value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, np.ndarray):
-        return _array_encoding(name, value)
-    if isinstance(value, dict) and set(value) == {"bytes", "path"}:
-        return "bytes"
-    if value is None or isinstance(value, (bool, list, tuple, dict)):
-        return "json"
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        raise DataError(f"column {name!r} holds {value}, which has more than 64 bits: write it as text")
-    for kind, encoding in _SCALARS.items():
-        if isinstance(value, kind):
-            return encoding
-    raise DataError(f"column {name!r} holds {type(value).__name__}, which MDS does not have: write it as text")
-
-
-def _array_encoding(name: str, value: np.ndarray[Any, Any]) -> str:
-    if value.dtype.name not in _DTYPES:
-        raise DataError(
-            f"column {name!r} holds an array of {value.dtype}, not of one of {', '.join(_DTYPES)}: convert it"
-        )
-    if value.size == 0 or value.ndim == 0:
-        raise DataError(f"column {name!r} holds an array of shape {value.shape}, which MDS cannot: leave the row out")
-    return f"ndarray:{value.dtype.name}"
-
-
-def _check_json(name: str, value: Any) -> None:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"column {name!r} holds what JSON cannot ({error}): write it as text") from error
+COLUMNS = RowKind(name="columns", schema=columns_schema({}), read=_read_nothing)

@@ -12,9 +12,10 @@ from typing import Any
 
 from ...errors import DataError
 from ..media.references import SampleMedia
-from .chat import Turn
 
-KINDS = {"image": "images", "audio": "audios", "video": "videos"}  # kind of media -> role of the column that has them
+Turn = dict[str, Any]  # a message with `role` and `content`, as its row has them
+
+MEDIA_ROLES = {"image": "images", "audio": "audios", "video": "videos"}  # kind of media -> role of their column
 PART_KINDS = {
     "image": "image", "image_url": "image", "input_image": "image", "audio": "audio", "audio_url": "audio",
     "input_audio": "audio", "video": "video", "video_url": "video", "input_video": "video",
@@ -27,20 +28,21 @@ Waiting = Mapping[str, Sequence[Any]]  # kind -> references of the row, in order
 def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *, in_front: bool) -> list[Turn]:
     """The turns with stored content; their media go into `media` in the order of the conversation.
 
-    in_front: media that nothing points to come before the first text of the user. DataError for another
-    number of media than places for them, and for content that is neither text nor parts.
+    in_front: media that nothing points to come before the first text of the user. DataError unless there are as many
+    media as slots for them, and for content that is neither text nor parts.
     """
     split = [turn | {"content": _split(turn["content"], waiting)} for turn in turns]
     for kind, references in waiting.items():
-        num_places = sum(_is_place(part, kind) for turn in split for part in _listed(turn["content"]))
+        num_slots = sum(_is_slot(part, kind) for turn in split for part in _listed(turn["content"]))
         first = next((turn for turn in split if turn["role"] == "user"), None)
-        if in_front and first and references and not num_places:
-            places = [{"type": kind}] * len(references)
-            first["content"] = places + [part for part in _listed(first["content"]) if part != _text("")]
-        elif num_places != len(references):
+        if in_front and first and references and not num_slots:
+            slots = [{"type": kind}] * len(references)
+            first["content"] = slots + [part for part in _listed(first["content"]) if part != _text("")]
+        elif num_slots != len(references):
             raise DataError(
-                f"{num_places} places for media of kind {kind} (<{kind}>, or a part without a source) and "
-                f"{len(references)} {KINDS[kind]}: correct the row, or pass --columns {KINDS[kind]}= to leave them out"
+                f"{num_slots} slots for media of kind {kind} (<{kind}>, or a part without a source) and "
+                f"{len(references)} {MEDIA_ROLES[kind]}: correct the row, or pass --columns {MEDIA_ROLES[kind]}= to "
+                "leave them out"
             )
     nexts = {kind: iter(references) for kind, references in waiting.items()}
     for turn in split:
@@ -50,7 +52,7 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
 
 
 def _split(content: Any, waiting: Waiting) -> Any:
-    """Content as it is, or as parts where text holds places for media."""
+    """Content as it is, or as parts where text holds slots for media."""
     if isinstance(content, str):
         parts = _split_text(content, waiting)
         return content if parts == [_text(content)] else parts
@@ -81,7 +83,7 @@ def _split_text(text: str, waiting: Waiting) -> list[dict[str, Any]]:
         return [_text(text)]
     pattern = "|".join(f"<{kind}>" for kind in waiting)
     pieces = re.split(f"({pattern})", text)
-    parts = [{"type": piece[1:-1]} if place % 2 else _text(piece) for place, piece in enumerate(pieces)]
+    parts = [{"type": piece[1:-1]} if index % 2 else _text(piece) for index, piece in enumerate(pieces)]
     return [part for part in parts if part != _text("")] or [_text("")]
 
 
@@ -93,8 +95,8 @@ def _store(part: dict[str, Any], nexts: Mapping[str, Iterator[Any]], media: Samp
     if source is None:
         if kind not in nexts:
             raise DataError(
-                f"a part of type {part['type']!r} has no source, and the row no column of {KINDS[kind]}: "
-                f"give it a path or data, or name the column with --columns {KINDS[kind]}=COLUMN"
+                f"a part of type {part['type']!r} has no source, and the row no column of {MEDIA_ROLES[kind]}: "
+                f"give it a path or data, or name the column with --columns {MEDIA_ROLES[kind]}=COLUMN"
             )
         source = next(nexts[kind])
     others = {key: value for key, value in part.items() if key != source_key}
@@ -113,7 +115,7 @@ def _source(part: Mapping[str, Any], kind: str) -> tuple[str, Any]:
     return "", None
 
 
-def _is_place(part: Mapping[str, Any], kind: str) -> bool:
+def _is_slot(part: Mapping[str, Any], kind: str) -> bool:
     return PART_KINDS.get(part["type"]) == kind and _source(part, kind)[1] is None
 
 

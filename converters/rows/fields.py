@@ -11,40 +11,24 @@ import orjson
 
 from ...errors import DataError
 
-USUAL_COLUMNS: dict[str, tuple[str, ...]] = {
-    "messages": ("messages", "conversations", "conversation"),
-    "instruction": ("instruction",),
-    "input": ("input",),
-    "output": ("output",),
-    "history": ("history",),
-    "prompt": ("prompt",),
-    "response": ("response", "completion"),
-    "question": ("question",),
-    "answer": ("answer",),
-    "text": ("text",),
-    "input_ids": ("input_ids",),
-    "labels": ("labels",),
-    "loss_mask": ("loss_mask",),
-    "loss_spans": ("loss_spans",),
-    "attention_mask": ("attention_mask",),
-    "label": ("label",),
-    "system": ("system",),
-    "tools": ("tools",),
-    "images": ("images", "image"),
-    "audios": ("audios", "audio"),
-    "videos": ("videos", "video"),
-}
+Columns = Mapping[str, tuple[str, ...]]  # role -> usual names of its column, the most usual first
+
+
+def named_alike(*roles: str) -> Columns:
+    """Roles whose columns are usually called as they are."""
+    return {role: (role,) for role in roles}
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
     """The values of a row by role.
 
-    columns: role -> column as the user named it, "" for none whatever the row has. found: role -> column of the first
-    rows, which stands for those that this row lacks.
+    usual: role -> usual names of its column. columns: role -> column as the user named it, "" for none whatever the row
+    has. found: role -> column of the first rows, which stands for those that this row lacks.
     """
 
     values: Mapping[str, Any]
+    usual: Columns
     columns: Mapping[str, str] = field(default_factory=dict)
     found: Mapping[str, str] = field(default_factory=dict)
 
@@ -52,7 +36,7 @@ class Fields:
         """The column of a role, there or not; None when nothing stands for it."""
         if role in self.columns:
             return self.columns[role] or None
-        present = [name for name in USUAL_COLUMNS[role] if name in self.values]
+        present = [name for name in self.usual[role] if name in self.values]
         filled = [name for name in present if self.values[name] is not None]
         return next(iter(filled or present), self.found.get(role))
 
@@ -63,7 +47,7 @@ class Fields:
 
     def text(self, role: str) -> str:
         """Its value as text, numbers too; DataError for none and for others."""
-        value, name = self.get(role), self.column(role) or USUAL_COLUMNS[role][0]
+        value, name = self.get(role), self.column(role) or self.usual[role][0]
         if value is None:
             raise DataError(f"expected text in column {name!r}, found {_found(self.values, name)}: complete the row")
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -72,12 +56,19 @@ class Fields:
 
     def items(self, role: str, what: str) -> list[Any]:
         """Its value as a list that is not empty, also where it is stored as JSON text; DataError otherwise."""
-        value, name = self.get(role), self.column(role) or USUAL_COLUMNS[role][0]
+        value, name = self.get(role), self.column(role) or self.usual[role][0]
         listed = parse_json(value, name) if isinstance(value, str) else value
         if not isinstance(listed, list) or not listed:
             found = _found(self.values, name) if value is None else _shown(listed)
             raise DataError(f"expected a list of {what} in column {name!r}, found {found}: correct or remove the row")
         return listed
+
+    def references(self, role: str) -> list[Any]:
+        """References to media in its column: a list of them, also as JSON text, one, or none."""
+        value = unpacked(self.get(role))
+        if value is None or value in ("", b""):
+            return []
+        return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def unpacked(value: Any) -> Any:
@@ -97,10 +88,18 @@ def parse_json(text: str, name: str) -> Any:
         ) from error
 
 
+def check_text(name: str, text: str) -> None:
+    """DataError for half of a surrogate pair, which UTF-8 does not have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"column {name!r} holds text that UTF-8 cannot ({error.reason}): repair it") from error
+
+
 def _shown(value: Any) -> str:
     return "an empty list" if value == [] else type(value).__name__
 
 
 def _found(values: Mapping[str, Any], name: str) -> str:
-    """What a row has in place of a value: nothing in that column, or other columns."""
+    """What a row has instead of a value: nothing in that column, or other columns."""
     return "null" if name in values else f"columns {', '.join(map(str, values)) or 'none'}"

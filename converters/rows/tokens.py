@@ -1,25 +1,26 @@
-"""Samples of the tokens schema: rows that are tokenized already, and what a processor makes of other samples. Pure."""
+"""Rows that are tokenized already, and what of them is learnt. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...processors.base import IGNORED_LABEL, Processor, TokenizeAll, or_error, through
+from ...processors.base import IGNORED_LABEL
 from ...processors.spans import spans_of
-from ...types import Sample
-from .fields import Fields, unpacked
+from ..media.references import SampleMedia
+from . import schemas
+from .fields import Fields, named_alike, unpacked
+from .row_kind import ReadOptions, RowKind
 
+NOTHING_LEARNT = "no token would be learnt: does the chat template mark what the assistant says?"
 _LAST_ID = (1 << 31) - 1
-_NOTHING_LEARNT = "no token would be learnt: does the chat template mark what the assistant says?"
 
 
-def read_tokens(fields: Fields) -> dict[str, Any]:
+def _read_tokens(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
     """input_ids int32[T] and loss_spans int32[k, 2] of a row.
 
     What is learnt is said by `loss_spans` (half-open, ascending), by `labels` (the ids themselves, IGNORED_LABEL where
@@ -39,44 +40,6 @@ def read_tokens(fields: Fields) -> dict[str, Any]:
     return {"input_ids": ids.astype(np.int32), "loss_spans": _loss_spans(fields, ids)}
 
 
-def to_tokens(samples: Sequence[Sample], processor: Processor) -> list[dict[str, Any] | DataError]:
-    """Samples that `processor` reads as tokens samples.
-
-    DataError in the place of one in which no token would be learnt, and of one with model input that a tokens sample
-    has no place for.
-    """
-    if not _tokenizes(type(processor)):
-        return [or_error(_as_tokens, sample, processor) for sample in samples]
-    tokenize_all: TokenizeAll = processor.tokenize_all  # type: ignore[attr-defined]
-    return through(tokenize_all(samples), lambda made: [_stored(*tokens) for tokens in made])
-
-
-def _stored(ids: NDArray[np.int32], spans: Sequence[tuple[int, int]]) -> dict[str, Any] | DataError:
-    if not len(spans):
-        return DataError(_NOTHING_LEARNT)
-    return {"input_ids": ids, "loss_spans": np.array(spans, np.int32)}
-
-
-def _as_tokens(sample: Sample, processor: Processor) -> dict[str, Any]:
-    processed = processor.process(sample)
-    others = sorted(set(processed) - {"input_ids", "labels"})
-    if others:
-        raise DataError(
-            f"a sample of tokens has no place for {', '.join(others)}: convert without --tokenize: the processor "
-            "makes them while training"
-        )
-    ids = np.asarray(processed["input_ids"])
-    return {"input_ids": ids.astype(np.int32), "loss_spans": _spans(np.asarray(processed["labels"]) != IGNORED_LABEL)}
-
-
-@cache
-def _tokenizes(kind: type) -> bool:
-    """Whether a processor has `tokenize_all` for the `process` that it has: a subclass may have another of these."""
-    own = {"process", "tokenize_all"}
-    owner = next((each for each in kind.__mro__ if vars(each).keys() & own), object)
-    return vars(owner).keys() >= own
-
-
 def _loss_spans(fields: Fields, ids: NDArray[np.int64]) -> NDArray[np.int32]:
     said = [role for role in ("loss_spans", "labels", "loss_mask") if fields.get(role) is not None]
     if len(said) > 1:
@@ -92,20 +55,21 @@ def _loss_spans(fields: Fields, ids: NDArray[np.int64]) -> NDArray[np.int32]:
     if said[0] == "loss_mask":
         if not np.isin(values, (0, 1)).all():
             raise DataError("column 'loss_mask' must hold 0 and 1 alone: correct the row")
-        return _spans(values == 1)
+        return learnt_spans(values == 1)
     learnt = values != IGNORED_LABEL
     if (values[learnt] != ids[learnt]).any():
-        place = int(np.flatnonzero(learnt & (values != ids))[0])
+        index = int(np.flatnonzero(learnt & (values != ids))[0])
         raise DataError(
-            f"column 'labels' holds {values[place]} at {place}, where 'input_ids' holds {ids[place]}: a label is the "
-            f"id in its own place (not shifted), or {IGNORED_LABEL}: correct the row"
+            f"column 'labels' holds {values[index]} at {index}, where 'input_ids' holds {ids[index]}: a label is the "
+            f"id at its own index (not shifted), or {IGNORED_LABEL}: correct the row"
         )
-    return _spans(learnt)
+    return learnt_spans(learnt)
 
 
-def _spans(learnt: NDArray[np.bool_]) -> NDArray[np.int32]:
+def learnt_spans(learnt: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Spans of the tokens that are learnt, int32[k, 2]; DataError where none is."""
     if not learnt.any():
-        raise DataError(_NOTHING_LEARNT)
+        raise DataError(NOTHING_LEARNT)
     return spans_of(learnt)
 
 
@@ -150,3 +114,12 @@ def _integers(fields: Fields, role: str, value: Any) -> NDArray[np.int64]:
             f"column {column!r} must hold integers of up to 64 bits, found {str(value)[:80]}: correct the row"
         )
     return array.astype(np.int64)
+
+
+TOKENS = RowKind(
+    name="tokens",
+    needs=named_alike("input_ids"),
+    may=named_alike("labels", "loss_mask", "loss_spans", "attention_mask"),
+    schema=schemas.TOKENS,
+    read=_read_tokens,
+)

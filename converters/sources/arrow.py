@@ -15,7 +15,7 @@ import pyarrow.parquet
 from pyarrow.lib import ArrowException
 
 from ...errors import DataError
-from .table import Place, share_of
+from .table import Location, share_of
 from .units import Row, Unit
 
 STEP_BYTES = 1 << 23  # of columns, turned into rows at once
@@ -24,28 +24,28 @@ STEP_ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive parts (row groups, record batches) of a file, and which of their rows."""
+    """Consecutive groups (row groups, record batches) of a file, and which of their rows."""
 
-    first: int  # part
-    stop: int  # part, not included
+    first: int  # group
+    stop: int  # group, not included
     skip: int  # rows
     num_rows: int
     num_bytes: int  # of the file
 
 
-def cut(rows: list[int], sizes: list[int], *, start: int, stop: int | None, place: Place) -> Iterator[Piece]:
-    """Pieces of about `unit_bytes` that hold rows start <= number < stop of parts with so many rows and bytes each."""
+def cut(rows: list[int], sizes: list[int], *, start: int, stop: int | None, location: Location) -> Iterator[Piece]:
+    """Pieces of about `unit_bytes` that hold rows start <= number < stop of groups with so many rows and bytes each."""
     ends = list(accumulate(rows))
     total = ends[-1] if ends else 0
     stop = total if stop is None else min(stop, total)
     bytes_before = [0, *accumulate(sizes)]
-    file_bytes = place.path.stat().st_size
+    file_bytes = location.path.stat().st_size
     while start < stop:
         first = bisect_right(ends, start)
-        last = max(first + 1, bisect_right(bytes_before, bytes_before[first] + place.unit_bytes) - 1)
+        last = max(first + 1, bisect_right(bytes_before, bytes_before[first] + location.unit_bytes) - 1)
         last = min(last, bisect_right(ends, stop - 1) + 1)
         until = min(stop, ends[last - 1])
-        shares = [share_of(file_bytes, part=bytes_before[part], whole=bytes_before[-1]) for part in (first, last)]
+        shares = [share_of(file_bytes, before=bytes_before[group], whole=bytes_before[-1]) for group in (first, last)]
         yield Piece(first, last, start - (ends[first] - rows[first]), until - start, shares[1] - shares[0])
         start = until
 
@@ -71,9 +71,9 @@ def rows_of(batches: Iterable[Any], *, skip: int, num_rows: int) -> Iterator[Row
         batch = batch.slice(passed, num_rows - number)
         step = max(1, min(STEP_ROWS, STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
         for at in range(0, batch.num_rows, step):
-            part = batch.slice(at, step)
-            yield from _python_rows(part, number)
-            number += part.num_rows
+            piece = batch.slice(at, step)
+            yield from _python_rows(piece, number)
+            number += piece.num_rows
         if number == num_rows:
             return
 
@@ -125,21 +125,21 @@ class RowGroups:
 
 
 class ParquetTable:
-    def __init__(self, place: Place):
-        self._place = place
-        with arrow_errors(place.name, "Parquet"), pyarrow.parquet.ParquetFile(place.path) as file:
+    def __init__(self, location: Location):
+        self._location = location
+        with arrow_errors(location.name, "Parquet"), pyarrow.parquet.ParquetFile(location.path) as file:
             groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
             self._rows = [group.num_rows for group in groups]
             self._sizes = [group.total_byte_size for group in groups]
-            check_columns(file.schema_arrow.names, place.name)
+            check_columns(file.schema_arrow.names, location.name)
 
     def num_rows(self) -> int:
         return sum(self._rows)
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        place = self._place
-        for piece in cut(self._rows, self._sizes, start=start, stop=stop, place=place):
-            yield RowGroups(place.path, place.name, piece, place.folder)
+        location = self._location
+        for piece in cut(self._rows, self._sizes, start=start, stop=stop, location=location):
+            yield RowGroups(location.path, location.name, piece, location.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +188,12 @@ def _read_batch(file: Any, schema: Any) -> Any:
 class ArrowTable:
     """An Arrow IPC file (Feather is one), or a stream of batches such as `datasets` keeps."""
 
-    def __init__(self, place: Place):
-        self._place = place
+    def __init__(self, location: Location):
+        self._location = location
         self._rows: list[int] = []
         self._sizes: list[int] = []
         self._offsets: list[int] | None = None
-        with arrow_errors(place.name, "Arrow"), pyarrow.memory_map(str(place.path)) as file:
+        with arrow_errors(location.name, "Arrow"), pyarrow.memory_map(str(location.path)) as file:
             if file.read(6) == b"ARROW1":
                 self._survey_file(file)
             else:
@@ -202,14 +202,14 @@ class ArrowTable:
 
     def _survey_file(self, file: Any) -> None:
         reader = pyarrow.ipc.open_file(file)
-        check_columns(reader.schema.names, self._place.name)
+        check_columns(reader.schema.names, self._location.name)
         for number in range(reader.num_record_batches):
             self._add(reader.get_batch(number))
 
     def _survey_stream(self, file: Any) -> None:
         self._offsets = []
         reader = pyarrow.ipc.open_stream(file)
-        check_columns(reader.schema.names, self._place.name)
+        check_columns(reader.schema.names, self._location.name)
         if any(pyarrow.types.is_dictionary(kind) for kind in _nested_types(reader.schema)):
             for batch in reader:  # a batch needs the dictionaries before it: it is found only from the start
                 self._offsets.append(0)
@@ -232,10 +232,10 @@ class ArrowTable:
         return sum(self._rows)
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        place, offsets = self._place, self._offsets
-        for piece in cut(self._rows, self._sizes, start=start, stop=stop, place=place):
+        location, offsets = self._location, self._offsets
+        for piece in cut(self._rows, self._sizes, start=start, stop=stop, location=location):
             offset = None if offsets is None else offsets[piece.first]
-            yield RecordBatches(place.path, place.name, piece, offset, place.folder)
+            yield RecordBatches(location.path, location.name, piece, offset, location.folder)
 
 
 def _nested_types(schema: Any) -> Iterator[Any]:

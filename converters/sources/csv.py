@@ -15,13 +15,13 @@ import orjson
 
 from ...errors import DataError
 from .compression import PlainStream
-from .table import MAX_ROW_BYTES, Place, carried, carry
+from .table import MAX_ROW_BYTES, Location, carried, carry, in_units
 from .units import Row, Unit
 
 
 @dataclass(slots=True)
 class FieldBlock:
-    """Lists of fields, carried as JSON; a text in place of a list says why that row cannot be read."""
+    """Lists of fields, carried as JSON; a text instead of a list says why that row cannot be read."""
 
     payload: bytes | Path
     header: tuple[str, ...]
@@ -49,8 +49,8 @@ class FieldBlock:
 class DelimitedTable:
     """A file whose first row names the columns. Values are text, as they stand; blank lines are no rows."""
 
-    def __init__(self, place: Place, *, delimiter: str):
-        self._place = place
+    def __init__(self, location: Location, *, delimiter: str):
+        self._location = location
         self._delimiter = delimiter
 
     def num_rows(self) -> int:
@@ -60,22 +60,15 @@ class DelimitedTable:
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         with self._open() as (stream, rows):
             header = self._header(next(rows, []))
-            place, before = self._place, 0
-            block: list[bytes] = []
-            block_bytes = 0
-            for fields in islice(rows, start, stop):
-                block.append(_encode(fields))
-                block_bytes += len(block[-1])
-                if block_bytes >= place.unit_bytes:
-                    payload = carry(b"\n".join(block), place)
-                    yield FieldBlock(payload, header, len(block), stream.position() - before, place.folder)
-                    block, block_bytes, before = [], 0, stream.position()
-            if block:
-                payload = carry(b"\n".join(block), place)
-                yield FieldBlock(payload, header, len(block), stream.position() - before, place.folder)
+            location, before = self._location, 0
+            encoded = (_encode(fields) for fields in islice(rows, start, stop))
+            for block in in_units(encoded, len, unit_bytes=location.unit_bytes):
+                payload = carry(b"\n".join(block), location)
+                yield FieldBlock(payload, header, len(block), stream.position() - before, location.folder)
+                before = stream.position()
 
     def _header(self, fields: list[str] | str) -> tuple[str, ...]:
-        name = self._place.name
+        name = self._location.name
         if isinstance(fields, str):
             raise DataError(f"{name}: its first row, which names the columns, is broken: {fields}")
         for field in fields:
@@ -92,7 +85,7 @@ class DelimitedTable:
         """The file, and its rows with the header: lists of fields, or what is wrong with one."""
         # The csv module's own limit is 128 KiB, for all of a process.
         csv.field_size_limit(max(MAX_ROW_BYTES, csv.field_size_limit()))
-        with PlainStream(self._place.path, name=self._place.name) as stream:
+        with PlainStream(self._location.path, name=self._location.name) as stream:
             # Bytes that are no UTF-8 become surrogates, which only the row that holds them cannot be written with.
             text = io.TextIOWrapper(
                 io.BufferedReader(stream, 1 << 20), encoding="utf-8-sig", errors="surrogateescape", newline=""

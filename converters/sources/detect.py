@@ -15,7 +15,7 @@ from .compression import PlainStream
 from .csv import DelimitedTable
 from .json_array import JsonTable
 from .jsonl import LinesTable
-from .table import BOM, Place, Table
+from .table import BOM, Location, Table
 from .webdataset import TarTable
 
 HEAD_BYTES = 1 << 20
@@ -25,7 +25,7 @@ EXTENSIONS = {
     ".png": "images", ".webp": "images", ".gif": "images", ".bmp": "images", ".tif": "images", ".tiff": "images",
 }  # fmt: skip
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-TABLES: dict[str, Callable[[Place], Table]] = {
+TABLES: dict[str, Callable[[Location], Table]] = {
     "json": JsonTable,
     "jsonl": LinesTable,
     "csv": partial(DelimitedTable, delimiter=","),
@@ -34,7 +34,7 @@ TABLES: dict[str, Callable[[Place], Table]] = {
     "arrow": ArrowTable,
     "webdataset": TarTable,
 }
-FORMATS = (*TABLES, "text", "images", "hf_dataset", "yaml")
+FILE_FORMATS = (*TABLES, "text", "images", "hf_dataset", "yaml")
 CONTENT = {"object": "a JSON object", "text": "other text", "binary": "binary data of an unknown kind"}
 CHOICES = {"object": "json or jsonl", "text": "csv, tsv or text", "binary": "of what it is"}
 STREAMED = ("json", "jsonl", "csv", "tsv")  # which may be compressed

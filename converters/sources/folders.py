@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from ...types import StoredObject
-from .table import BOM, MAX_ROW_BYTES, Place
+from .table import BOM, MAX_ROW_BYTES, Location, in_units
 from .units import Row, Unit
 
 MAX_FILES = 1 << 12  # of a unit
@@ -75,17 +75,18 @@ class ImageFiles:
 class FolderTable:
     """Each file a row, sorted by name. make_unit: text_unit or image_unit."""
 
-    def __init__(self, files: Sequence[StoredObject], *, make_unit: MakeUnit, place: Place):
+    def __init__(self, files: Sequence[StoredObject], *, make_unit: MakeUnit, location: Location):
         self._files = files
         self._make_unit = make_unit
-        self._place = place
+        self._location = location
 
     def num_rows(self) -> int:
         return len(self._files)
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        for files in _groups(islice(self._files, start, stop), self._place.unit_bytes):
-            yield self._make_unit(files, sum(file.num_bytes for file in files), self._place.folder)
+        found, unit_bytes = islice(self._files, start, stop), self._location.unit_bytes
+        for files in in_units(found, _num_bytes, unit_bytes=unit_bytes, max_items=MAX_FILES):
+            yield self._make_unit(files, sum(map(_num_bytes, files)), self._location.folder)
 
 
 def text_unit(
@@ -108,14 +109,5 @@ def _names(files: Sequence[StoredObject]) -> tuple[str, ...]:
     return tuple(file.key for file in files)
 
 
-def _groups(files: Iterator[StoredObject], unit_bytes: int) -> Iterator[list[StoredObject]]:
-    group: list[StoredObject] = []
-    num_bytes = 0
-    for file in files:
-        group.append(file)
-        num_bytes += file.num_bytes
-        if num_bytes >= unit_bytes or len(group) == MAX_FILES:
-            yield group
-            group, num_bytes = [], 0
-    if group:
-        yield group
+def _num_bytes(file: StoredObject) -> int:
+    return file.num_bytes

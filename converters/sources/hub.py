@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -14,7 +15,7 @@ from pyarrow.lib import ArrowException
 
 from ...errors import DataError, StorageError
 from .arrow import check_columns, rows_of
-from .table import Place, carried, carry
+from .table import Location, carried, carry, in_units
 from .units import Row, Unit
 
 BATCH_ROWS, BATCH_BYTES = 1000, 1 << 22
@@ -110,7 +111,7 @@ class HubDataset:
             raise DataError(f"{self.name}: has splits {', '.join(splits)}: name one, as ?split={splits[0]}")
         return str(splits[0])
 
-    def table(self, place: Place) -> HubTable:
+    def table(self, location: Location) -> HubTable:
         with _hub_errors(self.name):
             if self._spec.streaming:
                 dataset: Any = self._builder.as_streaming_dataset(split=self._split)
@@ -120,7 +121,7 @@ class HubDataset:
                 dataset = self._builder.as_dataset(split=self._split)
         if dataset.column_names:
             check_columns(dataset.column_names, self.name)
-        return HubTable(dataset.with_format("arrow"), streaming=self._spec.streaming, place=place)
+        return HubTable(dataset.with_format("arrow"), streaming=self._spec.streaming, location=location)
 
 
 def _refuse_builder(builder: str, name: str) -> None:
@@ -133,31 +134,26 @@ def _refuse_builder(builder: str, name: str) -> None:
 class HubTable:
     """Rows of a dataset, in its order. Media are not decoded: they are {"bytes": …, "path": …}."""
 
-    def __init__(self, dataset: Any, *, streaming: bool, place: Place):
+    def __init__(self, dataset: Any, *, streaming: bool, location: Location):
         self._dataset = dataset
         self._streaming = streaming
-        self._place = place
+        self._location = location
 
     def num_rows(self) -> int:
         if self._streaming:
             raise DataError(
-                f"{self._place.name}: how many rows it has is not known while it streams: "
+                f"{self._location.name}: how many rows it has is not known while it streams: "
                 "count them from its start, or leave out streaming=1"
             )
         return len(self._dataset)
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        block: list[Any] = []
-        for table in self._tables(start, stop):
-            block += table.to_batches()
-            if sum(batch.nbytes for batch in block) >= self._place.unit_bytes:
-                yield self._unit(block)
-                block = []
-        if block:
-            yield self._unit(block)
+        found = (table.to_batches() for table in self._tables(start, stop))
+        for block in in_units(found, _num_bytes, unit_bytes=self._location.unit_bytes):
+            yield self._unit(list(chain.from_iterable(block)))
 
     def _tables(self, start: int, stop: int | None) -> Iterator[Any]:
-        with _hub_errors(self._place.name):
+        with _hub_errors(self._location.name):
             if self._streaming:
                 rows = self._dataset.skip(start) if start else self._dataset
                 rows = rows if stop is None else rows.take(max(0, stop - start))
@@ -174,9 +170,14 @@ class HubTable:
         with pyarrow.ipc.new_stream(sink, batches[0].schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-        payload = carry(sink.getvalue().to_pybytes(), self._place)
+        payload = carry(sink.getvalue().to_pybytes(), self._location)
         num_rows = sum(batch.num_rows for batch in batches)
-        return CarriedBatches(payload, num_rows, sum(batch.nbytes for batch in batches), self._place.folder)
+        return CarriedBatches(payload, num_rows, _num_bytes(batches), self._location.folder)
+
+
+def _num_bytes(batches: list[Any]) -> int:
+    """Of the columns of record batches."""
+    return sum(batch.nbytes for batch in batches)
 
 
 @dataclass(frozen=True, slots=True)

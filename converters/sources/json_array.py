@@ -13,17 +13,17 @@ import orjson
 
 from ...errors import DataError
 from .compression import PlainStream
-from .table import BOM, MAX_ROW_BYTES, Place, carried, carry, excerpt, json_row
+from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, excerpt, in_units, json_row
 from .units import Row, Unit
 
 CHUNK_BYTES = 1 << 20
 MAX_ELEMENTS = 1 << 16  # of a unit
-# A string is passed at once; of one with very many escapes, or that the buffer breaks off, only its first quote, and
-# its end is looked for. (An expression for any number of escapes would keep a state for each of them.)
+# These match a whole string; of one with more than 100 escapes, or that goes on beyond the buffer, they match the first
+# quote alone, and its end is looked for. (An expression for any number of escapes would keep a state for each of them.)
 IN_STRING = rb'[^"\\]*(?:\\.[^"\\]*){0,100}'
 SHALLOW = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\],]', re.DOTALL)
 NESTED = re.compile(rb'"' + IN_STRING + rb'"|["{}\[\]]', re.DOTALL)
-STRING_PART = re.compile(IN_STRING, re.DOTALL)
+STRING_REST = re.compile(IN_STRING, re.DOTALL)
 
 
 class JsonScanner:
@@ -122,9 +122,9 @@ class JsonScanner:
     def _end_of_string(self, at: int) -> int:
         """One past the quote that ends the string whose first byte, after its quote, is at `at`."""
         while True:
-            part = STRING_PART.match(self._buffer, at)
-            assert part is not None  # an empty one at least
-            at = part.end()
+            rest = STRING_REST.match(self._buffer, at)
+            assert rest is not None  # an empty one at least
+            at = rest.end()
             if self._buffer[at : at + 1] == b'"':
                 return at + 1
             if at + 1 >= len(self._buffer):  # its end, or a backslash whose character is not there yet
@@ -177,41 +177,35 @@ class ElementBlock:
 class JsonTable:
     """A file with an array of objects, or with an object one member of which is one."""
 
-    def __init__(self, place: Place):
-        self._place = place
-        self._key = place.key
+    def __init__(self, location: Location):
+        self._location = location
+        self._key = location.key
 
     def num_rows(self) -> int:
         with self._open() as stream:
             return sum(1 for _ in self._elements(stream))
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        place, before = self._place, 0
-        block: list[bytes] = []
-        block_bytes = 0
+        unit_bytes, before = self._location.unit_bytes, 0
         with self._open() as stream:
-            for element in islice(self._elements(stream), start, stop):
-                block.append(element)
-                block_bytes += len(element)
-                if block_bytes >= place.unit_bytes or len(block) == MAX_ELEMENTS:
-                    yield self._unit(block, stream.position() - before)
-                    block, block_bytes, before = [], 0, stream.position()
-            if block:
+            elements = islice(self._elements(stream), start, stop)
+            for block in in_units(elements, len, unit_bytes=unit_bytes, max_items=MAX_ELEMENTS):
                 yield self._unit(block, stream.position() - before)
+                before = stream.position()
 
     def _unit(self, block: list[bytes], num_bytes: int) -> Unit:
-        payload = carry(b"".join(block), self._place)
-        return ElementBlock(payload, tuple(map(len, block)), num_bytes, self._place.folder)
+        payload = carry(b"".join(block), self._location)
+        return ElementBlock(payload, tuple(map(len, block)), num_bytes, self._location.folder)
 
     def _open(self) -> PlainStream:
-        return PlainStream(self._place.path, name=self._place.name)
+        return PlainStream(self._location.path, name=self._location.name)
 
     def _elements(self, stream: PlainStream) -> Iterator[bytes]:
-        scanner = JsonScanner(stream, name=self._place.name)
+        scanner = JsonScanner(stream, name=self._location.name)
         if scanner.peek() == b"[":
             if self._key is not None:
                 raise DataError(
-                    f"{self._place.name}: its value is an array, which has no members: leave out #{self._key}"
+                    f"{self._location.name}: its value is an array, which has no members: leave out #{self._key}"
                 )
             yield from scanner.elements()
             scanner.end()
@@ -222,26 +216,26 @@ class JsonTable:
                 yield from scanner.elements()
                 return
             _pass_value(scanner)
-        raise DataError(f"{self._place.name}: no member {self._key!r} of its object is an array: {self._choices()}")
+        raise DataError(f"{self._location.name}: no member {self._key!r} of its object is an array: {self._choices()}")
 
     def _only_array(self) -> str:
         arrays = self._arrays()
         if len(arrays) != 1:
             found = f"{len(arrays)} members" if arrays else "no member"
-            raise DataError(f"{self._place.name}: {found} of its object with an array of objects: {self._choices()}")
+            raise DataError(f"{self._location.name}: {found} of its object with an array of objects: {self._choices()}")
         return arrays[0]
 
     def _choices(self) -> str:
         arrays = self._arrays()
         if not arrays:
             return "give an array of objects, or pass --format jsonl for one object a line"
-        file = self._place.name.removesuffix(f"#{self._place.key}")
+        file = self._location.name.removesuffix(f"#{self._location.key}")
         return f"choose one by its name, {' or '.join(f'{file}#{key}' for key in arrays)}"
 
     def _arrays(self) -> list[str]:
         """Keys of those members that are arrays of objects; the whole file is read for them."""
         with self._open() as stream:
-            scanner = JsonScanner(stream, name=self._place.name)
+            scanner = JsonScanner(stream, name=self._location.name)
             return [key for key in scanner.members() if _pass_value(scanner)]
 
 

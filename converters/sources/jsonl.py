@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from .compression import PlainStream
-from .table import BOM, MAX_ROW_BYTES, Place, carried, carry, json_row
+from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, in_units, json_row
 from .units import Row, Unit
 
 CHUNK_BYTES = 1 << 20
@@ -94,11 +94,11 @@ def _pass_line(file: IO[bytes], limit: int | None) -> int:
 class LinesTable:
     """A file of JSON lines. Every line counts as a row, blank ones too."""
 
-    def __init__(self, place: Place):
-        self._place = place
+    def __init__(self, location: Location):
+        self._location = location
 
     def num_rows(self) -> int:
-        with PlainStream(self._place.path, name=self._place.name) as stream:
+        with PlainStream(self._location.path, name=self._location.name) as stream:
             num_lines, last = 0, b"\n"
             while chunk := stream.read(CHUNK_BYTES):
                 num_lines += chunk.count(b"\n")
@@ -106,34 +106,29 @@ class LinesTable:
         return num_lines + (last != b"\n")
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        with PlainStream(self._place.path, name=self._place.name) as stream:
+        with PlainStream(self._location.path, name=self._location.name) as stream:
             compressed = stream.compression is not None
         return self._blocks(start, stop) if compressed else self._ranges(start, stop)
 
     def _ranges(self, start: int, stop: int | None) -> Iterator[Unit]:
-        place = self._place
-        first, last = 0, place.path.stat().st_size
+        location = self._location
+        first, last = 0, location.path.stat().st_size
         if start or stop is not None:
-            with place.path.open("rb") as file:
+            with location.path.open("rb") as file:
                 first = _offset_of_line(file, start)
                 last = last if stop is None else first + _offset_of_line(file, max(0, stop - start))
-        for at in range(first, last, place.unit_bytes):
-            yield LineRange(place.path, at, min(at + place.unit_bytes, last), place.folder)
+        for at in range(first, last, location.unit_bytes):
+            yield LineRange(location.path, at, min(at + location.unit_bytes, last), location.folder)
 
     def _blocks(self, start: int, stop: int | None) -> Iterator[Unit]:
-        place, before = self._place, 0
-        block: list[bytes] = []
-        block_bytes = 0
-        with PlainStream(place.path, name=place.name) as stream:
-            file = io.BufferedReader(stream, CHUNK_BYTES)  # it closes the stream when nothing refers to it any more
-            for line in islice(lines_between(file, start=0, stop=ENDLESS), start, stop):
-                block.append(line if line.endswith(b"\n") else line + b"\n")
-                block_bytes += len(line)
-                if block_bytes >= place.unit_bytes:
-                    yield LineBlock(carry(b"".join(block), place), stream.position() - before, place.folder)
-                    block, block_bytes, before = [], 0, stream.position()
-            if block:
-                yield LineBlock(carry(b"".join(block), place), stream.position() - before, place.folder)
+        location, before = self._location, 0
+        with PlainStream(location.path, name=location.name) as stream:
+            file = io.BufferedReader(stream, CHUNK_BYTES)  # when it is collected it closes the stream
+            lines = islice(lines_between(file, start=0, stop=ENDLESS), start, stop)
+            for block in in_units(lines, len, unit_bytes=location.unit_bytes):
+                payload = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in block)
+                yield LineBlock(carry(payload, location), stream.position() - before, location.folder)
+                before = stream.position()
 
 
 def _offset_of_line(file: IO[bytes], number: int) -> int:

@@ -13,7 +13,7 @@ from ...errors import DataError
 from ...storage.disk_errors import disk_errors
 from ...types import StoredObject
 from .detect import format_of, named_format
-from .table import Place
+from .table import Location
 
 ALIKE = {"jsonl": "json", "json": "jsonl", "tsv": "csv", "csv": "tsv"}  # which are often named like each other
 
@@ -64,12 +64,12 @@ def _found(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no data files are there"
 
 
-def checked_format(place: Place, *, insisted: str | None) -> str:
-    """The format of a place's file; DataError where it is none, or has no members and one is asked for."""
-    with disk_errors(place.name):
-        format = format_of(place.path, name=place.name.removesuffix(f"#{place.key}"), insisted=insisted)
-    if place.key is not None and format != "json":
-        raise DataError(f"{place.name}: {format} has no members to choose from: leave out #{place.key}")
+def checked_format(location: Location, *, insisted: str | None) -> str:
+    """The format of a location's file; DataError where it is none, or has no members and one is asked for."""
+    with disk_errors(location.name):
+        format = format_of(location.path, name=location.name.removesuffix(f"#{location.key}"), insisted=insisted)
+    if location.key is not None and format != "json":
+        raise DataError(f"{location.name}: {format} has no members to choose from: leave out #{location.key}")
     return format
 
 

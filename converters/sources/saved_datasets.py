@@ -15,7 +15,7 @@ import pyarrow
 
 from ...errors import DataError
 from .arrow import ArrowTable, arrow_errors
-from .table import Place
+from .table import Location
 from .units import Row, Unit
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -62,12 +62,12 @@ def _named_files(state: dict[str, Any], key: str, folder: Path) -> list[Path]:
 class SavedTable:
     """Rows of a saved dataset. Media are not decoded: they are {"bytes": …, "path": …}."""
 
-    def __init__(self, place: Place):
-        self._place = place
-        state = _read_json(place.path / STATE)
-        self._files = _named_files(state, "_data_files", place.path)
-        self._shards = [ArrowTable(replace(place, path=path, name=str(path))) for path in self._files]
-        selections = [path for key in INDICES_KEYS for path in _named_files(state, key, place.path)]
+    def __init__(self, location: Location):
+        self._location = location
+        state = _read_json(location.path / STATE)
+        self._files = _named_files(state, "_data_files", location.path)
+        self._shards = [ArrowTable(replace(location, path=path, name=str(path))) for path in self._files]
+        selections = [path for key in INDICES_KEYS for path in _named_files(state, key, location.path)]
         self._selected = _read_indices(selections) if selections else None
 
     def num_rows(self) -> int:
@@ -83,7 +83,7 @@ class SavedTable:
             for at in range(start, stop, MAX_SELECTED):
                 numbers = self._selected[at : min(at + MAX_SELECTED, stop)]
                 share = num_bytes * len(numbers) // total
-                yield SelectedRows(tuple(self._files), numbers.tobytes(), share, self._place.folder)
+                yield SelectedRows(tuple(self._files), numbers.tobytes(), share, self._location.folder)
             return
         before = 0
         for shard in self._shards:
@@ -94,11 +94,11 @@ class SavedTable:
 
 
 def _read_indices(paths: list[Path]) -> Any:
-    parts = []
+    arrays = []
     for path in paths:
         with arrow_errors(str(path), "Arrow"), pyarrow.memory_map(str(path)) as file:
-            parts.append(pyarrow.ipc.open_stream(file).read_all().column(0).to_numpy().astype(np.int64))
-    return np.concatenate(parts)
+            arrays.append(pyarrow.ipc.open_stream(file).read_all().column(0).to_numpy().astype(np.int64))
+    return np.concatenate(arrays)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from ...storage.disk_errors import disk_errors
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
-from .detect import FORMATS, TABLES, named_format
+from .detect import FILE_FORMATS, TABLES, named_format
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .hub import HubDataset, HubSpec
 from .listing import checked_format, data_files, identity_of, is_shown, matching_files
 from .saved_datasets import SavedTable, only_split, saved_kind
 from .specs import LISTS, Spec, glob_base, glob_pattern, has_wildcard, literal_prefix, parse_spec, yaml_specs
-from .table import Place, Table
+from .table import Location, Table
 from .table_source import TableSource
 from .units import UNIT_BYTES, Source
 
@@ -39,8 +39,8 @@ def open_sources(
     Raises DataError for what is empty, unknown or contradictory, StorageError for what is missing or cannot be read.
     Files in object stores are looked into when their turn comes, and their errors are raised by `units`.
     """
-    if format is not None and format not in FORMATS:
-        raise DataError(f"unknown format {format!r}: expected one of {', '.join(FORMATS)}")
+    if format is not None and format not in FILE_FORMATS:
+        raise DataError(f"unknown format {format!r}: expected one of {', '.join(FILE_FORMATS)}")
     opener = _Opener(scratch, unit_bytes)
     for text in specs:
         with disk_errors(text):
@@ -77,8 +77,10 @@ class _Opener:
             return
         dataset = HubDataset(hub, name=spec.path)
         folder = Path(hub.name)
-        place = self._place(folder, spec, name=spec.path, folder=folder if folder.is_dir() else None)
-        self._add(spec, partial(dataset.table, place), place, identity=dataset.identity, num_bytes=dataset.num_bytes)
+        location = self._location(folder, spec, name=spec.path, folder=folder if folder.is_dir() else None)
+        self._add(
+            spec, partial(dataset.table, location), location, identity=dataset.identity, num_bytes=dataset.num_bytes
+        )
 
     def _open_remote(self, spec: Spec) -> None:
         if has_wildcard(spec.path):
@@ -117,19 +119,22 @@ class _Opener:
         if spec.is_sliced or spec.key:
             raise DataError(f"{spec.text}: a list of sources is not sliced: write the slice in its entries' paths")
         for entry in yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format):
-            if entry.format is not None and entry.format not in FORMATS:
+            if entry.format is not None and entry.format not in FILE_FORMATS:
                 raise DataError(
-                    f"{spec.path}: data_type {entry.format!r} of {entry.text}: expected one of {', '.join(FORMATS)}"
+                    f"{spec.path}: data_type {entry.format!r} of {entry.text}: expected one of "
+                    f"{', '.join(FILE_FORMATS)}"
                 )
             self.open(entry)
 
     def _open_saved(self, spec: Spec, path: Path) -> None:
         files = LocalStorage(path).list_objects("")
-        place = self._place(path, spec, name=spec.path, folder=path)
+        location = self._location(path, spec, name=spec.path, folder=path)
         if spec.key:
-            raise DataError(f"{place.name}: a saved dataset has no members to choose from: leave out #{spec.key}")
+            raise DataError(f"{location.name}: a saved dataset has no members to choose from: leave out #{spec.key}")
         num_bytes = sum(file.num_bytes for file in files if file.key.endswith(".arrow"))
-        self._add(spec, partial(SavedTable, place), place, identity=identity_of(spec.path, files), num_bytes=num_bytes)
+        self._add(
+            spec, partial(SavedTable, location), location, identity=identity_of(spec.path, files), num_bytes=num_bytes
+        )
 
     def _open_glob(self, spec: Spec) -> None:
         base, pattern = glob_base(spec.path)
@@ -171,34 +176,36 @@ class _Opener:
             raise DataError(f"{name}: a list of sources is read from a file of this machine: download it first")
         if isinstance(store, LocalStorage):
             path = store.folder / file.key
-            place = self._place(path, spec, name=name, folder=path.parent)
-            format = checked_format(place, insisted=spec.format)
-            open_table = partial(TABLES[format], place)
+            location = self._location(path, spec, name=name, folder=path.parent)
+            format = checked_format(location, insisted=spec.format)
+            open_table = partial(TABLES[format], location)
         else:
             prefix, _, last = file.key.rpartition("/")
-            place = self._place(Path(last), spec, name=name, folder=f"{store.url}/{prefix}" if prefix else store.url)
-            open_table = partial(_fetch_table, store, file, place, spec.format)
-        self._add(spec, open_table, place, identity=identity_of(name, [file]), num_bytes=file.num_bytes)
+            location = self._location(
+                Path(last), spec, name=name, folder=f"{store.url}/{prefix}" if prefix else store.url
+            )
+            open_table = partial(_fetch_table, store, file, location, spec.format)
+        self._add(spec, open_table, location, identity=identity_of(name, [file]), num_bytes=file.num_bytes)
 
     def _add_folder(
         self, spec: Spec, store: Storage, files: Sequence[StoredObject], format: str, *, name: str | None = None
     ) -> None:
-        place = self._place(Path(), spec, name=name or spec.path.rstrip("/"))
+        location = self._location(Path(), spec, name=name or spec.path.rstrip("/"))
         if spec.key:
-            raise DataError(f"{place.name}: a folder has no members to choose from: leave out #{spec.key}")
-        make_unit: MakeUnit = partial(text_unit, fetch=partial(_fetch_files, store, place.scratch))
+            raise DataError(f"{location.name}: a folder has no members to choose from: leave out #{spec.key}")
+        make_unit: MakeUnit = partial(text_unit, fetch=partial(_fetch_files, store, location.scratch))
         if format == "images":
             if name is not None:
                 raise DataError(f"{name}: one image is no source: name the folder of its class folders")
-            place = replace(place, folder=spec.folder or store.url)
+            location = replace(location, folder=spec.folder or store.url)
             make_unit = image_unit
-        open_table = partial(FolderTable, files, make_unit=make_unit, place=place)
+        open_table = partial(FolderTable, files, make_unit=make_unit, location=location)
         num_bytes = sum(file.num_bytes for file in files)
-        self._add(spec, open_table, place, identity=identity_of(place.name, files), num_bytes=num_bytes)
+        self._add(spec, open_table, location, identity=identity_of(location.name, files), num_bytes=num_bytes)
 
-    def _place(self, path: Path, spec: Spec, *, name: str, folder: Path | str | None = None) -> Place:
+    def _location(self, path: Path, spec: Spec, *, name: str, folder: Path | str | None = None) -> Location:
         """folder: where the source lies, unless the spec says what its media's paths start from."""
-        return Place(
+        return Location(
             path=path,
             name=f"{name}#{spec.key}" if spec.key else name,
             folder=spec.folder or (str(folder.absolute()) if isinstance(folder, Path) else folder),
@@ -211,19 +218,19 @@ class _Opener:
         self,
         spec: Spec,
         open_table: Callable[[], Table],
-        place: Place,
+        location: Location,
         *,
         identity: Mapping[str, Any],
         num_bytes: int,
     ) -> None:
         self.sources.append(
             TableSource(
-                place.name,
+                location.name,
                 open_table,
                 identity=identity,
                 num_bytes=num_bytes,
                 rows=spec.rows,
-                scratch=place.scratch,
+                scratch=location.scratch,
             )
         )
 
@@ -233,18 +240,18 @@ class _Opener:
         return self._stores[url]
 
 
-def _fetch_table(store: Storage, file: StoredObject, place: Place, insisted: str | None) -> Table:
+def _fetch_table(store: Storage, file: StoredObject, location: Location, insisted: str | None) -> Table:
     """The table of an object, downloaded into the source's scratch folder."""
-    place.scratch.mkdir(parents=True, exist_ok=True)
-    path = place.scratch / place.path
+    location.scratch.mkdir(parents=True, exist_ok=True)
+    path = location.scratch / location.path
     store.download(file.key, path)
     if file.tag and path.stat().st_size != file.num_bytes:
         raise StorageError(
-            f"{place.name}: was {file.num_bytes} bytes when it was listed, {path.stat().st_size} when it was read: "
+            f"{location.name}: was {file.num_bytes} bytes when it was listed, {path.stat().st_size} when it was read: "
             "start again once nobody writes it"
         )
-    place = replace(place, path=path)
-    return TABLES[checked_format(place, insisted=insisted)](place)
+    location = replace(location, path=path)
+    return TABLES[checked_format(location, insisted=insisted)](location)
 
 
 def _fetch_files(store: Storage, scratch: Path, files: Sequence[StoredObject]) -> Path:

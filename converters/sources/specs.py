@@ -46,7 +46,7 @@ class Spec:
 
 
 def parse_spec(text: str, *, format: str | None = None, folder: str | None = None) -> Spec:
-    """The parts of one spec.
+    """What one spec says.
 
     >>> parse_spec("data/train.json#rows@[10:-5]").path
     'data/train.json'
@@ -99,12 +99,12 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
     """
     rules = {r"**/": r"(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     expression = ""
-    for part in re.split(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\])", pattern):
-        if part.startswith("[") and part.endswith("]") and len(part) > 2:
-            body = part[1:-1].replace("\\", r"\\").replace("[", r"\[")
+    for token in re.split(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\])", pattern):
+        if token.startswith("[") and token.endswith("]") and len(token) > 2:
+            body = token[1:-1].replace("\\", r"\\").replace("[", r"\[")
             expression += f"[^/{body[1:]}]" if body.startswith("!") else f"[{body}]"
         else:
-            expression += rules.get(part) or re.escape(part)
+            expression += rules.get(token) or re.escape(token)
     return re.compile(expression, re.DOTALL)
 
 

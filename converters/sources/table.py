@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
@@ -15,10 +15,11 @@ MAX_ROW_BYTES = 1 << 28  # of text: beyond it a bracket, a quote or the end of a
 MAX_CARRIED_BYTES = 30 << 20  # in a unit; what is longer waits in a file
 BOM = b"\xef\xbb\xbf"
 EXCERPT_BYTES = 60
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Location:
     """path: a file or folder. name: what messages call it. folder: what its media's paths start from, and do not leave.
 
     key: which member of a JSON object holds the rows. scratch: a folder of this source's own, gone at its close.
@@ -34,7 +35,7 @@ class Place:
 
 
 class Table(Protocol):
-    """Rows of one format at a place. DataError for what is not of the format, OSError for what cannot be read."""
+    """Rows of one format at a location. DataError for what is not of the format, OSError for what cannot be read."""
 
     def num_rows(self) -> int:
         """Reads all of it where nothing shorter tells; lines of text count even where they are blank."""
@@ -45,12 +46,28 @@ class Table(Protocol):
         ...
 
 
-def carry(payload: bytes, place: Place) -> bytes | Path:
+def in_units(
+    items: Iterable[Item], num_bytes: Callable[[Item], int], *, unit_bytes: int, max_items: int | None = None
+) -> Iterator[list[Item]]:
+    """Consecutive items, as many together as first have unit_bytes, or max_items of them."""
+    together: list[Item] = []
+    total = 0
+    for item in items:
+        together.append(item)
+        total += num_bytes(item)
+        if total >= unit_bytes or len(together) == max_items:
+            yield together
+            together, total = [], 0
+    if together:
+        yield together
+
+
+def carry(payload: bytes, location: Location) -> bytes | Path:
     """The payload for a unit, or a file that holds it where it is long."""
     if len(payload) <= MAX_CARRIED_BYTES:
         return payload
-    place.scratch.mkdir(parents=True, exist_ok=True)
-    path = place.scratch / f"unit-{sum(1 for _ in place.scratch.iterdir())}"
+    location.scratch.mkdir(parents=True, exist_ok=True)
+    path = location.scratch / f"unit-{sum(1 for _ in location.scratch.iterdir())}"
     path.write_bytes(payload)
     return path
 
@@ -93,6 +110,6 @@ def excerpt(text: bytes, offset: int) -> str:
     return repr(piece)
 
 
-def share_of(total: int, *, part: int, whole: int) -> int:
-    """How much of `total` lies before `part` of `whole`: differences of it add up to `total`."""
-    return total * part // max(1, whole)
+def share_of(total: int, *, before: int, whole: int) -> int:
+    """`total` times `before` over `whole`, rounded down, so that differences of shares add up to `total`."""
+    return total * before // max(1, whole)

@@ -36,7 +36,7 @@ class TableSource:
 
     @property
     def first_row(self) -> int:
-        """Of a slice that counts from the end it is known once the rows are counted, which this does."""
+        """Counts the rows if the slice counts from their end."""
         return self._bounds()[0]
 
     def units(self) -> Iterator[Unit]:

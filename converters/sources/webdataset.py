@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from ...errors import DataError
-from .table import Place
+from .table import Location, in_units
 from .units import Row, Unit
 
 MAX_SAMPLE_BYTES = 1 << 30
@@ -81,24 +81,18 @@ def _decoded(extension: str, data: bytes) -> Any:
 class TarTable:
     """Files side by side whose names agree up to the first dot are a row {"__key__": what agrees, extension: value}."""
 
-    def __init__(self, place: Place):
-        self._place = place
+    def __init__(self, location: Location):
+        self._location = location
 
     def num_rows(self) -> int:
         return sum(1 for _ in self._samples())
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        place = self._place
-        samples: list[TarSample] = []
-        num_bytes = 0
-        for sample in islice(self._samples(), start, stop):
-            samples.append(sample)
-            num_bytes += sample.num_bytes
-            if num_bytes >= place.unit_bytes or len(samples) == MAX_SAMPLES:
-                yield TarSamples(place.path, place.name, tuple(samples), num_bytes, place.folder)
-                samples, num_bytes = [], 0
-        if samples:
-            yield TarSamples(place.path, place.name, tuple(samples), num_bytes, place.folder)
+        location = self._location
+        found = islice(self._samples(), start, stop)
+        for samples in in_units(found, _num_bytes, unit_bytes=location.unit_bytes, max_items=MAX_SAMPLES):
+            num_bytes = sum(map(_num_bytes, samples))
+            yield TarSamples(location.path, location.name, tuple(samples), num_bytes, location.folder)
 
     def _samples(self) -> Iterator[TarSample]:
         key: str | None = None
@@ -122,22 +116,26 @@ class TarTable:
 
     def _members(self) -> Iterator[tarfile.TarInfo]:
         """All members but folders, in order, of which only the last is kept in memory."""
-        name, num_bytes = self._place.name, self._place.path.stat().st_size
+        name, num_bytes = self._location.name, self._location.path.stat().st_size
         try:
-            with tarfile.open(self._place.path, "r:") as archive:
+            with tarfile.open(self._location.path, "r:") as archive:
                 while (member := archive.next()) is not None:
                     archive.members.clear()  # type: ignore[attr-defined]
                     if member.offset_data + (member.size if member.isreg() else 0) > num_bytes:
                         raise DataError(f"{name}: ends within {member.name}: copy it again")
                     if not member.isdir():
                         yield member
-                # tarfile takes a damaged header for the end
+                # tarfile takes a damaged header for the end of the archive, which is zeros
                 assert archive.fileobj is not None
                 archive.fileobj.seek(archive.offset)
                 if any(archive.fileobj.read(BLOCK_BYTES)):
                     raise DataError(f"{name}: the header at byte {archive.offset} is damaged: write the archive again")
         except tarfile.TarError as error:
             raise DataError(f"{name}: not readable as a tar ({error}): copy it again, or write it again") from error
+
+
+def _num_bytes(sample: TarSample) -> int:
+    return sample.num_bytes
 
 
 def _refusal(member: tarfile.TarInfo) -> str:

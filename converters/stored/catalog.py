@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import LengthsError, ObjectMissingError, ShardError, StorageError
+from ...errors import DataError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from ...mds.lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, parse_description
 from ...processors import ProcessorConfig
@@ -16,9 +16,7 @@ from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
-from ..rows.mapper import COLUMNS
-
-READ_SCHEMAS = ("messages", "tokens", "text")
+from ..rows.schemas import READ_SCHEMAS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,14 +51,18 @@ def read_catalog(storage: Storage) -> Catalog:
     source = f"{storage.url}/{INDEX_NAME}"
     index = read_if_there(storage, INDEX_NAME)
     if index is None:
-        raise StorageError(
-            f"{storage.url} holds no dataset ({INDEX_NAME} is missing): check the path or URL, or write it with "
-            "lmms-stream convert"
-        )
+        raise no_dataset(storage)
     described = read_if_there(storage, DATASET_NAME)
     shards = parse_index(index, source=source, dataset=described)
     dataset = None if described is None else parse_dataset(described, source=f"{storage.url}/{DATASET_NAME}")
     return Catalog(storage=storage, index=json.loads(index), shards=tuple(shards), dataset=dataset)
+
+
+def no_dataset(storage: Storage) -> StorageError:
+    return StorageError(
+        f"{storage.url} holds no dataset ({INDEX_NAME} is missing): check the path or URL, or write it with "
+        "lmms-stream convert"
+    )
 
 
 def parse_dataset(data: bytes, *, source: str) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def own_files(dataset: Mapping[str, Any]) -> list[str]:
 def schema_of(shards: Sequence[ShardInfo]) -> str | None:
     """Which of the schemas that processors read the columns of the shards fit; None where they fit none."""
     columns = columns_of(shards).items()
-    return next((schema for schema in READ_SCHEMAS if COLUMNS[schema].items() <= columns), None)
+    return next((schema.name for schema in READ_SCHEMAS.values() if schema.columns.items() <= columns), None)
 
 
 def columns_of(shards: Sequence[ShardInfo]) -> dict[str, str]:
@@ -142,10 +144,29 @@ def local_file(storage: Storage, name: str, folder: Path) -> Path:
     return path
 
 
-def open_lengths(storage: Storage, fingerprint: str, *, folder: Path) -> LengthIndex | None:
+def checked_length(length: int, *, what: str) -> int:
+    """The length of a sample, if a lengths index can hold it; DataError otherwise. what: the sample, for the error."""
+    if not 0 < length < 1 << 32:
+        raise DataError(f"{what} has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
+    return length
+
+
+def upload_lengths(storage: Storage, indexes: Sequence[LengthIndex], *, folder: Path) -> list[str]:
+    """Write lengths indexes below `folder` and upload their files; returns the names, in that order."""
+    names = []
+    for index in indexes:
+        for name in index.write(folder):
+            storage.upload(folder / name, name)
+            names.append(name)
+    return names
+
+
+def open_lengths(
+    storage: Storage, fingerprint: str, *, folder: Path, num_samples: int | None = None
+) -> LengthIndex | None:
     """A lengths index, read through and memory-mapped; a remote one is downloaded into `folder`. None without one.
 
-    LengthsError when its files do not fit each other.
+    LengthsError when its files do not fit each other, or it has not num_samples lengths.
     """
     array_name, description_name = lengths_names(fingerprint)
     description = read_if_there(storage, description_name)
@@ -160,6 +181,11 @@ def open_lengths(storage: Storage, fingerprint: str, *, folder: Path) -> LengthI
     if not array_matches(path, content_hash=content_hash):
         raise LengthsError(
             f"{array_name} does not hold the lengths that {description_name} was written for: "
+            "write it again with lmms-stream index"
+        )
+    if num_samples is not None and len(index.lengths) != num_samples:
+        raise LengthsError(
+            f"lengths index {fingerprint} has {len(index.lengths)} lengths for {num_samples} samples: "
             "write it again with lmms-stream index"
         )
     return index

@@ -32,7 +32,7 @@ from ...storage.cache import LocalCache, home_folder
 from ...storage.locks import locked
 from ...storage.storage import Storage, open_storage
 from ..engines.processes import check_num_workers, do_all, num_cores, open_pool
-from .catalog import write_json
+from .catalog import checked_length, upload_lengths, write_json
 
 _LENGTH = np.dtype("<u4")
 _DIGEST_BYTES = 16
@@ -73,9 +73,7 @@ def index_dataset(
                 _keep_lengths(folder, info, of_shard)
         lengths = _join_lengths(folder, tasks)
         index = LengthIndex.from_array(lengths, fingerprint=fingerprint, processor=processor.description)
-        names = index.write(folder)
-        for name in names:
-            storage.upload(folder / name, name)
+        names = upload_lengths(storage, [index], folder=folder)
         with locked(_lock_folder(storage.url) / "listing", timeout_s=math.inf):
             _list_index(storage, fingerprint, names)
     return index
@@ -176,25 +174,23 @@ class _Measurer:
             shard = Shard(path, info, columns=self.processor.columns)
             lengths = np.empty(len(shard), _LENGTH)
             reported, reported_at = 0, time.monotonic()
-            for place in range(len(shard)):
-                lengths[place] = self._measure_sample(shard, place, sample_id=first_id + place)
+            for index in range(len(shard)):
+                lengths[index] = self._measure_sample(shard, index, sample_id=first_id + index)
                 if time.monotonic() - reported_at > _REPORT_INTERVAL_S:
-                    on_samples(place + 1 - reported)
-                    reported, reported_at = place + 1, time.monotonic()
+                    on_samples(index + 1 - reported)
+                    reported, reported_at = index + 1, time.monotonic()
             on_samples(len(shard) - reported)
         finally:
             if path.is_relative_to(self.cache.folder):
                 path.unlink(missing_ok=True)
         return lengths.tobytes()
 
-    def _measure_sample(self, shard: Shard, place: int, *, sample_id: int) -> int:
-        where = f"sample {sample_id} (number {place} of {shard.info.name})"
+    def _measure_sample(self, shard: Shard, index: int, *, sample_id: int) -> int:
+        where = f"sample {sample_id} (number {index} of {shard.info.name})"
         try:
-            length = operator.index(self.processor.measure(shard[place]))
+            length = operator.index(self.processor.measure(shard[index]))
         except LmmsStreamError as error:
             raise type(error)(f"{where}: {error}") from error
         except Exception as error:
             raise DataError(f"{where}: {error!r}") from error
-        if not 0 < length < 1 << 32:
-            raise DataError(f"{where} has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
-        return length
+        return checked_length(length, what=where)

@@ -22,6 +22,7 @@ from ...errors import ConfigError, LengthsError, ShardError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from ...mds.lengths import LengthIndex
 from ...storage.storage import Storage, open_storage
+from ...version import VERSION
 from .catalog import (
     Catalog,
     columns_of,
@@ -31,6 +32,7 @@ from .catalog import (
     read_catalog,
     read_if_there,
     schema_of,
+    upload_lengths,
     write_json,
 )
 
@@ -89,11 +91,7 @@ def merge_datasets(
         for name in old_files:
             storage.delete(name)
         storage.write(INDEX_NAME, data)
-        others = [INDEX_NAME]
-        for joined in lengths:
-            for name in joined.write(Path(folder)):
-                storage.upload(Path(folder) / name, name)
-                others.append(name)
+        others = [INDEX_NAME, *upload_lengths(storage, lengths, folder=Path(folder))]
         dataset = _describe(catalogs, shards, fingerprints=[joined.fingerprint for joined in lengths], others=others)
         write_json(storage, DATASET_NAME, dataset)
     return MergeReport(
@@ -195,46 +193,40 @@ def _join_lengths(catalogs: Mapping[str, Catalog], folder: Path) -> tuple[list[L
     joined, dropped = [], []
     fingerprints = dict.fromkeys(key for catalog in catalogs.values() for key in catalog.fingerprints)
     for fingerprint in fingerprints:
-        parts: list[LengthIndex] = []
+        found: list[LengthIndex] = []
         without: list[str] = []
         for number, (name, catalog) in enumerate(catalogs.items()):
-            part = _open_part(name, catalog, fingerprint, folder / str(number))
-            if part is None:
+            index = _open_index(name, catalog, fingerprint, folder / str(number))
+            if index is None:
                 without.append(name)
             else:
-                parts.append(part)
-        if parts and without:
+                found.append(index)
+        if found and without:
             dropped.append(
-                f"lengths index {fingerprint} ({parts[0].processor.get('class', 'unknown')}) is left out, because "
+                f"lengths index {fingerprint} ({found[0].processor.get('class', 'unknown')}) is left out, because "
                 f"{', '.join(without[:3])}{' and others' if len(without) > 3 else ''} has none: write it with "
                 "lmms-stream index, there or for the merged dataset"
             )
-        elif parts:
-            joined.append(_concatenate(parts, folder / f"{fingerprint}.joined"))
+        elif found:
+            joined.append(_concatenate(found, folder / f"{fingerprint}.joined"))
     return joined, dropped
 
 
-def _open_part(name: str, catalog: Catalog, fingerprint: str, folder: Path) -> LengthIndex | None:
+def _open_index(name: str, catalog: Catalog, fingerprint: str, folder: Path) -> LengthIndex | None:
     try:
-        part = open_lengths(catalog.storage, fingerprint, folder=folder)
-        if part is not None and len(part.lengths) != catalog.num_samples:
-            raise LengthsError(
-                f"lengths index {fingerprint} has {len(part.lengths)} lengths for {catalog.num_samples} samples: "
-                "write it again with lmms-stream index"
-            )
+        return open_lengths(catalog.storage, fingerprint, folder=folder, num_samples=catalog.num_samples)
     except LengthsError as error:
         raise LengthsError(f"{name}: {error}") from error
-    return part
 
 
-def _concatenate(parts: Sequence[LengthIndex], path: Path) -> LengthIndex:
+def _concatenate(indexes: Sequence[LengthIndex], path: Path) -> LengthIndex:
     with path.open("wb") as file:
-        for part in parts:
-            for start in range(0, len(part.lengths), _CHUNK):
-                file.write(np.asarray(part.lengths[start : start + _CHUNK], "<u4").tobytes())
-            part.release()
+        for index in indexes:
+            for start in range(0, len(index.lengths), _CHUNK):
+                file.write(np.asarray(index.lengths[start : start + _CHUNK], "<u4").tobytes())
+            index.release()
     return LengthIndex.from_array(
-        np.memmap(path, dtype="<u4", mode="r"), fingerprint=parts[0].fingerprint, processor=parts[0].processor
+        np.memmap(path, dtype="<u4", mode="r"), fingerprint=indexes[0].fingerprint, processor=indexes[0].processor
     )
 
 
@@ -246,8 +238,6 @@ def _describe(
     others: Sequence[str],
 ) -> dict[str, Any]:
     """What `_lmms/dataset.json` holds; sources: whose shards the merged dataset reads."""
-    from ... import __version__
-
     infos = [info for _, info in shards]
     listed = []
     for name, info in shards:
@@ -259,7 +249,7 @@ def _describe(
         "schema": schema_of(infos),
         "columns": columns_of(infos),
         "num_samples": sum(info.num_samples for info in infos),
-        "converter": f"lmms_stream {__version__}",
+        "converter": f"lmms_stream {VERSION}",
         "sources": [
             {"name": name, "num_samples": catalog.num_samples, "num_shards": len(catalog.shards)}
             for name, catalog in catalogs.items()

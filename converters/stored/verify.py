@@ -19,12 +19,13 @@ from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
 from ...storage.storage import Storage, open_storage
 from ..engines.processes import check_num_workers, num_cores
+from ..rows.schemas import READ_SCHEMAS
 from .catalog import (
-    READ_SCHEMAS,
     columns_of,
     known_fingerprints,
     listed_fingerprints,
     local_file,
+    no_dataset,
     open_lengths,
     parse_dataset,
     read_if_there,
@@ -77,13 +78,8 @@ def verify_dataset(
     notes: list[str] = []
     shards, dataset = _read_description(storage, problems, notes)
     on_start(len(shards))
-    schema = schema_of(shards)
-    if processor is None and schema == TokensProcessor.schema:
-        processor = TokensProcessor()
-    elif processor is not None and schema is not None and processor.schema != schema:
-        raise ConfigError(
-            f"{storage.url} holds {schema}, and this processor reads {processor.schema}: leave --tokenizer out"
-        )
+    processor = _measured_by(processor, schema_of(shards), url=storage.url)
+    num_samples = sum(info.num_samples for info in shards)
     with TemporaryDirectory(prefix="lmms_stream-verify-", ignore_cleanup_errors=True) as folder:
         indexes = dict(_lengths_indexes(storage, shards, dataset, processor, problems, folder=Path(folder)))
         problems += _missing_files(storage, dataset, indexes, folder=Path(folder))
@@ -92,7 +88,7 @@ def verify_dataset(
             folder=Path(folder),
             deep=deep,
             processor=processor if deep else None,
-            lengths=_array_of(indexes, processor, num_samples=sum(info.num_samples for info in shards)),
+            lengths=_array_of(indexes, processor, num_samples=num_samples),
         )
         if deep and processor is None and indexes:
             notes.append("the lengths were not compared with those of the samples: pass --tokenizer")
@@ -103,7 +99,7 @@ def verify_dataset(
             problems += check_shards(checker, shards, num_workers=workers, on_shard=on_shard)
     return VerifyReport(
         num_shards=len(shards),
-        num_samples=sum(info.num_samples for info in shards),
+        num_samples=num_samples,
         num_bytes=sum(info.zip_size or info.size for info in shards),
         num_lengths_indexes=len(indexes),
         num_problems=len(problems),
@@ -113,16 +109,22 @@ def verify_dataset(
     )
 
 
+def _measured_by(processor: Processor | None, schema: str | None, *, url: str) -> Processor | None:
+    """What measures the samples; those of tokens are measured by themselves. ConfigError if it does not read them."""
+    if processor is None:
+        return TokensProcessor() if schema == TokensProcessor.schema else None
+    if schema is not None and processor.schema != schema:
+        raise ConfigError(f"{url} holds {schema}, and this processor reads {processor.schema}: leave --tokenizer out")
+    return processor
+
+
 def _read_description(
     storage: Storage, problems: list[Problem], notes: list[str]
 ) -> tuple[list[ShardInfo], dict[str, Any] | None]:
     """The shards that index.json lists, and dataset.json; none of what cannot be read or is not safe to follow."""
     index, described = (read_if_there(storage, name) for name in (INDEX_NAME, DATASET_NAME))
     if index is None and described is None:
-        raise StorageError(
-            f"{storage.url} holds no dataset ({INDEX_NAME} is missing): check the path or URL, or write it with "
-            "lmms-stream convert"
-        )
+        raise no_dataset(storage)
     shards: list[ShardInfo] = []
     dataset = None
     if index is None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -23,6 +21,7 @@ from ...processors.text import TokensProcessor
 from ...storage.storage import Storage
 from ...types import Sample
 from ..engines.processes import do_all, open_pool
+from ..engines.threads import open_threads
 from ..media.stored import media_parts
 from .catalog import local_file, schema_of
 
@@ -38,7 +37,7 @@ class Problem:
     what: str
 
 
-_Task = tuple[int, ShardInfo, int]  # a shard's place among the shards, the shard, and the number of its first sample
+_Task = tuple[int, ShardInfo, int]  # a shard's index among the shards, the shard, and the id of its first sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,12 +91,12 @@ class ShardChecker:
         num_found = 0
         schema = schema_of([shard.info])
         indexed = self._indexed(first_id, len(shard))
-        for place in range(len(shard)):
-            what = self._check_sample(shard, place, schema, None if indexed is None else int(indexed[place]))
+        for index in range(len(shard)):
+            what = self._check_sample(shard, index, schema, None if indexed is None else int(indexed[index]))
             if what is not None:
                 num_found += 1
                 if num_found <= MAX_LISTED:
-                    found.append(Problem(f"sample {first_id + place} (number {place} of {shard.info.name})", what))
+                    found.append(Problem(f"sample {first_id + index} (number {index} of {shard.info.name})", what))
         if num_found > MAX_LISTED:
             found.append(
                 Problem(shard.info.name, f"has {num_found - MAX_LISTED} more samples with problems: {_REPLACE}")
@@ -109,14 +108,14 @@ class ShardChecker:
             return None
         return np.asarray(np.load(self.lengths, mmap_mode="r", allow_pickle=False)[first_id : first_id + count])
 
-    def _check_sample(self, shard: Shard, place: int, schema: str | None, indexed: int | None) -> str | None:
+    def _check_sample(self, shard: Shard, index: int, schema: str | None, indexed: int | None) -> str | None:
         """What is wrong with a sample; None for nothing."""
         try:
-            sample = shard[place]
+            sample = shard[index]
             _check_content(sample, schema)
             length = None if self.processor is None else self.processor.measure(sample)
         except ShardError as error:
-            return f"{str(error).removeprefix(f'{shard.path}: sample {place} ')}: {_REPLACE}"
+            return f"{str(error).removeprefix(f'{shard.path}: sample {index} ')}: {_REPLACE}"
         except LmmsStreamError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - of a processor, which may be anybody's
@@ -160,25 +159,13 @@ def check_shards(
     first_ids = accumulate((info.num_samples for info in shards), initial=0)
     tasks: list[_Task] = list(zip(range(len(shards)), shards, first_ids, strict=False))
     found: dict[int, list[Problem]] = {}
-    with closing(_checked(checker, tasks, num_workers)) as checked:
-        for (place, _, _), problems in checked:
-            found[place] = problems
+    pool = open_pool(checker, num_workers, name=_name) if checker.deep else open_threads(checker, num_workers)
+    with pool as workers:
+        for (index, _, _), problems in do_all(workers, tasks):
+            found[index] = problems
             on_shard()
-    return [problem for place in sorted(found) for problem in found[place]]
+    return [problem for index in sorted(found) for problem in found[index]]
 
 
-def _checked(
-    checker: ShardChecker, tasks: Sequence[_Task], num_workers: int
-) -> Generator[tuple[_Task, list[Problem]], None, None]:
-    """Shards as they are checked."""
-    if checker.deep:
-        with open_pool(checker, num_workers, name=lambda task: task[1].name) as pool:
-            yield from do_all(pool, tasks)
-        return
-    executor = ThreadPoolExecutor(num_workers)
-    try:
-        futures = {executor.submit(checker, task): task for task in tasks}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        executor.shutdown(cancel_futures=True)
+def _name(task: _Task) -> str:
+    return task[1].name

@@ -7,5 +7,6 @@ layout          units in the order of the sources -> samples in the order of the
 outputs         which samples each shard holds
 shards          samples -> a shard, checked, compressed and uploaded
 work            what a conversion keeps between its runs
+run             all of it, task by task
 commit          what makes shards a dataset, written last
 """

@@ -13,7 +13,7 @@ from ...mds.index import DATASET_NAME, INDEX_NAME
 from ...mds.lengths import LengthIndex, lengths_names
 from ...processors.base import Processor, processor_fingerprint
 from ...storage.storage import Storage
-from ..stored.catalog import write_json
+from ..stored.catalog import upload_lengths, write_json
 from .encoding import HASH, index_json
 
 REJECTS_NAME = "_lmms/rejects.jsonl"
@@ -30,11 +30,7 @@ def commit(
 ) -> None:
     """Write them. entries: of index.json, in order. rejects: source, row and reason of each."""
     target.write(INDEX_NAME, index_json(entries))
-    others = [INDEX_NAME]
-    if lengths is not None:
-        for name in lengths.write(staging):
-            target.upload(staging / name, name)
-            others.append(name)
+    others = [INDEX_NAME, *upload_lengths(target, [lengths] if lengths is not None else [], folder=staging)]
     if rejects:
         target.write(REJECTS_NAME, b"".join(_reject_lines(rejects)))
         others.append(REJECTS_NAME)
@@ -56,9 +52,10 @@ def other_files(measured_by: Processor | None) -> list[str]:
     return names
 
 
-def measured_lengths(parts: Sequence[np.ndarray[Any, Any]], measured_by: Processor) -> LengthIndex:
+def measured_lengths(lengths: Sequence[np.ndarray[Any, Any]], measured_by: Processor) -> LengthIndex:
+    """The lengths index of samples whose lengths come in several arrays."""
     return LengthIndex.from_array(
-        np.concatenate(parts).astype(np.uint32),
+        np.concatenate(lengths).astype(np.uint32),
         fingerprint=processor_fingerprint(measured_by),
         processor=measured_by.description,
     )

@@ -1,7 +1,7 @@
-"""A unit of rows -> a part: its samples as a shard holds them, one after another, in a file of the work folder.
+"""A unit of rows -> an encoded unit: its samples as a shard holds them, in a file of the work folder.
 
-A part is made by one process, and is the same whichever makes it. What is known of it lies in a file beside it, whose
-name says that it is whole.
+A unit is encoded by one process, and gives the same bytes whichever does it. A second file beside the samples says what
+they are; it is written last, so an encoded unit without it is unfinished.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from ...processors.base import Processor, or_error, through
 from ...processors.text import TokensProcessor
 from ...storage.disk_errors import disk_errors
 from ...types import Sample
-from ..rows.mapper import Mapper, to_tokens
+from ..rows.mapper import Mapper
+from ..rows.tokenize import to_tokens
 from ..sources.units import Row, Unit
+from ..stored.catalog import checked_length
 from .encoding import ShardFormat
 
 OnError = Literal["fail", "skip"]
-_TOKENIZED_TOGETHER = 64  # rows: one by one, tokenizer and Python push each other out of the processor's cache
+_TOKENIZED_TOGETHER = 64  # rows: one by one, tokenizer and Python push each other out of the CPU's caches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """What came of a unit. sizes: int64[n], bytes of each sample; lengths: uint32[n], its tokens, where it is measured.
+class EncodedUnit:
+    """What the samples of a unit are.
 
+    sizes: int64[n], bytes of each sample. lengths: uint32[n], its tokens; None where nothing measures them.
     rejects: number of the row in the unit, and what is wrong with it. num_filtered: samples that were left out for
     their length. num_rows: rows and blank lines.
     """
@@ -54,11 +57,11 @@ class Part:
         temporary.replace(path)
 
     @staticmethod
-    def load(path: Path) -> Part:
+    def load(path: Path) -> EncodedUnit:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 about = orjson.loads(arrays["about"].tobytes())
-                return Part(
+                return EncodedUnit(
                     sizes=arrays["sizes"],
                     lengths=arrays.get("lengths"),
                     rejects=[(int(number), str(reason)) for number, reason in about["rejects"]],
@@ -71,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitTask:
-    """Read a unit and make its part. number: among all units. source: the number of the source it is of."""
+    """Read a unit and encode its rows. number: among all units. source: the number of the source it is of."""
 
     number: int
     unit: Unit
@@ -81,10 +84,10 @@ class UnitTask:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartMaker:
-    """What is done with rows. processor: measures samples; with `tokenize` what it makes of them is stored.
+class UnitEncoder:
+    """Encodes units. processor: measures samples; with `tokenize` what it makes of them is stored.
 
-    on_error: at a row that does not fit, the part ends with it as its only reject, or goes on. shortest, longest: what
+    on_error: at a row that does not fit, the unit ends with it as its only reject, or goes on. shortest, longest: what
     has fewer or more tokens is left out.
     """
 
@@ -96,23 +99,25 @@ class PartMaker:
     shortest: int | None
     longest: int | None
 
-    def make(self, task: UnitTask, on_bytes: Callable[[int], None]) -> None:
-        """Write the part and what is known of it."""
-        making = _Making(self, task)
-        temporary = temporary_beside(part_path(self.folder, task.number))
+    def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> None:
+        """Write the samples, and then what they are."""
+        encoding = _Encoding(self, task)
+        temporary = temporary_beside(samples_path(self.folder, task.number))
         with temporary.open("wb") as file:
-            for data in making.samples():
+            for data in encoding.samples():
                 file.write(data)
-        temporary.replace(part_path(self.folder, task.number))
-        making.part().save(about_path(self.folder, task.number))
+        temporary.replace(samples_path(self.folder, task.number))
+        encoding.encoded_unit().save(about_path(self.folder, task.number))
         on_bytes(task.unit.num_bytes)
 
 
-def part_path(folder: Path, number: int) -> Path:
+def samples_path(folder: Path, number: int) -> Path:
+    """The samples of an encoded unit."""
     return folder / f"{number:06}.part"
 
 
 def about_path(folder: Path, number: int) -> Path:
+    """What the samples of an encoded unit are."""
     return folder / f"{number:06}.npz"
 
 
@@ -121,11 +126,11 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
 
 
-class _Making:
-    """A part as it grows."""
+class _Encoding:
+    """An encoded unit as it grows."""
 
-    def __init__(self, maker: PartMaker, task: UnitTask):
-        self._maker = maker
+    def __init__(self, encoder: UnitEncoder, task: UnitTask):
+        self._encoder = encoder
         self._unit = task.unit
         self._source_name = task.source_name
         self._mapper = task.mapper
@@ -133,7 +138,7 @@ class _Making:
         self._lengths: list[int] = []
         self._rejects: list[tuple[int, str]] = []
         self._num_filtered = 0
-        self._measures = TokensProcessor() if maker.tokenize else maker.processor
+        self._measures = TokensProcessor() if encoder.tokenize else encoder.processor
 
     def samples(self) -> Iterator[bytes]:
         """The samples that are kept, as they lie in a shard."""
@@ -147,8 +152,8 @@ class _Making:
 
     def _made(self) -> Iterator[tuple[Row, Sample | DataError]]:
         """What is to be stored of each row, or why nothing can be."""
-        rows, processor = self._unit.rows(), self._maker.processor
-        if not self._maker.tokenize or processor is None:
+        rows, processor = self._unit.rows(), self._encoder.processor
+        if not self._encoder.tokenize or processor is None:
             for row in rows:
                 yield row, self._mapped(row)
             return
@@ -167,11 +172,11 @@ class _Making:
             if isinstance(sample, DataError):
                 raise sample
             length = self._measured(sample)
-            data = self._maker.format.encode(sample)
+            data = self._encoder.format.encode(sample)
         except DataError as error:
             self._reject(row.number, str(error))
             return None
-        if self._measures and not (self._maker.shortest or 0) <= length <= (self._maker.longest or length):
+        if self._measures and not (self._encoder.shortest or 0) <= length <= (self._encoder.longest or length):
             self._num_filtered += 1
             return None
         self._sizes.append(len(data))
@@ -180,7 +185,7 @@ class _Making:
 
     @property
     def _has_failed(self) -> bool:
-        return bool(self._rejects) and self._maker.on_error == "fail"
+        return bool(self._rejects) and self._encoder.on_error == "fail"
 
     def _reject(self, number: int, reason: str) -> None:
         if not self._has_failed:
@@ -190,13 +195,10 @@ class _Making:
         """The tokens of what is stored, 0 where nothing measures it."""
         if self._measures is None:
             return 0
-        length = self._measures.measure(stored)
-        if not 0 < length < 1 << 32:
-            raise DataError(f"the sample has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
-        return length
+        return checked_length(self._measures.measure(stored), what="the sample")
 
-    def part(self) -> Part:
-        return Part(
+    def encoded_unit(self) -> EncodedUnit:
+        return EncodedUnit(
             sizes=np.array(self._sizes, np.int64),
             lengths=np.array(self._lengths, np.uint32) if self._measures else None,
             rejects=self._rejects,

@@ -1,4 +1,4 @@
-"""Parts in the order of the sources -> samples in the order of the outputs -> shards to make."""
+"""Encoded units in the order of the sources -> samples in the order of the outputs -> shards to make."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .encoded_units import OnError, Part, UnitTask, about_path, part_path
+from .encoded_units import EncodedUnit, OnError, UnitTask, about_path, samples_path
 from .encoding import ShardFormat
 from .outputs import Output
 from .reading import Reading
 from .shards import ShardTask
 from .work import Work
 
-Samples = NDArray[np.int64]  # [n, 3]: part, first byte in it, size
+Samples = NDArray[np.int64]  # [n, 3]: unit, first byte in it, size
 
 
 class Asked(Protocol):
@@ -35,11 +35,11 @@ class Asked(Protocol):
 
 
 class Laying:
-    """Takes parts one after another, gives the shards that they fill, and removes parts that no shard needs."""
+    """Takes encoded units in order, gives the shards that they fill, and removes those that no shard needs any more."""
 
     def __init__(self, format: ShardFormat, asked: Asked, work: Work):
         self.outputs = [Output(number=number, format=format) for number in range(len(asked.splits or [None]))]
-        self.next_part = 0
+        self.next_unit = 0
         self.rejects: list[tuple[str, int, str]] = []
         self.num_filtered = 0
         self.is_finished = False
@@ -47,7 +47,7 @@ class Laying:
         self._work = work
         self.num_samples = 0
         self._draws = np.random.default_rng(asked.split_seed)  # one of each sample, in order
-        self._bytes_left: dict[int, int] = {}  # of each part, in shards that are not made
+        self._bytes_left: dict[int, int] = {}  # of each unit, in shards that are not made
         self._kept: list[tuple[Samples, NDArray[np.uint32] | None]] = []  # until all are there to be shuffled
 
     @property
@@ -55,24 +55,24 @@ class Laying:
         return self._asked.limit is not None and self.num_samples >= self._asked.limit
 
     def lay(self, task: UnitTask, reading: Reading) -> Iterator[ShardTask]:
-        """The shards that the next part fills; DataError at a row that does not fit, unless such rows are skipped."""
-        assert task.number == self.next_part
-        self.next_part += 1
-        part = Part.load(about_path(self._work.units, task.number))
-        rejects = reading.rejects(task, part)
+        """The shards that the next unit fills; DataError at a row that does not fit, unless such rows are skipped."""
+        assert task.number == self.next_unit
+        self.next_unit += 1
+        encoded = EncodedUnit.load(about_path(self._work.units, task.number))
+        rejects = reading.rejects(task, encoded)
         if rejects and self._asked.on_error == "fail":
             source, row, reason = rejects[0]
             raise DataError(f"{source}:{row}: {reason} (or pass --on-error skip to leave such rows out)")
         self.rejects += rejects
-        self.num_filtered += part.num_filtered
-        count = len(part.sizes)
+        self.num_filtered += encoded.num_filtered
+        count = len(encoded.sizes)
         if self._asked.limit is not None:
             count = min(count, self._asked.limit - self.num_samples)
-        sizes = part.sizes[:count]
+        sizes = encoded.sizes[:count]
         self._bytes_left[task.number] = int(sizes.sum())
         self._remove_if_unused(task.number)
         samples = np.stack([np.full(count, task.number), np.cumsum(sizes) - sizes, sizes], axis=1)
-        lengths = None if part.lengths is None else part.lengths[:count]
+        lengths = None if encoded.lengths is None else encoded.lengths[:count]
         self.num_samples += count
         if self._asked.shuffle_seed is None:
             yield from self._deal(samples, lengths)
@@ -80,7 +80,7 @@ class Laying:
             self._kept.append((samples, lengths))
 
     def finish(self) -> Iterator[ShardTask]:
-        """The shards that are left when all parts were laid."""
+        """The shards that are left when all units were laid."""
         self.is_finished = True
         if not self.num_samples:
             reasons = [f"{source}:{row}: {reason}" for source, row, reason in self.rejects[:1]]
@@ -115,7 +115,7 @@ class Laying:
                 yield task
 
     def has_made(self, task: ShardTask) -> None:
-        """A shard is in its target: parts that no other shard needs may go."""
+        """A shard is in its target: units that no other shard needs may go."""
         for number in np.unique(task.runs[:, 0]).tolist():
             self._bytes_left[number] -= int(task.runs[task.runs[:, 0] == number, 2].sum())
             self._remove_if_unused(number)
@@ -123,4 +123,4 @@ class Laying:
     def _remove_if_unused(self, number: int) -> None:
         if not self._bytes_left[number]:
             del self._bytes_left[number]
-            part_path(self._work.units, number).unlink(missing_ok=True)
+            samples_path(self._work.units, number).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Samples of parts in their final order -> which of them each shard holds. parts -> [output] -> shard tasks.
+"""Samples in their final order -> which of them each shard holds. samples -> [output] -> shard tasks.
 
 A shard is full where MDSWriter would say so: with one sample more it would be larger than it may be.
 """
@@ -24,11 +24,11 @@ class Output:
     num_shards: int = 0
     num_samples: int = 0
     lengths: list[NDArray[np.uint32]] = field(default_factory=list)
-    _waiting: list[NDArray[np.int64]] = field(default_factory=list)  # rows of part, first byte, size; one a sample
+    _waiting: list[NDArray[np.int64]] = field(default_factory=list)  # rows of unit, first byte, size; one a sample
     _bytes: int = 0  # of the shard that the waiting samples will make
 
     def add(self, samples: NDArray[np.int64], lengths: NDArray[np.uint32] | None) -> Iterator[ShardTask]:
-        """Samples that follow, int64[n, 3]: part, first byte in it, size; gives the shards that are full."""
+        """Samples that follow, int64[n, 3]: unit, first byte in it, size; gives the shards that are full."""
         if lengths is not None:
             self.lengths.append(lengths)
         self.num_samples += len(samples)

@@ -1,4 +1,4 @@
-"""Parts -> shards: the samples that a shard holds, copied from parts, with checksum, compressed, and uploaded."""
+"""Encoded units -> shards: the samples that a shard holds, copied, with checksum, compressed, and uploaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...errors import StorageError
 from ...storage.storage import Storage
-from .encoded_units import part_path, temporary_beside
+from .encoded_units import samples_path, temporary_beside
 from .encoding import HASH, ShardFormat, compress, compression_extension
 
 
@@ -21,7 +21,7 @@ from .encoding import HASH, ShardFormat, compress, compression_extension
 class ShardTask:
     """Make shard `number` of output `output`.
 
-    sizes: int64[num_samples]. runs: int64[num_runs, 3], the samples' bytes in turn: part, first byte in it, bytes.
+    sizes: int64[num_samples]. runs: int64[num_runs, 3], the samples' bytes in turn: unit, first byte in it, bytes.
     """
 
     output: int
@@ -41,7 +41,7 @@ def shard_name(number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardMaker:
-    """Makes shards of one output from the parts in a folder. staging: where they lie until they are uploaded."""
+    """Makes shards of one output from the encoded units in a folder. staging: for shards until they are uploaded."""
 
     folder: Path
     staging: Path
@@ -65,13 +65,13 @@ class ShardMaker:
 
     def _pieces(self, task: ShardTask) -> Iterator[bytes | memoryview]:
         yield self.format.shard_head(task.sizes)
-        parts: dict[int, NDArray[np.uint8]] = {}
-        for part, first, size in task.runs.tolist():
-            if part not in parts:
-                parts[part] = _mapped(part_path(self.folder, part))
-            data = parts[part][first : first + size]
+        units: dict[int, NDArray[np.uint8]] = {}
+        for unit, first, size in task.runs.tolist():
+            if unit not in units:
+                units[unit] = _mapped(samples_path(self.folder, unit))
+            data = units[unit][first : first + size]
             if len(data) != size:
-                raise StorageError(f"{part_path(self.folder, part)} was cut short: begin again with --overwrite")
+                raise StorageError(f"{samples_path(self.folder, unit)} was cut short: begin again with --overwrite")
             yield data.data
 
 

@@ -1,4 +1,4 @@
-"""What a conversion keeps between its runs: what it was asked, its parts, and which shards are there.
+"""What a conversion keeps between its runs: what it was asked, its encoded units, and which shards are there.
 
 It lies in a work folder of this machine, under a lock; the target says meanwhile, in a file of its own, that it is
 unfinished and whose it is, so that no other conversion writes there, and no reader takes it for a dataset.
@@ -30,9 +30,9 @@ from ..stored.catalog import own_files, parse_dataset, read_if_there, write_json
 from .shards import shard_name
 
 UNFINISHED_NAME = "_lmms/unfinished.json"
-_HALF = re.compile(r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished)\.json|rejects\.jsonl)\.\d+\.tmp")
+_HALF_WRITTEN = re.compile(r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished)\.json|rejects\.jsonl)\.\d+\.tmp")
 _ABOUT_NAME = "conversion.json"
-_FIRST_ANNOUNCED = 16  # shards; then twice as many each time
+_FIRST_ANNOUNCED = 16  # shards that the target is told of at first; then twice as many each time
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Work:
             os.fsync(file.fileno())
 
     def announce(self, output: int, number: int) -> None:
-        """Before a shard is made: the target must know of it, so that it can be removed."""
+        """Called before a shard is made: the target's claim lists it, so that --overwrite can remove it."""
         if number >= self._announced.get(output, 0):
             self._announced[output] = max(_FIRST_ANNOUNCED, 2 * number)
             self._claim(output)
@@ -120,7 +120,7 @@ class Work:
 
 
 def work_folder(url: str, base: Path | None) -> Path:
-    """Where the work of a conversion to `url` lies; base: in place of the system's temporary folder."""
+    """Where the work of a conversion to `url` lies; base: instead of the system's temporary folder."""
     return (base.absolute() / home_folder(url).name if base else home_folder(url)) / "convert-work"
 
 
@@ -162,7 +162,7 @@ def open_work(
             except (DataError, ConfigError, WorkerError) as error:
                 if isinstance(error, WorkerError) and not work.is_empty:
                     raise
-                # it would end so again, or nothing was done: nothing is left that stands in the way
+                # The same command would end so again, or there is nothing to go on with: leave nothing behind.
                 for target in targets:
                     remove_dataset(target)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -178,7 +178,7 @@ def _begun(
     about = folder / _ABOUT_NAME
     before = json.loads(about.read_bytes()) if about.exists() else None
     for target in targets:
-        _remove_halves(target)
+        _remove_half_written(target)
     claims = [_look(target) for target in targets]
     if overwrite:
         for target in targets:
@@ -205,12 +205,12 @@ def _begun(
     return work
 
 
-def _remove_halves(target: Storage) -> None:
-    """Files of ours that a run which was killed had half written; the caller holds the lock."""
+def _remove_half_written(target: Storage) -> None:
+    """Remove files that a killed conversion had half written; the caller holds the lock."""
     if isinstance(target, LocalStorage):
         for folder in (target.folder, target.folder / "_lmms"):
             for path in folder.glob(".*.tmp"):
-                if _HALF.fullmatch(path.name):
+                if _HALF_WRITTEN.fullmatch(path.name):
                     path.unlink(missing_ok=True)
 
 

@@ -28,12 +28,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="files, folders, globs, s3://bucket/prefix, hf:DATASET, a YAML list of datasets; path@[0:1000] is a part",
+        help="read files, folders, globs, s3://bucket/prefix, hf:DATASET, a YAML list of datasets; path@[0:1000] is a "
+        "slice",
     )
-    parser.add_argument("target", metavar="TARGET", help="a folder or a URL such as s3://bucket/prefix")
+    parser.add_argument("target", metavar="TARGET", help="write to a folder or a URL such as s3://bucket/prefix")
     parser.add_argument("--overwrite", action="store_true", help="replace the dataset, or half of one, at the target")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one for each core")
-    parser.add_argument("--work", type=Path, metavar="FOLDER", help="for what a later run goes on with")
+    parser.add_argument("--workers", type=int, metavar="N", help="use N processes; default: one for each core")
+    parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep in FOLDER what a later run goes on with")
     _add_engine(parser.add_argument_group("what does the work"))
     _add_rows(parser.add_argument_group("what the rows are (found out, unless it is said)"))
     _add_media(parser.add_argument_group("media"))
@@ -51,58 +52,91 @@ def _add_engine(group: Group) -> None:
         "--engine",
         choices=ENGINES,
         default=ENGINES[0],
-        help="processes of this machine, or workers on a Ray cluster, as many as it has CPUs; then all nodes must see "
-        "--work, local sources and media, the tokenizer and a local TARGET under the same paths (object stores: each "
-        "node needs access)",
+        help="use processes of this machine, or workers on a Ray cluster, as many as it has CPUs; then all nodes must "
+        "see --work, local sources and media, the tokenizer and a local TARGET under the same paths (object stores: "
+        "each node needs access)",
     )
     group.add_argument(
         "--ray-address",
         metavar="HOST:PORT",
-        help="of a cluster that runs, or auto for this node's; default: RAY_ADDRESS, or a cluster of this machine, "
-        "started for the command and removed with its logs",
+        help="join the cluster that runs there, or with auto this node's; default: RAY_ADDRESS, or a cluster of this "
+        "machine, started for the command and removed with its logs",
     )
     group.add_argument(
         "--ray-timeout",
         type=float,
         default=RAY_TIMEOUT_S,
         metavar="SECONDS",
-        help="in which the cluster must answer, and a first worker start; default: %(default)g",
+        help="wait so long for the cluster to answer, and for a first worker to start; default: %(default)g",
     )
 
 
 def _add_rows(group: Group) -> None:
-    group.add_argument("--format", help="of all sources: jsonl, json, csv, parquet, arrow, …")
-    group.add_argument("--schema", help="of the rows: messages, sharegpt, alpaca, prompt-response, text, tokens, …")
-    group.add_argument("--columns", nargs="+", default=[], metavar="ROLE=COLUMN", help="of other names")
+    group.add_argument("--format", help="read all sources as this: jsonl, json, csv, parquet, arrow, …")
+    group.add_argument(
+        "--kind",
+        "--schema",
+        dest="kind",
+        metavar="KIND",
+        help="read all rows as of this kind: messages, sharegpt, alpaca, prompt-response, text, tokens, …",
+    )
+    group.add_argument(
+        "--columns", nargs="+", default=[], metavar="ROLE=COLUMN", help="name columns that have unusual names"
+    )
     group.add_argument("--keep", nargs="*", metavar="COLUMN", help="keep these columns, or all, as they are")
-    group.add_argument("--system", metavar="TEXT", help="prompt of conversations that have none")
-    group.add_argument("--roles", nargs="+", default=[], metavar="NAME=ROLE", help="what the data calls a speaker")
-    group.add_argument("--learn", choices=("assistant", "last"), default="assistant", help="all answers, or the last")
-    group.add_argument("--on-error", choices=("fail", "skip"), default="fail", help="for rows that do not fit")
+    group.add_argument("--system", metavar="TEXT", help="give TEXT to conversations without a system prompt")
+    group.add_argument(
+        "--roles", nargs="+", default=[], metavar="NAME=ROLE", help="say who a speaker is that the data calls NAME"
+    )
+    group.add_argument(
+        "--learn",
+        choices=("assistant", "last"),
+        default="assistant",
+        help="learn all messages of the assistant, or the last one; default: %(default)s",
+    )
+    group.add_argument(
+        "--on-error",
+        choices=("fail", "skip"),
+        default="fail",
+        help="end at a row that does not fit, or leave it out and count it; default: %(default)s",
+    )
 
 
 def _add_media(group: Group) -> None:
-    group.add_argument("--media-root", metavar="FOLDER", help="that paths of media start from (default: the source's)")
-    group.add_argument("--max-image-pixels", type=int, metavar="N", help="larger images are made smaller")
+    group.add_argument(
+        "--media-root", metavar="FOLDER", help="start paths of media from FOLDER; default: where their source lies"
+    )
+    group.add_argument("--max-image-pixels", type=int, metavar="N", help="make images of more than N pixels smaller")
 
 
 def _add_written(group: Group) -> None:
-    group.add_argument("--shard-size", default="64mb", metavar="BYTES", help="at most; default: %(default)s")
-    group.add_argument("--compression", metavar="KIND", help="zstd, zstd:7, gz, …")
-    group.add_argument("--limit", type=int, metavar="N", help="samples at most")
-    group.add_argument("--shuffle-seed", type=int, metavar="SEED", help="put all samples in a random order")
     group.add_argument(
-        "--split", nargs="+", metavar="NAME=SHARE", help="datasets below the target: --split train=0.99 validation=0.01"
+        "--shard-size", default="64mb", metavar="BYTES", help="fill shards up to BYTES; default: %(default)s"
     )
-    group.add_argument("--split-seed", type=int, default=0, metavar="SEED")
+    group.add_argument("--compression", metavar="KIND", help="compress shards as zstd, zstd:7, gz, …")
+    group.add_argument("--limit", type=int, metavar="N", help="write N samples at most")
+    group.add_argument("--shuffle-seed", type=int, metavar="SEED", help="put all samples in the random order of SEED")
+    group.add_argument(
+        "--split",
+        nargs="+",
+        metavar="NAME=SHARE",
+        help="write several datasets below the target: --split train=0.99 validation=0.01",
+    )
+    group.add_argument(
+        "--split-seed", type=int, default=0, metavar="SEED", help="draw the splits by SEED; default: %(default)s"
+    )
 
 
 def _add_tokens(group: Group) -> None:
-    group.add_argument("--tokenizer", metavar="PATH", help="folder or hub id: write a lengths index, too")
-    group.add_argument("--processor", choices=("chat", "text"), default="chat", help="what it tokenizes; default: chat")
-    group.add_argument("--tokenize", action="store_true", help="store tokens and loss spans in place of the samples")
-    group.add_argument("--min-tokens", type=int, metavar="N", help="leave out shorter samples, and count them")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="leave out longer samples, and count them")
+    group.add_argument(
+        "--tokenizer", metavar="PATH", help="measure samples with it (a folder or hub id), for a lengths index"
+    )
+    group.add_argument(
+        "--processor", choices=("chat", "text"), default="chat", help="say what it tokenizes; default: %(default)s"
+    )
+    group.add_argument("--tokenize", action="store_true", help="store tokens and loss spans instead of the samples")
+    group.add_argument("--min-tokens", type=int, metavar="N", help="leave out samples of fewer tokens, and count them")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="leave out samples of more tokens, and count them")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -132,14 +166,14 @@ def _run(options: argparse.Namespace) -> int:
 
 def _options(options: argparse.Namespace) -> ConvertOptions:
     from ..converters.options import ConvertOptions
-    from ..converters.rows.mapper import SchemaOptions
+    from ..converters.rows.options import SchemaOptions
     from ..storage.sizes import parse_bytes
 
     keep: bool | tuple[str, ...] = ()
     if options.keep is not None:
         keep = tuple(options.keep) or True
     schema = SchemaOptions(
-        schema=options.schema,
+        kind=options.kind,
         columns=_pairs(options.columns, "--columns"),
         keep=keep,
         system=options.system,

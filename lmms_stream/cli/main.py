@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from .. import __version__
 from ..errors import LmmsStreamError
+from ..version import VERSION
 from . import convert, datasets, plan, runs
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def build_parser(others: Sequence[AddCommands] = ()) -> argparse.ArgumentParser:
         epilog=f"example:\n  {convert.EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=__version__, help="show the release and exit")
+    parser.add_argument("--version", action="version", version=VERSION, help="show the release and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in (*OUR_COMMANDS, *others):
         add(commands)

@@ -65,10 +65,9 @@ def _add_export(commands: Commands) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from ..train.launch import torchrun_command
+    from ..train.launch import start
 
-    command = torchrun_command(options.config, options.overrides, nproc=options.nproc)
-    os.execv(command[0], command)
+    start(options.config, options.overrides, nproc=options.nproc, environment=os.environ)
 
 
 def _plot(options: argparse.Namespace) -> int:

@@ -125,7 +125,7 @@ def _plan(config: Path, output: Path) -> None:
     from ..cli.plan_report import plot_plans, report_epoch, report_steps
     from ..config import load_config
     from ..plan.mixture import Mixture
-    from ..train.run.settings import RunConfig
+    from ..train.run_config import RunConfig
     from ..types import World
 
     dataset = load_config(RunConfig, config).dataset

@@ -1,9 +1,10 @@
 """Batches -> steps -> checkpoints, with FSDP2. `torchrun … -m lmms_stream.train` runs it.
 
-run/            what is asked of a run, its processes, its schedule
+run/            how a run trains, its processes, its schedule
 model/          a transformers model as it is run on packs
 checkpoint/     what is saved and resumed
 report/         what a run tells
+run_config      a run as one YAML file
 evaluate        the loss on a dataset that is not trained on
 trainer         FSDP2SFTTrainer: the loop
 launch          the command that starts a run

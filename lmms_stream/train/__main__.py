@@ -1,9 +1,13 @@
-"""`torchrun … -m lmms_stream.train CONFIG.yaml key.sub=value …`"""
+"""`torchrun … -m lmms_stream.train CONFIG.yaml key.sub=value …`; without torchrun, a run of one process."""
 
 from __future__ import annotations
 
+import faulthandler
+import gc
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..config import load_config
@@ -29,19 +33,28 @@ def main(arguments: list[str]) -> int:
 
 def run(path: Path, overrides: Sequence[str]) -> int:
     """Train as the config says; the exit status."""
-    from .run.distributed import STOPPED_STATUS, init_distributed, is_lost_rank
-    from .run.settings import RunConfig
-    from .trainer import FSDP2SFTTrainer, StoppedError
-
-    config = load_config(RunConfig, path, overrides)
-    world, _ = init_distributed(config.train.timeout_s, replication=config.train.replication)
     try:
-        trainer = FSDP2SFTTrainer(
-            model=config.model.build(),
-            args=config.train,
-            train_dataset=config.build_datasets(world),
-            eval_dataset=config.eval_dataset.build(world) if config.eval_dataset else None,
-        )
+        return _train(path, overrides)
+    finally:
+        gc.unfreeze()  # what libraries clean up at the exit of the process is collected then
+
+
+def _train(path: Path, overrides: Sequence[str]) -> int:
+    with _without_collections():
+        from .run.distributed import STOPPED_STATUS, init_distributed, is_lost_rank
+        from .run_config import RunConfig
+        from .trainer import FSDP2SFTTrainer, StoppedError
+
+        config = load_config(RunConfig, path, overrides)
+        world, _ = init_distributed(config.train.timeout_s, replication=config.train.replication)
+    try:
+        with _without_collections():
+            trainer = FSDP2SFTTrainer(
+                model=config.model.build(),
+                args=config.train,
+                train_dataset=config.build_datasets(world),
+                eval_dataset=config.eval_dataset.build(world) if config.eval_dataset else None,
+            )
         trainer.train()
     except StoppedError as stopped:
         sys.stderr.write(f"{stopped}\n")
@@ -56,7 +69,29 @@ def run(path: Path, overrides: Sequence[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Inside, the garbage collector does not run; objects that are there at the end it passes over from then on.
+
+    Imports and the model leave a million objects that stay until the process ends. To search them for garbage again and
+    again is a fifth of the CPU time of the imports, and would stop training at times.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _main() -> int:
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:  # not a rank of torchrun's
+        faulthandler.enable()
+        return main(sys.argv[1:])
     from torch.distributed.elastic.multiprocessing.errors import record  # a rank's traceback reaches torchrun's report
 
-    sys.exit(record(main)(sys.argv[1:]))
+    return record(main)(sys.argv[1:]) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

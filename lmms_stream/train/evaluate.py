@@ -7,15 +7,15 @@ import torch
 from ..errors import ConfigError
 from ..loader.loader import PackedLoader
 from ..types import World
-from .model.attention import check_lengths
+from .model.isolation import check_lengths
 from .model.model import PackedModel
 from .run.distributed import gather
 
-EVAL_NAME = "eval_dataset"  # of its packs, in errors
+EVAL_NAME = "eval_dataset"  # the name of its source in errors
 
 
 def check_evaluated(loader: PackedLoader) -> None:
-    """ConfigError for packs that never end."""
+    """ConfigError for a loader whose packs never end."""
     if loader.packs_left is None:
         raise ConfigError(
             f"the {EVAL_NAME} is packed in lanes, which have no end: write its lengths index with lmms-stream index, "
@@ -27,7 +27,8 @@ def check_evaluated(loader: PackedLoader) -> None:
 def evaluate(model: PackedModel, loader: PackedLoader, *, device: torch.device, world: World) -> dict[str, float]:
     """eval_loss, the mean over the loss tokens of an epoch of `loader`, and eval_num_loss_tokens; all ranks call it.
 
-    The loader gives all ranks as many packs, some of them without a label, so all take part in FSDP's collectives.
+    The loader gives all ranks the same number of packs, some without a label, so that all take part in FSDP's
+    collectives.
     """
     was_training = model.training
     model.eval()

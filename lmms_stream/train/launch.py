@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
+
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun tells a rank
 
 
 def torchrun_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) -> list[str]:
     """The command that trains with `nproc` processes on this machine."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     return [*torchrun, "-m", "lmms_stream.train", str(config), *overrides]
+
+
+def start(config: Path, overrides: Sequence[str] = (), *, nproc: int, environment: Mapping[str, str]) -> NoReturn:
+    """Become the command that trains; it does not return.
+
+    One process needs no torchrun, which imports torch for itself before it starts the rank: it takes half as long to
+    the first step, and its exit status and signals are those of the run itself.
+    """
+    if nproc == 1:
+        command = [sys.executable, "-m", "lmms_stream.train", str(config), *overrides]
+        environment = {name: value for name, value in environment.items() if name not in _RANK_VARIABLES}
+    else:
+        command = torchrun_command(config, overrides, nproc=nproc)
+    sys.stdout.flush()
+    os.execve(command[0], command, environment)

@@ -21,14 +21,14 @@ from ..signals import StopSignal
 from ..types import Batch
 from .checkpoint.saving import RunSaver
 from .evaluate import EVAL_NAME, check_evaluated, evaluate
-from .model.attention import check_lengths, prove_packing
 from .model.flops import model_flops
+from .model.isolation import check_lengths, prove_packing
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
 from .report.meter import Meter
 from .report.run_log import RunLog
 from .run.distributed import build_mesh, init_distributed, seed_step
-from .run.schedules import build_schedule, parameter_groups
+from .run.schedules import Schedule, parameter_groups
 from .run.settings import Datasets, TrainConfig
 
 logger = logging.getLogger("lmms_stream")
@@ -63,7 +63,7 @@ class FSDP2SFTTrainer:
         self.loader = self._loader(train_dataset, weights=args.weights, max_epochs=args.max_epochs)
         self.sources = self.loader.sources
         self._tell_overlong(self.loader)
-        if eval_dataset is not None:  # what is wrong with it is said now, and not when an evaluation is due
+        if eval_dataset is not None:  # its errors are raised now, not when the first evaluation is due
             eval_loader = self._eval_loader()
             check_evaluated(eval_loader)
             self._tell_overlong(eval_loader)
@@ -89,7 +89,7 @@ class FSDP2SFTTrainer:
         )
         self.saver = RunSaver(self.model.model, self.optimizer, args, datasets=train_dataset)
         self.max_steps = self._max_steps()
-        self.schedule = build_schedule(args, self.max_steps)
+        self.schedule = Schedule(args, self.optimizer, max_steps=self.max_steps)
         self.step = self.tokens_seen = self.samples_seen = self.num_skipped_steps = 0
 
     def train(self) -> None:
@@ -103,7 +103,7 @@ class FSDP2SFTTrainer:
                         self.meter.start()
                         self._run(stop)
                 self.saver.export()
-            except RuntimeError as error:  # torch raises the death of a loader worker wherever we happen to be
+            except RuntimeError as error:  # torch's signal handler raises the death of a loader worker at any line
                 if "DataLoader worker" not in str(error):
                     raise
                 raise self.loader.worker_error(error) from error
@@ -117,7 +117,7 @@ class FSDP2SFTTrainer:
 
     @property
     def position(self) -> int:
-        """Where the run stands in its schedule."""
+        """The position of the run in its schedule, in steps or tokens."""
         return self.schedule.position(step=self.step, tokens_seen=self.tokens_seen)
 
     @property
@@ -144,7 +144,7 @@ class FSDP2SFTTrainer:
                     break
 
     def _skip(self) -> bool:
-        """Pass over the packs of the next step if it is to be skipped, again and again; whether any was."""
+        """Pass over the packs of the next steps that are to be skipped; whether there were any."""
         skipped = False
         while any(first <= self.loader.step < stop for first, stop in self.args.skip_steps):
             self.loader.skip_steps(1)
@@ -161,17 +161,19 @@ class FSDP2SFTTrainer:
                 batches = []
 
     def _train_step(self, batches: list[Batch], stop: StopSignal) -> bool:
-        """One update; whether a rank was told to stop."""
+        """Do one step; returns whether a rank was told to stop."""
         counts = self.meter.begin_step(batches, told_to_stop=stop.is_received)
         seed_step(self.args.seed, step=self.step, group=self.world.group)
         losses = self._accumulate(batches, counts.num_loss_tokens)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         if isinstance(grad_norm, DTensor):
             grad_norm = grad_norm.full_tensor()
-        learning_rate = self._update(float(grad_norm))
+        learning_rate = self.schedule.learning_rate
+        self._update(float(grad_norm))
         self.step += 1
         self.tokens_seen += int(counts.num_tokens)
         self.samples_seen += int(counts.num_samples)
+        self.schedule.move(self.position)
         self.meter.end_step(losses, grad_norm=float(grad_norm))
         self.log.end_step(self.position)
         is_stopped = counts.num_told_to_stop > 0
@@ -181,9 +183,9 @@ class FSDP2SFTTrainer:
         return is_stopped
 
     def _accumulate(self, batches: list[Batch], num_loss_tokens: float) -> torch.Tensor:
-        """Gradients of all batches; the sum of their losses by source, then how many they are: float64[2 * sources]."""
+        """Sum gradients over the batches; returns their losses by source, then their numbers: float64[2 * sources]."""
         totals = torch.zeros(2, len(self.sources), dtype=torch.float64, device=self.device)
-        # FSDP averages gradients over ranks, of which `replication` have the same: times their number makes a sum.
+        # FSDP averages gradients over ranks, `replication` of which have the same: times num_groups it is their sum.
         scale = self.world.num_groups / max(num_loss_tokens, 1)
         for start in range(0, len(batches), self.args.per_device_batch):
             together = batches[start : start + self.args.per_device_batch]
@@ -202,12 +204,9 @@ class FSDP2SFTTrainer:
                 totals[1, source] += len(of_batch)
         return totals.flatten()
 
-    def _update(self, grad_norm: float) -> float:
-        """Take the step, or pass it over when a gradient is not finite; the learning rate."""
-        learning_rate = self.args.learning_rate * self.schedule.factor(self.position)
+    def _update(self, grad_norm: float) -> None:
+        """Update the parameters, or leave them where a gradient is not finite."""
         if math.isfinite(grad_norm):
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
             self.optimizer.step()
         else:
             self.num_skipped_steps += 1
@@ -217,10 +216,9 @@ class FSDP2SFTTrainer:
                     "lower learning_rate, or raise max_skipped_steps"
                 )
         self.optimizer.zero_grad()
-        return learning_rate
 
     def _log(self, batches: list[Batch], learning_rate: float) -> None:
-        """The record of the steps since the last one, of which these are the last one's batches."""
+        """Write the record of the steps since the last record. batches: of the latest step."""
         record: dict[str, Any] = {
             "step": self.step,
             **self.meter.record(),
@@ -262,13 +260,14 @@ class FSDP2SFTTrainer:
             self.tokens_seen = state["tokens_seen"]
             self.samples_seen = state["samples_seen"]
             self.num_skipped_steps = state["num_skipped_steps"]
+            self.schedule.move(self.position)
 
     def _eval_loader(self) -> PackedLoader:
         assert self._eval_dataset is not None
         return self._loader({EVAL_NAME: self._eval_dataset}, global_batch=self.world.num_groups)
 
     def _tell_overlong(self, loader: PackedLoader) -> None:
-        """Say once how many samples no pack holds whole. (In lanes that is not known beforehand.)"""
+        """Warn once of samples that are longer than a pack. (In lanes their number is not known beforehand.)"""
         if self.world.rank or loader.state_is_per_rank:
             return
         for name, plan in loader.mixture.plans.items():

@@ -17,35 +17,11 @@ from lmms_stream.train.__main__ import main as train
 
 from ..conftest import run_cli
 
-VERBS = {
-    "change",
-    "check",
-    "compare",
-    "cut",
-    "decode",
-    "do",
-    "draw",
-    "fill",
-    "keep",
-    "measure",
-    "merge",
-    "mix",
-    "pack",
-    "print",
-    "put",
-    "read",
-    "replace",
-    "report",
-    "run",
-    "share",
-    "show",
-    "shuffle",
-    "spread",
-    "start",
-    "store",
-    "take",
-    "write",
-}  # that help begins with; add the verb of a new option
+VERBS = {  # that help begins with; add the verb of a new option
+    "change", "check", "compare", "compress", "cut", "decode", "do", "draw", "end", "fill", "give", "join", "keep",
+    "learn", "leave", "make", "measure", "merge", "mix", "name", "pack", "print", "put", "read", "replace", "report",
+    "run", "say", "share", "show", "shuffle", "spread", "start", "store", "take", "use", "wait", "write",
+}  # fmt: skip
 COMMANDS = ("convert", "index", "verify", "inspect", "merge", "plan", "train", "plot", "export", "demo")
 
 

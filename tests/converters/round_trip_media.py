@@ -85,7 +85,7 @@ MEDIA_CASES = [
         carried_by=(TABLES,),
     ),
     Case(
-        name="places-and-lists-of-paths",
+        name="slots-and-lists-of-paths",
         rows=[
             {
                 "messages": [says("user", "what is <image> and\n<image>?"), HELLO[1]],
@@ -96,7 +96,7 @@ MEDIA_CASES = [
         wanted=chats([says("user", SEEN), HELLO[1]], HELLO),
     ),
     Case(
-        name="places-and-lists-of-bytes",
+        name="slots-and-lists-of-bytes",
         rows=[
             {
                 "messages": [says("user", "what is <image> and\n<image>?"), HELLO[1]],

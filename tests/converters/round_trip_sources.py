@@ -21,7 +21,7 @@ from .sources.test_folders import write_tar
 from .sources.test_tables import write_file, write_parquet, write_stream
 
 Rows = Sequence[Row]
-Written = tuple[str, Row]  # what the user names, and options of the schema
+Written = tuple[str, Row]  # what the user names, and options of their rows
 ROLES = {"conversations": "messages", "completion": "response", "image": "images", "id": ""}  # where not their names
 
 

@@ -10,7 +10,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.rows.mapper import to_messages
+from lmms_stream.converters.rows.mapper import find_mapper
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, DataError, StorageError
@@ -21,7 +22,7 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import open_storage
 
-from ..conftest import run_command
+from ..conftest import run_cli, run_command
 
 UNANSWERED = {"messages": [{"role": "user", "content": "hi"}]}
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
@@ -137,7 +138,7 @@ def test_a_second_conversion_into_a_target_is_refused_unless_it_may_overwrite(tm
         ),
     ],
 )
-def test_a_row_that_fits_no_schema_ends_the_conversion_or_is_counted(
+def test_a_row_that_fits_no_kind_ends_the_conversion_or_is_counted(
     row: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", GOOD, row, GOOD)
@@ -155,7 +156,7 @@ def test_a_row_that_fits_no_schema_ends_the_conversion_or_is_counted(
 
 def test_a_file_of_rejects_alone_is_an_error_even_when_rows_may_be_skipped(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", {"note": "hi"})
-    with pytest.raises(DataError, match="columns note fit no schema"):
+    with pytest.raises(DataError, match="columns note fit no kind of rows"):
         convert([source], str(tmp_path / "out"), on_error="skip")
     with pytest.raises(DataError, match=r"no sample is left to write \(.*rows\.jsonl:1: no assistant message"):
         convert([write_jsonl(source, UNANSWERED)], str(tmp_path / "out"), on_error="skip")
@@ -199,7 +200,7 @@ def test_tokenize_needs_a_processor(tmp_path: Path) -> None:
 def test_other_fields_of_a_message_are_kept() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     row = {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}, GOOD["messages"][1]]}
-    stored = json.loads(to_messages(row)["messages"])
+    stored = json.loads(find_mapper([row], SchemaOptions())(row, None)["messages"])
     assert stored[0] == {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
@@ -213,3 +214,11 @@ def test_a_store_that_fails_in_mid_conversion_holds_no_dataset(
     with pytest.raises(StorageError, match="holds no dataset"):
         PackedStreamingDataset(tmp_path / "out")
     assert isinstance(open_storage(tmp_path), LocalStorage)
+
+
+@pytest.mark.parametrize("option", ["--kind", "--schema"])
+def test_the_kind_of_rows_is_insisted_on_by_either_spelling(option: str, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "rows.jsonl", {"text": "a", "messages": GOOD["messages"]})
+    result = run_cli("convert", str(source), str(tmp_path / "out"), option, "text")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "out" / "_lmms" / "dataset.json").read_text())["schema"] == "text"

@@ -17,7 +17,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from lmms_stream.converters.convert import Progress, convert
-from lmms_stream.converters.rows.mapper import SchemaOptions
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.writing.encoding import MAX_SAMPLE_BYTES, ShardFormat
 from lmms_stream.errors import ConfigError, DataError, LmmsStreamError, StorageError
 from lmms_stream.mds.dataset import PackedStreamingDataset
@@ -142,11 +142,11 @@ def test_a_source_that_goes_away_is_named_and_gone_on_with_when_it_is_back(num_w
         assert path.read_bytes() == (tmp_path / "out" / path.relative_to(tmp_path / "once")).read_bytes()
 
 
-@pytest.mark.parametrize("place", ["rows.jsonl", "rows.jsonl/below", "/proc/nowhere"])
-def test_a_target_that_cannot_be_a_folder_is_named(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["rows.jsonl", "rows.jsonl/below", "/proc/nowhere"])
+def test_a_target_that_cannot_be_a_folder_is_named(target: str, tmp_path: Path) -> None:
     source = write(tmp_path / "rows.jsonl", json_lines([GOOD]))
-    with pytest.raises(StorageError, match=rf"{place}/_lmms/unfinished\.json: .*: check the path and its rights"):
-        convert([source], str(tmp_path / place))
+    with pytest.raises(StorageError, match=rf"{target}/_lmms/unfinished\.json: .*: check the path and its rights"):
+        convert([source], str(tmp_path / target))
     assert source.read_bytes() == json_lines([GOOD])
 
 
@@ -171,7 +171,7 @@ def test_an_empty_target_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "jsonl",
             r"rows: none of its first 2 rows can be read; the first: not valid JSON .* near '5 is no row'.*check",
         ),
-        ("csv", r"rows: columns 5 is no row fit no schema .*: name one's columns with --columns"),
+        ("csv", r"rows: columns 5 is no row fit no kind of rows .*: name one's columns with --columns"),
         ("images", "rows: one image is no source: name the folder of its class folders"),
         ("xml", "unknown format 'xml': expected one of json, jsonl"),
     ],
@@ -213,12 +213,12 @@ TEXT = {"text": "some words"}
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ([GOOD, TEXT], {}, r"a\.jsonl: rows of several schemas in one source: messages \(row 1\), text \(row 2\)"),
+        ([GOOD, TEXT], {}, r"a\.jsonl: rows of several kinds in one source: messages \(row 1\), text \(row 2\)"),
         ([GOOD] * 200 + [TEXT], {}, rf"a\.jsonl:201: expected a list of messages in column 'messages'.*{SKIP_TOO}"),
         ([GOOD], {"columns": {"messages": "chat"}}, r"no column chat \(messages\), found messages: correct --columns"),
         ([TEXT], {"keep": ("id",)}, "--keep id: no such column, found text: correct it"),
-        ([TEXT], {"schema": "alpaca"}, "no row fits --schema alpaca, which needs columns instruction and output"),
-        ([{"note": "x"}], {}, "columns note fit no schema .*: name one's columns with --columns ROLE=COLUMN"),
+        ([TEXT], {"kind": "alpaca"}, "no row fits --kind alpaca, which needs columns instruction and output"),
+        ([{"note": "x"}], {}, "columns note fit no kind of rows .*: name one's columns with --columns ROLE=COLUMN"),
         ([TEXT | {"id": 1}] * 200 + [TEXT | {"id": "x"}], {"keep": ("id",)}, r"a\.jsonl:201: column 'id' holds str"),
         ([], {}, r"a\.jsonl is empty \(0 bytes\): leave it out, or write it again"),
         ([TEXT, {"text": ""}], {}, r"a\.jsonl:2: column 'text' is empty, so nothing would be learnt: complete"),
@@ -231,7 +231,7 @@ def test_rows_that_do_not_fit_each_other_or_what_is_asked_are_named(
     refused(source, tmp_path / "out", message, schema=SchemaOptions(**options), unit_bytes=5000)
 
 
-def test_sources_of_different_schemas_are_named(tmp_path: Path) -> None:
+def test_sources_of_different_columns_are_named(tmp_path: Path) -> None:
     sources = [write(tmp_path / f"{n}.jsonl", json_lines([row] * 500)) for n, row in enumerate((GOOD, TEXT))]
     with pytest.raises(
         DataError, match=r"1\.jsonl gives samples with text and .*0\.jsonl with messages, media: convert"

@@ -99,8 +99,8 @@ def test_a_conversion_out_of_disk_goes_on_once_there_is_room(
             (disk / "other").write_bytes(bytes(7 * DISK_BYTES))
         else:
             limit = partial(limit_files, 2 << 20)
-        places = {"target": tmp_path / "target", "work": tmp_path / "work"} | {full: disk / full}
-        command = arguments(rows, str(places["target"]), places["work"])
+        folders = {"target": tmp_path / "target", "work": tmp_path / "work"} | {full: disk / full}
+        command = arguments(rows, str(folders["target"]), folders["work"])
         message = failed(*command, prepare=limit)
         where = disk / full if limit is None else tmp_path
         assert message.startswith(f"error: {where}")
@@ -108,13 +108,13 @@ def test_a_conversion_out_of_disk_goes_on_once_there_is_room(
             r"no room on the disk of this node \((No space left on device|File too large)\): free some", message
         )
         assert "--work" in message
-        left = written(str(places["target"]))
+        left = written(str(folders["target"]))
         assert "_lmms/unfinished.json" in left
         assert not {"index.json", "_lmms/dataset.json"} & set(left)
         (disk / "other").unlink(missing_ok=True)
         goes_on(*command)
-        assert written(str(places["target"])) == expected
-        assert not list(places["work"].rglob("*.part"))
+        assert written(str(folders["target"])) == expected
+        assert not list(folders["work"].rglob("*.part"))
 
 
 SHARD = r"/shard\.00003\.mds"

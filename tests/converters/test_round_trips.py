@@ -1,11 +1,10 @@
-"""Rows of every schema, from every kind of source, through a conversion and two readers, are the rows again."""
+"""Rows of every kind, from every kind of source, through a conversion and two readers, are the rows again."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.converters.convert import Progress, convert
-from lmms_stream.converters.rows.mapper import SchemaOptions
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.storage.storage import Storage, open_storage
 from streaming import StreamingDataset
 
+from ..processes import PROCESSES, start_server
 from .round_trip_cases import JSON, TEXT_CASES, Case, Row
 from .round_trip_media import FILES, MEDIA_CASES
 from .round_trip_sources import LOCAL, REMOTE, Written, write_media
@@ -37,7 +37,7 @@ def pairs(sources: Iterable[tuple[str, tuple[str, Any]]]) -> list[Any]:
 
 
 def seen(sample: Row) -> Row:
-    """A stored sample as cases write it: JSON parsed, the bytes of media in place of their spans."""
+    """A stored sample as cases write it: JSON parsed, the bytes of media instead of their spans."""
     values = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in sample.items()}
     if "media" in values:
         media, stop = values.pop("media"), 0
@@ -65,14 +65,13 @@ class PlainReader:
     """Reads in processes that end, because a StreamingDataset keeps some forty files open until its process does."""
 
     def __init__(self) -> None:
-        self._context = get_context("forkserver")
-        self._context.set_forkserver_preload([__name__])
         self._num_read = 0
 
     def read(self, folder: Path) -> list[Row]:
         if self._num_read % READ_TOGETHER == 0:
-            self._pipe, theirs = self._context.Pipe()
-            process = self._context.Process(target=answer_plainly, args=(theirs,), daemon=True)
+            start_server()
+            self._pipe, theirs = PROCESSES.Pipe()
+            process = PROCESSES.Process(target=answer_plainly, args=(theirs,), daemon=True)
             process.start()
             theirs.close()
         self._num_read += 1

@@ -16,7 +16,8 @@ from tests.conftest import last_words, run_cli, run_command
 
 @pytest.mark.timeout(900)
 def test_the_demo_ends_with_equal_runs(tmp_path: Path) -> None:
-    result = run_cli("demo", "--output", str(tmp_path / "demo"), timeout_s=840)
+    command = (sys.executable, "-m", "lmms_stream", "demo", "--output", str(tmp_path / "demo"))
+    result = run_command(*command, timeout_s=840)
     assert result.returncode == 0, last_words(result.stdout) + last_words(result.stderr)
     assert "EQUAL: sample ids and losses of steps" in result.stdout
     assert "DIFFERENT" not in result.stdout
@@ -35,7 +36,7 @@ def test_a_demo_without_moto_names_the_pip_command(tmp_path: Path, monkeypatch: 
     (tmp_path / "moto.py").write_text("raise ModuleNotFoundError(\"No module named 'moto'\")")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep))
     monkeypatch.delenv("S3_ENDPOINT_URL", raising=False)
-    result = run_cli("demo", "--output", str(tmp_path / "demo"))
+    result = run_command(sys.executable, "-m", "lmms_stream", "demo", "--output", str(tmp_path / "demo"))
     assert result.returncode == 1
     assert result.stderr.splitlines() == [
         "No module named 'moto'",

@@ -1,4 +1,4 @@
-"""A torchrun job: FSDP2SFTTrainer.evaluate before any step, for each of some cases; then a run of the last one.
+"""A job: FSDP2SFTTrainer.evaluate before any step, for each of some cases; then a run of the last one.
 
 Its arguments are a run's config and a JSON file: {name: {"overrides": […], "on": […]}}, where "on" are world sizes.
 Beside that comes `<world size>-<rank>.json` with what it gave by case, or the error. The run is in the config's

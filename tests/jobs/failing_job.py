@@ -1,4 +1,4 @@
-"""A torchrun job: a run of which rank 1 fails, in its third step, as nobody foresaw. Arguments: as of a run."""
+"""A job: a run of which rank 1 fails, in its third step, as nobody foresaw. Arguments: as of a run."""
 
 from __future__ import annotations
 

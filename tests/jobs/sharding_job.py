@@ -1,4 +1,4 @@
-"""A torchrun job: one step of FSDP2SFTTrainer for each of some cases, and what it did.
+"""A job: one step of FSDP2SFTTrainer for each of some cases, and what it did.
 
 Its argument is a JSON file: {"dataset": folder, "cases": {name: {"model": …, "train": …, "on": […]}}}, where "on" are
 world sizes. Beside it come `<name>-<world size>-<rank>.pt` with weights, gradients, packs (the sample ids of each), and

@@ -1,4 +1,4 @@
-"""Real torchrun jobs on the CPU: the loss on held-out samples on 1, 2 and 4 ranks, against plain transformers."""
+"""Jobs on the CPU: the loss on held-out samples on 1, 2 and 4 ranks, against plain transformers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model.model import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 
-from tests.conftest import TokensAndSpans, run_job, write_samples, write_tokens
+from tests.conftest import TokensAndSpans, last_words, write_samples, write_tokens
 from tests.train.runs import MODEL, VOCABULARY, write_run
+
+from .launcher import run_job
 
 pytestmark = pytest.mark.timeout(700)  # for the jobs, of which each has a limit of its own
 PACKING_LENGTH = 128
@@ -62,6 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "job.json").write_text(json.dumps(CASES).replace("{folder}", str(folder)))
     for nproc in (1, 2, 4):
         done = run_job(nproc, "tests.jobs.evaluation_job", str(config), str(folder / "job.json"), timeout_s=200)
+        assert done.returncode == 0, last_words(done.stderr)
         (folder / f"{nproc}.txt").write_text(done.stderr)
     return folder
 

@@ -1,4 +1,4 @@
-"""Real torchrun jobs on the CPU: a tiny model learns a Markov chain, in packs of many samples as in packs of one."""
+"""Jobs on the CPU: a tiny model learns a Markov chain, in packs of many samples as in packs of one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from lmms_stream.train.report.train_log import read_log
 from numpy.typing import NDArray
 
 from tests.conftest import TokensAndSpans, write_samples
-from tests.jobs.test_training import train
+from tests.rounds import rounds
 from tests.train.runs import write_run
+
+from .runs import train
 
 NUM_TOKENS, NUM_SUCCESSORS = 32, 4
 PACKING_LENGTH, PACKS_A_STEP, MEAN_LENGTH = 256, 8, 64
-MAX_TOKENS = 80_000
+MAX_TOKENS = rounds(80_000, 400_000)
 MODEL = {
     "model_type": "llama",
     "vocab_size": NUM_TOKENS,

@@ -1,4 +1,4 @@
-"""Real torchrun jobs on the CPU that are killed, stopped and resumed, against one that never was."""
+"""Jobs on the CPU that are killed, stopped and resumed, against one that never was."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from lmms_stream.demo.compare import Run, compare_runs, read_run
+from lmms_stream.demo.compare import read_run
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
-from lmms_stream.train.launch import torchrun_command
 from lmms_stream.train.report.train_log import read_log
 
-from tests.conftest import last_words, run_command, write_tokens
+from tests.conftest import write_tokens
+from tests.rounds import rounds
 from tests.train.runs import write_run
 
-JOB_S = 120.0
-NUM_KILLS = 5
+from .launcher import start_job
+from .runs import MODULE, differences, last_step, train, wait_until
+
+JOB_S = 120.0  # for a job to end once it was told to
+NUM_KILLS = rounds(3, 10)
 OTHER_WORLD = 1e-3  # sums of gradients are of other parts
 
 
@@ -45,61 +44,11 @@ def whole(config: Path) -> Path:
     return output
 
 
-def train(config: Path, output: Path, *overrides: str, nproc: int) -> str:
-    """Run to the end; what it says on standard error."""
-    command = torchrun_command(config, [f"train.output_dir={output}", *overrides], nproc=nproc)
-    result = run_command(*command, timeout_s=JOB_S)
-    assert result.returncode == 0, last_words(result.stderr)
-    return result.stderr
-
-
-def differences(whole: Path, output: Path, *, first_step: int, tolerance: float = 0.0) -> list[str]:
-    """What is not the same from first_step to the end; of a step that was done twice, in the later."""
-    reference = read_run(whole, name="whole", tolerance=0)
-    resumed = Run(name="resumed", records=read_run(output, name="", tolerance=0).records, tolerance=tolerance)
-    return compare_runs(reference, [resumed], first_step=first_step, last_step=max(reference.records))[1]
-
-
-@contextmanager
-def job(config: Path, output: Path, *overrides: str, nproc: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A job that is running; it is killed at the end."""
-    output.mkdir(exist_ok=True)
-    command = torchrun_command(config, [f"train.output_dir={output}", *overrides], nproc=nproc)
-    with (output / "output.txt").open("ab") as text:
-        process = subprocess.Popen(
-            command, stdout=text, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
-    try:
-        yield process
-    finally:
-        kill(family(process))
-        process.wait(timeout=10)
-
-
-def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    try:
-        return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
 def kill(processes: list[psutil.Process]) -> None:
     for process in processes:
         if process.is_running():
             process.kill()
     psutil.wait_procs(processes, timeout=10)
-
-
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], output: Path) -> None:
-    deadline = time.monotonic() + JOB_S
-    while not condition():
-        assert process.poll() is None, last_words((output / "output.txt").read_text())
-        assert time.monotonic() < deadline, f"no end in {JOB_S:.0f} s"
-        time.sleep(0.002)
-
-
-def last_step(output: Path) -> int:
-    return max((record["step"] for record in read_log(output)), default=0)
 
 
 def kill_while_saving(config: Path, output: Path, step: int) -> bool:
@@ -108,11 +57,11 @@ def kill_while_saving(config: Path, output: Path, step: int) -> bool:
     def unfinished() -> bool:
         return any((output / "checkpoints").glob(".step-*.tmp"))
 
-    with job(config, output, nproc=2) as process:
+    with start_job(2, MODULE, str(config), f"train.output_dir={output}") as job:
         known = last_step(output)
-        wait_until(lambda: last_step(output) > known or last_step(output) >= step, process, output)
-        processes = family(process)  # found now, so that the kill is quick
-        wait_until(lambda: last_step(output) >= step and unfinished(), process, output)
+        wait_until(lambda: last_step(output) > known or last_step(output) >= step, job)
+        processes = job.family()  # found now, so that the kill is quick
+        wait_until(lambda: last_step(output) >= step and unfinished(), job)
         kill(processes)
     return unfinished()
 
@@ -131,7 +80,7 @@ def test_a_run_killed_again_and_again_while_it_saves_goes_on_bit_by_bit(
     sys.stdout.write(f"a save was unfinished at {in_flight}\n")
     assert any(in_flight)
     train(config, output, nproc=2)
-    assert differences(whole, output, first_step=1) == []
+    assert differences(whole, output) == []
     assert len(read_log(output)) >= last
     assert not list((output / "checkpoints").glob(".step-*"))
 
@@ -175,16 +124,18 @@ def test_a_run_stopped_by_a_signal_goes_on_from_a_store(
 ) -> None:
     """Each rank uploads its own files; the step at which the run was told to stop is saved."""
     output, to_store = tmp_path / "stopped", f"train.checkpoint_dir={s3_folder}"
-    with job(config, output, to_store, "train.save_steps=4", "train.save_total_limit=1", nproc=2) as process:
-        wait_until(lambda: last_step(output) >= 5, process, output)
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=JOB_S)
+    settings = [f"train.output_dir={output}", to_store, "train.save_steps=4", "train.save_total_limit=1"]
+    with start_job(2, MODULE, str(config), *settings) as job:
+        wait_until(lambda: last_step(output) >= 5, job)
+        job.send_signal(signal.SIGTERM)
+        job.wait(JOB_S)
+        said = job.stderr.read_text()
     stopped_at = last_step(output)
     storage = open_storage(s3_folder)
     names = [found.key for found in storage.list_objects("step-")]
     assert {name.split("/")[0] for name in names} == {f"step-{stopped_at:08d}"}
     assert {"__0_0.distcp", "__1_0.distcp", "complete.json"} <= {name.split("/")[1] for name in names}
-    assert "is saved, the same command goes on" in (output / "output.txt").read_text()
+    assert "is saved, the same command goes on" in said
     train(config, output, to_store, "train.save_steps=0", nproc=1)
     assert differences(whole, output, first_step=1, tolerance=OTHER_WORLD) == []
     assert not list(output.rglob("*.distcp"))
@@ -192,9 +143,9 @@ def test_a_run_stopped_by_a_signal_goes_on_from_a_store(
 
 def test_a_rank_that_dies_while_it_saves_ends_the_others(config: Path, tmp_path: Path) -> None:
     output = tmp_path / "died"
-    with job(config, output, nproc=2) as process:
-        wait_until(lambda: last_step(output) >= 2, process, output)
-        ranks = [each for each in family(process) if each.environ().get("RANK") == "1"]
-        kill(ranks[:1])
-        assert process.wait(timeout=90) != 0
+    with start_job(2, MODULE, str(config), f"train.output_dir={output}") as job:
+        wait_until(lambda: last_step(output) >= 2, job)
+        job.processes[1].kill()
+        assert job.wait(90) != 0
+        assert job.processes[0].exitcode != 0
     assert checkpoints(output / "checkpoints")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tests.conftest import last_words, run_command, write_tokens
 
-from .test_training import train
+from .runs import train
 
 PACKING_LENGTH, GLOBAL_BATCH, STEPS, PEAK_TFLOPS = 256, 6, 8, 0.25
 HIDDEN, INNER, LAYERS, HEADS, VOCABULARY = 32, 64, 2, 4, 512

@@ -1,4 +1,4 @@
-"""Real torchrun jobs on the CPU: one step of one global batch, on 1, 2 and 4 ranks, against plain transformers.
+"""Jobs on the CPU: one step of one global batch, on 1, 2 and 4 ranks, against plain transformers.
 
 Against them: each sample run alone, by a model without FSDP and by its own logits.
 """
@@ -16,7 +16,9 @@ import torch
 from lmms_stream.train.model.model import ModelConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.conftest import TokensAndSpans, run_job, write_samples
+from tests.conftest import TokensAndSpans, last_words, write_samples
+
+from .launcher import run_job
 
 pytestmark = pytest.mark.timeout(800)  # for the jobs, of which each has a limit of its own
 NUM_SAMPLES = 40
@@ -85,7 +87,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cases = {**CASES, "saved": {"model": {"pretrained": str(folder / "saved")}, "on": [2]}}
     (folder / "job.json").write_text(json.dumps({"dataset": str(folder / "data"), "cases": cases}))
     for nproc in (1, 2, 4):
-        run_job(nproc, "tests.jobs.sharding_job", str(folder / "job.json"), timeout_s=250)
+        done = run_job(nproc, "tests.jobs.sharding_job", str(folder / "job.json"), timeout_s=250)
+        assert done.returncode == 0, last_words(done.stderr)
     of_first = {path.stem[:-2]: torch.load(path) for path in folder.glob("*-0.pt")}
     of_second = {f"{path.stem[:-2]}-second": torch.load(path) for path in folder.glob("*-2-1.pt")}
     return {**of_first, **{run: made for run, made in of_second.items() if "error" in made}, "saved": cases["saved"]}

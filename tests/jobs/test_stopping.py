@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,48 +13,38 @@ from pathlib import Path
 
 import psutil
 import pytest
-from lmms_stream.demo.compare import compare_runs, read_run
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
-from lmms_stream.train.launch import torchrun_command
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import STOPPED_STATUS
 
 from tests.conftest import last_words, run_command, write_tokens
-from tests.jobs.test_training import train, write_config
 from tests.train.runs import write_run
 
-ROOT = Path(__file__).parent.parent.parent
+from ..processes import ROOT
+from .launcher import run_job
+from .runs import MODULE, differences, train, write_chat_run
+from .torchrun import ranks_of, start, train_command
+
 LIMIT_S = 120
 
 
 @contextmanager
 def running(config: Path, output: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
-    """A job of two ranks that has logged two steps by now."""
-    command = torchrun_command(config, [f"train.output_dir={output}", *overrides], nproc=2)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    """Real torchrun with two ranks, which has logged two steps by now."""
     before = len(read_log(output))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as job:
-        try:
-            deadline = time.monotonic() + LIMIT_S
-            while len(read_log(output)) < before + 2:
-                assert time.monotonic() < deadline
-                assert job.poll() is None, job.stdout and job.stdout.read()
-                time.sleep(0.05)
-            yield job
-        finally:
-            for process in [*psutil.Process(job.pid).children(recursive=True)] if job.poll() is None else []:
-                process.kill()
-            job.kill()
-
-
-def ranks_of(job: subprocess.Popen[str]) -> list[psutil.Process]:
-    return [child for child in psutil.Process(job.pid).children() if "lmms_stream.train" in child.cmdline()]
+    with start(train_command(config, output, *overrides, nproc=2)) as job:
+        deadline = time.monotonic() + LIMIT_S
+        while len(read_log(output)) < before + 2:
+            assert time.monotonic() < deadline
+            assert job.poll() is None, job.stdout and job.stdout.read()
+            time.sleep(0.05)
+        yield job
 
 
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(
     dataset_folder: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
-    config = write_config(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=400, global_batch=4)
+    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=400)
     saved = []
     for told in ("job", "ranks"):
         with running(config, tmp_path / "out") as job:
@@ -72,17 +62,15 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(
         assert checkpoints(tmp_path / "out" / "checkpoints")[-1].name == f"step-{step:08d}"
     train(config, tmp_path / "out", f"train.max_steps={saved[-1] + 2}", "train.lr_scheduler_type=constant")
     train(config, tmp_path / "whole", f"train.max_steps={saved[-1] + 2}", "train.lr_scheduler_type=constant")
-    resumed = read_run(tmp_path / "out", name="resumed", tolerance=float("inf"))
-    whole = read_run(tmp_path / "whole", name="whole", tolerance=0)
     assert 2 <= saved[0] < saved[1]
-    _, differences = compare_runs(whole, [resumed], first_step=1, last_step=saved[1] + 2)
-    assert differences == []
+    last = saved[1] + 2
+    assert differences(tmp_path / "whole", tmp_path / "out", last_step=last, tolerance=float("inf")) == []
 
 
 def test_an_error_of_one_rank_ends_the_job_with_its_traceback(
     dataset_folder: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
-    config = write_config(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=400, global_batch=4)
+    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=400)
     with running(config, tmp_path / "out", "train.timeout_s=60") as job:
         killed, survivor = ranks_of(job)
         worker = next(child for child in killed.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE)
@@ -96,7 +84,7 @@ def test_an_error_of_one_rank_ends_the_job_with_its_traceback(
 def test_a_rank_that_stands_still_ends_the_job_when_the_others_have_waited_long_enough(
     dataset_folder: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
-    config = write_config(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=4000, global_batch=4)
+    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=4000)
     with running(config, tmp_path / "out", "train.timeout_s=20") as job:
         ranks = ranks_of(job)
         ranks[1].suspend()
@@ -113,9 +101,8 @@ def test_an_unforeseen_error_of_one_rank_ends_the_job_with_its_traceback(tmp_pat
     write_tokens(tmp_path / "data", num_samples=300)
     config = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=400, timeout_s=600)
     output = f"train.output_dir={tmp_path / 'out'}"
-    torchrun = torchrun_command(config, [output], nproc=2)
-    command = [part if part != "lmms_stream.train" else "tests.jobs.failing_job" for part in torchrun]
-    done = run_command(*command, timeout_s=LIMIT_S, cwd=ROOT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = run_command(*torchrun, "-m", "tests.jobs.failing_job", str(config), output, timeout_s=LIMIT_S, cwd=ROOT)
     assert done.returncode == 1, last_words(done.stderr)
     assert [record["step"] for record in read_log(tmp_path / "out")] == [1, 2]
     assert "in fail_on_rank_1\n" in done.stderr
@@ -127,16 +114,12 @@ def test_an_unforeseen_error_of_one_rank_ends_the_job_with_its_traceback(tmp_pat
 def test_gradients_that_are_not_finite_are_passed_over_up_to_a_limit(
     dataset_folder: Path, tokenizer: Path, tmp_path: Path, allowed: int
 ) -> None:
-    config = write_config(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=3, num_workers=0, global_batch=4)
-    command = torchrun_command(
-        config,
-        [
-            f"train.output_dir={tmp_path / 'out'}", "train.learning_rate=1e38", "train.lr_scheduler_type=constant",
-            f"train.max_skipped_steps={allowed}",
-        ],
-        nproc=2,
-    )  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    config = write_chat_run(
+        tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=3, num_workers=0, global_batch=4
+    )
+    settings = ["train.learning_rate=1e38", "train.lr_scheduler_type=constant", f"train.max_skipped_steps={allowed}"]
+    output = f"train.output_dir={tmp_path / 'out'}"
+    done = run_job(2, MODULE, str(config), output, *settings, timeout_s=LIMIT_S)
     log = read_log(tmp_path / "out")
     if allowed == 10:
         assert done.returncode == 0, done.stderr

@@ -23,6 +23,8 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
 
+from ..processes import PROCESSES, start_server
+
 MARKS = [
     pytest.mark.timeout(90),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on a machine with fewer cores
@@ -33,8 +35,6 @@ SHARD = "shard.00002.mds"  # the one that has the fault
 ONLY_SHARD = r"/shard\.00002\.mds$"
 SLACK_S = 10.0  # what busy cores may add to a time limit
 IN_PROCESS_AND_WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-PROCESSES = multiprocessing.get_context("forkserver")  # no threads and no sockets of the tests in them
-PROCESSES.set_forkserver_preload(["lmms_stream.loader.loader", "lmms_stream.processors.chat", "boto3", __name__])
 
 Delivered = list[tuple[list[int], list[int]]]  # of each batch: its sample ids and its input_ids
 
@@ -129,6 +129,7 @@ def child(reading: Reading, folder: Path, *, prepare: Callable[[], None] | None 
     folder.mkdir(exist_ok=True)
     environment = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "S3_"))}
     arguments = (reading, environment, folder / "answer", prepare)
+    start_server()
     process = PROCESSES.Process(target=_read_in_child, args=arguments)
     process.start()
     try:

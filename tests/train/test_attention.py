@@ -9,7 +9,7 @@ import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
-from lmms_stream.train.model.attention import check_lengths, prove_packing
+from lmms_stream.train.model.isolation import check_lengths, prove_packing
 from lmms_stream.train.model.model import ModelConfig, PackedModel
 from lmms_stream.types import Batch
 
@@ -157,7 +157,7 @@ class Cached(Changed):
 
 
 class Shifted(Changed):
-    """Alone, samples begin at another place than in packs."""
+    """Alone, samples begin at another position than in packs."""
 
     def change(self, batch: Batch) -> dict[str, Any]:
         return {"position_ids": batch.position_ids * (1 if batch.num_tokens > 30 else 2)}

@@ -36,7 +36,7 @@ def group() -> Iterator[None]:
 
 
 @pytest.fixture(params=["folder", "store"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "folder":
         return str(tmp_path / "checkpoints")
     return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
@@ -74,14 +74,14 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
-def checkpointer(place: str, tmp_path: Path, **options: Any) -> Checkpointer:
-    return Checkpointer(place, staging=tmp_path / "staging", timeout_s=60, **options)
+def checkpointer(location: str, tmp_path: Path, **options: Any) -> Checkpointer:
+    return Checkpointer(location, staging=tmp_path / "staging", timeout_s=60, **options)
 
 
-def save_steps(place: str, tmp_path: Path, *steps: int, **options: Any) -> list[list[torch.Tensor]]:
+def save_steps(location: str, tmp_path: Path, *steps: int, **options: Any) -> list[list[torch.Tensor]]:
     """Checkpoints of these steps, each after an update; what they hold."""
     parts, saved = make_parts(0), []
-    with checkpointer(place, tmp_path, **options) as made:
+    with checkpointer(location, tmp_path, **options) as made:
         for step in steps:
             take_step(parts, step)
             saved.append(values(parts))
@@ -89,10 +89,10 @@ def save_steps(place: str, tmp_path: Path, *steps: int, **options: Any) -> list[
     return saved
 
 
-def resume(place: str, tmp_path: Path, choice: str = "auto") -> tuple[int, list[torch.Tensor]] | None:
+def resume(location: str, tmp_path: Path, choice: str = "auto") -> tuple[int, list[torch.Tensor]] | None:
     """The step resumed from and what was loaded."""
     parts = make_parts(1)
-    with checkpointer(place, tmp_path) as made:
+    with checkpointer(location, tmp_path) as made:
         found = made.resume(*parts, choice=choice)
     if found is None:
         return None
@@ -100,39 +100,39 @@ def resume(place: str, tmp_path: Path, choice: str = "auto") -> tuple[int, list[
     return found.step, values(parts)
 
 
-def steps_in(place: str) -> list[int]:
-    names = {found.key.split("/")[0] for found in open_storage(place).list_objects("step-")}
+def steps_in(location: str) -> list[int]:
+    names = {found.key.split("/")[0] for found in open_storage(location).list_objects("step-")}
     return sorted(int(name.removeprefix("step-")) for name in names)
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_what_is_saved_does_not_follow_the_training_that_goes_on(
-    asynchronous: bool, group: None, place: str, tmp_path: Path
+    asynchronous: bool, group: None, location: str, tmp_path: Path
 ) -> None:
     parts = make_parts(0)
     take_step(parts, 1)
     before = values(parts)
-    with checkpointer(place, tmp_path, asynchronous=asynchronous) as made:
+    with checkpointer(location, tmp_path, asynchronous=asynchronous) as made:
         made.save(*parts, step=1, state={"cursor": 1}, documents={})
         for seed in range(2, 20):
             take_step(parts, seed)
     assert not same(values(parts), before)
-    found = resume(place, tmp_path)
+    found = resume(location, tmp_path)
     assert found is not None
     assert found[0] == 1
     assert same(found[1], before)
-    assert resume(f"{place}-of-none", tmp_path) is None
+    assert resume(f"{location}-of-none", tmp_path) is None
     assert not [path for path in tmp_path.rglob("*") if ".tmp" in path.name or "rank-0" in path.name]
 
 
-def test_the_latest_stay_and_nothing_else_is_deleted(group: None, place: str, tmp_path: Path) -> None:
-    storage = open_storage(place)
-    save_steps(place, tmp_path, 1)
+def test_the_latest_stay_and_nothing_else_is_deleted(group: None, location: str, tmp_path: Path) -> None:
+    storage = open_storage(location)
+    save_steps(location, tmp_path, 1)
     storage.write("step-00000001/notes.txt", b"mine")
     storage.write("step-00000009/complete.json", b"of a run that got further")
     storage.write("notes.txt", b"mine")
-    save_steps(place, tmp_path, 2, 3, 4, keep=2)
-    assert steps_in(place) == [1, 3, 4, 9]
+    save_steps(location, tmp_path, 2, 3, 4, keep=2)
+    assert steps_in(location) == [1, 3, 4, 9]
     assert [found.key for found in storage.list_objects("step-00000001/")] == ["step-00000001/notes.txt"]
     assert storage.read("notes.txt") == b"mine"
 
@@ -161,7 +161,7 @@ SHORT = r"has \d+ of \d+ bytes"
 
 
 @pytest.mark.parametrize(
-    ("place", "damage", "name", "says"),
+    ("location", "damage", "name", "says"),
     [
         ("folder", truncate, DATA, SHORT),
         ("folder", flip, DATA, CHANGED),
@@ -176,15 +176,15 @@ SHORT = r"has \d+ of \d+ bytes"
         ("store", flip, "trainer.json", CHANGED),
         ("store", lose, "complete.json", ""),
     ],
-    indirect=["place"],
+    indirect=["location"],
 )
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning_that_names_the_file(
-    damage: Any, name: str, says: str, group: None, place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    damage: Any, name: str, says: str, group: None, location: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, _ = save_steps(place, tmp_path, 1, 2)
-    storage = open_storage(place)
+    first, _ = save_steps(location, tmp_path, 1, 2)
+    storage = open_storage(location)
     damage(storage, f"step-00000002/{name}")
-    found = resume(place, tmp_path)
+    found = resume(location, tmp_path)
     assert found is not None
     assert found[0] == 1
     assert same(found[1], first)
@@ -193,47 +193,47 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_that_names_the_file(
         assert warnings == []
         return
     (warning,) = warnings
-    assert re.fullmatch(rf"{place}/step-00000002/{name} {says}: the checkpoint of step 2 is passed over", warning)
+    assert re.fullmatch(rf"{location}/step-00000002/{name} {says}: the checkpoint of step 2 is passed over", warning)
     with pytest.raises(CheckpointError, match=f"step-00000002/{name} {says}"):
-        resume(place, tmp_path, f"{place}/step-00000002")
+        resume(location, tmp_path, f"{location}/step-00000002")
     damage(storage, f"step-00000001/{name}")
     with pytest.raises(CheckpointError, match=rf"no checkpoint is whole.*step-00000001/{name} {says}"):
-        resume(place, tmp_path)
-    save_steps(place, tmp_path, 1, 2)  # both are replaced
-    found = resume(place, tmp_path)
+        resume(location, tmp_path)
+    save_steps(location, tmp_path, 1, 2)  # both are replaced
+    found = resume(location, tmp_path)
     assert found is not None
     assert found[0] == 2
 
 
-def test_what_to_resume_from_can_be_told(group: None, place: str, tmp_path: Path) -> None:
-    assert resume(place, tmp_path, "never") is None
-    first, second = save_steps(place, tmp_path, 3, 5)
-    found = resume(place, tmp_path, f"{place}/step-00000003")
+def test_what_to_resume_from_can_be_told(group: None, location: str, tmp_path: Path) -> None:
+    assert resume(location, tmp_path, "never") is None
+    first, second = save_steps(location, tmp_path, 3, 5)
+    found = resume(location, tmp_path, f"{location}/step-00000003")
     assert found is not None
     assert same(found[1], first)
-    found = resume(f"{place}-other", tmp_path, f"{place}/step-00000005/")
+    found = resume(f"{location}-other", tmp_path, f"{location}/step-00000005/")
     assert found is not None
     assert same(found[1], second)
     with pytest.raises(
         CheckpointError, match=r"has checkpoints, the latest of step 5, and train\.resume is never: set"
     ):
-        resume(place, tmp_path, "never")
-    for missing in (f"{place}/step-00000004", place, "step-00000003"):
+        resume(location, tmp_path, "never")
+    for missing in (f"{location}/step-00000004", location, "step-00000003"):
         with pytest.raises(CheckpointError, match=rf"^{missing} is no complete checkpoint: name one \(…/step-0"):
-            resume(place, tmp_path, missing)
+            resume(location, tmp_path, missing)
 
 
-def test_what_killed_saves_left_is_no_checkpoint(group: None, place: str, tmp_path: Path) -> None:
-    (first,) = save_steps(place, tmp_path, 1)
-    storage = open_storage(place)
+def test_what_killed_saves_left_is_no_checkpoint(group: None, location: str, tmp_path: Path) -> None:
+    (first,) = save_steps(location, tmp_path, 1)
+    storage = open_storage(location)
     for name in (DATA, ".metadata", "trainer.json"):
         left = ".step-00000002.tmp" if isinstance(storage, LocalStorage) else "step-00000002"
         storage.write(f"{left}/{name}", storage.read(f"step-00000001/{name}"))
-    found = resume(place, tmp_path)
+    found = resume(location, tmp_path)
     assert found is not None
     assert same(found[1], first)
-    save_steps(place, tmp_path, 3, keep=1)
-    assert steps_in(place) == [3]
+    save_steps(location, tmp_path, 3, keep=1)
+    assert steps_in(location) == [3]
     assert [path.name for path in (tmp_path / "checkpoints").glob(".*")] == []
 
 
@@ -257,24 +257,24 @@ def test_a_full_disk_is_an_error_and_the_checkpoint_before_survives(
     with small_disk(disk, num_bytes=1_600_000) as limit:
         if limit is not None:
             pytest.skip("mounting a small file system is not allowed here")
-        place = str(disk / "checkpoints")
+        location = str(disk / "checkpoints")
         parts = make_parts(0, width=256)  # some 800 KB
         take_step(parts, 1)
         before = values(parts)
         expected = (
-            rf"checkpoint {place}/step-00000002 was not saved; .* untouched: no room on the disk of .*: free some"
+            rf"checkpoint {location}/step-00000002 was not saved; .* untouched: no room on the disk of .*: free some"
         )
-        made = checkpointer(place, tmp_path, asynchronous=asynchronous)
+        made = checkpointer(location, tmp_path, asynchronous=asynchronous)
         made.save(*parts, step=1, state={"cursor": 1}, documents={})
         with pytest.raises(CheckpointError, match=expected):
             save_and_wait(made, parts)
         with pytest.raises(ValueError, match="the first"):
-            save_and_fail(checkpointer(place, tmp_path), parts)
+            save_and_fail(checkpointer(location, tmp_path), parts)
         (line,) = ours(caplog)
         assert "step-00000002 was not saved" in line
         assert [path.name for path in (disk / "checkpoints").iterdir()] == ["step-00000001"]
         loaded = make_parts(1, width=256)
-        with checkpointer(place, tmp_path) as made:
+        with checkpointer(location, tmp_path) as made:
             found = made.resume(*loaded)
         assert found is not None
         assert found.step == 1
@@ -282,16 +282,16 @@ def test_a_full_disk_is_an_error_and_the_checkpoint_before_survives(
 
 
 def test_a_file_that_may_not_grow_is_an_error_and_the_checkpoint_before_survives(group: None, tmp_path: Path) -> None:
-    place = str(tmp_path / "checkpoints")
-    save_steps(place, tmp_path, 1)
+    location = str(tmp_path / "checkpoints")
+    save_steps(location, tmp_path, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
         with pytest.raises(CheckpointError, match="step-00000002 was not saved; those before it are untouched: "):
-            save_steps(place, tmp_path, 2)
+            save_steps(location, tmp_path, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert steps_in(place) == [1]
+    assert steps_in(location) == [1]
 
 
 def test_another_model_is_an_error_and_other_settings_are_one_line(

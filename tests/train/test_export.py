@@ -12,7 +12,7 @@ from lmms_stream.errors import CheckpointError, ConfigError
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.checkpoint.export import export_checkpoint
-from lmms_stream.train.run.settings import RunConfig
+from lmms_stream.train.run_config import RunConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..conftest import run_cli, write_tokens

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.run.schedules import build_schedule, parameter_groups
+from lmms_stream.train.run.schedules import Schedule, parameter_groups
 from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
 
 
@@ -15,9 +15,24 @@ def config(**changes: Any) -> TrainConfig:
     return TrainConfig(**{**settings, **changes})
 
 
+def optimizer_of_two_groups() -> torch.optim.Optimizer:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 0.5)]
+    return torch.optim.SGD(groups)
+
+
+def rates(schedule: Schedule, optimizer: torch.optim.Optimizer, position: int) -> float:
+    """The learning rate at a position, of the first group; the second has half of it."""
+    schedule.move(position)
+    first, second = (group["lr"] for group in optimizer.param_groups)
+    assert schedule.learning_rate == first == 2 * second
+    return schedule.learning_rate
+
+
 def factors(**changes: Any) -> list[float]:
-    schedule = build_schedule(config(**changes), 100)
-    return [schedule.factor(step) for step in range(101)]
+    """The learning rate at each step, of a base of 1."""
+    optimizer = optimizer_of_two_groups()
+    schedule = Schedule(config(**changes), optimizer, max_steps=100)
+    return [rates(schedule, optimizer, step) for step in range(101)]
 
 
 def test_each_schedule_warms_up_and_goes_its_way() -> None:
@@ -42,15 +57,20 @@ def test_each_schedule_warms_up_and_goes_its_way() -> None:
 
 
 def test_a_run_that_ends_by_tokens_has_its_schedule_by_tokens() -> None:
-    schedule = build_schedule(config(max_steps=None, max_tokens=1_000_000, warmup_tokens=100_000), None)
+    optimizer = optimizer_of_two_groups()
+    by_tokens = config(max_steps=None, max_tokens=1_000_000, warmup_tokens=100_000)
+    schedule = Schedule(by_tokens, optimizer, max_steps=None)
     assert schedule.counts_tokens
     assert schedule.length == 1_000_000
     assert schedule.position(step=3, tokens_seen=50_000) == 50_000
-    assert schedule.factor(50_000) == 0.5
-    assert schedule.factor(550_000) == pytest.approx(0.5)
-    by_steps = build_schedule(config(), 100)
+    assert schedule.learning_rate == 0
+    assert rates(schedule, optimizer, 50_000) == 0.5
+    assert rates(schedule, optimizer, 550_000) == pytest.approx(0.5)
+    optimizer = optimizer_of_two_groups()
+    by_steps = Schedule(config(), optimizer, max_steps=100)
     assert by_steps.position(step=3, tokens_seen=50_000) == 3
-    assert math.isclose(by_steps.factor(50), 0.5)
+    assert math.isclose(rates(by_steps, optimizer, 50), 0.5)
+    assert rates(by_steps, optimizer, 0) == 1  # of any position, whatever was asked before
 
 
 def test_matrices_decay_and_vectors_do_not_unless_all_do() -> None:

@@ -15,7 +15,7 @@ from lmms_stream.errors import DataError, StorageError
 from lmms_stream.train.report.profiling import StepProfiler
 from lmms_stream.train.report.run_log import RunLog
 from lmms_stream.train.report.train_log import JsonLines, history, read_log
-from lmms_stream.train.run.schedules import build_schedule
+from lmms_stream.train.run.schedules import Schedule
 from lmms_stream.train.run.settings import ProfileConfig, Reporter, TrainConfig
 from lmms_stream.types import World
 from torch.profiler import record_function
@@ -138,25 +138,25 @@ def test_a_damaged_line_is_named(line: bytes, reason: str, tmp_path: Path) -> No
 RUN = """
 import sys
 from pathlib import Path
+import torch
 from lmms_stream.errors import StorageError
 from lmms_stream.train.report.profiling import StepProfiler
 from lmms_stream.train.report.run_log import RunLog
-from lmms_stream.train.run.schedules import build_schedule
+from lmms_stream.train.run.schedules import Schedule
 from lmms_stream.train.run.settings import ProfileConfig, Reporter, TrainConfig
 from lmms_stream.types import World
 
 output, kind = Path(sys.argv[1]), sys.argv[2]
 try:
     if kind == "profile":
-        import torch
-
         with StepProfiler(ProfileConfig(first=0, stop=1), output_dir=output, rank=0, step=0):
             for _ in range(2000):
                 torch.ones(2) + 1
     else:
         args = TrainConfig(output_dir=str(output), global_batch=1, max_steps=9, report_to=[kind] * (kind != "log"))
         log = RunLog(args, world=World())
-        with log.running(build_schedule(args, 9), step=0, position=0):
+        schedule = Schedule(args, torch.optim.SGD([torch.zeros(1)]), max_steps=9)
+        with log.running(schedule, step=0, position=0):
             for step in range(1, 1000):
                 log.write({"step": step, **{f"{kind}/{n}": n / step for n in range(200)}}, position=0)
 except StorageError as error:
@@ -187,17 +187,18 @@ def test_a_disk_that_fills_up_is_one_line_that_names_the_file(tmp_path: Path) ->
         assert re.match(f"{re.escape(str(folder))}/run/{path}: {message}", line), line
 
 
-def test_what_lies_in_the_place_of_a_log_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_folder_or_file_where_a_log_should_lie_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").touch()
     (tmp_path / "wandb").touch()
     reporters: list[tuple[Reporter, str]] = [("wandb", "wandb/run-id.txt"), ("tensorboard", "tensorboard")]
     for name, path in reporters:
         args = TrainConfig(output_dir=str(tmp_path), global_batch=1, max_steps=1, report_to=[name])
         log = RunLog(args, world=World())
+        schedule = Schedule(args, torch.optim.SGD([torch.zeros(1)]), max_steps=1)
         with pytest.raises(
             StorageError, match=f"{re.escape(str(tmp_path / path))}: .*: check the path and its rights$"
         ):
-            log.running(build_schedule(args, 1), step=0, position=0).__enter__()
+            log.running(schedule, step=0, position=0).__enter__()
     (tmp_path / "train_log.jsonl").unlink()
     (tmp_path / "train_log.jsonl").mkdir()
     with pytest.raises(StorageError, match=r"train_log.jsonl: Is a directory: .*: check the path and its rights"):

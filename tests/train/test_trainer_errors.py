@@ -12,7 +12,7 @@ from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError, StorageError
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
-from lmms_stream.train.run.settings import RunConfig
+from lmms_stream.train.run_config import RunConfig
 
 from ..conftest import write_tokens
 from ..mds.test_disk_faults import small_disk

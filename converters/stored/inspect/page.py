@@ -49,7 +49,7 @@ def write_page(inspection: Inspection, path: Path) -> None:
 def render_page(inspection: Inspection) -> str:
     budget = [MAX_PAGE_IMAGE_BYTES]
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # a second lock, should escaping fail
-    parts = [
+    lines = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
@@ -61,10 +61,10 @@ def render_page(inspection: Inspection) -> str:
         _table(inspection.columns),
         *_lengths(inspection.lengths),
         *(f'<p class="note">{_text(note)}</p>' for note in inspection.notes),
-        *(part for sample in inspection.samples for part in _sample(sample, inspection.num_samples, budget)),
+        *(line for sample in inspection.samples for line in _sample(sample, inspection.num_samples, budget)),
         "</body></html>\n",
     ]
-    return "\n".join(parts)
+    return "\n".join(lines)
 
 
 def _text(text: str) -> str:

@@ -123,7 +123,7 @@ def inspect_dataset(
 def summary(inspection: Inspection) -> dict[str, str]:
     """The dataset in some lines: what it is called -> how much there is of it."""
     sizes = inspection.sample_bytes
-    part = inspection.num_measured_shards < inspection.num_shards
+    is_partial = inspection.num_measured_shards < inspection.num_shards
     stored = (
         "" if inspection.compression is None else f", {inspection.stored_bytes:,} as stored ({inspection.compression})"
     )
@@ -134,7 +134,7 @@ def summary(inspection: Inspection) -> dict[str, str]:
         "bytes": f"{inspection.num_bytes:,}{stored}",
         "compression": inspection.compression or "none",
         "bytes of a sample": f"{sizes.minimum:,} to {sizes.maximum:,}, median {sizes.median:,.0f}"
-        + (f" (in {inspection.num_measured_shards:,} of the {inspection.num_shards:,} shards)" if part else ""),
+        + (f" (in {inspection.num_measured_shards:,} of the {inspection.num_shards:,} shards)" if is_partial else ""),
     }
 
 
@@ -196,9 +196,9 @@ def _read_shards(
     storage, shards = catalog.storage, catalog.shards
     first_ids = list(accumulate((info.num_samples for info in shards), initial=0))
     shown = [
-        place
-        for place, info in enumerate(shards)
-        if first_ids[place] < chosen.stop and chosen.start < first_ids[place] + info.num_samples
+        index
+        for index, info in enumerate(shards)
+        if first_ids[index] < chosen.stop and chosen.start < first_ids[index] + info.num_samples
     ]
     in_place = isinstance(storage, LocalStorage) and not any(info.zip_name for info in shards)
     limit = MAX_HEADERS if in_place else MAX_FETCHED
@@ -206,17 +206,17 @@ def _read_shards(
     measured = sorted({*measured, *shown}) if in_place else sorted({*measured[: max(0, limit - len(shown))], *shown})
     on_start(len(measured))
     sizes, samples = [], []
-    for place in measured:
-        info = shards[place]
-        if in_place and place not in shown:
+    for index in measured:
+        info = shards[index]
+        if in_place and index not in shown:
             assert isinstance(storage, LocalStorage)
             sizes.append(_sample_sizes(storage.folder / info.name, info))
         else:
             path = fetch_shard(cache, info)
             sizes.append(_sample_sizes(path, info))
             shard = Shard(path, info)
-            for number in range(max(chosen.start, first_ids[place]), min(chosen.stop, first_ids[place + 1])):
-                within = number - first_ids[place]
+            for number in range(max(chosen.start, first_ids[index]), min(chosen.stop, first_ids[index + 1])):
+                within = number - first_ids[index]
                 samples.append(viewer.view(shard[within], number=number, shard=info, num_bytes=int(sizes[-1][within])))
             if path.is_relative_to(cache.folder):
                 path.unlink()
@@ -237,22 +237,16 @@ def _sample_sizes(path: Path, info: ShardInfo) -> NDArray[np.int64]:
 
 
 def _view_lengths(catalog: Catalog, fingerprint: str, folder: Path, notes: list[str]) -> LengthsView | None:
-    """A lengths index with its histogram; a note in its place where it cannot be shown."""
+    """A lengths index with its histogram; a note instead where it cannot be shown."""
     if not isinstance(catalog.storage, LocalStorage) and 4 * catalog.num_samples > MAX_LENGTHS_BYTES:
         notes.append(f"lengths index {fingerprint} is not shown: it has more than {MAX_LENGTHS_BYTES} bytes")
         return None
     try:
-        index = open_lengths(catalog.storage, fingerprint, folder=folder)
+        index = open_lengths(catalog.storage, fingerprint, folder=folder, num_samples=catalog.num_samples)
     except LengthsError as error:
         notes.append(str(error))
         return None
     if index is None:
-        return None
-    if len(index.lengths) != catalog.num_samples:
-        notes.append(
-            f"lengths index {fingerprint} has {len(index.lengths)} lengths for {catalog.num_samples} samples: "
-            "write it again with lmms-stream index"
-        )
         return None
     edges, counts = histogram(np.asarray(index.lengths))
     return LengthsView(

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +44,8 @@ from .tensors import (
 )
 
 T = TypeVar("T")
+# A stager keeps the memory of its copies for the next save; one of torch 2.11 closes itself after its first one.
+_STAGERS_LAST = torch.__version__ >= "2.15"  # torch compares versions here, not texts
 logger = logging.getLogger("lmms_stream")
 
 
@@ -52,9 +53,9 @@ class Checkpointer:
     """Saves and resumes the checkpoints at `url`, a folder that all nodes see or a URL; all ranks call each method.
 
     staging: a local folder for files on their way to or from a store. keep: how many of the latest checkpoints stay.
-    asynchronous: tensors are copied, and written by a thread; the next save, `wait` and the end of the `with` block
-    wait for it. A save that failed is a CheckpointError there; the checkpoints before it are untouched, and a run that
-    is ending with another error says so besides. timeout_s: of each wait and each collective.
+    asynchronous: tensors are copied, and a thread writes them; the next save, `wait` and the end of the `with` block
+    wait for it. There a save that failed is a CheckpointError, or one more line where the block ends with another
+    error; the checkpoints before it are untouched. timeout_s: of each wait and each collective.
     """
 
     def __init__(
@@ -72,12 +73,11 @@ class Checkpointer:
         self._staging = staging / f"rank-{self.rank}"
         self._target = open_target(url, staging=self._staging)
         self._keep = keep
-        # Of its own, for the thread's collectives would mix with training's.
+        # A group of its own: the collectives of the writing thread would mix with those of training.
         group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)  # of all ranks, so each is in it
         self._group = group
-        cuda = torch.cuda.is_available()
-        self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda))
+        self._stager = _new_stager()
         self._writer: CheckpointWriter | None = None
         self._saving: Future[Any] | None = None
 
@@ -105,8 +105,8 @@ class Checkpointer:
     ) -> None:
         """Begin to save checkpoint `step`, or save it; first wait for the one before.
 
-        state: JSON values of the trainer, the cursor among them. documents: other files, by name. Of both rank 0's
-        are saved.
+        state: JSON values of the trainer, the cursor among them. documents: other files, by name. Those of rank 0 are
+        saved.
         """
         self.wait()
         values = tensors_of(model, optimizer)
@@ -114,11 +114,14 @@ class Checkpointer:
         self._writer = CheckpointWriter(self._target, step, {**documents, STATE_NAME: text.encode()}, keep=self._keep)
         options: dict[str, Any] = {
             "storage_writer": self._writer,
-            # What ranks have copies of is in the first one's file, so that others' need not be read for it.
+            # What several ranks have is written by the first of them, so that fewer files are read for it.
             "planner": DefaultSavePlanner(dedup_save_to_lowest_rank=True),
             "process_group": self._group,
         }
         if self.asynchronous:
+            if not _STAGERS_LAST:
+                self._stager.close()
+                self._stager = _new_stager()
             started = async_save(values, async_stager=self._stager, **options)
             assert isinstance(started, Future)  # staging is done
             self._saving = started
@@ -127,7 +130,7 @@ class Checkpointer:
 
     @property
     def is_saving(self) -> bool:
-        """Whether this rank is writing; others may be done, or not yet."""
+        """Whether this rank is writing; other ranks may have finished."""
         return self._saving is not None and not self._saving.done()
 
     def wait(self) -> None:
@@ -141,7 +144,7 @@ class Checkpointer:
         where = f"{self._target.storage.url}/{folder_name(self._writer.step)}"
         try:
             result()
-        except FutureTimeoutError as error:
+        except TimeoutError as error:
             raise CheckpointError(
                 f"checkpoint {where} was not written within {self.timeout_s:g} s: look at the disk or the network, or "
                 "raise timeout_s"
@@ -162,7 +165,7 @@ class Checkpointer:
         choice: str = "auto",
         check: Callable[[Checkpoint], None] = lambda _: None,
     ) -> Checkpoint | None:
-        """Load model and optimizer in place from the latest checkpoint that is whole; None where there is none.
+        """Fill model and optimizer from the latest checkpoint that is whole; None where there is none.
 
         choice: "auto"; "never", an error where there are checkpoints; or the path or URL of one. check may refuse the
         checkpoint before tensors are read. A damaged one is passed over with a warning that names the file. Raises
@@ -215,7 +218,7 @@ class Checkpointer:
         return target, [step]
 
     def _fetch(self, target: Target, checkpoint: Checkpoint, values: Tensors) -> Path:
-        """The folder with all files that this rank reads, each checked by one rank or by those that fetch it."""
+        """The folder with all files that this rank reads; each was checked by one rank, or by each that fetched it."""
         if target.reads_in_place:
             share = sorted(checkpoint.files)[self.rank :: self.world_size]
             return self._on_all(lambda: target.fetch(checkpoint, share))
@@ -223,7 +226,7 @@ class Checkpointer:
         return self._on_all(lambda: target.fetch(checkpoint, needed_files(folder, values)))
 
     def _on_rank_0(self, action: Callable[[], T]) -> T:
-        """What rank 0 finds, on all ranks; its error, too."""
+        """The result of rank 0, on all ranks; its error is raised on all."""
         outcome: list[Any] = [None]
         if self.rank == 0:
             outcome = [_attempt(action)]
@@ -234,7 +237,7 @@ class Checkpointer:
         return found
 
     def _on_all(self, action: Callable[[], T]) -> T:
-        """What this rank finds, unless one fails: then the same error on all ranks, damage last."""
+        """The result of this rank; where a rank fails, all raise the same error, damage only if there is no other."""
         outcome = _attempt(action)
         failed: list[Any] = [None] * self.world_size
         dist.all_gather_object(failed, outcome if isinstance(outcome, LmmsStreamError) else None, group=self._group)
@@ -250,12 +253,21 @@ class Checkpointer:
                 logger.warning("%s", message)
 
 
+def _new_stager() -> DefaultStager:
+    cuda = torch.cuda.is_available()
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda
+        )
+    )
+
+
 def _attempt(action: Callable[[], T]) -> T | LmmsStreamError:
     try:
         return action()
     except LmmsStreamError as error:
         return error
-    except (OSError, RuntimeError, AssertionError) as error:  # torch's, of files that it cannot make sense of
+    except (OSError, RuntimeError, AssertionError) as error:  # torch raises these for files that it cannot read
         return CheckpointError(f"a checkpoint cannot be read: {cause_of(error)}")
 
 

@@ -23,7 +23,7 @@ SHARD_SIZE = "5GB"
 
 
 def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, bytes]:
-    """The files of a transformers folder but for the weights, by their names in a checkpoint.
+    """The files of a transformers folder without the weights, by their names in a checkpoint.
 
     tokenizer: the folder or hub id of the tokenizer, or of a processor with one; ConfigError when it cannot be loaded.
     """
@@ -113,7 +113,7 @@ def _put_in_place(made: Path, out: Path, found: Checkpoint) -> None:
 
 
 def _empty_model(folder: Path, found: Checkpoint) -> PreTrainedModel:
-    """The model without memory for its weights."""
+    """The model on the meta device."""
     import torch
     import transformers
 
@@ -132,7 +132,7 @@ def _empty_model(folder: Path, found: Checkpoint) -> PreTrainedModel:
 def _read_weights(
     model: PreTrainedModel, found: Checkpoint, target: Target, *, dtype: Dtype | None
 ) -> dict[str, torch.Tensor]:
-    """The weights by name; names of one tied tensor share it. The model takes on their type."""
+    """The weights by name; tied names share one tensor. The model is cast to their dtype."""
     import torch
 
     from .store import METADATA_NAME

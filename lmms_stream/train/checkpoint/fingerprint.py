@@ -7,24 +7,25 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ... import __version__
 from ...errors import CheckpointError
+from ...version import VERSION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..run.settings import TrainConfig
 
-_NOT_THE_MODEL = {"transformers_version", "_name_or_path", "use_cache", "_attn_implementation"}  # may change in a run
-_NOT_COMPARED = {"output_dir", "checkpoint_dir", "resume"}  # they say where, and not how
+# Fields of a model's config that may change when a run resumes.
+_NOT_THE_MODEL = {"transformers_version", "_name_or_path", "use_cache", "_attn_implementation"}
+_NOT_COMPARED = {"output_dir", "checkpoint_dir", "resume"}  # they change no result
 
 
 def fingerprint_of(model: PreTrainedModel, settings: TrainConfig) -> dict[str, Any]:
-    """versions of the code, the model's config, and the run's settings. The data's is in the cursor: the plans."""
+    """Versions of the code, the model's config, and the run's settings. The plans of the data are in the cursor."""
     import torch
     import transformers
 
-    versions = {"lmms_stream": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+    versions = {"lmms_stream": VERSION, "torch": str(torch.__version__), "transformers": transformers.__version__}
     described = {
         "versions": versions,
         "model": model.config.to_dict() | {"architectures": [type(model).__name__]},
@@ -50,7 +51,7 @@ def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where:
 
 
 def other_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Settings and versions that are not those of the checkpoint, in words; a run may go on with them."""
+    """Settings and versions that differ from the checkpoint's, in words; a run may go on with them."""
     return [
         f"{part}.{name} was {saved[part].get(name)!r}, is {now[part].get(name)!r}"
         for part in ("train", "versions")

@@ -29,7 +29,7 @@ logger = logging.getLogger("lmms_stream")
 class RunSaver:
     """The checkpoints of a run, and the export at its end. A context: leaving it waits for the save in flight.
 
-    model: the transformers model itself, so that names of parameters are its own, whatever it is wrapped in.
+    model: the transformers model itself, not what wraps it, so that parameters are saved under its own names.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RunSaver:
             timeout_s=args.timeout_s,
         )
         self._fingerprint = fingerprint_of(model, args)
-        self._latest: str | None = None  # where what was saved or resumed last lies
+        self._latest: str | None = None  # the checkpoint that was saved or resumed last
         self._documents: Mapping[str, bytes] = {}
         if self._checkpointer.rank == 0:
             self._documents = model_files(model, _tokenizer_name(model, datasets))
@@ -71,9 +71,9 @@ class RunSaver:
         self._checkpointer.wait()
 
     def resume(self, load_state: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any] | None:
-        """What was saved as `state`, and "step"; model and optimizer are loaded. None where a run starts.
+        """Load model and optimizer; returns the saved `state` with "step", or None where there is no checkpoint.
 
-        load_state may refuse the state, before anything is loaded.
+        load_state may refuse the state before anything is loaded.
         """
 
         def check(checkpoint: Checkpoint) -> None:
@@ -91,7 +91,7 @@ class RunSaver:
         return found.state
 
     def export(self) -> None:
-        """Write the model as it was saved last to output_dir/export, if that is asked for; rank 0 does it."""
+        """Write the model as it was saved last to output_dir/export where args.export is set; rank 0 does it."""
         if self._args.export and self._checkpointer.rank == 0 and self._latest is not None:
             export_checkpoint(self._latest, self._export)
 

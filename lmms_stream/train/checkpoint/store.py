@@ -1,8 +1,8 @@
 """Where checkpoints lie: a folder that all nodes see, or a prefix of an object store.
 
 A checkpoint is `step-NNNNNNNN/` with `complete.json`, which names all other files with their sizes and checksums and
-is written last: what lacks it is no checkpoint. In a folder the whole is renamed to its name besides, after it was
-forced to disk.
+is written last: without it there is no checkpoint. In a folder the checkpoint also gets its name last, by a rename
+after all was forced to disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHUNK_BYTES = 1 << 23
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is there, and a file of it is not what was written."""
+    """A file of a checkpoint is missing or is not what was written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +63,12 @@ class Checkpoint:
 
 
 class Target(Protocol):
-    """Where a rank writes and reads files of checkpoints; all paths are of this node.
+    """Writes and reads files of checkpoints for a rank; all paths are of this node.
 
-    prepare, commit: by one rank, before any writes and after all have; begin, publish, discard: by each. fetch gives a
-    folder that holds the named files, checked. reads_in_place: files are there for all ranks, and each need be checked
-    by one alone. unfinished: steps of which a killed run left files, besides what `prepare` removes.
+    One rank calls prepare before any rank writes, and commit after all have written; each calls begin, publish and
+    discard. fetch gives a folder that holds the named files, checked. reads_in_place: all ranks see the same files, so
+    that one of them is enough to check each. unfinished: steps of which a killed run left files that `prepare` does not
+    remove.
     """
 
     storage: Storage
@@ -100,7 +101,7 @@ class FolderTarget:
         self._folder = storage.folder
 
     def candidates(self) -> list[int]:
-        """Steps whose folder has its final name; one that lost a file, complete.json too, is among them."""
+        """Steps whose folder has its final name, even where a file of it was lost."""
         if not self._folder.is_dir():
             return []
         found = [_FOLDER.fullmatch(path.name) for path in self._folder.iterdir() if path.is_dir()]
@@ -113,7 +114,7 @@ class FolderTarget:
         return self._folder / f".{folder_name(step)}.tmp"
 
     def prepare(self, step: int) -> None:
-        """Make room, also of what killed runs left."""
+        """Make the folder to write in, and remove those that killed runs left."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for path in self._folder.iterdir():
             if _TEMPORARY.fullmatch(path.name):
@@ -121,10 +122,10 @@ class FolderTarget:
         self.writing(step).mkdir()
 
     def begin(self, step: int) -> None:
-        pass  # it is prepared for all ranks at once
+        pass  # `prepare` made the folder for all ranks
 
     def publish(self, step: int, names: Iterable[str]) -> None:
-        pass  # others see the files as they are written
+        pass  # all ranks see the files
 
     def commit(self, step: int, files: Mapping[str, FileDigest]) -> None:
         temporary, final = self.writing(step), self._folder / folder_name(step)
@@ -165,7 +166,7 @@ class StoreTarget:
         self._staging = staging
 
     def candidates(self) -> list[int]:
-        """Steps with a complete.json: what is being written, or never was finished, is not among them."""
+        """Steps with a complete.json, that is, not those being written or never finished."""
         return sorted(step for step, names in self._names().items() if COMPLETE_NAME in names)
 
     def unfinished(self) -> list[int]:
@@ -184,7 +185,7 @@ class StoreTarget:
         return self._staging / folder_name(step)
 
     def prepare(self, step: int) -> None:
-        """Take away the complete.json of an earlier run, so that no mixture of the two can be taken for one."""
+        """Delete the complete.json of an earlier run, so that a mixture of the two is never taken for a checkpoint."""
         if step in self.candidates():
             self.storage.delete(f"{folder_name(step)}/{COMPLETE_NAME}")
 
@@ -230,7 +231,7 @@ def step_of(name: str) -> int | None:
 
 
 def read_checkpoint(storage: Storage, step: int) -> Checkpoint:
-    """What says of a checkpoint what it is, with its files' names and sizes checked; DamagedError, with the file."""
+    """Read what describes a checkpoint, and check its files' names and sizes; DamagedError names the file."""
     where = f"{storage.url}/{folder_name(step)}"
     files = _read_manifest(storage, step, where)
     stored = {found.key.partition("/")[2]: found for found in storage.list_objects(f"{folder_name(step)}/")}
@@ -246,7 +247,7 @@ def read_checkpoint(storage: Storage, step: int) -> Checkpoint:
 
 
 def remove(storage: Storage, step: int) -> None:
-    """Delete what a checkpoint consists of, what makes it complete first, and nothing else."""
+    """Delete the files of a checkpoint, complete.json first, and nothing else."""
     prefix = f"{folder_name(step)}/"
     names = [found.key.removeprefix(prefix) for found in storage.list_objects(prefix)]
     for name in sorted(filter(_OURS.fullmatch, names), key=lambda name: name != COMPLETE_NAME):
@@ -258,7 +259,7 @@ def remove(storage: Storage, step: int) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """A file that is on the disk, and not only on its way there, when this returns."""
+    """Write a file that is on the disk, not only in memory, when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.write(data)

@@ -33,13 +33,13 @@ from ...errors import CheckpointError, StorageError
 from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
 
 Tensors = dict[str, Any]  # nested: "model" and "optimizer", then the parameters' names
-NO_ROOM_BYTES = 1 << 16  # less is a full disk, to torch's writer, which does not say why it failed
+NO_ROOM_BYTES = 1 << 16  # with less free, a failure of torch's writer, which gives no cause, is a full disk
 
 
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
     """The tensors of this rank as they are now, not copies, by the names that parameters have in `model`.
 
-    What is set, and not learnt (learning rate, betas, decay), is left out: it is the config's.
+    Settings (learning rate, betas, decay) are left out: they come from the config.
     """
     state = get_optimizer_state_dict(model, optimizer)["state"]
     return {"model": get_model_state_dict(model), "optimizer": state}
@@ -58,7 +58,7 @@ def needed_files(folder: Path, values: Tensors) -> list[str]:
 
 
 def read_tensors(folder: Path, values: Tensors) -> None:
-    """Fill `values` in place; no other rank is asked. CheckpointError where names or shapes are others."""
+    """Read into the tensors of `values`, without other ranks. CheckpointError where names or shapes differ."""
     metadata, planner, plan = _plan(folder, values)
     reader = FileSystemReader(folder)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
@@ -90,13 +90,13 @@ def _plan(folder: Path, values: Tensors) -> tuple[Metadata, DefaultLoadPlanner, 
 
 @dataclass(frozen=True)
 class _Written(WriteResult):
-    """The first of a rank's results brings its files along."""
+    """The first of a rank's results, with the files that the rank wrote."""
 
     files: Mapping[str, FileDigest]
 
 
 class CheckpointWriter(FileSystemWriter):
-    """Writes one checkpoint: each rank its tensors, rank 0 then `documents` and what makes it complete.
+    """Writes one checkpoint: each rank its tensors, then rank 0 `documents` and complete.json.
 
     documents: files beside the tensors, by name, of rank 0. keep: how many of the latest checkpoints stay.
     """
@@ -105,13 +105,13 @@ class CheckpointWriter(FileSystemWriter):
         super().__init__(target.writing(step))
         self.target = target
         self.step = step
-        self.warnings: list[str] = []  # what did not go well with old checkpoints
+        self.warnings: list[str] = []  # of old checkpoints that could not be removed
         self._folder = target.writing(step)
         self._documents = documents
         self._keep = keep
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan  # the folder is made once all ranks are here
+        return plan  # the folder is made later, once for all ranks
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         with _failures():
@@ -145,7 +145,7 @@ class CheckpointWriter(FileSystemWriter):
             self.target.commit(self.step, {**files, **own})
         try:
             remove_old(self.target, self.step, keep=self._keep)
-        except StorageError as error:  # the new one is there, and old ones may stay
+        except StorageError as error:  # the new one is complete: old ones may stay
             self.warnings.append(f"old checkpoints stay: {error}")
 
 
@@ -160,7 +160,7 @@ def remove_old(target: Target, newest: int, *, keep: int | None) -> None:
 
 @contextmanager
 def _failures(folder: Path | None = None) -> Iterator[None]:
-    """Errors that other ranks can be sent, and that say when the disk of `folder` is full."""
+    """Turn errors into CheckpointErrors, which can be sent to other ranks and say when the disk of `folder` is full."""
     try:
         yield
     except (OSError, RuntimeError) as error:

@@ -1,11 +1,10 @@
 """How much arithmetic a model's training takes, and how much a device can do. model, lengths -> FLOPs.
 
 The formula is that of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H Q T a token, of N parameters, L layers, H
-heads of size Q, and T tokens that attend to one another. Backward counts as twice the forward, recomputation not at
-all, and the square of the attention whole, though it is causal. T is the length of the token's own segment, so that
-the sum over a pack is exact; N leaves out embeddings, which are looked up, and has the head for the tokens alone that
-are learnt, as it is applied to no others. Experts count by the share of them that a token passes, a frozen parameter
-4 in place of 6.
+heads of size Q, and T tokens that attend to one another. Backward counts as twice the forward, recomputation does not
+count, and attention counts as if it were not causal. T is the length of the token's own segment, so that the sum over a
+pack is exact. N leaves out embeddings, which are looked up, and counts the head only for tokens that predict a target.
+Experts count by the share of them that a token passes; a frozen parameter counts 4 instead of 6.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFlops:
-    """FLOPs of a token, of a token that is learnt (the head), and of a pair of tokens of one segment.
+    """FLOPs of a token, of a token that predicts a target (the head), and of a pair of tokens of one segment.
 
-    per_pair: by the window that a layer's attention looks back, None for all of the segment.
+    per_pair: by the window of a layer's attention, None where it sees the whole segment.
     """
 
     per_token: float
@@ -56,7 +55,7 @@ class ModelFlops:
 
 
 def model_flops(model: PreTrainedModel) -> ModelFlops | None:
-    """The formula for a decoder of text; None for other models, of which it would not be true."""
+    """The formula for a decoder of text; None for other models, for which it does not hold."""
     config: Any = model.config
     pairs = _pairs(config)
     experts = _share_of_experts(config)

@@ -1,7 +1,7 @@
-"""The loss of packed sequences: a loss of each token that is learnt, to be summed over the global batch.
+"""The loss of packed sequences: one for each target, to be summed over the global batch.
 
-Logits are made for these tokens alone, some at a time, and made again in the backward pass, so that those of a whole
-pack are never there together.
+Logits are computed only where a target is predicted, some tokens at a time, and again in the backward pass, so that
+those of a whole pack are never in memory together.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ LOGITS_AT_ONCE = 1 << 26  # float32 values: 256 MiB
 
 
 def learnt_tokens(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where a learnt label is predicted, and that label: int64[n] each, in their order.
+    """The positions at which a target is predicted, and those targets: int64[n] each, in their order.
 
-    labels: int64[1, T], aligned with the inputs, IGNORED_LABEL where nothing is learnt: t is for the label at t + 1.
+    labels: int64[1, T], aligned with the inputs, IGNORED_LABEL where there is no target; position t predicts the label
+    at t + 1.
     """
     targets = labels[0, 1:]
     learnt = torch.nonzero(targets != IGNORED_LABEL)[:, 0]
@@ -30,9 +31,9 @@ def learnt_tokens(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def token_losses(
     hidden: torch.Tensor, targets: torch.Tensor, head: Head, *, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross entropy of each target, and the log of the sum of its softmax: float32[n] each.
+    """Cross entropy of each target, and the logsumexp of its logits: float32[n] each.
 
-    hidden: float[n, H]; targets: int64[n]. With a trained `hidden` the result can be differentiated even where n is 0.
+    hidden: float[n, H]; targets: int64[n]. The result can be differentiated even where n is 0.
     """
     size = max(64, LOGITS_AT_ONCE // vocab_size)
     parts = [
@@ -44,7 +45,7 @@ def token_losses(
 
 
 def losses_of_logits(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of logits that are there: float[n, V]."""
+    """The same from the logits: float[n, V]."""
     logits = logits.float()
     logs = torch.logsumexp(logits, dim=-1)
     return logs - logits.gather(1, targets[:, None])[:, 0], logs

@@ -94,10 +94,10 @@ class ModelConfig:
 class PackedModel(torch.nn.Module):
     """A transformers model with its loss on packs: what FSDP shards as a whole.
 
-    logits_way: how the logits of the tokens that are learnt are made, all by the model's own forward, so that what it
-    does to them (scales, caps, biases) is done. "chunks": around hidden states that are there, some tokens at a time.
-    "kept": of all these tokens, by its argument logits_to_keep. "whole": of all tokens. attention.prove_packing tells
-    which give the same.
+    logits_way: how the logits that predict a target are computed, always by the model's own forward, so that its
+    scales, caps and biases are applied. "chunks": some tokens at a time, from hidden states computed once. "kept": for
+    all these tokens at once, by its argument logits_to_keep. "whole": for all tokens. isolation.prove_packing finds
+    the thriftiest that gives the same losses.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -108,7 +108,7 @@ class PackedModel(torch.nn.Module):
 
     @property
     def base_model(self) -> PreTrainedModel | None:
-        """What makes the hidden states; None where that is the whole model."""
+        """The part that computes the hidden states; None where that is the whole model."""
         inner: Any = self.model.base_model
         base: PreTrainedModel | None = inner if inner is not self.model else getattr(self.model, "model", None)
         return base
@@ -121,7 +121,7 @@ class PackedModel(torch.nn.Module):
 
     @property
     def logits_ways(self) -> tuple[LogitsWay, ...]:
-        """Those that the model has, the thriftiest first."""
+        """Those that this model supports, the thriftiest first."""
         ways: list[LogitsWay] = ["whole"]
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
             ways.insert(0, "kept")
@@ -130,10 +130,7 @@ class PackedModel(torch.nn.Module):
         return tuple(ways)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of each learnt token, and the log of its softmax's sum: float32[num_loss_tokens] each.
-
-        The loss tokens of all packs come in their order.
-        """
+        """The loss of each target in order, and the logsumexp of its logits: float32[num_loss_tokens] each."""
         learnt, targets = learnt_tokens(batch.labels)
         if self.logits_way == "whole":
             return losses_of_logits(self.logits(batch)[learnt], targets)
@@ -152,19 +149,19 @@ class PackedModel(torch.nn.Module):
         return token_losses(output.last_hidden_state[0, learnt], targets, head, vocab_size=self.vocab_size)
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """The model's own, of every token: float[T, V]."""
+        """The model's own logits, of every token: float[T, V]."""
         logits: torch.Tensor = self.model(**self._inputs(batch)).logits
         return logits[0]
 
     def check_tokens(self, pack: Batch) -> None:
-        """ConfigError for a pack, on the CPU, with a token that the model does not have."""
+        """ConfigError for a pack, on the CPU, with a token id that the model does not have."""
         lowest, highest = (int(bound) for bound in torch.aminmax(pack.input_ids))
         highest = max(highest, int(pack.labels.max()))
         if lowest >= 0 and highest < self.vocab_size:
             return
         token_id = lowest if lowest < 0 else highest
-        place = torch.nonzero((pack.input_ids[0] == token_id) | (pack.labels[0] == token_id))[0]
-        segment = int((pack.cu_seqlens <= place).sum()) - 1
+        position = torch.nonzero((pack.input_ids[0] == token_id) | (pack.labels[0] == token_id))[0]
+        segment = int((pack.cu_seqlens <= position).sum()) - 1
         raise ConfigError(
             f"token id {token_id} in sample {int(pack.sample_ids[segment])}{pack.source and f' of {pack.source}'} is "
             f"none of the model's {self.vocab_size}: take the model's own tokenizer, or resize its embedding"
@@ -183,12 +180,11 @@ class PackedModel(torch.nn.Module):
         """The arguments of a transformers model that keep the segments of a pack apart.
 
         sdpa, eager and flex_attention do so where position_ids restart, but only without an attention mask and without
-        a cache; flash_attention_2 and sdpa_varlen take the bounds. (Images and sounds are to be added here, and then a
-        rank without any must run their encoders too, on something weighted 0: FSDP's collectives are all ranks'.)
+        a cache; flash_attention_2 and sdpa_varlen take the bounds of the segments.
         """
         positions = batch.position_ids
         if self._has_text_axis and positions.ndim == 2:
-            positions = positions.expand(4, *positions.shape)  # text alone: the place of text, then three axes like it
+            positions = positions.expand(4, *positions.shape)  # of text alone all four axes are the same
         inputs: dict[str, Any] = {
             "input_ids": batch.input_ids,
             "position_ids": positions,
@@ -205,7 +201,7 @@ class PackedModel(torch.nn.Module):
 
 @contextmanager
 def _given(base: torch.nn.Module, output: Any, hidden: torch.Tensor) -> Iterator[None]:
-    """Inside, a base model gives an output that it gave before, with other hidden states."""
+    """Inside, the base model returns an output that it gave before, but with these hidden states."""
     given = type(output)(**{**output, "last_hidden_state": hidden})
     before = vars(base).get("forward")
     base.forward = lambda *_, **__: given
@@ -218,6 +214,6 @@ def _given(base: torch.nn.Module, output: Any, hidden: torch.Tensor) -> Iterator
 
 
 def _rotates_by_axes(config: PretrainedConfig) -> bool:
-    """Whether positions have three axes and, in packs, the place in the text before them (Qwen2-VL)."""
+    """Whether positions have three axes and, in packs, those of the text before them (Qwen2-VL)."""
     text = config.get_text_config()
     return "mrope_section" in (getattr(text, "rope_scaling", None) or {})

@@ -1,4 +1,4 @@
-"""A model -> what each rank holds and runs of it: frozen, checkpointed, compiled, sharded as the run asks."""
+"""A model -> the part of it that each rank holds and runs: frozen, checkpointed, compiled, sharded as the run asks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, device: torch.device) -> None:
-    """Shard in place over the mesh; all ranks call it, of whose models rank 0's gives the weights.
+    """Shard the model itself over the mesh, with the weights that rank 0 has; all ranks call it.
 
     Parameters keep their number format; with config.bf16 they are computed with in bfloat16, and gradients are summed
     in float32.
@@ -40,9 +40,9 @@ def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, de
 
 
 def compile_blocks(model: PackedModel) -> None:
-    """Compile each block that was sharded, in place, for the packs that it is run on from here on.
+    """Compile each block that was sharded.
 
-    (After the proof of packing, or its small packs of several lengths would all be compiled for.)
+    Call it after the proof of packing: else the blocks would be compiled for each length of the proof's small packs.
     """
     for block in model.model.modules():
         if isinstance(block, FSDPModule):
@@ -52,8 +52,8 @@ def compile_blocks(model: PackedModel) -> None:
 def blocks_to_shard(model: torch.nn.Module, wrap: Sequence[str] = ()) -> list[torch.nn.Module]:
     """The repeated blocks of a model, which are gathered one by one, by the names of their classes.
 
-    wrap: these names; without any, those that transformers does not split between devices, in all parts of the model.
-    ConfigError, with the names that there are, where a name is of no block.
+    wrap: these names (default: those that transformers does not split between devices, in all parts of the model).
+    ConfigError for a name that no block has, with the names that there are.
     """
     repeated = [
         block
@@ -92,7 +92,7 @@ def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
 
 
 def checkpoint_blocks(model: PreTrainedModel) -> None:
-    """Run blocks again in the backward pass, in place of keeping what they computed."""
+    """Run blocks again in the backward pass instead of keeping what they computed."""
     if not model.supports_gradient_checkpointing:
         raise ConfigError(
             f"{type(model).__name__} cannot run its blocks again: set train.gradient_checkpointing to false"

@@ -1,7 +1,7 @@
 """Attention of each sample of a pack by itself, with torch's scaled_dot_product_attention: "sdpa_varlen".
 
-With a mask, sdpa on the CPU computes all T x T scores of a pack of T tokens, and leaves out most; here it computes the
-t x t of each sample of t tokens. transformers masks nothing for an implementation that it does not know.
+With a mask, sdpa on the CPU computes all T x T scores of a pack of T tokens, and discards most; here it computes the
+t x t of each sample of t tokens. transformers makes no mask for an implementation that it does not know.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def has_varlen(model_class: Any, config: Any) -> bool:
 
 
 def register() -> None:
-    """Make it known to transformers."""
+    """Make this attention known to transformers."""
     from transformers import AttentionInterface
 
-    # not compiled: how many samples there are is known where it runs
+    # not compiled: the number of samples differs from pack to pack
     AttentionInterface.register(SDPA_VARLEN, torch.compiler.disable(_attend))
 
 
@@ -52,7 +52,7 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """query: float[1, heads, T, d]; key, value: float[1, groups of heads, T, d] -> float[1, T, heads, d].
 
-    cu_seq_lens_q: where samples begin and end. ValueError for what sdpa cannot do.
+    cu_seq_lens_q: offsets at which samples begin and end. ValueError for what sdpa cannot do.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -73,7 +73,7 @@ def _attend(
 
 
 def _window(length: int, sliding_window: int | None, device: torch.device) -> torch.Tensor | None:
-    """bool[1, 1, length, length]: what each token sees, where that is not all before it."""
+    """bool[1, 1, length, length]: which tokens each one sees; None where it sees all before it."""
     if sliding_window is None or length <= sliding_window:
         return None
     seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()

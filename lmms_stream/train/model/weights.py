@@ -18,9 +18,9 @@ from ..run.distributed import gather
 
 
 def take_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What the model holds, by name; it is left with tensors of the same shapes on the meta device.
+    """The model's tensors by name; it is left with tensors of the same shapes on the meta device.
 
-    Parameters that are tied stay so. Of ranks other than 0 the weights are of no use.
+    Parameters that are tied stay so. Only those of rank 0 are used later.
     """
     taken: dict[str, torch.Tensor] = {}
     empty: dict[int, torch.Tensor] = {}
@@ -38,7 +38,7 @@ def take_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def give_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, device: torch.device) -> None:
     """Fill a model that was sharded since, on each rank's device, with the weights that rank 0 took; all call it.
 
-    Each weight is let go as soon as it is given.
+    Each weight is freed as soon as it is given.
     """
     given: dict[int, torch.nn.Parameter] = {}
     for module, name, full_name, tensor in _tensors(model):
@@ -61,12 +61,12 @@ def give_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, de
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, str, torch.Tensor]]:
     """Parameters, buffers and plain tensors (rotary embeddings keep some): their module, name there, and full name."""
     for path, module in model.named_modules():
-        places = (
+        named = (
             module.named_parameters(recurse=False, remove_duplicate=False),
             module.named_buffers(recurse=False, remove_duplicate=False),
             ((name, value) for name, value in vars(module).items() if isinstance(value, torch.Tensor)),
         )
-        for name, tensor in [found for place in places for found in place]:
+        for name, tensor in [found for each in named for found in each]:
             yield module, name, f"{path}.{name}", tensor
 
 

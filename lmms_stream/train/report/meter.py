@@ -1,4 +1,4 @@
-"""Watches a run: what its steps do, how long they take and wait, what they need. steps -> [meter] -> records."""
+"""Measures the steps of a run: what they hold, how long they take and wait, how much memory they need."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MIB = 1 << 20
 class Meter:
     """Makes the record of the steps since the last one; all ranks call it alike.
 
-    Between records nothing waits for the device: losses are summed on it. Time is taken when a record has them, and
-    what is done `aside` (checkpoints, evaluation) is left out. peak: TFLOP/s of a device (default: by its name).
+    Between records nothing waits for the device, because losses are summed on it. The time of a record is that of its
+    steps without what is done `aside` (checkpoints, evaluation). peak: TFLOP/s of a device (default: by its name).
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Meter:
         self._since = time.monotonic()
 
     def start(self) -> None:
-        """The time of the first record begins now."""
+        """Begin the time of the first record."""
         self._since = time.monotonic()
         self._aside_s = 0.0
 
     def waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches, with the time that each is waited for."""
+        """The batches; the time that each is waited for is counted."""
         waiting = iter(batches)
         while True:
             started = time.monotonic()
@@ -70,7 +70,7 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What is no part of the training's time; the steps before it end first."""
+        """Leave the time inside out of the records; the steps before it end first."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         started = time.monotonic()
@@ -78,7 +78,7 @@ class Meter:
         self._aside_s += time.monotonic() - started
 
     def begin_step(self, batches: Sequence[Batch], *, told_to_stop: bool) -> StepCounts:
-        """What all ranks' batches of a step hold."""
+        """The counts of all ranks' batches of a step."""
         mine = count_step(
             batches,
             packing_lengths=self._packing_lengths,
@@ -90,13 +90,13 @@ class Meter:
         return self._window.add(gather(mine, self._world.world_size).numpy())
 
     def end_step(self, losses: torch.Tensor, *, grad_norm: float) -> None:
-        """losses: this rank's sums by source, and how many they are: float64[2 * sources], on the device."""
+        """losses: this rank's sums by source, then their numbers: float64[2 * sources], on the device."""
         self._losses += losses
         self._grad_norms.append(grad_norm)
 
     def record(self) -> dict[str, Any]:
         """Figures of the steps since the last record: averages and rates over them, counts in all of them."""
-        fetched, losses_here = self._loader.fetched, self._losses.tolist()  # here the device is waited for
+        fetched, losses_here = self._loader.fetched, self._losses.tolist()  # this waits for the device
         memory = self._memory()
         mine = [*losses_here, *fetched, *memory.values()]
         everyone = gather(mine, self._world.world_size)
@@ -150,7 +150,7 @@ class Meter:
         }
 
     def _memory(self) -> dict[str, float]:
-        """Of this rank: the most that tensors took on its GPU since the last record, and its process now, in MiB."""
+        """In MiB, of this rank: its process now, and the most that tensors took on its GPU since the last record."""
         memory = {"memory/process_mib": _resident_bytes() / MIB}
         if self._device.type == "cuda":
             memory["memory/cuda_peak_mib"] = torch.cuda.max_memory_allocated(self._device) / MIB

@@ -1,4 +1,4 @@
-"""What steps amount to. counts of each rank -> [metrics] -> figures of a record; arithmetic only."""
+"""Counts of each rank's steps -> the figures of a record; arithmetic only."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ...plan.assign import LINEAR_COST
 from ...types import Batch
 from ..model.flops import ModelFlops
 
-WINDOW_STEPS = 1000  # that the quantiles of waiting times are of
+WINDOW_STEPS = 1000  # over which quantiles of waiting times are taken
 
 
 class StepCounts(NamedTuple):
-    """What a rank did in a step, or what several did, summed; padding is no token.
+    """What a rank did in a step, or the sum over several ranks; padding does not count as tokens.
 
-    capacity: tokens that its packs could hold (pad packs left out). num_positions: tokens and padding. cost: as packs
-    are dealt by, the sum over segments of len**2 + LINEAR_COST * len. flops: see ModelFlops, 0 where not known. wait_s:
-    waited for data. num_told_to_stop: ranks that a signal told to.
+    capacity: tokens that its packs could hold (pad packs left out). num_positions: tokens and padding. cost: the sum
+    over segments of len**2 + LINEAR_COST * len, by which packs are dealt. flops: see ModelFlops, 0 where not known.
+    wait_s: time waited for data. num_told_to_stop: ranks that received a signal to stop.
     """
 
     num_loss_tokens: float
@@ -44,7 +44,7 @@ def count_step(
     wait_s: float,
     told_to_stop: bool,
 ) -> StepCounts:
-    """What the batches of a rank's step hold. packing_lengths: of each source."""
+    """Counts of the batches of a rank's step. packing_lengths: of each source."""
     bounds = [batch.cu_seqlens.numpy()[: len(batch.sample_ids) + 1] for batch in batches]
     lengths = np.concatenate([np.diff(each) for each in bounds]).astype(np.int64)
     num_tokens, num_loss_tokens = int(lengths.sum()), sum(batch.num_loss_tokens for batch in batches)
@@ -62,7 +62,7 @@ def count_step(
 
 
 class StepWindow:
-    """The steps since the last record, as ranks told them; `replication` consecutive ranks read the same."""
+    """The steps since the last record, by the counts of all ranks; `replication` consecutive ranks read the same."""
 
     def __init__(self, world_size: int, *, replication: int):
         self._replication = replication
@@ -79,7 +79,7 @@ class StepWindow:
         self._imbalances: list[float] = []
 
     def add(self, everyone: NDArray[np.float64]) -> StepCounts:
-        """Add a step, float64[world_size, counts]; its sums over ranks that read packs of their own."""
+        """Add a step, float64[world_size, counts]; returns its sums over ranks that read packs of their own."""
         column = StepCounts._fields.index
         readers = everyone[:: self._replication]
         waits, tokens, costs = (
@@ -98,7 +98,7 @@ class StepWindow:
         return step
 
     def figures(self, seconds: float) -> dict[str, float]:
-        """perf/ and data/ of a record, of steps that took `seconds` in all; MFU is left to who knows the devices."""
+        """The figures perf/ and data/ of a record whose steps took `seconds` in all, except MFU."""
         sums = self.sums
         means, least, most = zip(*self._rank_tokens, strict=True)
         p50, p99 = np.quantile(self._longest_waits, [0.5, 0.99]).tolist()
@@ -128,9 +128,9 @@ def finite_mean(values: Sequence[float]) -> float | None:
 
 
 def source_losses(sources: Sequence[str], summed: Sequence[float]) -> dict[str, float]:
-    """loss/NAME of each source that the steps have tokens of, where there are several.
+    """loss/NAME of each source that the steps have tokens of; empty where there is one source only.
 
-    summed: the losses of each source, then how many they are.
+    summed: the sum of losses of each source, then the number of loss tokens of each.
     """
     if len(sources) == 1:
         return {}

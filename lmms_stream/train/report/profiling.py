@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile, schedule
 
 from ...errors import StorageError
 from ...storage.disk_errors import disk_errors
@@ -26,46 +25,35 @@ class StepProfiler:
     """
 
     def __init__(self, config: ProfileConfig | None, *, output_dir: Path, rank: int, step: int):
-        self._config = config
+        self._profile: profile | None = None
         if config is not None:
             folder = Path(config.folder) if config.folder else output_dir / "profile"
             self._path = folder / f"rank-{rank}-step-{step + config.first + 1}.json"
-        self._num_steps = 0
-        self._running: profile | None = None
+            # The profiler's step n is the nth step of this run; its step 0, before the first one, is empty.
+            steps = schedule(skip_first=config.first, wait=0, warmup=1, active=config.stop - config.first, repeat=1)
+            # acc_events: of the one cycle that there is; without it torch warns that several would not be kept.
+            self._profile = profile(schedule=steps, on_trace_ready=self._write, acc_events=True)
 
     def __enter__(self) -> StepProfiler:
-        self._turn()
+        if self._profile is not None:
+            self._profile.start()
+            self._profile.step()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._write()
+        if self._profile is not None:
+            self._profile.stop()
 
     def step(self) -> None:
         """A step has ended."""
-        self._num_steps += 1
-        self._turn()
+        if self._profile is not None:
+            self._profile.step()
 
-    def _turn(self) -> None:
-        if self._config is None:
-            return
-        if self._num_steps == self._config.first:
-            activities = [ProfilerActivity.CPU]
-            if torch.cuda.is_available():
-                activities.append(ProfilerActivity.CUDA)
-            self._running = profile(activities=activities)
-            self._running.start()
-        elif self._num_steps == self._config.stop:
-            self._write()
-
-    def _write(self) -> None:
-        if self._running is None:
-            return
-        running, self._running = self._running, None
-        running.stop()
+    def _write(self, traced: profile) -> None:
         with disk_errors(str(self._path), room=ROOM):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_bytes(b"")  # for torch tells of no error
-            running.export_chrome_trace(str(self._path))
+            self._path.write_bytes(b"")  # torch reports no error of the disk: let Python meet those of the path
+            traced.export_chrome_trace(str(self._path))
             if not _is_whole(self._path):
                 for part in self._path.parent.glob(f"{self._path.name}*"):  # with the .tmp that torch writes first
                     part.unlink()

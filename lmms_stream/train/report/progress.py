@@ -1,4 +1,4 @@
-"""How far a run is, for who watches it: a bar on a terminal, a line now and then elsewhere."""
+"""Shows how far a run is: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SHOWN = (
 
 
 class RunProgress:
-    """Shows where a run of `length` stands, in `unit` (steps or tokens), with the latest figures; while entered.
+    """While entered, shows the position of a run of `length`, in `unit` (steps or tokens), with the latest figures.
 
-    It has no thread: it draws when it is told something.
+    It has no thread: it draws only when it is called.
     """
 
     def __init__(self, length: int, *, unit: str, done: int, shown: bool, console: Console | None = None):
@@ -56,7 +56,7 @@ class RunProgress:
         self._bar.stop()
 
     def move(self, position: int) -> None:
-        """The run stands at `position`."""
+        """Show that the run is at `position`."""
         if not self._bar.disable:
             self._bar.update(self._task, completed=position, description=self._where(position))
             if time.monotonic() - self._drawn >= _REFRESH_S or position >= self._length:

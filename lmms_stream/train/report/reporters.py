@@ -16,14 +16,14 @@ from .train_log import LOG_NAME, ROOM, JsonLines
 
 
 class Report(Protocol):
-    """Takes the records of a run, each with its step, in their order; after a resume steps may come again."""
+    """Takes the records of a run, each with its step, in their order; after a resume some steps come again."""
 
     def write(self, record: Mapping[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 
 class TensorBoard:
-    """Event files of the records' numbers. Of an earlier run, steps from `first_step` on are hidden."""
+    """Writes the records' numbers to event files. Steps of an earlier run from `first_step` on are hidden."""
 
     def __init__(self, folder: Path, *, first_step: int):
         from torch.utils.tensorboard import SummaryWriter
@@ -45,10 +45,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of the records' numbers over their steps, with the settings; a resumed run goes on under its id.
+    """Logs the records' numbers and the settings to a run of W&B; a resumed run goes on under its id.
 
-    Where it goes is said by WANDB_PROJECT, WANDB_MODE (offline: to files in the output folder alone) and its other
-    variables.
+    WANDB_PROJECT, WANDB_MODE (offline: only to files in the output folder) and its other variables say where.
     """
 
     def __init__(self, output_dir: Path, *, settings: Mapping[str, Any]):
@@ -78,17 +77,17 @@ class WeightsAndBiases:
 
 
 def check_reporters(report_to: Sequence[Reporter]) -> None:
-    """ConfigError for one whose package is not installed."""
+    """ConfigError for a reporter whose package is not installed."""
     for name in report_to:
         found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # no file: a folder of that name, which W&B itself makes
+        if found is None or found.origin is None:  # no file: only a folder of that name, such as W&B makes
             raise ConfigError(f"train.report_to {name} needs the package {name}: pip install 'lmms-stream[{name}]'")
 
 
 def open_reports(
     output_dir: Path, report_to: Sequence[Reporter], *, first_step: int, settings: Mapping[str, Any]
 ) -> Iterator[Report]:
-    """What the records of a run are to be written to, from first_step on; each is open as it comes."""
+    """The reports that take the records of a run from first_step on; each is opened when it is yielded."""
     yield JsonLines(output_dir / LOG_NAME)
     if "tensorboard" in report_to:
         yield TensorBoard(output_dir / "tensorboard", first_step=first_step)

@@ -1,4 +1,4 @@
-"""All that a run shows of itself: records where they are wanted, its progress, traces."""
+"""All that a run reports: its records, its progress, its traces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunLog:
 
     @contextmanager
     def running(self, schedule: Schedule, *, step: int, position: int) -> Iterator[None]:
-        """From `step` finished steps on, at this position of the schedule."""
+        """Begin after `step` finished steps, at this position of the schedule."""
         is_first = self._world.rank == 0
         output_dir = Path(self._args.output_dir)
         unit = "tokens" if schedule.counts_tokens else "step"
@@ -48,7 +48,7 @@ class RunLog:
         self._progress.move(position)
 
     def write(self, record: Mapping[str, Any], *, position: int) -> None:
-        """A record of all ranks, which has its "step"."""
+        """Report a record of all ranks; it has its "step"."""
         for report in self._reports:
             report.write(record)
         self._progress.tell(record, position)

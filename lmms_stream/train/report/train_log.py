@@ -18,7 +18,7 @@ _BLOCK = 1 << 16
 
 
 class JsonLines:
-    """A line for each record. What an earlier run wrote is kept, but for half a line that it was killed at.
+    """Writes a line for each record. The lines of an earlier run stay, except half a line at which it was killed.
 
     JSON has no NaN and no infinity: what is not finite is null. StorageError when the disk refuses.
     """
@@ -42,7 +42,7 @@ class JsonLines:
 
 
 class History(NamedTuple):
-    """What a run amounts to: records of training and of evaluations, each ascending by step, no step twice."""
+    """The records that count of a run: of training and of evaluations, each ascending by step, no step twice."""
 
     steps: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
@@ -68,10 +68,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def history(records: Iterable[Mapping[str, Any]]) -> History:
-    """What counts of a log. A run that was killed goes on from a checkpoint, and does the steps after it again.
+    """The records that count. A run that was killed goes on from a checkpoint, and repeats the steps after it.
 
-    The first record of the steps since then says by its num_steps where that was: what was written of later steps
-    before it does not count.
+    Its first record after that tells by its num_steps which checkpoint that was: earlier records of later steps do not
+    count.
     """
     steps: list[dict[str, Any]] = []
     evaluations: list[dict[str, Any]] = []
@@ -102,7 +102,7 @@ def _is_not_finite(value: Any) -> bool:
 
 
 def _end_of_lines(file: IO[bytes]) -> int:
-    """Where the last whole line ends."""
+    """The offset at which the last whole line ends."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - _BLOCK)

@@ -1,6 +1,6 @@
-"""What is asked of a training run, and what it runs on.
+"""How a run trains, and what it runs on.
 
-settings        its sections of a YAML file, checked
+settings        the section `train` of a run's YAML file, checked
 distributed     its processes: their group, their mesh, and how they end together
 schedules       the learning rate along it
 """

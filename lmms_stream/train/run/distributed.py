@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ...errors import ConfigError
 from ...types import World
 
-_LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo's words, which have no type
-STOPPED_STATUS = 85  # exit status of a run that was told to stop, and saved
+_LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo raises plain RuntimeErrors
+STOPPED_STATUS = 85  # exit status of a run that a signal told to stop, and that has saved a checkpoint
 
 
 def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, torch.device]:
@@ -38,7 +38,7 @@ def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, 
 
 
 def build_mesh(device: torch.device, *, world_size: int, shard_ranks: int | None) -> DeviceMesh:
-    """Ranks in a row, or copies of the model by ranks that share one (HSDP)."""
+    """All ranks in a row, or, with fewer shard_ranks, copies of the model by ranks that share one (HSDP)."""
     if shard_ranks is None or shard_ranks == world_size:
         return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     if world_size % shard_ranks:
@@ -49,17 +49,17 @@ def build_mesh(device: torch.device, *, world_size: int, shard_ranks: int | None
 
 
 def seed_step(seed: int, *, step: int, group: int) -> None:
-    """Let what a model draws in a step (dropout) follow from these alone, so that a resumed run draws the same."""
+    """Seed torch for a step, so that a resumed run draws the same (for dropout)."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, group]).generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
 def is_lost_rank(error: RuntimeError) -> bool:
-    """Whether torch says by this that another rank is gone, or did not come to a collective in time."""
+    """Whether torch raised this because another rank ended, or did not come to a collective in time."""
     return isinstance(error, dist.DistError) or any(words in str(error) for words in _LOST_RANK)
 
 
 def gather(values: Sequence[float], world_size: int) -> torch.Tensor:
-    """What every rank gives: float64[world_size, len(values)], on the CPU; exact for counts below 2^53."""
+    """The values of every rank: float64[world_size, len(values)], on the CPU; exact for counts below 2^53."""
     mine = torch.tensor(values, dtype=torch.float64)
     everyone = torch.empty(world_size * len(values), dtype=torch.float64)
     dist.all_gather_into_tensor(everyone, mine)

@@ -1,9 +1,9 @@
-"""The learning rate along a run, and the parameters that decay. step or tokens -> factor."""
+"""The learning rate along a run, by step or by tokens, and the parameters that decay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,45 +11,56 @@ from transformers import get_scheduler
 
 from .settings import TrainConfig
 
-_NAMES = {"wsd": "warmup_stable_decay", "constant": "constant_with_warmup"}  # transformers' where they differ
+_NAMES = {
+    "wsd": "warmup_stable_decay",
+    "constant": "constant_with_warmup",
+}  # transformers' other names
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """factor(position) of the learning rate, and the length of the run; both in steps, or in tokens.
+    """Sets the learning rate of an optimizer by the position of a run, in steps, or in tokens where it ends by them.
 
-    It has no state: where a run stands says it all.
+    It is transformers' schedule, torch's LambdaLR, whose factor follows from the position alone: there is nothing to
+    save. length: of the run, in the same unit.
     """
 
-    factor: Callable[[int], float]
-    length: int
-    counts_tokens: bool
+    def __init__(self, config: TrainConfig, optimizer: torch.optim.Optimizer, *, max_steps: int | None):
+        """max_steps: of the run, None for one that ends by tokens."""
+        length = config.max_tokens if max_steps is None else max_steps
+        assert length is not None
+        self.length = length
+        self.counts_tokens = max_steps is None
+        warmup = config.warmup_tokens or config.warmup_steps or round(config.warmup_ratio * length)
+        details: dict[str, Any] = {}
+        if config.lr_scheduler_type == "wsd":
+            details = {"num_decay_steps": round(config.decay_ratio * length)}
+        self._scheduler = get_scheduler(
+            _NAMES.get(config.lr_scheduler_type, config.lr_scheduler_type),
+            optimizer,
+            num_warmup_steps=warmup,
+            num_training_steps=length,
+            scheduler_specific_kwargs=details,
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        return float(self._scheduler.get_last_lr()[0])
 
     def position(self, *, step: int, tokens_seen: int) -> int:
         return tokens_seen if self.counts_tokens else step
 
-
-def build_schedule(config: TrainConfig, max_steps: int | None) -> Schedule:
-    """By transformers' schedules. max_steps: of the run, unless it ends by tokens."""
-    length = config.max_tokens if max_steps is None else max_steps
-    assert length is not None
-    warmup = config.warmup_tokens or config.warmup_steps or round(config.warmup_ratio * length)
-    details: dict[str, Any] = {}
-    if config.lr_scheduler_type == "wsd":
-        details = {"num_decay_steps": round(config.decay_ratio * length)}
-    unused = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
-    made = get_scheduler(
-        _NAMES.get(config.lr_scheduler_type, config.lr_scheduler_type),
-        unused,
-        num_warmup_steps=warmup,
-        num_training_steps=length,
-        scheduler_specific_kwargs=details,
-    )
-    return Schedule(factor=made.lr_lambdas[0], length=length, counts_tokens=max_steps is None)
+    def move(self, position: int) -> None:
+        """Set the learning rate of the step that begins here."""
+        self._scheduler.last_epoch = position - 1  # LambdaLR goes on by one; tokens and a resumed run, by more
+        with warnings.catch_warnings():
+            # torch misses an update before; there is none where the first gradients were not finite
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            self._scheduler.step()
 
 
 def parameter_groups(model: torch.nn.Module, *, weight_decay: float, decay_all: bool) -> list[dict[str, Any]]:
-    """For AdamW: matrices decay, and vectors (biases, norms) do not, unless all do."""
+    """Parameter groups for AdamW: matrices decay, vectors (biases, norms) only with decay_all."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [each for each in trained if decay_all or each.ndim >= 2]
     others = [each for each in trained if not decay_all and each.ndim < 2]

@@ -1,4 +1,4 @@
-"""What is asked of a training run, checked: the sections of its YAML file."""
+"""How a run trains, checked: the section `train` of its YAML file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Literal
 
 from ...errors import ConfigError
 from ...mds.dataset import PackedStreamingDataset
-from ...mds.dataset_config import DatasetConfig
-from ...types import World
-from ..model.model import ModelConfig
 
 Datasets = PackedStreamingDataset | Mapping[str, PackedStreamingDataset]
 Reporter = Literal["tensorboard", "wandb"]
@@ -151,25 +148,3 @@ class TrainConfig:
         for name in ("warmup_ratio", "decay_ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"train.{name} must be a share of the run, 0 to 1, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
-    """A training run as one YAML file, with one dataset or several by name. eval_dataset: what the loss is told of."""
-
-    dataset: DatasetConfig | None = None
-    datasets: dict[str, DatasetConfig] = field(default_factory=dict)
-    eval_dataset: DatasetConfig | None = None
-    model: ModelConfig
-    train: TrainConfig
-
-    def __post_init__(self) -> None:
-        if (self.dataset is None) == (not self.datasets):
-            raise ConfigError("a run needs exactly one of dataset and datasets")
-        if self.train.eval_steps and self.eval_dataset is None:
-            raise ConfigError("train.eval_steps needs an eval_dataset: name one, or set eval_steps to 0")
-
-    def build_datasets(self, world: World) -> Datasets:
-        if self.dataset is not None:
-            return self.dataset.build(world)
-        return {name: config.build(world) for name, config in self.datasets.items()}

@@ -25,7 +25,8 @@ from lmms_stream.converters.media.types import (
     mime_type,
     shown_mime,
 )
-from lmms_stream.converters.rows.mapper import SchemaOptions, find_mapper
+from lmms_stream.converters.rows.mapper import find_mapper
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.errors import DataError, StorageError
 from lmms_stream.storage.storage import open_storage
 from PIL import Image

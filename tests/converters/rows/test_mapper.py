@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.converters.rows.kinds import FORMATS
-from lmms_stream.converters.rows.mapper import Mapper, SchemaOptions, find_mapper, to_tokens
+from lmms_stream.converters.rows.kinds import KINDS
+from lmms_stream.converters.rows.mapper import Mapper, find_mapper
+from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.converters.rows.tokenize import to_tokens
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.processors.base import Processor
@@ -155,14 +157,14 @@ def assert_measured_as_processed(processor: Processor, samples: Sequence[Sample]
         assert processor.measure(sample) == len(processor.process(sample)["input_ids"])
 
 
-@pytest.mark.parametrize(("form", "row", "options", "expected"), CHATS)
-def test_a_conversation_is_stored_as_its_messages(form: str, row: Row, options: Row, expected: Any) -> None:
+@pytest.mark.parametrize(("kind", "row", "options", "expected"), CHATS)
+def test_a_conversation_is_stored_as_its_messages(kind: str, row: Row, options: Row, expected: Any) -> None:
     mapper = find_mapper([row], SchemaOptions(**options))
-    assert (mapper.format, mapper.schema) == (form, "messages")
+    assert (mapper.kind.name, mapper.schema) == (kind, "messages")
     sample = mapper(row, None)
     assert json.loads(sample["messages"]) == expected
     assert sample["media"] == b""
-    assert stored(row, **options, schema=form) == expected
+    assert stored(row, **options, kind=kind) == expected
 
 
 def test_conversations_come_back_from_shards(tmp_path: Path, chat_processor: ChatProcessor) -> None:
@@ -237,7 +239,7 @@ def test_a_column_of_media_that_the_first_rows_lack_is_read_all_the_same() -> No
     mapper = find_mapper([{"messages": CHAT}, {"messages": CHAT, "images": []}], SchemaOptions())
     later = {"conversations": [says("user", "<image>"), CHAT[1]], "image": SMALL["image"][0]}
     assert mapper(later, None)["media"] == SMALL["image"][0]
-    with pytest.raises(DataError, match=r"1 places for media of kind image .* and 0 images"):
+    with pytest.raises(DataError, match=r"1 slots for media of kind image .* and 0 images"):
         mapper({"messages": later["conversations"]}, None)
     assert find_mapper([{"messages": CHAT}], SchemaOptions())(later, None)["media"] == SMALL["image"][0]
 
@@ -250,41 +252,39 @@ def test_a_broken_row_among_the_first_is_refused_where_it_is_mapped() -> None:
 
 def test_rows_that_fit_nothing_are_passed_over_beside_others_that_do() -> None:
     mapper = find_mapper([{"messages": None, "other": 1}, {"messages": CHAT}], SchemaOptions())
-    assert mapper.format == "messages"
+    assert mapper.kind.name == "messages"
     with pytest.raises(DataError, match="expected a list of messages in column 'messages', found null"):
         mapper({"messages": None, "other": 1}, None)
 
 
-def test_rows_of_no_known_schema_are_refused_with_all_that_are_known() -> None:
+def test_rows_of_no_known_kind_are_refused_with_all_that_are_known() -> None:
     with pytest.raises(
-        DataError, match=r"columns one, two fit no schema \(.*\): name one's columns with --columns"
+        DataError, match=r"columns one, two fit no kind of rows \(.*\): name one's columns with --columns"
     ) as raised:
         find_mapper([{"one": 1}, {"two": 2}], SchemaOptions())
-    for name in set(FORMATS) - {"columns"}:
+    for name in set(KINDS) - {"columns"}:
         assert f"{name}: " in str(raised.value)
     assert "--keep" in str(raised.value)
-    assert "--schema" in str(raised.value)
+    assert "--kind" in str(raised.value)
     with pytest.raises(DataError, match="there are no rows"):
         find_mapper([], SchemaOptions())
 
 
-def test_rows_of_several_schemas_are_refused_unless_one_is_insisted_on() -> None:
+def test_rows_of_several_kinds_are_refused_unless_one_is_insisted_on() -> None:
     rows: list[Row] = [{"text": "a"}, {"text": "b"}, {"messages": CHAT}]
-    with pytest.raises(
-        DataError, match=r"several schemas in one source: text \(row 1\), messages \(row 3\): .*--schema"
-    ):
+    with pytest.raises(DataError, match=r"several kinds in one source: text \(row 1\), messages \(row 3\): .*--kind"):
         find_mapper(rows, SchemaOptions())
-    assert find_mapper(rows, SchemaOptions(schema="text")).format == "text"
+    assert find_mapper(rows, SchemaOptions(kind="text")).kind.name == "text"
     with pytest.raises(
-        DataError, match=r"no row fits --schema alpaca, which needs columns instruction and output; found"
+        DataError, match=r"no row fits --kind alpaca, which needs columns instruction and output; found"
     ):
-        find_mapper(rows, SchemaOptions(schema="alpaca"))
+        find_mapper(rows, SchemaOptions(kind="alpaca"))
 
 
 def test_options_that_name_what_is_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match="schema 'smell' is not known: choose one of tokens, messages"):
-        SchemaOptions(schema="smell")
-    with pytest.raises(ConfigError, match="no column has the role smell: choose of messages"):
+    with pytest.raises(ConfigError, match="kind 'smell' is not known: choose one of tokens, messages"):
+        SchemaOptions(kind="smell")
+    with pytest.raises(ConfigError, match="no column has the role smell: choose of input_ids, labels"):
         SchemaOptions(columns={"smell": "x"})
     with pytest.raises(ConfigError, match="learn must be 'assistant' or 'last', got 'all'"):
         SchemaOptions(learn="all")  # type: ignore[arg-type]
@@ -294,7 +294,9 @@ def test_options_that_name_what_is_not_there_are_refused() -> None:
         mapped({"question": "a", "answer": "b"}, columns={"question": "q"})
     with pytest.raises(DataError, match="--keep x: no such column, found text"):
         mapped({"text": "a"}, keep=("x",))
-    with pytest.raises(DataError, match="--keep media: schema messages stores a column of that name: rename it"):
+    with pytest.raises(
+        DataError, match="--keep media: of messages rows a column of that name is stored already: rename it"
+    ):
         mapped({"messages": CHAT, "media": b"x"}, keep=("media",))
 
 
@@ -308,7 +310,23 @@ def test_the_fingerprint_text_changes_with_what_is_stored() -> None:
         {"media_root": "/m"}, {"columns": {"images": ""}},
     ]  # fmt: skip
     assert len({text(**options) for options in changes}) == len(changes)
-    assert text() == text(keep=(), schema="messages")
+    assert text() == text(keep=(), kind="messages")
+
+
+def test_the_names_by_which_conversions_are_resumed_and_samples_known_stay() -> None:
+    """What lies in work folders and caches of earlier versions must fit this one."""
+    options = SchemaOptions(kind="messages", keep=("id",), roles={"a": "user"})
+    assert options.asked == {
+        "schema": "messages", "columns": {}, "keep": ("id",), "system": None, "roles": {"a": "user"},
+        "learn": "assistant", "media_root": None, "max_image_pixels": None,
+    }  # fmt: skip
+    assert find_mapper([{"messages": CHAT, "id": 1}], options).fingerprint_text == json.dumps(
+        {
+            "columns": {}, "format": "messages", "found": {"messages": "messages"}, "kept": {"id": "int"},
+            "learn": "assistant", "max_image_pixels": None, "media_root": None, "pillow": None, "roles": {"a": "user"},
+            "system": None, "version": 1,
+        }
+    )  # fmt: skip
 
 
 def test_texts_come_back_and_are_learnt_whole(tmp_path: Path, tokenizer: Path) -> None:
@@ -341,7 +359,7 @@ KEPT: list[tuple[str, list[Any]]] = [
 def test_kept_columns_come_back_as_they_were(encoding: str, values: list[Any], tmp_path: Path) -> None:
     rows = [{"x": value} for value in values]
     mapper = find_mapper(rows, SchemaOptions(keep=True))
-    assert (mapper.format, mapper.columns) == ("columns", {"x": encoding})
+    assert (mapper.kind.name, mapper.columns) == ("columns", {"x": encoding})
     samples = round_trip(rows, tmp_path, options=SchemaOptions(keep=True))
     for sample, value in zip(samples, values, strict=True):
         assert isinstance(sample["x"], type(value))
@@ -350,7 +368,7 @@ def test_kept_columns_come_back_as_they_were(encoding: str, values: list[Any], t
 
 def test_integers_among_floats_and_numpy_scalars_are_numbers(tmp_path: Path) -> None:
     rows: list[Row] = [{"x": 0.5, "y": np.int64(3)}, {"x": 2, "y": 4}]
-    assert round_trip(rows, tmp_path, options=SchemaOptions(schema="columns")) == rows
+    assert round_trip(rows, tmp_path, options=SchemaOptions(kind="columns")) == rows
 
 
 @pytest.mark.parametrize(
@@ -440,7 +458,7 @@ def test_any_processor_makes_tokens_unless_they_are_not_all_it_makes(
             return {**super().process(sample), "pixel_values": np.zeros(3)}
 
     (error,) = to_tokens([mapped({"text": "x"})], Seeing(texts.tokenizer))
-    assert "a sample of tokens has no place for pixel_values: convert without --tokenize" in str(error)
+    assert "a sample of tokens cannot hold pixel_values: convert without --tokenize" in str(error)
 
 
 def test_a_sample_that_has_no_tokens_to_learn_takes_nothing_from_those_beside_it(chat_processor: ChatProcessor) -> None:
@@ -461,8 +479,8 @@ FRAGMENTS = ["<image>", "<audio>", "<video>", "<imag", "e>", "<", "\n", "a", " Ã
 
 @examples(300)
 @given(contents=st.lists(st.lists(st.sampled_from(FRAGMENTS), max_size=6).map("".join), min_size=1, max_size=4))
-def test_every_placeholder_is_replaced_in_place_by_the_next_medium(contents: list[str]) -> None:
-    turns = [says(("user", "assistant")[place % 2], text) for place, text in enumerate([*contents, "the end", "."])]
+def test_every_placeholder_is_replaced_by_the_next_medium(contents: list[str]) -> None:
+    turns = [says(("user", "assistant")[number % 2], text) for number, text in enumerate([*contents, "the end", "."])]
     turns.append(says("assistant", "last"))
     counts = {kind: sum(text.count(f"<{kind}>") for text in contents) for kind in SMALL}
     row: Row = {"messages": turns, **{f"{kind}s": (SMALL[kind] * 4)[:count] for kind, count in counts.items()}}
@@ -482,20 +500,20 @@ def test_every_placeholder_is_replaced_in_place_by_the_next_medium(contents: lis
 
 
 @examples(60)
-@given(num_places=st.integers(0, 4), num_images=st.integers(0, 4))
-def test_another_number_of_media_than_of_places_is_refused(num_places: int, num_images: int) -> None:
-    row: Row = {"messages": [says("user", "x<image>" * num_places), CHAT[1]], "images": SMALL["image"][:num_images]}
-    if num_places == num_images:
+@given(num_slots=st.integers(0, 4), num_images=st.integers(0, 4))
+def test_another_number_of_media_than_of_slots_is_refused(num_slots: int, num_images: int) -> None:
+    row: Row = {"messages": [says("user", "x<image>" * num_slots), CHAT[1]], "images": SMALL["image"][:num_images]}
+    if num_slots == num_images:
         assert len(mapped(row)["media"]) == sum(map(len, row["images"]))
         return
     with pytest.raises(
-        DataError, match=rf"{num_places} places for media of kind image .* and {num_images} images: .*images="
+        DataError, match=rf"{num_slots} slots for media of kind image .* and {num_images} images: .*images="
     ):
         mapped(row)
     assert stored(row, columns={"images": ""}) == row["messages"]
 
 
-def test_media_come_before_the_text_of_a_question_that_names_no_place(tmp_path: Path) -> None:
+def test_media_come_before_the_text_of_a_question_that_names_no_slot(tmp_path: Path) -> None:
     image, sound = SMALL["image"][0], SMALL["audio"][0]
     rows: list[Row] = [
         {"question": "What?", "answer": "A cat.", "image": image, "audio": sound},

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.sources import jsonl as lines
-from lmms_stream.converters.sources import table as places
+from lmms_stream.converters.sources import table
 from lmms_stream.converters.sources.jsonl import lines_between
 from lmms_stream.errors import DataError
 
@@ -36,7 +36,7 @@ def zstd(data: bytes) -> bytes:
 
 
 def expected(texts: list[bytes]) -> list[tuple[int, object]]:
-    """What a plain reader finds: (line number, values), None in place of a line that is broken."""
+    """What a plain reader finds: (line number, values), None instead of a line that is broken."""
     found: list[tuple[int, object]] = []
     for number, text in enumerate(texts, start=1):
         if text.strip():
@@ -63,7 +63,7 @@ def test_units_of_any_size_give_the_rows_of_a_plain_reader(
     compress: object,
     bounds: tuple[int | None, int | None],
 ) -> None:
-    data = (places.BOM if bom else b"") + end.join(texts) + (end if last_end or not texts[-1] else b"")
+    data = (table.BOM if bom else b"") + end.join(texts) + (end if last_end or not texts[-1] else b"")
     in_slice = range(1, len(texts) + 1)[slice(*bounds)]
     wanted = [(number, values) for number, values in expected(texts) if number in in_slice]
     if not in_slice or not expected(texts):
@@ -95,7 +95,7 @@ def test_a_line_longer_than_many_ranges_is_read_once(tmp_path: Path) -> None:
 
 
 def test_payloads_that_are_too_long_to_travel_wait_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "MAX_CARRIED_BYTES", 1000)
+    monkeypatch.setattr(table, "MAX_CARRIED_BYTES", 1000)
     rows = [{"text": "z" * 1500}, {"id": 1}, {"text": "z" * 2500}]
     path = write(tmp_path / "a.jsonl.gz", gzip.compress(json_lines(rows)))
     with opened(path, unit_bytes=1) as ((source,), scratch):
@@ -106,7 +106,7 @@ def test_payloads_that_are_too_long_to_travel_wait_in_a_file(tmp_path: Path, mon
 
 def test_a_line_beyond_the_limit_is_an_error_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MAX_ROW_BYTES", 1000)
-    monkeypatch.setattr(places, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(table, "MAX_ROW_BYTES", 1000)
     data = json_lines([{"id": 0}, {"text": "z" * 3_000_000}, {"id": 2}])
     for path in write(tmp_path / "a.jsonl", data), write(tmp_path / "a.jsonl.gz", gzip.compress(data)):
         first, second, third = read_numbered(path)

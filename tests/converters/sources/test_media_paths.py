@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.rows.mapper import SchemaOptions
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.errors import DataError
 from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.storage.storage import open_storage
@@ -127,15 +127,15 @@ def test_nothing_outside_of_that_folder_is_read_unless_it_is_named(path: str, da
 
 
 def test_paths_of_an_object_start_from_its_prefix(s3_folder: str, tmp_path: Path) -> None:
-    for place, folder in enumerate((f"{s3_folder}/a", f"{s3_folder}/b/c/d")):
+    for index, folder in enumerate((f"{s3_folder}/a", f"{s3_folder}/b/c/d")):
         store = open_storage(folder)
         store.write("rows.jsonl", json_lines([ROW]))
         store.write("images/a.png", image_bytes(color=1))
         open_storage(folder.rpartition("/")[0]).write("images/a.png", image_bytes(color=2))
         sources = [f"{folder}/rows.jsonl", f"{folder}/*.jsonl", f"{folder.rpartition('/')[0]}/*/rows.jsonl"]
         for number, source in enumerate(sources):
-            convert([source], str(tmp_path / f"out{place}-{number}"))
-            assert media(tmp_path / f"out{place}-{number}") == [image_bytes(color=1)], source
+            convert([source], str(tmp_path / f"out{index}-{number}"))
+            assert media(tmp_path / f"out{index}-{number}") == [image_bytes(color=1)], source
         store.write("rows.jsonl", json_lines([ROW | {"image": "../images/a.png"}]))
         with pytest.raises(DataError) as raised:
             convert([sources[0]], str(tmp_path / "out"))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.rows.mapper import SchemaOptions
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.converters.stored.verify import VerifyReport, verify_dataset
 from lmms_stream.converters.stored.verify_shards import MAX_LISTED
@@ -222,7 +222,7 @@ def test_compressed_shards_are_checked_as_they_are_stored_and_decompressed(tmp_p
 
 def test_a_dataset_of_kept_columns_alone_is_sound(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"n": 1, "words": "a"}\n')
-    options = SchemaOptions(schema="columns", keep=True)
+    options = SchemaOptions(kind="columns", keep=True)
     convert([tmp_path / "rows.jsonl"], str(tmp_path / "out"), schema=options)
     assert verify_dataset(str(tmp_path / "out"), deep=True, num_workers=1).problems == ()
 

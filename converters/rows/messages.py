@@ -1,0 +1,101 @@
+"""Rows that hold a list of messages: OpenAI's (`role` and `content`) and ShareGPT's (`from` and `value`). Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from ...errors import DataError
+from ...types import Sample
+from .chat import CHAT_EXTRAS, ROLES, USUAL_ROLES, Roles, chat_kind, turn_of
+from .content import Turn
+from .fields import Columns, Fields, parse_json
+from .row_kind import ReadOptions
+
+_NEEDS: Columns = {"messages": ("messages", "conversations", "conversation")}
+_EXTRA_COLUMNS = {name for names in CHAT_EXTRAS.values() for name in names}
+_PLAIN_ROLES = ("system", "user", "assistant")
+
+
+def _read_messages(fields: Fields, roles: Roles) -> list[Turn]:
+    """OpenAI messages: `role` and `content`. Roles that are not known stay: a chat template may know them."""
+    return [turn_of(message, roles) for message in fields.items("messages", "messages")]
+
+
+def _read_sharegpt(fields: Fields, roles: Roles) -> list[Turn]:
+    """ShareGPT conversations: `from` and `value`; what `function_call` says becomes tool_calls."""
+    turns = []
+    for message in fields.items("messages", "messages"):
+        turn = turn_of(message, roles, names={"from": "role", "value": "content"})
+        if turn["role"] not in ROLES:
+            raise DataError(
+                f"a message is from {turn['role']!r}, expected one of {', '.join([*USUAL_ROLES, *ROLES])}: "
+                f"say who that is with --roles {turn['role']}=user or {turn['role']}=assistant"
+            )
+        if message["from"] == "function_call":
+            turn |= {"content": None, "tool_calls": _tool_calls(message.get("value"))}
+        turns.append(turn)
+    return turns
+
+
+def _tool_calls(value: Any) -> list[dict[str, Any]]:
+    called = parse_json(value, "value") if isinstance(value, str) else value
+    calls = called if isinstance(called, list) else [called]
+    for call in calls:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise DataError(f"a function call must be an object with a name, found {json.dumps(call)[:80]}: correct it")
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def _says_from(fields: Fields) -> bool:
+    """Whether the first message names its speaker by `from`."""
+    value = fields.get("messages")
+    if isinstance(value, str):
+        try:
+            value = parse_json(value, "messages")
+        except DataError:
+            return False  # the error is raised where the row is read
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and first.get("from") is not None and first.get("role") is None
+
+
+def _says_role(fields: Fields) -> bool:
+    return not _says_from(fields)
+
+
+def _read_texts(values: Mapping[str, Any], found: Mapping[str, str], options: ReadOptions) -> Sample | None:
+    """The sample of a chat of texts alone, which most chats are; the general way takes five times as long."""
+    if (
+        not found.keys() <= {"messages"}
+        or options.system is not None
+        or options.learn != "assistant"
+        or not values.keys().isdisjoint(_EXTRA_COLUMNS)
+    ):
+        return None
+    text = _plain_chat(values.get(found.get("messages", "messages")), options.roles)
+    return None if text is None else {"messages": text, "media": b""}
+
+
+def _plain_chat(messages: Any, roles: Roles) -> str | None:
+    """The stored messages of a chat of texts alone; None where a message has more than a known role and a text."""
+    if type(messages) is not list:
+        return None
+    is_learnt = False
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return None
+        role, content = message.get("role"), message.get("content")
+        if role not in _PLAIN_ROLES or role in roles or type(content) is not str:
+            return None
+        is_learnt = is_learnt or (role == "assistant" and content != "")
+    try:
+        return orjson.dumps(messages).decode() if is_learnt else None
+    except TypeError:  # a text is not UTF-8: the general way says which
+        return None
+
+
+MESSAGES = chat_kind("messages", _read_messages, needs=_NEEDS, accepts=_says_role, read_simple=_read_texts)
+SHAREGPT = chat_kind("sharegpt", _read_sharegpt, needs=_NEEDS, accepts=_says_from)

@@ -1,0 +1,48 @@
+"""What is asked about the rows of sources, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from ...errors import ConfigError
+from .kinds import COLUMN_ROLES, KINDS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchemaOptions:
+    """How rows are read; the defaults find it out.
+
+    kind: the kind of rows that is insisted on (a key of KINDS). columns: role -> column, where it has another than the
+    usual name; "" for none. keep: columns that are kept as they are, or True for all that nothing else reads. system:
+    prompt of conversations without one. roles: what the data calls a speaker -> user, assistant, … learn: whether the
+    loss is on all that the assistant says or on its last message. media_root: folder or URL that references to media
+    start from, and do not leave (default: the source's own folder). max_image_pixels: larger images are made smaller.
+    """
+
+    kind: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    keep: tuple[str, ...] | bool = ()
+    system: str | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
+    learn: Literal["assistant", "last"] = "assistant"
+    media_root: str | None = None
+    max_image_pixels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in KINDS:
+            raise ConfigError(f"kind {self.kind!r} is not known: choose one of {', '.join(KINDS)}")
+        unknown = sorted(set(self.columns) - set(COLUMN_ROLES))
+        if unknown:
+            raise ConfigError(f"no column has the role {', '.join(unknown)}: choose of {', '.join(COLUMN_ROLES)}")
+        if self.learn not in ("assistant", "last"):
+            raise ConfigError(f"learn must be 'assistant' or 'last', got {self.learn!r}")
+        if self.max_image_pixels is not None and self.max_image_pixels < 1:
+            raise ConfigError(f"max_image_pixels must be at least 1, got {self.max_image_pixels}")
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """JSON values that a conversion is resumed by: `schema` is what the kind is called in them."""
+        values = asdict(self)
+        return {"schema": values.pop("kind"), **values}

@@ -1,0 +1,25 @@
+"""What is stored of samples: the schemas of datasets, each a name and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """name: as a dataset's description has it. columns: stored column -> MDS encoding."""
+
+    name: str
+    columns: Mapping[str, str]
+
+
+MESSAGES = Schema("messages", {"messages": "str", "media": "bytes"})
+TOKENS = Schema("tokens", {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"})
+TEXT = Schema("text", {"text": "str"})
+READ_SCHEMAS = {schema.name: schema for schema in (MESSAGES, TOKENS, TEXT)}  # that processors read
+
+
+def columns_schema(columns: Mapping[str, str]) -> Schema:
+    """A schema that no processor reads: columns that a user's own code reads."""
+    return Schema("columns", columns)

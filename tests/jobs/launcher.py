@@ -1,0 +1,53 @@
+"""Ranks of a job, started as torchrun starts them, but forked from a server that has imported what they use.
+
+torchrun and each of its ranks take some seconds to import torch and transformers. Here they are forked
+(tests/processes.py), each in a session of its own, with the environment that torchrun gives (test_launcher.py compares
+the two) and a store that the process of the tests serves, as torchrun's does. A rank that fails ends the others.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from ..processes import Job, start_module
+
+
+@contextmanager
+def start_job(nproc: int, module: str, *arguments: str) -> Iterator[Job]:
+    """A job of `nproc` ranks that run a module with its arguments; nothing of it is left at the end."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    with tempfile.TemporaryDirectory(prefix="errors-") as name:
+        ranks = [_of_rank(rank, nproc, port=store.port, folder=Path(name)) for rank in range(nproc)]
+        with start_module(module, arguments, ranks) as job:
+            yield job
+
+
+def run_job(nproc: int, module: str, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a job to its end, whatever its exit status."""
+    with start_job(nproc, module, *arguments) as job:
+        return job.complete(timeout_s)
+
+
+def _of_rank(rank: int, nproc: int, *, port: int, folder: Path) -> dict[str, str]:
+    """What torchrun adds to the environment of a rank, on one node."""
+    return {
+        **{name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")},
+        **{name: str(nproc) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")},
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCHELASTIC_ERROR_FILE": str(folder / f"error-{rank}.json"),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": folder.name,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }

@@ -1,0 +1,12 @@
+"""How often tests try what they try again and again: a few times in `make test`, many times in `make test-long`."""
+
+from __future__ import annotations
+
+import os
+
+LONG = os.environ.get("LMMS_STREAM_ROUNDS") == "long"
+
+
+def rounds(few: int, many: int) -> int:
+    """`few` in `make test`, `many` in `make test-long`."""
+    return many if LONG else few
