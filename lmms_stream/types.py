@@ -49,6 +49,16 @@ class World:
     replication: int = 1  # consecutive ranks that read the same packs (tensor or sequence parallel groups)
 
     def __post_init__(self) -> None:
+        for name in ("world_size", "num_nodes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.world_size % self.num_nodes:
+            raise ConfigError(
+                f"{self.num_nodes} nodes cannot have equal shares of {self.world_size} ranks: choose a divisor of "
+                f"{self.world_size} as num_nodes"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank must be from 0 to {self.world_size - 1}, got {self.rank}")
         if self.replication < 1 or self.world_size % self.replication:
             raise ConfigError(
                 f"replication {self.replication} does not divide the world size {self.world_size}: choose a divisor"

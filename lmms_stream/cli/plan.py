@@ -50,11 +50,13 @@ def _plan(options: argparse.Namespace) -> int:
     from .console import print_plan
     from .plan_report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_steps, with_strategy
 
+    if options.epochs < 1:
+        raise ConfigError(f"--epochs must be at least 1, got {options.epochs}")
+    world = World(world_size=options.world_size, num_nodes=options.num_nodes)
     plans = _open_plans(options)
     if options.weights and len(options.weights) != len(plans):
         raise ConfigError(f"{len(options.weights)} weights for {len(plans)} datasets: give one for each")
     weights = dict(zip(plans, options.weights, strict=True)) if options.weights else None
-    world = World(world_size=options.world_size, num_nodes=options.num_nodes)
     steps = report_steps(Mixture(plans, weights=weights), global_batch=options.global_batch, world=world)
     epochs = [
         report_epoch(plan, source=name, epoch=epoch) for name, plan in plans.items() for epoch in range(options.epochs)

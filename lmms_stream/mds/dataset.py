@@ -23,7 +23,7 @@ from torch.utils.data import get_worker_info
 
 from ..errors import ConfigError, CursorError
 from ..plan.lanes import default_lanes
-from ..plan.order import OrderConfig, default_canonical_nodes
+from ..plan.order import OrderConfig, default_canonical_nodes, in_stored_order
 from ..plan.pack_plan import PackPlan
 from ..plan.packing import PackingConfig
 from ..plan.sample_order import Reader, SampleOrder
@@ -215,7 +215,7 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
         if limit is None or not any(stored.is_copied for stored in self.stored):
             return
         infos = self.shard_infos
-        nodes = self.order.num_canonical_nodes or default_canonical_nodes(self.num_samples)
+        nodes = in_stored_order(self.order).num_canonical_nodes or default_canonical_nodes(self.num_samples)
         if self.mode == "lanes" and self.packing is not None:
             nodes = int(self.lane_order.num_canonical_nodes or 1)
         num_nodes = self.world.num_group_nodes

@@ -9,13 +9,14 @@ from typing import Any
 
 from ..errors import CursorError
 
-CURSOR_VERSION = 1
+CURSOR_VERSION = 2  # 1: shares began anew in each phase of a mixture, and order had other canonical nodes unshuffled
 FINGERPRINT_FIELDS = (  # of a plan's fingerprint, between its dashes
     "the plan version (release)",
     "the lengths index (dataset or processor)",
     "the shards (dataset)",
     "the order settings (seed, shuffle, num_canonical_nodes, shuffle_block_size)",
     "the packing settings (packing_length, strategy, window, overlong, max_samples_per_pack)",
+    "the random streams (the NumPy that is installed)",
 )
 
 
@@ -23,13 +24,14 @@ FINGERPRINT_FIELDS = (  # of a plan's fingerprint, between its dashes
 class SourceCursor:
     """The next pack of one source: `packs` packs of epoch `epoch` of its plan are consumed.
 
-    plan: fingerprint of the plan. taken: packs consumed since the mixture's phase began.
+    plan: fingerprint of the plan. credit: how much the source lacks of its share in the mixture (below 0: it is ahead),
+    in 2**-40 packs.
     """
 
     plan: str
     epoch: int = 0
     packs: int = 0
-    taken: int = 0
+    credit: int = 0
 
     def check_packs(self, name: str, num_packs: int) -> None:
         """Raise CursorError when it lies beyond the `num_packs` packs of its epoch."""
@@ -42,22 +44,18 @@ class SourceCursor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cursor:
-    """step: finished steps of the run. sources: the cursor in each source, by its name.
-
-    phase: what the sources take turns by, as the mixture names it ("" before the first step).
-    """
+    """step: finished steps of the run. sources: the cursor in each source, by its name."""
 
     step: int = 0
-    phase: str = ""
     sources: Mapping[str, SourceCursor]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain ints and strings, for JSON; see from_dict."""
         sources = {
-            name: {"plan": at.plan, "epoch": at.epoch, "packs": at.packs, "taken": at.taken}
+            name: {"plan": at.plan, "epoch": at.epoch, "packs": at.packs, "credit": at.credit}
             for name, at in self.sources.items()
         }
-        return {"version": CURSOR_VERSION, "step": self.step, "phase": self.phase, "sources": sources}
+        return {"version": CURSOR_VERSION, "step": self.step, "sources": sources}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Cursor:
@@ -70,22 +68,18 @@ class Cursor:
                 "set packing_mode to lanes"
             )
         version = data.get("version")
-        if version is True or version != CURSOR_VERSION:
-            raise CursorError(
-                f"the saved cursor has version {version!r}, this release reads {CURSOR_VERSION}: "
-                "resume with the release that wrote it"
-            )
+        check_version(version)
         try:
             found = {
                 str(name): SourceCursor(
                     plan=_text(at["plan"]),
                     epoch=_count(at["epoch"]),
                     packs=_count(at["packs"]),
-                    taken=_count(at["taken"]),
+                    credit=_credit(at["credit"]),
                 )
                 for name, at in data["sources"].items()
             }
-            return Cursor(step=_count(data["step"]), phase=_text(data["phase"]), sources=found)
+            return Cursor(step=_count(data["step"]), sources=found)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CursorError(f"the saved cursor is damaged ({error!r}): use another checkpoint") from error
 
@@ -95,6 +89,16 @@ class Cursor:
             saved = self.sources[name].plan if name in self.sources else built
             if saved != built:
                 raise CursorError(explain_other_plan(name, saved, built))
+
+
+def check_version(version: Any) -> None:
+    """CursorError for a cursor that another release wrote, whose packs are not those of this one."""
+    if version is True or version != CURSOR_VERSION:
+        raise CursorError(
+            f"the saved cursor has version {version!r}, this release reads {CURSOR_VERSION}, whose packs are others: "
+            "finish the run with the release that wrote it, or start the data anew (train.resume never, in another "
+            "output_dir)"
+        )
 
 
 def explain_other_plan(name: str, saved: str, built: str) -> str:
@@ -113,6 +117,13 @@ def _count(value: Any) -> int:
     number = index(value)
     if number < 0:
         raise ValueError(f"{number} is negative")
+    return number
+
+
+def _credit(value: Any) -> int:
+    number = index(value)
+    if abs(number) > 1 << 50:
+        raise ValueError(f"{number} is out of range")
     return number
 
 

@@ -8,7 +8,7 @@ from operator import index
 from typing import Any
 
 from ..errors import CursorError
-from .cursor import CURSOR_VERSION, explain_other_plan
+from .cursor import CURSOR_VERSION, check_version, explain_other_plan
 from .lanes import LaneState
 
 
@@ -41,11 +41,12 @@ class LaneCursor:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> LaneCursor:
         """Read what to_dict wrote; CursorError for another version, a plan's cursor, or a damaged state."""
-        if not isinstance(data, Mapping) or data.get("version") != CURSOR_VERSION or "lanes" not in data:
+        if not isinstance(data, Mapping) or "lanes" not in data:
             raise CursorError(
                 "the saved cursor is not one of lanes: it was saved with a lengths index (set packing_mode to plan), "
-                "by another release, or is damaged"
+                "or is damaged"
             )
+        check_version(data.get("version"))
         try:
             numbers = {name: index(data[name]) for name in ("num_lanes", "step", "packs")}
             states = {int(lane): LaneState.from_dict(state) for lane, state in data["lanes"].items()}

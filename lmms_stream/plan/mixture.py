@@ -1,21 +1,23 @@
 """Which packs of which source make a step. plans + weights + cursor -> [mixture] -> pack ranges; arithmetic only.
 
-A pack holds samples of one source, and packs are nearly full, so shares of packs are shares of tokens. Within a
-phase (a stretch with the same weights and the same sources) the sources take turns by Tijdeman's algorithm for the
-chairman assignment problem (Discrete Mathematics 32, 1980): after any number of packs, each of k sources has had
-its exact share to within 1 - 1 / (2k - 2) packs. A phase begins where the weights change, a source is added or
-ends, or (without weights) an epoch begins; what was consumed before is never touched.
+A pack holds samples of one source, and packs are nearly full, so shares of packs are shares of tokens. The sources
+take turns by Tijdeman's algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980), whose shares
+may change from turn to turn: each turn goes to the source with the earliest deadline, of those that lack at least
+1 / (2k - 2) packs of their share; a deadline is the turn to which a source can wait until it lacks more than
+1 - 1 / (2k - 2) packs, by the weights that the schedule gives the turns to come. After any number of packs each of the
+k sources has had its share over the whole run to within 1 - 1 / (2k - 2) packs. What each lacks is kept in the cursor.
+
+Where a source has no packs left, the others share its turns, and what it lacked. A phase of the schedule whose sources
+all have ended takes the weights of the next phase with packs left or, where none follows, of the last one before it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +25,13 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from .cursor import Cursor, SourceCursor
-from .pack_plan import PackPlan, short_digest
+from .kernels.turns import NEVER, take_turns
+from .pack_plan import PackPlan
 from .pack_range import PackRange, ends_of, runs
 
 Weights = Mapping[str, float]  # source -> share of the tokens, in any unit
-_EVERY_SOURCE_ONCE = "each source once"  # the phase without weights
+UNIT = 1 << 40  # of shares and of what is lacked of them: a pack
+MAX_PHASES_AHEAD = 64  # of a schedule, that deadlines are looked for in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +87,11 @@ class Mixture:
         self.plans = dict(plans)
         self.names = tuple(self.plans)
         self.schedule = None if weights is None else _parse_schedule(weights, self.names)
+        self._weighted = self.names
+        if self.schedule is not None:
+            self._weighted = tuple(n for n in self.names if any(weights.get(n) for _, weights in self.schedule))
+            self._phase_starts = np.array([first for first, _ in self.schedule], np.int64)
+        self._quotas: dict[tuple[str, ...], NDArray[np.int64]] = {}  # of the schedule, by the sources with packs left
         self.max_epochs = dict(max_epochs or {})
         for name, count in self.max_epochs.items():
             if name not in self.plans:
@@ -112,21 +121,19 @@ class Mixture:
                 raise ConfigError(f"source {name!r} has no packs: all its samples are dropped; raise packing_length")
             at.check_packs(name, num_packs)
             if self.schedule is not None and at.packs == num_packs:
-                at = SourceCursor(plan=at.plan, epoch=at.epoch + 1, taken=at.taken)
+                at = SourceCursor(plan=at.plan, epoch=at.epoch + 1, credit=at.credit)
             sources[name] = at
         if self.schedule is None and self._is_over(sources):  # the source that had packs left is mixed no more
             self._begin_epoch(sources)
-        return Cursor(step=cursor.step, phase=cursor.phase, sources=sources)
+        return Cursor(step=cursor.step, sources=sources)
 
     def packs_left(self, cursor: Cursor) -> int | None:
         """Packs to the end: of the epoch without weights, of all sources' max_epochs with; None: it has no end."""
         if self.schedule is None:
             return sum(self._left_in_epoch(name, cursor.sources[name]) for name in self.names)
         total = 0
-        for name in self.names:
+        for name in self._weighted:
             at = cursor.sources[name]
-            if not any(weights.get(name) for _, weights in self.schedule):
-                continue
             if name not in self.max_epochs:
                 return None
             if self._has_epochs_left(name, at):
@@ -137,14 +144,12 @@ class Mixture:
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         """The next step; one without packs at an end. Without weights, an epoch's last step may be short."""
         sources = dict(cursor.sources)
-        phase = cursor.phase
         ranges: list[SourceRange] = []
         left = global_batch
         while left:
-            phase, quotas = self._phase(cursor.step, phase, sources)
-            if not quotas:
+            taken = self._take_turns(sources, left, phases=self._phases(cursor.step, left, global_batch=global_batch))
+            if not taken:
                 break
-            taken = self._take_turns(quotas, sources, left)
             for name, count in taken.items():
                 at = sources[name]
                 ranges.append(SourceRange(source=name, epoch=at.epoch, first=at.packs, stop=at.packs + count))
@@ -153,7 +158,7 @@ class Mixture:
         ends_epoch = left > 0 or self._is_over(sources)
         if self.schedule is None and ends_epoch:
             self._begin_epoch(sources)
-        after = Cursor(step=cursor.step + 1, phase=phase, sources=sources)
+        after = Cursor(step=cursor.step + 1, sources=sources)
         return Step(ranges=tuple(ranges), after=after, ends_epoch=ends_epoch)
 
     def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
@@ -199,8 +204,7 @@ class Mixture:
         """Whether the epoch (with weights: every source's last epoch) is consumed; counts no packs ahead of time."""
         if self.schedule is None:
             return not any(self._left_in_epoch(name, sources[name]) for name in self.names)
-        weighted = [name for name in self.names if any(weights.get(name) for _, weights in self.schedule)]
-        return not any(self._has_epochs_left(name, sources[name]) for name in weighted)
+        return not any(self._has_epochs_left(name, sources[name]) for name in self._weighted)
 
     def _has_epochs_left(self, name: str, at: SourceCursor) -> bool:
         return at.epoch < self.max_epochs.get(name, math.inf)
@@ -208,74 +212,89 @@ class Mixture:
     def _left_in_epoch(self, name: str, at: SourceCursor) -> int:
         return self.plans[name].num_packs(at.epoch) - at.packs
 
-    def _phase(self, step: int, phase: str, sources: dict[str, SourceCursor]) -> tuple[str, dict[str, int]]:
-        """The phase at hand and its quotas: whole numbers in proportion to which the sources take turns.
-
-        A new phase sets `taken` of all sources to 0. No quotas: everything is consumed.
-        """
+    def _phases(self, step: int, left: int, *, global_batch: int) -> tuple[slice, NDArray[np.int64]]:
+        """The phases from the one at hand on, and the turn with which each ends, when a step has `left` turns left."""
         if self.schedule is None:
-            identity = _identity(f"{_EVERY_SOURCE_ONCE}: {', '.join(self.names)}")
-            left = {name: self._left_in_epoch(name, sources[name]) for name in self.names}
-            quotas = {
-                name: count + (sources[name].taken if identity == phase else 0) if any(left.values()) else 0
-                for name, count in left.items()
-            }
-        else:
-            weights = next(weights for first, weights in reversed(self.schedule) if first <= step)
-            shares = {
-                name: Fraction(repr(float(weights[name])))
-                for name in self.names
-                if weights.get(name) and self._has_epochs_left(name, sources[name])
-            }
-            scale = math.lcm(*(share.denominator for share in shares.values()))
-            quotas = {name: int(share * scale) for name, share in shares.items()}
-            identity = _identity(json.dumps(quotas))
-        if identity != phase:
-            for name, at in sources.items():
-                sources[name] = SourceCursor(plan=at.plan, epoch=at.epoch, packs=at.packs)
-        return identity, {name: quota for name, quota in quotas.items() if quota}
+            return slice(0, 1), np.array([NEVER])
+        first = int(np.searchsorted(self._phase_starts, step, side="right")) - 1
+        rows = slice(first, min(first + MAX_PHASES_AHEAD, len(self._phase_starts)))
+        ends = (self._phase_starts[first + 1 : rows.stop] - step - 1) * global_batch + left
+        return rows, np.append(ends, NEVER)
 
-    def _take_turns(self, quotas: Mapping[str, int], sources: Mapping[str, SourceCursor], count: int) -> dict[str, int]:
-        """How many packs each source gives, until `count` are taken or one comes to the end of its epoch."""
-        names = list(quotas)
-        left = [self._left_in_epoch(name, sources[name]) for name in names]
+    def _take_turns(
+        self, sources: dict[str, SourceCursor], count: int, *, phases: tuple[slice, NDArray[np.int64]]
+    ) -> dict[str, int]:
+        """How many packs each source gives, until `count` are taken or one comes to the end of its epoch.
+
+        Notes in `sources` what each lacks then. Nothing: everything is consumed.
+        """
+        names = tuple(name for name in self._weighted if self._has_packs(name, sources[name]))
+        if not names:
+            return {}
+        left = np.array([self._left_in_epoch(name, sources[name]) for name in names], np.int64)
+        credits = np.array([sources[name].credit for name in names], np.int64)
+        taken = np.zeros(len(names), np.int64)
         if len(names) == 1:
-            return {names[0]: min(count, left[0])}
-        shares = list(quotas.values())
-        taken = [sources[name].taken for name in names]
-        before = list(taken)
-        open_ended = self.schedule is not None
-        for _ in range(count):
-            chosen = _chairman(shares, taken)
-            taken[chosen] += 1
-            left[chosen] -= 1
-            if left[chosen] == 0 and (open_ended or not any(left)):
-                break
-        return {name: after - start for name, after, start in zip(names, taken, before, strict=True) if after > start}
+            taken[0], credits[0] = min(count, int(left[0])), 0
+        else:
+            rows, ends = phases
+            quotas = self._quotas_of(names, sources)[rows]
+            credits += _shared(-int(credits.sum()), quotas[0])
+            least = UNIT // max(2, 2 * len(self._weighted) - 2)
+            take_turns(count, left, credits, quotas, ends, UNIT, least, taken)
+        for name, credit in zip(names, credits.tolist(), strict=True):
+            sources[name] = dataclasses.replace(sources[name], credit=credit)
+        return {name: number for name, number in zip(names, taken.tolist(), strict=True) if number}
+
+    def _has_packs(self, name: str, at: SourceCursor) -> bool:
+        if self.schedule is None:
+            return self._left_in_epoch(name, at) > 0
+        return self._has_epochs_left(name, at)
+
+    def _quotas_of(self, names: tuple[str, ...], sources: Mapping[str, SourceCursor]) -> NDArray[np.int64]:
+        """The shares of these sources in each phase, where no others have packs left: int64[phases, len(names)]."""
+        if self.schedule is None:
+            return _quotas([Fraction(self.plans[name].num_packs(sources[name].epoch)) for name in names])[None]
+        if names not in self._quotas:
+            weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
+            self._quotas[names] = np.stack([_quotas(shares) for shares in _passed_on(weights)])
+        return self._quotas[names]
 
     def _advance(self, name: str, at: SourceCursor, count: int) -> SourceCursor:
         """The cursor after `count` more packs of the epoch; with weights, the next epoch follows at once."""
-        packs, taken = at.packs + count, at.taken + count
+        packs = at.packs + count
         if self.schedule is not None and packs == self.plans[name].num_packs(at.epoch):
-            return SourceCursor(plan=at.plan, epoch=at.epoch + 1, taken=taken)
-        return SourceCursor(plan=at.plan, epoch=at.epoch, packs=packs, taken=taken)
+            return dataclasses.replace(at, epoch=at.epoch + 1, packs=0)
+        return dataclasses.replace(at, packs=packs)
 
 
-def _chairman(quotas: Sequence[int], taken: Sequence[int]) -> int:
-    """Whose turn it is: Tijdeman's rule in whole numbers.
+def _quotas(shares: Sequence[Fraction]) -> NDArray[np.int64]:
+    """Shares in whole numbers that add up to UNIT: int64[len(shares)]; what rounding leaves goes to the most rounded.
 
-    With shares q / Q, turn n and k sources: of those that lack at least 1 / (2k - 2) packs, the one for which
-    (1 - 1 / (2k - 2) - lack) / share is least, so the one that would be overdue first.
+    >>> _quotas([Fraction(3), Fraction(1)]).tolist() == [3 * UNIT // 4, UNIT // 4]
+    True
     """
-    total, turn, width = sum(quotas), sum(taken) + 1, 2 * len(quotas) - 2
-    chosen, least = -1, Fraction(0)
-    for number, (quota, had) in enumerate(zip(quotas, taken, strict=True)):
-        lack = (quota * turn - had * total) * width  # in units of 1 / (total * width)
-        if lack >= total:
-            urgency = Fraction(total * (width - 1) - lack, quota)
-            if chosen < 0 or urgency < least:
-                chosen, least = number, urgency
-    return chosen
+    exact = [share * UNIT / sum(shares) for share in shares]
+    quotas = [math.floor(quota) for quota in exact]
+    by_rest = sorted(range(len(shares)), key=lambda number: (quotas[number] - exact[number], number))
+    for number in by_rest[: UNIT - sum(quotas)]:
+        quotas[number] += 1
+    return np.array(quotas, np.int64)
+
+
+def _passed_on(weights: Sequence[list[Fraction]]) -> list[list[Fraction]]:
+    """The weights of each phase, or where all are 0 those of the next that has some, or else of the last before it."""
+    some = [number for number, shares in enumerate(weights) if any(shares)]
+    return [
+        weights[min((other for other in some if other >= number), default=some[-1])] for number in range(len(weights))
+    ]
+
+
+def _shared(credit: int, quotas: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A credit shared in proportion: int64, of the shape of quotas, which add up to UNIT."""
+    shares = np.array([credit * int(quota) // UNIT for quota in quotas.tolist()], np.int64) if credit else 0 * quotas
+    shares[int(np.argmax(quotas))] += credit - int(shares.sum())
+    return shares
 
 
 def _parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[str]) -> list[tuple[int, Weights]]:
@@ -296,11 +315,6 @@ def _parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[st
             raise ConfigError(f"the weights from step {step} on are all 0: nothing would be read")
         checked.append((int(step), dict(shares)))
     return checked
-
-
-@lru_cache  # it is asked for at every step
-def _identity(phase: str) -> str:
-    return short_digest(phase.encode())
 
 
 class _EpochPacks(NamedTuple):

@@ -9,8 +9,9 @@ Canonical nodes and shuffle blocks are MosaicML Streaming's terms (py1b is the n
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,11 @@ MIN_SAMPLES_PER_DEFAULT_NODE = 1 << 17
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderConfig:
-    """How an epoch is ordered. Two runs with the same values and the same shards have the same order."""
+    """How an epoch is ordered. Two runs with the same values and the same shards have the same order.
+
+    Without shuffle it is the stored order, at any size: there is one canonical node then, num_canonical_nodes says only
+    how many lanes there are, and nodes and ranks share each step in its order, the first node the first packs.
+    """
 
     seed: int = 0
     shuffle: bool = True
@@ -50,6 +55,27 @@ def default_canonical_nodes(num_samples: int) -> int:
     """
     nodes = max(1, min(MAX_DEFAULT_CANONICAL_NODES, num_samples // MIN_SAMPLES_PER_DEFAULT_NODE))
     return 1 << (nodes.bit_length() - 1)
+
+
+def in_stored_order(config: OrderConfig) -> OrderConfig:
+    """The config as whole epochs follow it: without shuffle one canonical node, so that the order is the stored one.
+
+    (Lanes each read a canonical node of their own, whatever the order.)
+    """
+    return config if config.shuffle else replace(config, num_canonical_nodes=1)
+
+
+def streams_digest() -> str:
+    """A digest of the first numbers of the random streams that orders and packs rest on, as this NumPy gives them.
+
+    NumPy promises the numbers of a bit generator for good, those of a Generator's methods only within a release.
+    """
+    rng = np.random.default_rng([1, 2, 3, 4])
+    shuffled = np.arange(1000, dtype=np.int64)
+    rng.shuffle(shuffled)
+    seed = np.random.SeedSequence([1, 2, 3, 4, 1]).generate_state(1, np.uint64)
+    drawn = (rng.permutation(1000).astype(np.int64), shuffled, seed)
+    return hashlib.blake2b(b"".join(numbers.tobytes() for numbers in drawn), digest_size=8).hexdigest()
 
 
 class EpochOrder:

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from ..errors import LengthsError, PackingError
 from .lengths import Lengths, hash_lengths
-from .order import EpochOrder, OrderConfig
+from .order import EpochOrder, OrderConfig, in_stored_order, streams_digest
 from .pack_range import PackRange, ends_of, runs
 from .packing import PackingConfig, Packs, block_seed, pack
 
-PLAN_VERSION = 1  # changes when the same inputs give other packs
+PLAN_VERSION = 2  # changes when the same inputs give other packs
 
 _NODE_BITS = 40  # below a canonical node's number; its packs are fewer
 
@@ -62,9 +62,10 @@ class PackPlan:
             )
         self.index = index
         self.lengths = np.asarray(index.lengths)  # a plain view: a memmap is slow to index
-        self.order = order
+        self.order = in_stored_order(order)
         self.packing = packing
-        self.num_canonical_nodes = EpochOrder(self.samples_per_shard, config=order, epoch=0).num_canonical_nodes
+        first_epoch = EpochOrder(self.samples_per_shard, config=self.order, epoch=0)
+        self.num_canonical_nodes = first_epoch.num_canonical_nodes
         self.fingerprint = self._fingerprint(index.content_hash)
         self._counts_cache: CountsCache = {} if counts_cache is None else counts_cache
         self._epochs: OrderedDict[int, _EpochPlan] = OrderedDict()
@@ -119,7 +120,7 @@ class PackPlan:
         return self._epochs[epoch]
 
     def _fingerprint(self, lengths_hash: str) -> str:
-        """Five hashes with dashes between them, so that two can be compared field by field (cursor.py)."""
+        """Hashes with dashes between them, so that two can be compared field by field (cursor.py)."""
         order = dataclasses.replace(self.order, num_canonical_nodes=self.num_canonical_nodes)
         return plan_fingerprint(
             str(PLAN_VERSION), lengths_hash, self.samples_per_shard, order=order, packing=self.packing
@@ -133,8 +134,9 @@ def plan_fingerprint(
     *,
     order: OrderConfig,
     packing: PackingConfig,
+    streams: str | None = None,
 ) -> str:
-    """All that packs follow from; the fields are cursor.py's FINGERPRINT_FIELDS."""
+    """All that packs follow from; the fields are cursor.py's FINGERPRINT_FIELDS. streams: see streams_digest."""
     return "-".join(
         [
             version,
@@ -142,6 +144,7 @@ def plan_fingerprint(
             short_digest(samples_per_shard.tobytes()),
             short_digest(json.dumps(dataclasses.asdict(order), sort_keys=True).encode()),
             short_digest(json.dumps(dataclasses.asdict(packing), sort_keys=True).encode()),
+            streams or streams_digest(),
         ]
     )
 

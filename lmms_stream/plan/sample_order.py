@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, CursorError
-from .order import EpochOrder, OrderConfig, default_canonical_nodes
+from .order import EpochOrder, OrderConfig, default_canonical_nodes, in_stored_order
 
 Ids = NDArray[np.int64]
 
@@ -108,6 +108,7 @@ class SampleOrder:
 
     def __init__(self, samples_per_shard: Sequence[Ids], *, counts: Sequence[int], config: OrderConfig, epoch: int):
         sizes = [int(shards.sum()) for shards in samples_per_shard]
+        config = in_stored_order(config)
         self.num_samples = sum(counts)
         self.num_canonical_nodes = config.num_canonical_nodes or default_canonical_nodes(sum(sizes))
         self._passes = []

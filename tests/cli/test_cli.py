@@ -116,3 +116,22 @@ def test_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> No
             main(arguments)
         assert stop.value.code == 2
         assert "unrecognized arguments" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--epochs", "0"], "--epochs must be at least 1, got 0"),
+        (["--world-size", "0"], "world_size must be at least 1, got 0"),
+        (["--num-nodes", "0"], "num_nodes must be at least 1, got 0"),
+        (
+            ["--world-size", "8", "--num-nodes", "3"],
+            "3 nodes cannot have equal shares of 8 ranks: choose a divisor of 8",
+        ),
+    ],
+)
+def test_numbers_of_a_plan_that_make_no_sense_are_named(
+    option: list[str], message: str, dataset_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(dataset_folder), "--packing-length", "2048", "--overlong", "drop", *option]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {message}")

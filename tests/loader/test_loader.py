@@ -87,7 +87,7 @@ def test_an_epoch_delivers_each_packed_sample_once_in_the_plans_steps(dataset: P
     for (_, step), ids in steps.items():
         packs = plan.packs(0, step * GLOBAL_BATCH, min((step + 1) * GLOBAL_BATCH, plan.num_packs(0)))
         assert ids == sorted(packs.sample_ids.tolist())
-    assert state["sources"] == {"data": {"plan": plan.fingerprint, "epoch": 1, "packs": 0, "taken": 0}}
+    assert state["sources"] == {"data": {"plan": plan.fingerprint, "epoch": 1, "packs": 0, "credit": 0}}
 
 
 def test_a_batch_holds_its_samples_as_the_processor_makes_them(

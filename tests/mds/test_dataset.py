@@ -166,7 +166,7 @@ def test_a_dataset_config_builds_what_it_says(dataset_folder: Path, tokenizer: P
     )
     plan = config.build().plan
     assert plan.packing == PackingConfig(packing_length=512, strategy="next_fit", overlong="truncate")
-    assert plan.order == OrderConfig(seed=3, shuffle=False)
+    assert plan.order == OrderConfig(seed=3, shuffle=False, num_canonical_nodes=1)
     with pytest.raises(ConfigError, match=r"processor\.tokenizer is missing"):
         DatasetConfig(remote="x").build()
 

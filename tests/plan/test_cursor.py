@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import CursorError
 from lmms_stream.plan.cursor import CURSOR_VERSION, Cursor, SourceCursor
+from lmms_stream.plan.lane_cursor import LaneCursor
 
 from ..strategies import examples
 
 counts = st.integers(0, 1 << 60)
-source_cursors = st.builds(SourceCursor, plan=st.text(), epoch=counts, packs=counts, taken=counts)
-cursors = st.builds(
-    Cursor, step=counts, phase=st.text(), sources=st.dictionaries(st.text(), source_cursors, max_size=5)
-)
+credits = st.integers(-(1 << 45), 1 << 45)
+source_cursors = st.builds(SourceCursor, plan=st.text(), epoch=counts, packs=counts, credit=credits)
+cursors = st.builds(Cursor, step=counts, sources=st.dictionaries(st.text(), source_cursors, max_size=5))
 
-SOURCE = {"plan": "abc", "epoch": 1, "packs": 20, "taken": 3}
+SOURCE = {"plan": "abc", "epoch": 1, "packs": 20, "credit": -3}
 
 
 def saved(**changes: Any) -> dict[str, Any]:
-    data = Cursor(step=7, phase="p", sources={"chat": SourceCursor(**SOURCE)}).to_dict()  # type: ignore[arg-type]
+    data = Cursor(step=7, sources={"chat": SourceCursor(**SOURCE)}).to_dict()  # type: ignore[arg-type]
     return {name: value for name, value in (data | changes).items() if value is not ...}
 
 
@@ -32,15 +32,18 @@ def test_a_cursor_comes_back_from_json_unchanged(cursor: Cursor) -> None:
 
 
 def test_a_saved_cursor_is_a_few_plain_values() -> None:
-    assert saved() == {"version": CURSOR_VERSION, "step": 7, "phase": "p", "sources": {"chat": SOURCE}}
-    assert SourceCursor(plan="abc") == SourceCursor(plan="abc", epoch=0, packs=0, taken=0)
+    assert saved() == {"version": CURSOR_VERSION, "step": 7, "sources": {"chat": SOURCE}}
+    assert SourceCursor(plan="abc") == SourceCursor(plan="abc", epoch=0, packs=0, credit=0)
 
 
-@pytest.mark.parametrize(("version", "shown"), [(2, "2"), (0, "0"), ("1", "'1'"), (True, "True"), (..., "None")])
+@pytest.mark.parametrize(
+    ("version", "shown"), [(1, "1"), (3, "3"), (0, "0"), ("1", "'1'"), (True, "True"), (..., "None")]
+)
 def test_a_cursor_of_another_version_is_refused(version: object, shown: str) -> None:
     with pytest.raises(
         CursorError,
-        match=rf"^the saved cursor has version {shown}, this release reads 1: resume with the release that wrote it$",
+        match=rf"^the saved cursor has version {shown}, this release reads 2, whose packs are others: finish the run "
+        r"with the release that wrote it, or start the data anew \(train.resume never, in another output_dir\)$",
     ):
         Cursor.from_dict(saved(version=version))
 
@@ -63,7 +66,8 @@ def test_a_cursor_of_another_version_is_refused(version: object, shown: str) -> 
         ({"sources": {"chat": SOURCE | {"packs": -5}}}, "ValueError"),
         ({"step": ...}, "KeyError"),
         ({"step": -1}, "ValueError"),
-        ({"phase": 3}, "TypeError"),
+        ({"sources": {"chat": SOURCE | {"credit": 1 << 60}}}, "ValueError"),
+        ({"sources": {"chat": SOURCE | {"credit": 0.5}}}, "TypeError"),
     ],
 )
 def test_a_damaged_cursor_is_refused(changes: dict[str, Any], problem: str) -> None:
@@ -81,21 +85,22 @@ def test_what_is_no_mapping_is_refused() -> None:
 @pytest.mark.parametrize(
     ("built", "difference"),
     [
-        ("2-a-b-c-d", r"the plan version \(release\)"),
-        ("1-x-b-c-d", r"the lengths index \(dataset or processor\)"),
-        ("1-a-x-c-d", r"the shards \(dataset\)"),
-        ("1-a-b-x-d", r"the order settings \(seed, shuffle, num_canonical_nodes, shuffle_block_size\)"),
-        ("1-a-b-c-x", r"the packing settings \(packing_length, strategy, .*\)"),
-        ("1-x-y-c-d", r"the lengths index \(dataset or processor\) and the shards \(dataset\)"),
+        ("2-a-b-c-d-e", r"the plan version \(release\)"),
+        ("1-x-b-c-d-e", r"the lengths index \(dataset or processor\)"),
+        ("1-a-x-c-d-e", r"the shards \(dataset\)"),
+        ("1-a-b-x-d-e", r"the order settings \(seed, shuffle, num_canonical_nodes, shuffle_block_size\)"),
+        ("1-a-b-c-x-e", r"the packing settings \(packing_length, strategy, .*\)"),
+        ("1-x-y-c-d-e", r"the lengths index \(dataset or processor\) and the shards \(dataset\)"),
+        ("1-a-b-c-d-x", r"the random streams \(the NumPy that is installed\)"),
         ("other", "everything"),
     ],
 )
 def test_a_foreign_plan_is_refused_and_the_error_says_what_differs(built: str, difference: str) -> None:
-    cursor = Cursor(sources={"chat": SourceCursor(plan="1-a-b-c-d"), "old": SourceCursor(plan="gone")})
-    cursor.check_plans({"chat": "1-a-b-c-d", "new": "any"})
+    cursor = Cursor(sources={"chat": SourceCursor(plan="1-a-b-c-d-e"), "old": SourceCursor(plan="gone")})
+    cursor.check_plans({"chat": "1-a-b-c-d-e", "new": "any"})
     with pytest.raises(
         CursorError,
-        match=rf"^the checkpoint follows plan 1-a-b-c-d of 'chat', this run built {built}: they differ in "
+        match=rf"^the checkpoint follows plan 1-a-b-c-d-e of 'chat', this run built {built}: they differ in "
         rf"{difference}; restore that, or start over in another output_dir$",
     ):
         cursor.check_plans({"chat": built})
@@ -106,3 +111,13 @@ def test_a_place_beyond_its_epoch_is_refused() -> None:
     at.check_packs("chat", 9)
     with pytest.raises(CursorError, match="stands at pack 9 of epoch 2 of 'chat', which has 8: use another checkpoint"):
         at.check_packs("chat", 8)
+
+
+def test_a_cursor_of_the_release_before_is_refused_by_name() -> None:
+    written = {"plan": "1-7bb7411063df4bef-c1359816a45df046-0d98acbef052877c-eca03c76a98fec87", "epoch": 0, "packs": 5}
+    before = {"version": 1, "step": 1, "phase": "39bc5ae3994e2dec", "sources": {"a": {**written, "taken": 5}}}
+    with pytest.raises(CursorError, match=r"has version 1, this release reads 2, .* start the data anew"):
+        Cursor.from_dict(before)
+    lanes = {"version": 1, "plan": "lanes1-a", "num_lanes": 1, "step": 0, "packs": 0, "lanes": {}}
+    with pytest.raises(CursorError, match=r"has version 1, this release reads 2, .* start the data anew"):
+        LaneCursor.from_dict(lanes)

@@ -94,7 +94,7 @@ def test_weights_hold_to_within_one_pack_after_every_step(weights: dict[str, flo
     ),
     global_batch=st.integers(1, 16),
 )
-def test_a_schedule_neither_loses_nor_repeats_and_each_phase_holds_its_weights(
+def test_a_schedule_neither_loses_nor_repeats_and_holds_the_weights_over_the_whole_run(
     schedule: dict[int, dict[str, int]], global_batch: int
 ) -> None:
     full = {0: {"a": 1, "b": 1, "c": 1}} | schedule
@@ -102,14 +102,51 @@ def test_a_schedule_neither_loses_nor_repeats_and_each_phase_holds_its_weights(
     steps, _ = run(mixture, mixture.start(), 12, global_batch=global_batch)
     assert_nothing_lost_or_repeated(steps)
     had: Counter[str] = Counter()
-    begun, weights = 0, full[0]
+    due: dict[str, Fraction] = dict.fromkeys("abc", Fraction(0))
     for number, step in enumerate(steps):
-        if number in full and full[number] != weights:
-            had, begun, weights = Counter(), number, full[number]
+        weights = full[max(first for first in full if first <= number)]
         had.update(source for source, _, _ in step)
         for name, weight in weights.items():
-            share = Fraction(weight, sum(weights.values()))
-            assert abs(had[name] - (number + 1 - begun) * global_batch * share) < 1
+            due[name] += global_batch * Fraction(weight, sum(weights.values()))
+        assert all(abs(had[name] - due[name]) < 1 for name in due)
+
+
+def test_small_shares_that_change_at_every_step_add_up() -> None:
+    weights = {step: {"a": 0.90, "b": 0.10} if step % 2 else {"a": 0.91, "b": 0.09} for step in range(200)}
+    mixture = Mixture(PLANS, weights=weights)
+    steps, _ = run(mixture, mixture.start(), 200, global_batch=4)
+    assert_nothing_lost_or_repeated(steps)
+    assert Counter(source for step in steps for source, _, _ in step) == {"a": 724, "b": 76}
+
+
+def test_a_phase_whose_sources_have_ended_passes_on_and_nothing_is_left_unread() -> None:
+    total = {name: plan.num_packs(0) for name, plan in PLANS.items()}
+    for weights in (
+        {0: {"a": 1}, 1000: {"b": 1}},  # the first phase ends before its steps do
+        {0: {"b": 1}, 2: {"a": 1}},  # the last phase ends, and the first has packs left
+        {0: {"a": 1}, 3: {"c": 1}, 5: {"b": 1, "a": 3}},
+    ):
+        named = {name for shares in weights.values() for name in shares}
+        mixture = Mixture(PLANS, weights=weights, max_epochs=dict.fromkeys(named, 1))
+        cursor = mixture.start()
+        left = mixture.packs_left(cursor)
+        steps, cursor = run_to_end(mixture, cursor, global_batch=8)
+        assert_nothing_lost_or_repeated(steps)
+        had = Counter(source for step in steps for source, _, _ in step)
+        assert had == {name: total[name] for name in named}
+        assert left == sum(had.values())
+        assert (mixture.packs_left(cursor), mixture.step(cursor, global_batch=8).ranges) == (0, ())
+        assert all(len(step) == 8 for step in steps[:-1])
+
+
+def test_what_a_source_that_ends_lacked_falls_to_the_others() -> None:
+    mixture = Mixture(PLANS, weights={"a": 1, "b": 3, "c": 1}, max_epochs={"a": 1})
+    steps, cursor = run(mixture, mixture.start(), 40, global_batch=5)
+    assert_nothing_lost_or_repeated(steps)
+    assert sum(cursor.sources[name].credit for name in "bc") == 0
+    after = Counter(source for step in steps[30:] for source, _, _ in step)
+    assert "a" not in after
+    assert abs(after["b"] - 37.5) < 2
 
 
 @pytest.mark.parametrize("global_batch", [1, 5, 16, 1000])

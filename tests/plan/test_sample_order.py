@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.plan import shares
-from lmms_stream.plan.order import EpochOrder, OrderConfig
+from lmms_stream.plan.order import EpochOrder, OrderConfig, in_stored_order
 from lmms_stream.plan.sample_order import Reader, SampleOrder, positions_read
 from lmms_stream.plan.shares import StreamShare, samples_chosen
 from numpy.typing import NDArray
@@ -164,7 +164,7 @@ def test_one_stream_taken_whole_is_its_epoch_order_read_round_robin(
     sizes: list[int], config: OrderConfig, epoch: int
 ) -> None:
     case = Case([np.array(sizes, np.int64)], [sum(sizes)], config)
-    order = EpochOrder(sizes, config=config, epoch=epoch)
+    order = EpochOrder(sizes, config=in_stored_order(config), epoch=epoch)
     sections = [[int(i) for ids in blocks for i in ids] for blocks in node_blocks(order)]
     assert case.order(epoch).num_canonical_nodes == order.num_canonical_nodes
     assert case.ids(epoch) == take_turns(sections)
@@ -175,7 +175,7 @@ def test_one_stream_taken_whole_is_its_epoch_order_read_round_robin(
 def test_one_stream_without_shuffle_comes_in_stored_order_over_and_over(
     sizes: list[int], number: int, block: int
 ) -> None:
-    config = OrderConfig(shuffle=False, num_canonical_nodes=1, shuffle_block_size=block)
+    config = OrderConfig(shuffle=False, num_canonical_nodes=5, shuffle_block_size=block)
     case = Case([np.array(sizes, np.int64)], [number], config)
     came = [sample for epoch in range(3) for sample in case.ids(epoch)]
     assert came == [position % sum(sizes) for position in range(3 * number)]
