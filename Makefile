@@ -32,6 +32,7 @@ bench: setup
 	$(BIN)/python benchmarks/packing.py
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/assign.py
+	$(BIN)/python benchmarks/mixture.py
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/memory.py

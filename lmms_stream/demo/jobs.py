@@ -1,4 +1,4 @@
-"""Training jobs of the demo: torchrun processes that are watched through their log, killed, and resumed."""
+"""Training jobs of the demo: watched through their log, killed, and resumed."""
 
 from __future__ import annotations
 
