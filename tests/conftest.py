@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from streaming import MDSWriter
 
 from .processes import ENVIRONMENT, run_module
+from .proxy import FaultProxy, fault_proxy
 
 # Files that take long, by the start of their names: the longest first.
 LONGEST = ("jobs/test_stopping", "demo/test_demo", "test_readme", "jobs/", "mds/", "converters/")
@@ -75,6 +76,20 @@ def s3() -> Iterator[str]:
 def s3_folder(s3: str, request: pytest.FixtureRequest) -> str:
     """A prefix of this test's own."""
     return f"{s3}/{request.node.name}"
+
+
+@pytest.fixture(scope="module")
+def running_proxy(s3: str) -> Iterator[FaultProxy]:
+    with fault_proxy(os.environ["S3_ENDPOINT_URL"]) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(running_proxy: FaultProxy) -> Iterator[FaultProxy]:
+    """In front of the S3 server, without rules."""
+    running_proxy.set_rules()
+    yield running_proxy
+    running_proxy.set_rules()
 
 
 def write_tokens(

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from lmms_stream.processors.chat import ChatProcessor
 
-from ..proxy import FaultProxy, fault_proxy
+from ..proxy import FaultProxy
 from .reading import Delivered, Reading, upload
-
-
-@pytest.fixture(scope="module")
-def running_proxy(s3: str) -> Iterator[FaultProxy]:
-    with fault_proxy(os.environ["S3_ENDPOINT_URL"]) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxy(running_proxy: FaultProxy) -> Iterator[FaultProxy]:
-    """In front of the S3 server, without rules."""
-    running_proxy.set_rules()
-    yield running_proxy
-    running_proxy.set_rules()
 
 
 @pytest.fixture(scope="module")

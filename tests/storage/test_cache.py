@@ -16,15 +16,6 @@ from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.retry import Retry
 
 
-class CountingStorage(LocalStorage):
-    """A local store that writes a line per download; a subclass of its own, so it is not read in place."""
-
-    def download(self, key: str, path: Path) -> None:
-        with (self.folder / "downloads").open("a") as log:
-            log.write(f"{key}\n")
-        super().download(key, path)
-
-
 def test_many_processes_fetch_an_object_once(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "object").write_bytes(os.urandom(1 << 20))
@@ -32,7 +23,7 @@ def test_many_processes_fetch_an_object_once(tmp_path: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from lmms_stream.storage.cache import LocalCache, Wanted\n"
-        "from tests.storage.test_cache import CountingStorage\n"
+        "from tests.storage.counting import CountingStorage\n"
         "store = CountingStorage(Path(sys.argv[1]) / 'store')\n"
         "cache = LocalCache(store, Path(sys.argv[1]) / 'cache')\n"
         "valid = lambda p: p.is_relative_to(cache.folder) and p.stat().st_size == 1 << 20\n"
