@@ -1,7 +1,7 @@
 """Claim: which packs of which source make a step is said in less than 3 ms, for 50 sources and 2048 packs a step.
 
-Beside it: sources drawn at random by the same weights (numpy's Generator.choice), as most loaders mix. For both: how far
-a source is from its share at most, after all steps, in packs.
+Beside it: sources drawn at random by the same weights (numpy's Generator.choice), as most loaders mix. For both:
+how far a source is from its share at most, after all steps, in packs.
 
     python benchmarks/mixture.py
     python benchmarks/mixture.py --sources 8 --global-batch 256

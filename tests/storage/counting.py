@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmms_stream.storage.storage import LocalStorage
+from lmms_stream.storage.local import LocalStorage
 
 
 class CountingStorage(LocalStorage):
