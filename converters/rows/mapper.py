@@ -17,7 +17,7 @@ from .kinds import KINDS
 from .options import SchemaOptions
 from .row_kind import RowKind
 
-_VERSION = 1  # of what is stored for a row
+_VERSION = 2  # of what is stored for a row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,5 +8,7 @@ table_source    a source whose rows are a table, fetched and opened when its tur
 table           what all formats share: where the rows lie, rows that units carry
 units           what a source is cut into
 jsonl, json_array, csv, arrow, webdataset, folders, saved_datasets, hub     a format each
+arrow_values    values of Arrow columns as their types and features mean them
+json_text       JSON texts as values
 compression     files as streams of plain bytes
 """
