@@ -7,9 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from ...errors import DataError
+from ..sources.json_text import parsed
 
 Columns = Mapping[str, tuple[str, ...]]  # role -> usual names of its column, the most usual first
 
@@ -75,13 +74,13 @@ def unpacked(value: Any) -> Any:
     """A value; the list, where it is JSON text of one, which is how tables of texts hold lists."""
     if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
         with suppress(ValueError):
-            return orjson.loads(value)
+            return parsed(value.encode())
     return value
 
 
 def parse_json(text: str, name: str) -> Any:
     try:
-        return orjson.loads(text)
+        return parsed(text.encode())
     except ValueError as error:
         raise DataError(
             f"column {name!r} holds text that is not JSON ({error}): write it as JSON, or as a list"

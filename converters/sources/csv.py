@@ -47,11 +47,16 @@ class FieldBlock:
 
 
 class DelimitedTable:
-    """A file whose first row names the columns. Values are text, as they stand; blank lines are no rows."""
+    """A file whose first row names the columns. Values are text, as they stand; blank lines are no rows.
 
-    def __init__(self, location: Location, *, delimiter: str):
+    quoted: whether fields may stand in double quotes, which are no part of them; otherwise a quote is text like other
+    text.
+    """
+
+    def __init__(self, location: Location, *, delimiter: str, quoted: bool):
         self._location = location
         self._delimiter = delimiter
+        self._quoted = quoted
 
     def num_rows(self) -> int:
         with self._open() as (_, rows):
@@ -71,6 +76,9 @@ class DelimitedTable:
         name = self._location.name
         if isinstance(fields, str):
             raise DataError(f"{name}: its first row, which names the columns, is broken: {fields}")
+        if not self._quoted and all(len(field) > 1 and field[0] == field[-1] == '"' for field in fields):
+            kind = "csv" if self._delimiter == "," else "tsv-quoted"
+            raise DataError(f"{name}: the columns of its header stand in quotes, {fields[0]}: pass --format {kind}")
         for field in fields:
             if not field.strip() or fields.count(field) > 1:
                 raise DataError(
@@ -90,7 +98,8 @@ class DelimitedTable:
             text = io.TextIOWrapper(
                 io.BufferedReader(stream, 1 << 20), encoding="utf-8-sig", errors="surrogateescape", newline=""
             )
-            yield stream, _rows(csv.reader(text, delimiter=self._delimiter, strict=True))
+            quoting = csv.QUOTE_MINIMAL if self._quoted else csv.QUOTE_NONE
+            yield stream, _rows(csv.reader(text, delimiter=self._delimiter, quoting=quoting, strict=True))
 
 
 def _rows(reader: Any) -> Iterator[list[str] | str]:

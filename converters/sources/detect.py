@@ -28,8 +28,10 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 TABLES: dict[str, Callable[[Location], Table]] = {
     "json": JsonTable,
     "jsonl": LinesTable,
-    "csv": partial(DelimitedTable, delimiter=","),
-    "tsv": partial(DelimitedTable, delimiter="\t"),
+    "csv": partial(DelimitedTable, delimiter=",", quoted=True),
+    "csv-unquoted": partial(DelimitedTable, delimiter=",", quoted=False),
+    "tsv": partial(DelimitedTable, delimiter="\t", quoted=False),
+    "tsv-quoted": partial(DelimitedTable, delimiter="\t", quoted=True),
     "parquet": ParquetTable,
     "arrow": ArrowTable,
     "webdataset": TarTable,

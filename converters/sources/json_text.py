@@ -7,16 +7,23 @@ from typing import Any
 
 import orjson
 
-# orjson makes floats of integers that have more than 64 bits: those of 20 digits and more.
 _DIGITS_TO_0 = bytes.maketrans(b"123456789", b"0" * 9)
-_LONG_NUMBER = b"0" * 20
 
 
 def parsed(text: bytes) -> Any:
-    """The value of a JSON text. orjson.JSONDecodeError for what is none, ValueError for thousands of digits.
+    """The value of a JSON text. orjson.JSONDecodeError for what is none, and for more than 308 digits.
 
     >>> parsed(b'{"id": 123456789012345678901234567890}')
     {'id': 123456789012345678901234567890}
     """
     values = orjson.loads(text)
-    return json.loads(text) if _LONG_NUMBER in text.translate(_DIGITS_TO_0) else values
+    return json.loads(text) if _has_long_number(text) else values
+
+
+def _has_long_number(text: bytes) -> bool:
+    """Whether a number may have more than 64 bits: 20 digits or more, of which orjson makes a float.
+
+    Of 20 digits in a row every fifth byte of the text meets 4, and that is looked at first, since it takes a fifth of
+    the time.
+    """
+    return b"0000" in text[::5].translate(_DIGITS_TO_0) and b"0" * 20 in text.translate(_DIGITS_TO_0)

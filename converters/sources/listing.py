@@ -15,7 +15,9 @@ from ...types import StoredObject
 from .detect import format_of, named_format
 from .table import Location
 
-ALIKE = {"jsonl": "json", "json": "jsonl", "tsv": "csv", "csv": "tsv"}  # which are often named like each other
+ALIKE = {  # formats -> what files of them are often named as
+    "jsonl": "json", "json": "jsonl", "tsv": "csv", "csv": "tsv", "tsv-quoted": "tsv", "csv-unquoted": "csv"
+}  # fmt: skip
 
 
 def is_shown(key: str) -> bool:

@@ -72,7 +72,9 @@ def _add_engine(group: Group) -> None:
 
 
 def _add_rows(group: Group) -> None:
-    group.add_argument("--format", help="read all sources as this: jsonl, json, csv, parquet, arrow, …")
+    group.add_argument(
+        "--format", help="read all sources as this: jsonl, json, csv, tsv, tsv-quoted, parquet, arrow, …"
+    )
     group.add_argument(
         "--kind",
         "--schema",

@@ -183,9 +183,18 @@ def test_plain_conversations_are_stored_as_they_were_before() -> None:
     assert mapped(row)["messages"] == expected
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"id": 10**30, "text": "ü"}}}
+    messages = [says("user", "f?"), says("assistant", None, tool_calls=[call])]
+    assert stored({"messages": json.dumps(messages) if as_text else messages}) == messages
+
+
 @pytest.mark.parametrize(
     ("row", "options", "reason"),
     [
+        ({"messages": [*CHAT, says("user", "x", a=[1 << 80, "\ud800"])]}, {}, "the messages hold what JSON cannot"),
+        ({"messages": [*CHAT, says("user", "x", a=[1 << 80, float("nan")])]}, {}, "the messages hold what JSON cannot"),
         ({"messages": "[1"}, {}, "column 'messages' holds text that is not JSON"),
         ({"messages": [says("user", "hi")]}, {}, r"no assistant message with content \(roles: user\)"),
         ({"messages": [says("customer", "hi"), says("bot2", "x")]}, {}, r"\(roles: bot2, customer\).*--roles NAME="),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import sys
 import tempfile
@@ -75,6 +76,20 @@ def test_units_of_any_size_give_the_rows_of_a_plain_reader(
     assert [
         (number, None if isinstance(values, str) and values else values or {}) for number, values in found
     ] == wanted
+
+
+@pytest.mark.parametrize("number", [(1 << 64) - 1, 1 << 64, -(1 << 64), 10**40 + 7])
+def test_integers_of_any_size_stay_integers(tmp_path: Path, number: int) -> None:
+    rows = [{"id": number, "nested": [{"a": number, "text": f"{10**30}"}], "share": 0.5}, {"id": 1}]
+    texts = [json.dumps(row).encode() for row in rows]
+    assert read(write(tmp_path / "a.jsonl", b"\n".join(texts))) == rows
+    assert read(write(tmp_path / "a.json", b"[" + b",".join(texts) + b"]")) == rows
+
+
+def test_an_integer_of_thousands_of_digits_is_an_error_of_its_row(tmp_path: Path) -> None:
+    found = read_numbered(write(tmp_path / "a.jsonl", b'{"id": ' + b"7" * 5000 + b'}\n{"id": 1}'))
+    assert found[1] == (2, {"id": 1})
+    assert re.search(r"not valid JSON \(number is infinity .*\): correct it", found[0][1])
 
 
 def test_a_cut_depends_on_the_file_alone(tmp_path: Path) -> None:
