@@ -15,7 +15,9 @@ from .fields import Fields
 from .kept_columns import column_encoding, fit_value
 from .kinds import KINDS
 from .options import SchemaOptions
+from .preferences import check_pairs, check_verdict, check_verdicts
 from .row_kind import RowKind
+from .schemas import MESSAGES, TEXT
 
 _VERSION = 2  # of what is stored for a row
 
@@ -36,6 +38,8 @@ class Mapper:
 
     def __call__(self, values: Mapping[str, Any], folder: str | None) -> Sample:
         """A row as a sample; relative paths of media start from folder. DataError for a row that does not fit."""
+        if self.schema == MESSAGES.name:
+            check_verdict(values)
         if self.kind.read_simple is not None and not self.kept:
             sample = self.kind.read_simple(values, self.found, self.options)
             if sample is not None:
@@ -90,6 +94,10 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     if missing:
         raise DataError(f"no column {', '.join(missing)}, found {', '.join(names)}: correct --columns")
     kind = _find_kind(rows, names, options)
+    if kind.schema in (MESSAGES, TEXT):
+        check_pairs(names, options.columns)
+    if kind.schema == MESSAGES and options.kind is None:
+        check_verdicts(rows, kind.name)
     found: dict[str, str] = {}
     read: list[str] = []
     for role in kind.columns:
@@ -117,6 +125,7 @@ def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options:
         return KINDS[next(iter(first_rows))]
     if options.keep:
         return COLUMNS
+    check_pairs(names, options.columns)
     known = "; ".join(f"{kind.name}: {kind.needed}" for kind in KINDS.values() if kind.needs)
     raise DataError(
         f"columns {', '.join(names)} fit no kind of rows ({known}): name one's columns with --columns ROLE=COLUMN and "

@@ -279,6 +279,46 @@ def test_rows_of_no_known_kind_are_refused_with_all_that_are_known() -> None:
         find_mapper([], SchemaOptions())
 
 
+PAIRS: list[Row] = [
+    {"prompt": "hi", "chosen": "hello", "rejected": "no"},
+    {"prompt": "hi", "messages": CHAT, "chosen": CHAT, "rejected": CHAT, "score": 1},
+    {"chosen": "Human: hi Assistant: hello", "rejected": "Human: hi"},
+    {"text": "x", "chosen": "hello", "rejected": "no"},
+]
+
+
+@pytest.mark.parametrize("row", PAIRS)
+def test_rows_of_a_chosen_and_a_rejected_answer_are_refused_until_it_is_said_what_is_learnt(row: Row) -> None:
+    with pytest.raises(DataError, match=r"columns chosen and rejected hold a good and a bad .*messages=chosen"):
+        mapped(row)
+    assert mapped(row, kind="columns", keep=True) == row
+    if row["chosen"] == CHAT:
+        with pytest.raises(DataError, match="columns chosen and rejected"):
+            mapped(row, kind="messages")
+        assert stored(row, columns={"messages": "chosen"}) == CHAT
+    elif "prompt" in row:
+        assert stored(row, columns={"response": "chosen"}) == CHAT
+
+
+def test_answers_that_are_said_to_be_bad_are_not_learnt() -> None:
+    exchange: Row = {"prompt": "hi", "completion": "hello"}
+    for name, good, bad in ("label", True, False), ("kto_tag", True, False), ("label", "True", "False"):
+        rows: list[Row] = [{**exchange, name: good}, {**exchange, name: bad}]
+        with pytest.raises(DataError, match=rf"'{name}' says .* --kind prompt-response --on-error skip to leave out"):
+            find_mapper(rows, SchemaOptions())
+        for mapper in (
+            find_mapper(rows, SchemaOptions(kind="prompt-response")),
+            find_mapper([exchange], SchemaOptions()),
+        ):
+            assert json.loads(mapper(rows[0], None)["messages"]) == CHAT
+            with pytest.raises(DataError, match=rf"column '{name}' is False, so its answer is not one to be learnt"):
+                mapper(rows[1], None)
+    with pytest.raises(DataError, match="column 'label' is False"):
+        find_mapper([{"messages": CHAT}], SchemaOptions())({"messages": CHAT, "label": False}, None)
+    assert stored({**exchange, "label": "greeting"}) == CHAT
+    assert mapped({"text": "a", "label": False}) == {"text": "a"}
+
+
 def test_rows_of_several_kinds_are_refused_unless_one_is_insisted_on() -> None:
     rows: list[Row] = [{"text": "a"}, {"text": "b"}, {"messages": CHAT}]
     with pytest.raises(DataError, match=r"several kinds in one source: text \(row 1\), messages \(row 3\): .*--kind"):
