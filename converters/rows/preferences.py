@@ -29,7 +29,7 @@ def check_verdicts(rows: Iterable[Mapping[str, Any]], kind: str) -> None:
     """DataError where rows of a kind say whether their answers are good."""
     for row in rows:
         for name in _VERDICTS:
-            if row.get(name) is True or row.get(name) in ("True", "true") or _is_bad(row.get(name)):
+            if _verdict(row.get(name)) is not None:
                 raise DataError(
                     f"column {name!r} says of each answer whether it is good, and bad ones would be learnt as well: "
                     f"pass --kind {kind} --on-error skip to leave out those that are false, or remove the column"
@@ -39,9 +39,12 @@ def check_verdicts(rows: Iterable[Mapping[str, Any]], kind: str) -> None:
 def check_verdict(row: Mapping[str, Any]) -> None:
     """DataError for a row that says that its answer is bad."""
     for name in _VERDICTS:
-        if name in row and _is_bad(row[name]):
+        if name in row and _verdict(row[name]) is False:
             raise DataError(f"column {name!r} is {row[name]}, so its answer is not one to be learnt: leave the row out")
 
 
-def _is_bad(value: Any) -> bool:
-    return value is False or value in ("False", "false")
+def _verdict(value: Any) -> bool | None:
+    """True or false, as text too, which is how CSV holds them; None for a value that is no verdict."""
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else None

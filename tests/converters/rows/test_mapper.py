@@ -26,6 +26,7 @@ from streaming import MDSWriter
 
 from ...strategies import examples
 from ..media_files import MP4, image_bytes, wav_bytes
+from ..sources.source_rows import write
 
 Row = dict[str, Any]
 
@@ -317,6 +318,38 @@ def test_answers_that_are_said_to_be_bad_are_not_learnt() -> None:
         find_mapper([{"messages": CHAT}], SchemaOptions())({"messages": CHAT, "label": False}, None)
     assert stored({**exchange, "label": "greeting"}) == CHAT
     assert mapped({"text": "a", "label": False}) == {"text": "a"}
+
+
+def test_media_and_their_text_become_a_conversation(tmp_path: Path) -> None:
+    image, audio = SMALL["image"][0], SMALL["audio"][0]
+    write(tmp_path / "cats" / "1.png", image)
+    rows: list[tuple[Row, str, bytes]] = [
+        ({"image": image, "text": "a cat"}, "image", image),
+        ({"images": [image], "caption": "a cat", "url": "u"}, "image", image),
+        ({"audio": {"bytes": audio, "path": None}, "text": "a cat"}, "audio", audio),
+        ({"file_name": "cats/1.png", "text": "a cat"}, "image", image),  # as in the metadata.jsonl of an imagefolder
+    ]
+    for row, kind, data in rows:
+        mapper = find_mapper([row], SchemaOptions())
+        sample = mapper(row, str(tmp_path))
+        user, assistant = json.loads(sample["messages"])
+        assert (mapper.kind.name, sample["media"]) == ("caption", data)
+        assert (user["role"], [part["type"] for part in user["content"]]) == ("user", [kind])
+        assert assistant == says("assistant", "a cat")
+    mapper = find_mapper([rows[0][0]], SchemaOptions())
+    with pytest.raises(DataError, match="the row has a text and no media that it is of: complete it, or convert"):
+        mapper({"image": None, "text": "x"}, None)
+    with pytest.raises(DataError, match="the text has <image> in it, so that it is no caption: write the row as mess"):
+        mapper({"image": image, "text": "a <image> b"}, None)
+
+
+def test_texts_whose_columns_of_media_are_empty_stay_texts() -> None:
+    for row in (
+        {"text": "x", "image": None}, {"text": "x", "images": []}, {"text": "x", "file_name": "a.py"},
+    ):  # fmt: skip
+        assert find_mapper([row], SchemaOptions())(row, None) == {"text": "x"}
+    assert mapped({"text": "x", "image": b"y"}, columns={"images": ""}) == {"text": "x"}
+    assert mapped({"text": "x", "image": b"y"}, kind="text") == {"text": "x"}
 
 
 def test_rows_of_several_kinds_are_refused_unless_one_is_insisted_on() -> None:
