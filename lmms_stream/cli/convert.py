@@ -144,7 +144,7 @@ def _add_tokens(group: Group) -> None:
 def _run(options: argparse.Namespace) -> int:
     from ..converters.convert import Progress, convert
     from ..processors.parallelism import tokenize_in_one_thread
-    from .console import bar, console, print_record, print_records
+    from .console import bar, print_found, print_record, print_records
 
     tokenize_in_one_thread()
     with bar("converting", unit="bytes") as shown:
@@ -157,7 +157,7 @@ def _run(options: argparse.Namespace) -> int:
             engine=options.engine,
             ray_address=options.ray_address,
             ray_timeout_s=options.ray_timeout,
-            progress=Progress(begin=shown.begin, advance=shown.advance, rows=shown.count_rows, say=console.print),
+            progress=Progress(begin=shown.begin, advance=shown.advance, rows=shown.count_rows, say=print_found),
             options=_options(options),
         )
     print_record(options.target, report)
