@@ -2,6 +2,7 @@
 
 specs           what is typed -> what it names: slices, globs, members, the entries of a YAML list
 listing         which files of a folder are data
+splits          which of them are of one split
 detect          what a file holds, by its name and its first bytes
 sources         what specs name, opened
 table_source    a source whose rows are a table, fetched and opened when its turn comes

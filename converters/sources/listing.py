@@ -20,9 +20,13 @@ ALIKE = {  # formats -> what files of them are often named as
 }  # fmt: skip
 
 
+DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # of a dataset, beside its files
+
+
 def is_shown(key: str) -> bool:
-    """Hidden files (.git, .cache, …) and marks of other programs (_SUCCESS, _metadata) are no data."""
-    return not any(part.startswith((".", "_")) for part in PurePosixPath(key).parts)
+    """Hidden files (.git, .cache, …), marks of other programs (_SUCCESS, _metadata) and descriptions are no data."""
+    parts = PurePosixPath(key).parts
+    return not any(part.startswith((".", "_")) for part in parts) and parts[-1] not in DESCRIPTIONS
 
 
 def matching_files(base: Path, pattern: str) -> list[str]:

@@ -156,6 +156,49 @@ def test_images_of_a_folder_are_rows_with_their_class(tmp_path: Path) -> None:
         read(tmp_path / "set" / "loose.png")
 
 
+def test_a_folder_that_names_a_split_is_no_class(tmp_path: Path) -> None:
+    for name in "train/dog/2.jpg", "train/cat/a.JPEG", "train/loose.png", "test/cat/1.jpg":
+        write(tmp_path / "set" / name, b"not read")
+    found = [values for _, values in read_numbered(f"{tmp_path / 'set'}?split=train")]
+    assert found[:2] == [{"image": "train/cat/a.JPEG", "label": "cat"}, {"image": "train/dog/2.jpg", "label": "dog"}]
+    assert found[2] == "train/loose.png lies in no sub-folder, which names its class: move it into one"
+    with pytest.raises(
+        DataError, match=r"set: holds splits test \(1 files\), train \(3 files\): name one, as \S+split="
+    ):
+        read(tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    "names", [("train-0.jsonl", "train-1.jsonl", "test-0.jsonl"), ("train/a.jsonl", "dev/b.jsonl")]
+)
+def test_splits_of_a_folder_are_not_merged_without_a_word(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        write(tmp_path / "data" / name, b'{"text": "%s"}' % name.encode())
+    write(tmp_path / "data" / "dataset_infos.json", b'{"default": {"features": {}}}')
+    other = "test" if "test-0.jsonl" in names else "validation"
+    with pytest.raises(
+        DataError, match=rf"data: holds splits .*{other} \(1 files\).*name one, as \S+data\?split=train, or all"
+    ):
+        read(tmp_path / "data")
+    assert [row["text"] for row in read(f"{tmp_path / 'data'}?split=train")] == list(names[:-1])
+    assert [row["text"] for row in read(f"{tmp_path / 'data'}?split={other}@[0:1]")] == [names[-1]]
+    with pytest.raises(DataError, match=r"data: holds no files of split night, found .*train \(\d files\)"):
+        read(f"{tmp_path / 'data'}?split=night")
+    with pytest.raises(DataError, match=r"only a folder has splits: leave out \?split=train"):
+        read(f"{tmp_path / 'data' / names[0]}?split=train")
+    assert len(read(f"{tmp_path / 'data'}/**/*.jsonl")) == len(names)
+    assert len(read(f"{tmp_path / 'data'}/**/*.jsonl?split=train")) == len(names) - 1
+
+
+def test_a_folder_of_texts_has_splits_only_where_all_of_them_are_of_one(tmp_path: Path) -> None:
+    for name in "train/a.txt", "notes on test.txt", "b.txt":
+        write(tmp_path / name, b"x")
+    assert len(read(tmp_path)) == 3
+    (tmp_path / "b.txt").unlink()
+    with pytest.raises(DataError, match="holds splits test"):
+        read(tmp_path)
+
+
 def test_links_are_followed_to_files_only(texts: Path, tmp_path: Path) -> None:
     names = [row["name"] for row in read(texts)]
     (texts / "loop").symlink_to(texts)

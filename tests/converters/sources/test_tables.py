@@ -240,7 +240,12 @@ def test_a_split_of_several_is_to_be_named(hub: Path) -> None:
     datasets.DatasetDict(splits).save_to_disk(hub / "both")
     with pytest.raises(DataError, match=r"both: holds 2 splits: name one of them, \S+both/train or \S+both/test"):
         read(hub / "both")
-    assert read(hub / "both" / "test") == read(f"hf:{hub / 'both'}?split=test") == MESSY[:3]
+    assert (
+        read(f"{hub / 'both'}?split=test")
+        == read(hub / "both" / "test")
+        == read(f"hf:{hub / 'both'}?split=test")
+        == MESSY[:3]
+    )
     datasets.DatasetDict(train=splits["train"]).save_to_disk(hub / "one")
     assert read(hub / "one") == read(f"hf:{hub / 'one'}") == MESSY
 
