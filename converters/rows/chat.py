@@ -7,6 +7,7 @@ data says that the loss leaves it out.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -86,6 +87,8 @@ def _read_chat(
 
 
 def _json_of(stored: Any) -> str:
+    if _holds_nan(stored):
+        raise DataError("the messages hold NaN or Infinity, which JSON has not: correct or remove the row")
     try:
         return orjson.dumps(stored).decode()
     except TypeError as error:
@@ -96,6 +99,14 @@ def _json_of(stored: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"the messages hold what JSON cannot ({reason}): correct or remove the row") from error
     return text
+
+
+def _holds_nan(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_nan, value.values()))
+    if isinstance(value, list):
+        return any(map(_holds_nan, value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def exchange(asked: str, answered: str) -> list[Turn]:

@@ -36,13 +36,14 @@ class Fields:
         if role in self.columns:
             return self.columns[role] or None
         present = [name for name in self.usual[role] if name in self.values]
-        filled = [name for name in present if self.values[name] is not None]
+        filled = [name for name in present if not _is_missing(self.values[name])]
         return next(iter(filled or present), self.found.get(role))
 
     def get(self, role: str) -> Any:
-        """Its value; None when there is none."""
+        """Its value; None when there is none, or a NaN, by which tables say so."""
         column = self.column(role)
-        return None if column is None else self.values.get(column)
+        value = None if column is None else value_at(self.values, column)
+        return None if _is_missing(value) else value
 
     def text(self, role: str) -> str:
         """Its value as text, numbers too; DataError for none and for others."""
@@ -68,6 +69,23 @@ class Fields:
         if value is None or value in ("", b""):
             return []
         return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def value_at(values: Mapping[str, Any], column: str) -> Any:
+    """The value of a column, or of what is nested in one: `json.conversations`; None where there is none.
+
+    >>> value_at({"json": {"conversations": [1]}}, "json.conversations")
+    [1]
+    """
+    if column in values or "." not in column:
+        return values.get(column)
+    outer, _, inner = column.partition(".")
+    nested = values.get(outer)
+    return value_at(nested, inner) if isinstance(nested, Mapping) else None
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
 
 
 def unpacked(value: Any) -> Any:

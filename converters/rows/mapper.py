@@ -11,7 +11,7 @@ from ...errors import DataError
 from ...types import Sample
 from ..media.references import SampleMedia
 from .columns import COLUMNS
-from .fields import Fields
+from .fields import Fields, value_at
 from .kept_columns import column_encoding, fit_value
 from .kinds import KINDS
 from .options import SchemaOptions
@@ -90,7 +90,11 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     if not rows:
         raise DataError("there are no rows, so their kind cannot be found: name a source that has some")
     names = list(dict.fromkeys(str(name) for row in rows for name in row))
-    missing = [f"{column} ({role})" for role, column in options.columns.items() if column and column not in names]
+    missing = [
+        f"{column} ({role})"
+        for role, column in options.columns.items()
+        if column and column not in names and all(value_at(row, column) is None for row in rows)
+    ]
     if missing:
         raise DataError(f"no column {', '.join(missing)}, found {', '.join(names)}: correct --columns")
     kind = _find_kind(rows, names, options)
@@ -106,7 +110,8 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
         read += columns
     kept_names = _kept_names(kind, names, read, options)
     kept = {name: column_encoding(name, [row.get(name) for row in rows]) for name in kept_names}
-    left = [name for name in names if name not in {*read, *kept}]
+    heads = [column.partition(".")[0] for column in read]
+    left = [name for name in names if name not in {*read, *kept, *heads}]
     return Mapper(kind=kind, options=options, found=found, kept=kept, description=_describe(kind, found, kept, left))
 
 

@@ -40,7 +40,9 @@ class FieldBlock:
             return Row(
                 number, None, f"{len(fields)} fields, where the header names {len(self.header)}: correct the row"
             )
-        return Row(number, dict(zip(self.header, fields, strict=True)))
+        values = dict(zip(self.header, fields, strict=True))
+        values.pop("", None)
+        return Row(number, values)
 
     def count(self) -> int:
         return self.num_rows
@@ -48,6 +50,8 @@ class FieldBlock:
 
 class DelimitedTable:
     """A file whose first row names the columns. Values are text, as they stand; blank lines are no rows.
+
+    A first column without a name is the index of a pandas table, and left out.
 
     quoted: whether fields may stand in double quotes, which are no part of them; otherwise a quote is text like other
     text.
@@ -79,7 +83,9 @@ class DelimitedTable:
         if not self._quoted and all(len(field) > 1 and field[0] == field[-1] == '"' for field in fields):
             kind = "csv" if self._delimiter == "," else "tsv-quoted"
             raise DataError(f"{name}: the columns of its header stand in quotes, {fields[0]}: pass --format {kind}")
-        for field in fields:
+        for number, field in enumerate(fields):
+            if not field and number == 0 and len(fields) > 1 and fields.count("") == 1:
+                continue
             if not field.strip() or fields.count(field) > 1:
                 raise DataError(
                     f"{name}: its first row is to name the columns, each once: {field!r} does not: correct the header"

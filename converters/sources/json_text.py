@@ -1,8 +1,9 @@
-"""JSON texts -> values, with integers of any size as they are."""
+"""JSON texts -> values, with integers of any size as they are, and the NaN and Infinity that Python writes."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -16,7 +17,13 @@ def parsed(text: bytes) -> Any:
     >>> parsed(b'{"id": 123456789012345678901234567890}')
     {'id': 123456789012345678901234567890}
     """
-    values = orjson.loads(text)
+    try:
+        values = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        if b"NaN" in text or b"Infinity" in text:
+            with suppress(ValueError, RecursionError):
+                return json.loads(text.decode())
+        raise
     return json.loads(text) if _has_long_number(text) else values
 
 

@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lmms_stream.converters.rows.mapper import find_mapper
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources import webdataset as archives
 from lmms_stream.errors import DataError, ObjectMissingError
 
 from ...strategies import examples
+from ..media_files import image_bytes
 from .source_rows import num_units, opened, read, read_numbered, write
 
 
@@ -54,6 +58,20 @@ def test_json_and_text_of_a_sample_are_decoded_and_nothing_else_is(tmp_path: Pat
     files = [("a.JSON", b'{"x": [1]}'), ("a.txt", "é".encode()), ("a.cls", b"7"), ("a.pyd", pickled), ("a.npy", b"N")]
     path = write_tar(tmp_path / "a.tar", files)
     assert read(path) == [{"__key__": "a", "json": {"x": [1]}, "txt": "é", "cls": "7", "pyd": pickled, "npy": b"N"}]
+
+
+def test_columns_may_be_nested_in_the_json_of_a_sample(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "a cat"}]
+    image = image_bytes()
+    files = [("a.jpg", image), ("a.json", orjson.dumps({"conversations": turns, "id": 1}))]
+    (row,) = read(write_tar(tmp_path / "a.tar", files))
+    mapper = find_mapper([row], SchemaOptions(columns={"messages": "json.conversations", "images": "jpg"}))
+    assert mapper.description == "sharegpt; reads json.conversations as messages, jpg as images; leaves out __key__"
+    sample = mapper(row, None)
+    assert sample["media"] == image
+    assert [message["role"] for message in orjson.loads(sample["messages"])] == ["user", "assistant"]
+    with pytest.raises(DataError, match=r"no column json.talk \(messages\), found __key__, jpg, json: correct"):
+        find_mapper([row], SchemaOptions(columns={"messages": "json.talk"}))
 
 
 def test_members_that_make_no_sample_are_errors_of_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

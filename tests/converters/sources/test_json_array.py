@@ -216,6 +216,13 @@ def test_rows_of_csv_that_do_not_fit_are_errors_of_their_own(tmp_path: Path) -> 
     assert read_numbered(f"{path}@[-2:-1]") == [(6, {"a": "7", "b": "8"})]
 
 
+def test_the_index_that_pandas_writes_is_no_column(tmp_path: Path) -> None:
+    data = b",a,b\r\n0,x,y\r\n1,,z\r\n"  # DataFrame.to_csv()
+    rows = [{"a": "x", "b": "y"}, {"a": "", "b": "z"}]
+    assert read(write(tmp_path / "a.csv", data)) == rows
+    assert read(write(tmp_path / "a.tsv", data.replace(b",", b"\t"))) == rows
+
+
 def test_fields_longer_than_the_csv_modules_limit_are_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv.gz", gzip.compress(b"a,b\n1," + b"x" * 300_000 + b"\n"))
     assert len(read(path)[0]["b"]) == 300_000
@@ -227,6 +234,7 @@ def test_fields_longer_than_the_csv_modules_limit_are_read(tmp_path: Path) -> No
         (b"a,b\n", "holds no rows"),
         (b"a,a\n1,2\n", "each once: 'a' does not: correct the header"),
         (b"a,\n1,2\n", "each once: '' does not"),
+        (b",,a\n1,2,3\n", "each once: '' does not"),
         (b'"a\n', "its first row, which names the columns, is broken: not valid CSV"),
         (b"\xff,b\n1,2\n", "of the header is not text in UTF-8|is broken: not valid UTF-8"),
     ],

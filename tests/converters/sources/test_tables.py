@@ -4,6 +4,7 @@ import datetime
 import os
 import re
 import tempfile
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,12 @@ def test_a_value_that_python_cannot_hold_is_an_error_of_its_row(tmp_path: Path) 
     assert found[0] == (1, {"text": "a", "day": datetime.date(1970, 1, 1)})
     for number, values in found[1:]:
         assert re.search("a value has no form in Python .*: write the column as text or numbers", values), number
+
+
+def test_decimals_are_the_texts_of_their_digits(tmp_path: Path) -> None:
+    rows = [{"price": Decimal("1.50"), "seen": [{"at": Decimal("-0.003")}]}, {"price": None, "seen": None}]
+    path = write_parquet(tmp_path / "a.parquet", pyarrow.Table.from_pylist(rows))
+    assert read(path) == [{"price": "1.50", "seen": [{"at": "-0.003"}]}, {"price": None, "seen": None}]
 
 
 CALLED = [
