@@ -109,7 +109,10 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
         found |= {role: columns[0]} if columns else {}
         read += columns
     kept_names = _kept_names(kind, names, read, options)
-    kept = {name: column_encoding(name, [row.get(name) for row in rows]) for name in kept_names}
+    kept = {
+        name: encoding or column_encoding(name, [row.get(name) for row in rows])
+        for name, encoding in kept_names.items()
+    }
     heads = [column.partition(".")[0] for column in read]
     left = [name for name in names if name not in {*read, *kept, *heads}]
     return Mapper(kind=kind, options=options, found=found, kept=kept, description=_describe(kind, found, kept, left))
@@ -149,12 +152,21 @@ def _insisted_kind(
     return kind
 
 
-def _kept_names(kind: RowKind, names: Sequence[str], read: Sequence[str], options: SchemaOptions) -> list[str]:
+def _kept_names(
+    kind: RowKind, names: Sequence[str], read: Sequence[str], options: SchemaOptions
+) -> dict[str, str | None]:
+    """Columns that are kept, and the encoding that the user named for them (COLUMN:json)."""
     keeps_all = not kind.columns  # of a kind that reads nothing, all that nobody chose from is kept
+    kept: dict[str, str | None]
     if isinstance(options.keep, bool):
-        kept = [name for name in names if name not in read] if options.keep or keeps_all else []
+        kept = {name: None for name in names if name not in read} if options.keep or keeps_all else {}
     else:
-        kept = list(options.keep) or (list(names) if keeps_all else [])
+        asked = list(options.keep) or (list(names) if keeps_all else [])
+        as_json = {text for text in asked if text.endswith(":json") and text not in names}
+        kept = {
+            text.removesuffix(":json") if text in as_json else text: "json" if text in as_json else None
+            for text in asked
+        }
     absent = [name for name in kept if name not in names]
     if absent:
         raise DataError(f"--keep {' '.join(absent)}: no such column, found {', '.join(names)}: correct it")

@@ -48,6 +48,14 @@ class FieldBlock:
         return self.num_rows
 
 
+class _Quoted(csv.excel):
+    strict = True
+
+
+class _Unquoted(_Quoted):
+    quoting = csv.QUOTE_NONE
+
+
 class DelimitedTable:
     """A file whose first row names the columns. Values are text, as they stand; blank lines are no rows.
 
@@ -104,8 +112,8 @@ class DelimitedTable:
             text = io.TextIOWrapper(
                 io.BufferedReader(stream, 1 << 20), encoding="utf-8-sig", errors="surrogateescape", newline=""
             )
-            quoting = csv.QUOTE_MINIMAL if self._quoted else csv.QUOTE_NONE
-            yield stream, _rows(csv.reader(text, delimiter=self._delimiter, quoting=quoting, strict=True))
+            dialect = _Quoted if self._quoted else _Unquoted
+            yield stream, _rows(csv.reader(text, dialect, delimiter=self._delimiter))
 
 
 def _rows(reader: Any) -> Iterator[list[str] | str]:

@@ -85,7 +85,12 @@ def _add_rows(group: Group) -> None:
     group.add_argument(
         "--columns", nargs="+", default=[], metavar="ROLE=COLUMN", help="name columns that have unusual names"
     )
-    group.add_argument("--keep", nargs="*", metavar="COLUMN", help="keep these columns, or all, as they are")
+    group.add_argument(
+        "--keep",
+        nargs="*",
+        metavar="COLUMN",
+        help="keep these columns, or all, as they are; COLUMN:json where values may be null or of several types",
+    )
     group.add_argument("--system", metavar="TEXT", help="give TEXT to conversations without a system prompt")
     group.add_argument(
         "--roles", nargs="+", default=[], metavar="NAME=ROLE", help="say who a speaker is that the data calls NAME"

@@ -506,6 +506,22 @@ def test_a_kept_value_of_another_type_is_refused(first: list[Any], later: Any, r
         find_mapper([{"x": value} for value in first], SchemaOptions(keep=("x",)))({"x": later}, None)
 
 
+def test_a_column_kept_as_json_takes_nulls_and_other_types_after_the_first_rows(tmp_path: Path) -> None:
+    rows: list[Row] = [{"text": "a", "x": "b"}] * 101 + [{"text": "a", "x": None}, {"text": "a"}, {"text": "a", "x": 3}]
+    mapper = find_mapper(rows[:100], SchemaOptions(keep=("x",)))
+    with pytest.raises(
+        DataError, match=r"'x' holds null here and str .*: write .* type, keep it as x:json, or leave it"
+    ):
+        mapper(rows[101], None)
+    mapper = find_mapper(rows[:100], SchemaOptions(keep=("x:json",)))
+    assert mapper.description == "text; reads text; keeps x (json)"
+    assert [mapper(row, None)["x"] for row in rows[100:]] == ["b", None, None, 3]
+    assert round_trip(rows, tmp_path, options=SchemaOptions(keep=("x:json",)))[-1] == rows[-1]
+    assert mapped({"text": "a", "x:json": 3}, keep=("x:json",)) == {"text": "a", "x:json": 3}
+    with pytest.raises(DataError, match="--keep y: no such column, found text, x: correct it"):
+        find_mapper(rows, SchemaOptions(keep=("y:json",)))
+
+
 def test_token_rows_come_back_with_what_is_learnt_of_them(tmp_path: Path) -> None:
     ids, wanted = [5, 6, 7, 8], [[1, 2], [3, 4]]
     kinds: list[Row] = [
