@@ -19,7 +19,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..converters.stored.inspect.visible import visible
@@ -124,7 +124,7 @@ def print_plan(
 
 def print_records(title: str, records: Sequence[tuple[str, Any]]) -> None:
     """Dataclasses, each with its name: one column a record, so that long names and many fields both fit."""
-    table = Table("", *(Text(visible(name)) for name, _ in records), title=title)
+    table = Table("", *(Column(Text(visible(name))) for name, _ in records), title=title)
     for field in dataclasses.fields(records[0][1]):
         if field.name != "source":
             values = (_format(field.name, getattr(record, field.name)) for _, record in records)
