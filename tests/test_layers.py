@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "processors": BASE,
     "mds": {*BASE, "plan", "storage", "processors"},
     "converters/media": {"errors", "storage"},
-    "converters/rows": {*BASE, "processors", "converters/media"},
+    "converters/rows": {*BASE, "processors", "converters/media", "converters/sources"},
     "converters/sources": {*BASE, "storage"},
     "converters/engines": {"errors", "version", "storage", "processors"},
     "converters/stored": {

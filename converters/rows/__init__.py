@@ -9,6 +9,7 @@ fields          which column of a row plays which role
 chat            what all kinds of chats share: turns -> stored messages
 content         content of turns -> text and media parts
 tokens, messages, alpaca, prompts, text, image_label, columns     the kinds, a file a kind or a family of them
+preferences     rows whose answers are not all good, which are refused
 kept_columns    columns that are kept as they are
 tokenize        samples -> tokens samples, where they are tokenized while they are converted
 """

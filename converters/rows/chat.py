@@ -6,6 +6,8 @@ data says that the loss leaves it out.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -80,11 +82,31 @@ def _read_chat(
     stored: Any = store_content(turns, waiting, media, in_front=media_in_front)
     _check_learnt(stored, last_only=options.learn == "last")
     tools = _read_tools(fields)
-    try:
-        text = orjson.dumps({"messages": stored, "tools": tools} if tools else stored).decode()
-    except TypeError as error:
-        raise DataError(f"the messages hold what JSON cannot ({error}): correct or remove the row") from error
+    text = _json_of({"messages": stored, "tools": tools} if tools else stored)
     return {"messages": text, "media": media.data}
+
+
+def _json_of(stored: Any) -> str:
+    if _holds_nan(stored):
+        raise DataError("the messages hold NaN or Infinity, which JSON has not: correct or remove the row")
+    try:
+        return orjson.dumps(stored).decode()
+    except TypeError as error:
+        reason = error
+    try:  # integers of more than 64 bits, which orjson does not write
+        text = json.dumps(stored, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"the messages hold what JSON cannot ({reason}): correct or remove the row") from error
+    return text
+
+
+def _holds_nan(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_nan, value.values()))
+    if isinstance(value, list):
+        return any(map(_holds_nan, value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def exchange(asked: str, answered: str) -> list[Turn]:

@@ -20,7 +20,7 @@ PART_KINDS = {
     "image": "image", "image_url": "image", "input_image": "image", "audio": "audio", "audio_url": "audio",
     "input_audio": "audio", "video": "video", "video_url": "video", "input_video": "video",
 }  # fmt: skip
-_SOURCES = ("url", "path", "base64", "data", "bytes")
+_SOURCES = ("url", "path", "base64", "data", "bytes", "source")  # Anthropic's source: {"type", "media_type", "data"}
 
 Waiting = Mapping[str, Sequence[Any]]  # kind -> references of the row, in order; kinds without a column are absent
 
@@ -67,8 +67,10 @@ def _split(content: Any, waiting: Waiting) -> Any:
 
 def _split_part(part: Any, waiting: Waiting) -> list[dict[str, Any]]:
     kind = part.get("type") if isinstance(part, dict) else part
-    if isinstance(part, dict) and kind == "text" and isinstance(part.get("text"), str):
-        return _split_text(part["text"], waiting)
+    if isinstance(part, dict) and kind == "text":
+        text = part.get("value") if part.get("text") is None else part["text"]
+        if isinstance(text, str):
+            return _split_text(text, waiting)
     if not isinstance(part, dict) or not isinstance(kind, str) or kind not in PART_KINDS:
         raise DataError(
             f"content parts of type {kind!r} are not supported: expected {{'type': 'text', 'text': …}} or one of "
@@ -108,10 +110,14 @@ def _source(part: Mapping[str, Any], kind: str) -> tuple[str, Any]:
     for key in dict.fromkeys((part["type"], kind, f"{kind}_url", *_SOURCES)):
         if key in part:
             value = part[key]
+            if key == "source" and not isinstance(value, Mapping):
+                continue  # where it comes from, in words
+            is_base64 = key in ("base64", "data", "input_audio") or (key == "source" and value.get("url") is None)
             if isinstance(value, Mapping) and not {"bytes", "path"} & set(value):
                 value = next((value[name] for name in ("url", "data") if value.get(name) is not None), value)
-            is_base64 = key in ("base64", "data", "input_audio") and isinstance(value, str)
-            return key, f"data:;base64,{value}" if is_base64 and not value.startswith("data:") else value
+            if is_base64 and isinstance(value, str) and not value.startswith("data:"):
+                value = f"data:;base64,{value}"
+            return key, value
     return "", None
 
 

@@ -7,9 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from ...errors import DataError
+from ..sources.json_text import parsed
 
 Columns = Mapping[str, tuple[str, ...]]  # role -> usual names of its column, the most usual first
 
@@ -37,13 +36,14 @@ class Fields:
         if role in self.columns:
             return self.columns[role] or None
         present = [name for name in self.usual[role] if name in self.values]
-        filled = [name for name in present if self.values[name] is not None]
+        filled = [name for name in present if not _is_missing(self.values[name])]
         return next(iter(filled or present), self.found.get(role))
 
     def get(self, role: str) -> Any:
-        """Its value; None when there is none."""
+        """Its value; None when there is none, or a NaN, by which tables say so."""
         column = self.column(role)
-        return None if column is None else self.values.get(column)
+        value = None if column is None else value_at(self.values, column)
+        return None if _is_missing(value) else value
 
     def text(self, role: str) -> str:
         """Its value as text, numbers too; DataError for none and for others."""
@@ -71,17 +71,34 @@ class Fields:
         return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def value_at(values: Mapping[str, Any], column: str) -> Any:
+    """The value of a column, or of what is nested in one: `json.conversations`; None where there is none.
+
+    >>> value_at({"json": {"conversations": [1]}}, "json.conversations")
+    [1]
+    """
+    if column in values or "." not in column:
+        return values.get(column)
+    outer, _, inner = column.partition(".")
+    nested = values.get(outer)
+    return value_at(nested, inner) if isinstance(nested, Mapping) else None
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
 def unpacked(value: Any) -> Any:
     """A value; the list, where it is JSON text of one, which is how tables of texts hold lists."""
     if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
         with suppress(ValueError):
-            return orjson.loads(value)
+            return parsed(value.encode())
     return value
 
 
 def parse_json(text: str, name: str) -> Any:
     try:
-        return orjson.loads(text)
+        return parsed(text.encode())
     except ValueError as error:
         raise DataError(
             f"column {name!r} holds text that is not JSON ({error}): write it as JSON, or as a list"

@@ -47,8 +47,8 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
         return float(value)
     if found != encoding:
         raise DataError(
-            f"column {name!r} holds {found} here and {encoding} in the first rows: write it with one type, or leave it "
-            "out of --keep"
+            f"column {name!r} holds {found} here and {encoding} in the first rows: write it with one type, keep it "
+            f"as {name}:json, or leave it out of --keep"
         )
     if encoding == "bytes":
         return value if isinstance(value, bytes) else read_media(value)

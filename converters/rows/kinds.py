@@ -9,7 +9,7 @@ from .alpaca import ALPACA
 from .columns import COLUMNS
 from .image_label import IMAGE_LABEL
 from .messages import MESSAGES, SHAREGPT
-from .prompts import PROMPT_RESPONSE, QUESTION_ANSWER
+from .prompts import CAPTION, PROMPT_RESPONSE, QUESTION_ANSWER
 from .row_kind import RowKind
 from .text import TEXT
 from .tokens import TOKENS
@@ -21,6 +21,7 @@ _IN_ORDER: tuple[RowKind, ...] = (
     ALPACA,
     PROMPT_RESPONSE,
     QUESTION_ANSWER,
+    CAPTION,
     TEXT,
     IMAGE_LABEL,
     COLUMNS,

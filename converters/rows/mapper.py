@@ -11,13 +11,15 @@ from ...errors import DataError
 from ...types import Sample
 from ..media.references import SampleMedia
 from .columns import COLUMNS
-from .fields import Fields
+from .fields import Fields, value_at
 from .kept_columns import column_encoding, fit_value
 from .kinds import KINDS
 from .options import SchemaOptions
+from .preferences import check_pairs, check_verdict, check_verdicts
 from .row_kind import RowKind
+from .schemas import MESSAGES, TEXT
 
-_VERSION = 1  # of what is stored for a row
+_VERSION = 2  # of what is stored for a row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +38,8 @@ class Mapper:
 
     def __call__(self, values: Mapping[str, Any], folder: str | None) -> Sample:
         """A row as a sample; relative paths of media start from folder. DataError for a row that does not fit."""
+        if self.schema == MESSAGES.name:
+            check_verdict(values)
         if self.kind.read_simple is not None and not self.kept:
             sample = self.kind.read_simple(values, self.found, self.options)
             if sample is not None:
@@ -86,10 +90,18 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     if not rows:
         raise DataError("there are no rows, so their kind cannot be found: name a source that has some")
     names = list(dict.fromkeys(str(name) for row in rows for name in row))
-    missing = [f"{column} ({role})" for role, column in options.columns.items() if column and column not in names]
+    missing = [
+        f"{column} ({role})"
+        for role, column in options.columns.items()
+        if column and column not in names and all(value_at(row, column) is None for row in rows)
+    ]
     if missing:
         raise DataError(f"no column {', '.join(missing)}, found {', '.join(names)}: correct --columns")
     kind = _find_kind(rows, names, options)
+    if kind.schema in (MESSAGES, TEXT):
+        check_pairs(names, options.columns)
+    if kind.schema == MESSAGES and options.kind is None:
+        check_verdicts(rows, kind.name)
     found: dict[str, str] = {}
     read: list[str] = []
     for role in kind.columns:
@@ -97,8 +109,12 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
         found |= {role: columns[0]} if columns else {}
         read += columns
     kept_names = _kept_names(kind, names, read, options)
-    kept = {name: column_encoding(name, [row.get(name) for row in rows]) for name in kept_names}
-    left = [name for name in names if name not in {*read, *kept}]
+    kept = {
+        name: encoding or column_encoding(name, [row.get(name) for row in rows])
+        for name, encoding in kept_names.items()
+    }
+    heads = [column.partition(".")[0] for column in read]
+    left = [name for name in names if name not in {*read, *kept, *heads}]
     return Mapper(kind=kind, options=options, found=found, kept=kept, description=_describe(kind, found, kept, left))
 
 
@@ -117,6 +133,7 @@ def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options:
         return KINDS[next(iter(first_rows))]
     if options.keep:
         return COLUMNS
+    check_pairs(names, options.columns)
     known = "; ".join(f"{kind.name}: {kind.needed}" for kind in KINDS.values() if kind.needs)
     raise DataError(
         f"columns {', '.join(names)} fit no kind of rows ({known}): name one's columns with --columns ROLE=COLUMN and "
@@ -135,12 +152,21 @@ def _insisted_kind(
     return kind
 
 
-def _kept_names(kind: RowKind, names: Sequence[str], read: Sequence[str], options: SchemaOptions) -> list[str]:
+def _kept_names(
+    kind: RowKind, names: Sequence[str], read: Sequence[str], options: SchemaOptions
+) -> dict[str, str | None]:
+    """Columns that are kept, and the encoding that the user named for them (COLUMN:json)."""
     keeps_all = not kind.columns  # of a kind that reads nothing, all that nobody chose from is kept
+    kept: dict[str, str | None]
     if isinstance(options.keep, bool):
-        kept = [name for name in names if name not in read] if options.keep or keeps_all else []
+        kept = {name: None for name in names if name not in read} if options.keep or keeps_all else {}
     else:
-        kept = list(options.keep) or (list(names) if keeps_all else [])
+        asked = list(options.keep) or (list(names) if keeps_all else [])
+        as_json = {text for text in asked if text.endswith(":json") and text not in names}
+        kept = {
+            text.removesuffix(":json") if text in as_json else text: "json" if text in as_json else None
+            for text in asked
+        }
     absent = [name for name in kept if name not in names]
     if absent:
         raise DataError(f"--keep {' '.join(absent)}: no such column, found {', '.join(names)}: correct it")

@@ -15,10 +15,12 @@ class SchemaOptions:
     """How rows are read; the defaults find it out.
 
     kind: the kind of rows that is insisted on (a key of KINDS). columns: role -> column, where it has another than the
-    usual name; "" for none. keep: columns that are kept as they are, or True for all that nothing else reads. system:
-    prompt of conversations without one. roles: what the data calls a speaker -> user, assistant, … learn: whether the
-    loss is on all that the assistant says or on its last message. media_root: folder or URL that references to media
-    start from, and do not leave (default: the source's own folder). max_image_pixels: larger images are made smaller.
+    usual name, nested ones with dots (json.conversations); "" for none. keep: columns that are kept as they are, or
+    True for all that nothing else reads; NAME:json for one whose values may be null or of several types after the first
+    rows. system: prompt of conversations without one. roles: what the data calls a speaker -> user, assistant, …
+    learn: whether the loss is on all that the assistant says or on its last message. media_root: folder or URL that
+    references to media start from, and do not leave (default: the source's own folder). max_image_pixels: larger images
+    are made smaller.
     """
 
     kind: str | None = None

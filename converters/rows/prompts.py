@@ -1,9 +1,14 @@
-"""Rows of what is asked and what is answered: `prompt` and `response`, `question` and `answer`. Pure."""
+"""Rows of what is asked and what is answered: `prompt` and `response`, `question` and `answer`, media and their `text`.
+Pure.
+"""
 
 from __future__ import annotations
 
+import mimetypes
+
+from ...errors import DataError
 from .chat import MEDIA_COLUMNS, Roles, chat_kind, exchange, turn_of
-from .content import Turn
+from .content import MEDIA_ROLES, Turn
 from .fields import Fields, named_alike
 
 
@@ -33,6 +38,40 @@ def _asks(fields: Fields) -> bool:
     return any(fields.get(role) is not None for role in ("question", *MEDIA_COLUMNS))
 
 
+def _read_caption(fields: Fields, roles: Roles) -> list[Turn]:
+    """The media of the row, which the user shows, and their text, which the assistant says of them."""
+    text = fields.text("text")
+    if not _shows(fields):
+        raise DataError("the row has a text and no media that it is of: complete it, or convert texts with --kind text")
+    slot = next(
+        (f"<{kind}>" for kind, role in MEDIA_ROLES.items() if fields.references(role) and f"<{kind}>" in text), ""
+    )
+    if slot:
+        raise DataError(
+            f"the text has {slot} in it, so that it is no caption: write the row as messages, or pass --kind text"
+        )
+    turns = exchange("", text)
+    kind = _file_kind(fields)
+    if kind and not _has_media(fields):
+        turns[0]["content"] = [{"type": kind, "path": fields.get("file_name")}]
+    return turns
+
+
+def _shows(fields: Fields) -> bool:
+    return _has_media(fields) or _file_kind(fields) is not None
+
+
+def _has_media(fields: Fields) -> bool:
+    return any(fields.references(role) for role in MEDIA_COLUMNS)
+
+
+def _file_kind(fields: Fields) -> str | None:
+    """The kind of media that file_name names, as in the metadata of an imagefolder; None for other files."""
+    name = fields.get("file_name")
+    kind = (mimetypes.guess_type(name)[0] or "").partition("/")[0] if isinstance(name, str) else ""
+    return kind if kind in MEDIA_ROLES else None
+
+
 PROMPT_RESPONSE = chat_kind(
     "prompt-response",
     _read_prompt,
@@ -46,5 +85,14 @@ QUESTION_ANSWER = chat_kind(
     may=named_alike("question"),
     accepts=_asks,
     needs_text="question or media, and answer",
+    media_in_front=True,
+)
+CAPTION = chat_kind(
+    "caption",
+    _read_caption,
+    needs={"text": ("text", "caption")},
+    may=named_alike("file_name"),
+    accepts=_shows,
+    needs_text="media and text",
     media_in_front=True,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,6 +15,7 @@ import pyarrow.parquet
 from pyarrow.lib import ArrowException
 
 from ...errors import DataError
+from .arrow_values import Convert, convert_row, converters
 from .table import Location, share_of
 from .units import Row, Unit
 
@@ -65,26 +66,29 @@ def arrow_errors(name: str, kind: str) -> Iterator[None]:
 def rows_of(batches: Iterable[Any], *, skip: int, num_rows: int) -> Iterator[Row]:
     """Rows of record batches, a few megabytes of columns at a time; what Python cannot hold is the row's error."""
     number = 0
+    columns: dict[str, Convert] | None = None
     for batch in batches:
+        columns = converters(batch.schema) if columns is None else columns
         passed = min(skip, batch.num_rows)
         skip -= passed
         batch = batch.slice(passed, num_rows - number)
         step = max(1, min(STEP_ROWS, STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
         for at in range(0, batch.num_rows, step):
             piece = batch.slice(at, step)
-            yield from _python_rows(piece, number)
+            yield from python_rows(piece, number, columns)
             number += piece.num_rows
         if number == num_rows:
             return
 
 
-def _python_rows(batch: Any, first: int) -> list[Row]:
+def python_rows(batch: Any, first: int, columns: Mapping[str, Convert]) -> list[Row]:
+    """All rows of a batch, numbered from `first`."""
     try:
-        return [Row(first + at, values) for at, values in enumerate(batch.to_pylist())]
-    except (ValueError, OverflowError) as error:  # a date beyond Python's, text that is not UTF-8
+        return [Row(first + at, convert_row(values, columns)) for at, values in enumerate(batch.to_pylist())]
+    except (ValueError, OverflowError) as error:  # a date beyond Python's, text that is not UTF-8, or JSON that is none
         if batch.num_rows == 1:
             return [Row(first, None, f"a value has no form in Python ({error}): write the column as text or numbers")]
-        return [row for at in range(batch.num_rows) for row in _python_rows(batch.slice(at, 1), first + at)]
+        return [row for at in range(batch.num_rows) for row in python_rows(batch.slice(at, 1), first + at, columns)]
 
 
 def check_columns(names: list[str], name: str) -> None:

@@ -40,18 +40,35 @@ class FieldBlock:
             return Row(
                 number, None, f"{len(fields)} fields, where the header names {len(self.header)}: correct the row"
             )
-        return Row(number, dict(zip(self.header, fields, strict=True)))
+        values = dict(zip(self.header, fields, strict=True))
+        values.pop("", None)
+        return Row(number, values)
 
     def count(self) -> int:
         return self.num_rows
 
 
-class DelimitedTable:
-    """A file whose first row names the columns. Values are text, as they stand; blank lines are no rows."""
+class _Quoted(csv.excel):
+    strict = True
 
-    def __init__(self, location: Location, *, delimiter: str):
+
+class _Unquoted(_Quoted):
+    quoting = csv.QUOTE_NONE
+
+
+class DelimitedTable:
+    """A file whose first row names the columns. Values are text, as they stand; blank lines are no rows.
+
+    A first column without a name is the index of a pandas table, and left out.
+
+    quoted: whether fields may stand in double quotes, which are no part of them; otherwise a quote is text like other
+    text.
+    """
+
+    def __init__(self, location: Location, *, delimiter: str, quoted: bool):
         self._location = location
         self._delimiter = delimiter
+        self._quoted = quoted
 
     def num_rows(self) -> int:
         with self._open() as (_, rows):
@@ -71,7 +88,12 @@ class DelimitedTable:
         name = self._location.name
         if isinstance(fields, str):
             raise DataError(f"{name}: its first row, which names the columns, is broken: {fields}")
-        for field in fields:
+        if not self._quoted and all(len(field) > 1 and field[0] == field[-1] == '"' for field in fields):
+            kind = "csv" if self._delimiter == "," else "tsv-quoted"
+            raise DataError(f"{name}: the columns of its header stand in quotes, {fields[0]}: pass --format {kind}")
+        for number, field in enumerate(fields):
+            if not field and number == 0 and len(fields) > 1 and fields.count("") == 1:
+                continue
             if not field.strip() or fields.count(field) > 1:
                 raise DataError(
                     f"{name}: its first row is to name the columns, each once: {field!r} does not: correct the header"
@@ -90,7 +112,8 @@ class DelimitedTable:
             text = io.TextIOWrapper(
                 io.BufferedReader(stream, 1 << 20), encoding="utf-8-sig", errors="surrogateescape", newline=""
             )
-            yield stream, _rows(csv.reader(text, delimiter=self._delimiter, strict=True))
+            dialect = _Quoted if self._quoted else _Unquoted
+            yield stream, _rows(csv.reader(text, dialect, delimiter=self._delimiter))
 
 
 def _rows(reader: Any) -> Iterator[list[str] | str]:

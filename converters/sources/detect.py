@@ -28,8 +28,10 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 TABLES: dict[str, Callable[[Location], Table]] = {
     "json": JsonTable,
     "jsonl": LinesTable,
-    "csv": partial(DelimitedTable, delimiter=","),
-    "tsv": partial(DelimitedTable, delimiter="\t"),
+    "csv": partial(DelimitedTable, delimiter=",", quoted=True),
+    "csv-unquoted": partial(DelimitedTable, delimiter=",", quoted=False),
+    "tsv": partial(DelimitedTable, delimiter="\t", quoted=False),
+    "tsv-quoted": partial(DelimitedTable, delimiter="\t", quoted=True),
     "parquet": ParquetTable,
     "arrow": ArrowTable,
     "webdataset": TarTable,
@@ -61,6 +63,8 @@ def format_of(path: Path, *, name: str, insisted: str | None) -> str:
         return insisted
     told, told_compression = named_format(name)
     found = _content(head, name)
+    if told == "json" and found == "jsonl":  # as many programs name JSON lines
+        told = "jsonl"
     if told and (compression != told_compression or not _fits(told, found, head)):
         raise _contradiction(name, told, told_compression, found, compression)
     chosen = told or {"object": "jsonl", "text": None, "binary": None}.get(found, found)

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from ...types import StoredObject
+from .splits import split_of
 from .table import BOM, MAX_ROW_BYTES, Location, in_units
 from .units import Row, Unit
 
@@ -62,9 +63,9 @@ class ImageFiles:
 
     def rows(self) -> Iterator[Row]:
         for number, name in enumerate(self.names):
-            label, separator, _ = name.partition("/")
-            if separator:
-                yield Row(number, {"image": name, "label": label})
+            classes = [part for part in name.split("/")[:-1] if split_of(part) is None]
+            if classes:
+                yield Row(number, {"image": name, "label": classes[0]})
             else:
                 yield Row(number, None, f"{name} lies in no sub-folder, which names its class: move it into one")
 
@@ -101,7 +102,7 @@ def text_unit(
 
 
 def image_unit(files: Sequence[StoredObject], num_bytes: int, folder: str | None) -> ImageFiles:
-    """Rows {"image": a file's name below the folder, "label": its first sub-folder's name}."""
+    """Rows {"image": a file's name below the folder, "label": the first of its sub-folders that names no split}."""
     return ImageFiles(_names(files), num_bytes, folder)
 
 

@@ -15,12 +15,18 @@ from ...types import StoredObject
 from .detect import format_of, named_format
 from .table import Location
 
-ALIKE = {"jsonl": "json", "json": "jsonl", "tsv": "csv", "csv": "tsv"}  # which are often named like each other
+ALIKE = {  # formats -> what files of them are often named as
+    "jsonl": "json", "json": "jsonl", "tsv": "csv", "csv": "tsv", "tsv-quoted": "tsv", "csv-unquoted": "csv"
+}  # fmt: skip
+
+
+DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # of a dataset, beside its files
 
 
 def is_shown(key: str) -> bool:
-    """Hidden files (.git, .cache, …) and marks of other programs (_SUCCESS, _metadata) are no data."""
-    return not any(part.startswith((".", "_")) for part in PurePosixPath(key).parts)
+    """Hidden files (.git, .cache, …), marks of other programs (_SUCCESS, _metadata) and descriptions are no data."""
+    parts = PurePosixPath(key).parts
+    return not any(part.startswith((".", "_")) for part in parts) and parts[-1] not in DESCRIPTIONS
 
 
 def matching_files(base: Path, pattern: str) -> list[str]:

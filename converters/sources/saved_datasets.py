@@ -14,7 +14,8 @@ import orjson
 import pyarrow
 
 from ...errors import DataError
-from .arrow import ArrowTable, arrow_errors
+from .arrow import ArrowTable, arrow_errors, python_rows
+from .arrow_values import converters
 from .table import Location
 from .units import Row, Unit
 
@@ -116,12 +117,13 @@ class SelectedRows:
             with arrow_errors(str(path), "Arrow"), pyarrow.memory_map(str(path)) as file:
                 batches += list(pyarrow.ipc.open_stream(file))
         ends = list(accumulate(batch.num_rows for batch in batches))
+        columns = converters(batches[0].schema) if batches else {}
         for number, row in enumerate(np.frombuffer(self.numbers, np.int64).tolist()):
             if not 0 <= row < ends[-1]:
                 raise DataError(f"row {row} is selected of {ends[-1]}: save the dataset again")
             batch = batches[bisect_right(ends, row)]
             at = row - ends[bisect_right(ends, row)] + batch.num_rows
-            yield Row(number, batch.slice(at, 1).to_pylist()[0])
+            yield from python_rows(batch.slice(at, 1), number, columns)
 
     def count(self) -> int:
         return len(self.numbers) // 8

@@ -19,6 +19,7 @@ from .hub import HubDataset, HubSpec
 from .listing import checked_format, data_files, identity_of, is_shown, matching_files
 from .saved_datasets import SavedTable, only_split, saved_kind
 from .specs import LISTS, Spec, glob_base, glob_pattern, has_wildcard, literal_prefix, parse_spec, yaml_specs
+from .splits import files_of_split
 from .table import Location, Table
 from .table_source import TableSource
 from .units import UNIT_BYTES, Source
@@ -32,7 +33,8 @@ def open_sources(
     """The sources that specs name, in their order; of folders and globs sorted by name.
 
     A spec is a file, a folder, a glob, each local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); or a
-    YAML list of such. PATH@[START:STOP] is a slice of the rows of one source, FILE.json#KEY a member of an object.
+    YAML list of such. FOLDER?split=train is one of several splits of a folder, PATH@[START:STOP] a slice of the rows of
+    one source, FILE.json#KEY a member of an object.
     format: how to read what specs name, whatever its name and content say. scratch: a folder for what is fetched from
     object stores, each file from its turn to the close of its source. unit_bytes: of a unit, about; cuts depend on it.
 
@@ -108,7 +110,7 @@ class _Opener:
             return
         kind = saved_kind(path)
         if kind == "splits":
-            self.open(replace(spec, path=str(only_split(path))))
+            self.open(replace(spec, path=str(path / spec.split if spec.split else only_split(path)), split=None))
         elif kind == "dataset":
             self._open_saved(spec, path)
         else:
@@ -149,10 +151,14 @@ class _Opener:
             found = [store.stat(key) for key in matching_files(Path(base or "."), pattern)]
         if not found:
             raise ObjectMissingError(f"{spec.path}: no file matches: check the pattern and the path")
+        if spec.split:
+            found = files_of_split(spec.path, found, wanted=spec.split, only_if_all=False)
         self._open_files(spec, store, found, base=base)
 
     def _open_folder(self, spec: Spec, store: Storage, files: Sequence[StoredObject]) -> None:
         chosen = data_files(spec.path, files, insisted=spec.format)
+        of_texts = spec.format == "text" or named_format(chosen[0].key)[0] == "text"
+        chosen = files_of_split(spec.path.rstrip("/"), chosen, wanted=spec.split, only_if_all=of_texts)
         self._open_files(spec, store, chosen, base=spec.path.rstrip("/"))
 
     def _open_files(self, spec: Spec, store: Storage, files: Sequence[StoredObject], *, base: str) -> None:
@@ -168,6 +174,8 @@ class _Opener:
             self._open_file(spec, store, file, name=f"{base.rstrip('/')}/{file.key}" if base else file.key)
 
     def _open_file(self, spec: Spec, store: Storage, file: StoredObject, *, name: str) -> None:
+        if spec.split and spec.path == name:
+            raise DataError(f"{spec.text}: only a folder has splits: leave out ?split={spec.split}")
         told = spec.format or named_format(name)[0]
         if told in FOLDER_FORMATS:
             self._add_folder(spec, store, [file], str(told), name=name)

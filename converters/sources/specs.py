@@ -13,6 +13,7 @@ from ...errors import DataError
 from ...storage.disk_errors import disk_error
 
 SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
+SPLIT = re.compile(r"(.*)\?split=([^/?&=]+)", re.DOTALL)
 WILDCARD = re.compile(r"[*?\[]")
 LISTS = (".yaml", ".yml")
 YAML_KEYS = ("path", "data_folder", "data_type")
@@ -22,13 +23,15 @@ YAML_KEYS = ("path", "data_folder", "data_type")
 class Spec:
     """text: as typed, for messages. path: without slice and key. key: a member of a JSON object (file.json#key).
 
-    rows: of what it names. format: insisted on. folder: of its media, where it is said.
+    rows: of what it names. split: of a folder (folder?split=train). format: insisted on. folder: of its media, where it
+    is said.
     """
 
     text: str
     path: str
     rows: slice = field(default_factory=lambda: slice(None))
     key: str | None = None
+    split: str | None = None
     format: str | None = None
     folder: str | None = None
 
@@ -60,13 +63,16 @@ def parse_spec(text: str, *, format: str | None = None, folder: str | None = Non
     path = path.removeprefix("file://")
     if path.startswith("hf:"):
         return Spec(text=text, path=path, rows=rows, format=format, folder=folder)
+    split = None
+    if not Path(path).exists() and (named := SPLIT.fullmatch(path)):
+        path, split = named[1], named[2]
     if "#" in path and not Path(path).exists():
         path, _, key = path.rpartition("#")
     if not path:
         raise DataError(f"{text!r} names no file, folder or dataset: name one")
     if format == "hf_dataset":
-        path = f"hf:{path}"
-    return Spec(text=text, path=path, rows=rows, key=key or None, format=format, folder=folder)
+        path = f"hf:{path}?split={split}" if split else f"hf:{path}"
+    return Spec(text=text, path=path, rows=rows, key=key or None, split=split, format=format, folder=folder)
 
 
 def has_wildcard(path: str) -> bool:

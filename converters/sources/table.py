@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import orjson
 
+from .json_text import parsed
 from .units import Row, Unit
 
 MAX_ROW_BYTES = 1 << 28  # of text: beyond it a bracket, a quote or the end of a line is missing
@@ -81,7 +82,7 @@ def json_row(number: int, text: bytes) -> Row:
     if len(text) > MAX_ROW_BYTES:
         return Row(number, None, f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into rows, or name media by path")
     try:
-        values: Any = orjson.loads(text)
+        values = parsed(text)
     except orjson.JSONDecodeError as error:
         return Row(number, None, _json_error(text, error))
     if isinstance(values, dict):

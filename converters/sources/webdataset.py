@@ -10,9 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from ...errors import DataError
+from .json_text import parsed
 from .table import Location, in_units
 from .units import Row, Unit
 
@@ -74,7 +73,7 @@ def _decoded(extension: str, data: bytes) -> Any:
     """JSON and text by their last extension; bytes of everything else, whatever it is."""
     kind = extension.rpartition(".")[2]
     if kind == "json":
-        return orjson.loads(data)
+        return parsed(data)
     return data.decode() if kind in ("txt", "cls") else data
 
 

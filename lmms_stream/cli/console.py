@@ -19,8 +19,10 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
+
+from ..converters.stored.inspect.visible import visible
 
 if TYPE_CHECKING:
     from .plan_report import EpochReport, StepsReport
@@ -87,12 +89,19 @@ def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
 
 def print_record(title: str, record: Any) -> None:
     """The fields of a dataclass as a table of two columns; arrays and mappings are left out."""
-    table = Table("", "", title=title, show_header=False)
+    table = Table("", "", title=Text(visible(title)), show_header=False)
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if value is None or isinstance(value, int | float | str):
-            table.add_row(_label(field.name), _format(field.name, value))
+            table.add_row(_label(field.name), Text(visible(_format(field.name, value))))
     console.print(table)
+
+
+def print_found(text: str) -> None:
+    """What was found in a source; what is left out of it is yellow."""
+    shown = Text(visible(text))
+    shown.highlight_regex(r"leaves out .*", "yellow")
+    console.print(shown, soft_wrap=True)
 
 
 def print_plan(
@@ -115,7 +124,7 @@ def print_plan(
 
 def print_records(title: str, records: Sequence[tuple[str, Any]]) -> None:
     """Dataclasses, each with its name: one column a record, so that long names and many fields both fit."""
-    table = Table("", *(name for name, _ in records), title=title)
+    table = Table("", *(Column(Text(visible(name))) for name, _ in records), title=title)
     for field in dataclasses.fields(records[0][1]):
         if field.name != "source":
             values = (_format(field.name, getattr(record, field.name)) for _, record in records)

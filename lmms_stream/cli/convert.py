@@ -72,7 +72,9 @@ def _add_engine(group: Group) -> None:
 
 
 def _add_rows(group: Group) -> None:
-    group.add_argument("--format", help="read all sources as this: jsonl, json, csv, parquet, arrow, …")
+    group.add_argument(
+        "--format", help="read all sources as this: jsonl, json, csv, tsv, tsv-quoted, parquet, arrow, …"
+    )
     group.add_argument(
         "--kind",
         "--schema",
@@ -83,7 +85,12 @@ def _add_rows(group: Group) -> None:
     group.add_argument(
         "--columns", nargs="+", default=[], metavar="ROLE=COLUMN", help="name columns that have unusual names"
     )
-    group.add_argument("--keep", nargs="*", metavar="COLUMN", help="keep these columns, or all, as they are")
+    group.add_argument(
+        "--keep",
+        nargs="*",
+        metavar="COLUMN",
+        help="keep these columns, or all, as they are; COLUMN:json where values may be null or of several types",
+    )
     group.add_argument("--system", metavar="TEXT", help="give TEXT to conversations without a system prompt")
     group.add_argument(
         "--roles", nargs="+", default=[], metavar="NAME=ROLE", help="say who a speaker is that the data calls NAME"
@@ -142,7 +149,7 @@ def _add_tokens(group: Group) -> None:
 def _run(options: argparse.Namespace) -> int:
     from ..converters.convert import Progress, convert
     from ..processors.parallelism import tokenize_in_one_thread
-    from .console import bar, console, print_record, print_records
+    from .console import bar, print_found, print_record, print_records
 
     tokenize_in_one_thread()
     with bar("converting", unit="bytes") as shown:
@@ -155,7 +162,7 @@ def _run(options: argparse.Namespace) -> int:
             engine=options.engine,
             ray_address=options.ray_address,
             ray_timeout_s=options.ray_timeout,
-            progress=Progress(begin=shown.begin, advance=shown.advance, rows=shown.count_rows, say=console.print),
+            progress=Progress(begin=shown.begin, advance=shown.advance, rows=shown.count_rows, say=print_found),
             options=_options(options),
         )
     print_record(options.target, report)

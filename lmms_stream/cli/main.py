@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except LmmsStreamError as error:
-        sys.stderr.write(f"error: {error}\n")
+        from ..converters.stored.inspect.visible import visible
+
+        sys.stderr.write(f"error: {visible(str(error))}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -127,7 +127,9 @@ def comma_separated(rows: Rows, folder: Path) -> Written:
 
 
 def tab_separated(rows: Rows, folder: Path) -> Written:
-    return str(write(folder / "rows.tsv", delimited(rows, "\t"))), {}
+    write(folder / "rows.tsv", delimited(rows, "\t"))
+    entries = orjson.dumps({"datasets": [{"path": "rows.tsv", "data_type": "tsv-quoted"}]})
+    return str(write(folder / "rows.yaml", entries)), {}
 
 
 def tar(rows: Rows, folder: Path) -> Written:

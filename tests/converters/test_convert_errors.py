@@ -22,7 +22,7 @@ from lmms_stream.converters.writing.encoding import MAX_SAMPLE_BYTES, ShardForma
 from lmms_stream.errors import ConfigError, DataError, LmmsStreamError, StorageError
 from lmms_stream.mds.dataset import PackedStreamingDataset
 
-from ..conftest import run_command
+from ..conftest import run_cli, run_command
 from .media_files import image_bytes, wav_bytes
 from .sources.source_rows import json_lines, write
 
@@ -335,3 +335,17 @@ def test_bad_media_end_the_conversion_or_are_left_out_and_listed(
     assert stored == [image_bytes(color=number) for number in range(4)]
     for path in files_below(tmp_path / "out"):
         assert image_bytes(color=99) not in path.read_bytes()
+
+
+def test_names_of_columns_do_not_steer_the_terminal(tmp_path: Path) -> None:
+    odd = {"[/b]": 1, "\x1b[2J": 2, "[red]": 3}
+    source = write(tmp_path / "rows.jsonl", json_lines([GOOD | odd]))
+    result = run_cli("convert", str(source), str(tmp_path / "out"), "--workers", "1", "--keep", "[red]")
+    assert result.returncode == 0, result.stderr
+    assert "keeps [red] (int); leaves out [/b], \\x1b[2J" in result.stdout
+    assert "\x1b[2J" not in result.stdout + result.stderr
+    source = write(tmp_path / "other.jsonl", json_lines([odd]))
+    result = run_cli("convert", str(source), str(tmp_path / "other"), "--workers", "1")
+    assert result.returncode == 1
+    assert "columns [/b], \\x1b[2J, [red] fit no kind of rows" in result.stderr
+    assert "\x1b" not in result.stderr

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import json
+import math
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from streaming import MDSWriter
 
 from ...strategies import examples
 from ..media_files import MP4, image_bytes, wav_bytes
+from ..sources.source_rows import write
 
 Row = dict[str, Any]
 
@@ -183,9 +186,17 @@ def test_plain_conversations_are_stored_as_they_were_before() -> None:
     assert mapped(row)["messages"] == expected
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_integers_of_more_than_64_bits_are_stored_as_they_are(as_text: bool) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"id": 10**30, "text": "ü"}}}
+    messages = [says("user", "f?"), says("assistant", None, tool_calls=[call])]
+    assert stored({"messages": json.dumps(messages) if as_text else messages}) == messages
+
+
 @pytest.mark.parametrize(
     ("row", "options", "reason"),
     [
+        ({"messages": [*CHAT, says("user", "x", a=[1 << 80, "\ud800"])]}, {}, "the messages hold what JSON cannot"),
         ({"messages": "[1"}, {}, "column 'messages' holds text that is not JSON"),
         ({"messages": [says("user", "hi")]}, {}, r"no assistant message with content \(roles: user\)"),
         ({"messages": [says("customer", "hi"), says("bot2", "x")]}, {}, r"\(roles: bot2, customer\).*--roles NAME="),
@@ -270,6 +281,107 @@ def test_rows_of_no_known_kind_are_refused_with_all_that_are_known() -> None:
         find_mapper([], SchemaOptions())
 
 
+PAIRS: list[Row] = [
+    {"prompt": "hi", "chosen": "hello", "rejected": "no"},
+    {"prompt": "hi", "messages": CHAT, "chosen": CHAT, "rejected": CHAT, "score": 1},
+    {"chosen": "Human: hi Assistant: hello", "rejected": "Human: hi"},
+    {"text": "x", "chosen": "hello", "rejected": "no"},
+]
+
+
+@pytest.mark.parametrize("row", PAIRS)
+def test_rows_of_a_chosen_and_a_rejected_answer_are_refused_until_it_is_said_what_is_learnt(row: Row) -> None:
+    with pytest.raises(DataError, match=r"columns chosen and rejected hold a good and a bad .*messages=chosen"):
+        mapped(row)
+    assert mapped(row, kind="columns", keep=True) == row
+    if row["chosen"] == CHAT:
+        with pytest.raises(DataError, match="columns chosen and rejected"):
+            mapped(row, kind="messages")
+        assert stored(row, columns={"messages": "chosen"}) == CHAT
+    elif "prompt" in row:
+        assert stored(row, columns={"response": "chosen"}) == CHAT
+
+
+def test_answers_that_are_said_to_be_bad_are_not_learnt() -> None:
+    exchange: Row = {"prompt": "hi", "completion": "hello"}
+    for name, good, bad in ("label", True, False), ("kto_tag", True, False), ("label", "True", "False"):
+        rows: list[Row] = [{**exchange, name: good}, {**exchange, name: bad}]
+        with pytest.raises(DataError, match=rf"'{name}' says .* --kind prompt-response --on-error skip to leave out"):
+            find_mapper(rows, SchemaOptions())
+        for mapper in (
+            find_mapper(rows, SchemaOptions(kind="prompt-response")),
+            find_mapper([exchange], SchemaOptions()),
+        ):
+            assert json.loads(mapper(rows[0], None)["messages"]) == CHAT
+            with pytest.raises(DataError, match=rf"column '{name}' is False, so its answer is not one to be learnt"):
+                mapper(rows[1], None)
+    with pytest.raises(DataError, match="column 'label' is False"):
+        find_mapper([{"messages": CHAT}], SchemaOptions())({"messages": CHAT, "label": False}, None)
+    assert stored({**exchange, "label": "greeting"}) == CHAT
+    assert mapped({"text": "a", "label": False}) == {"text": "a"}
+
+
+def test_media_and_their_text_become_a_conversation(tmp_path: Path) -> None:
+    image, audio = SMALL["image"][0], SMALL["audio"][0]
+    write(tmp_path / "cats" / "1.png", image)
+    rows: list[tuple[Row, str, bytes]] = [
+        ({"image": image, "text": "a cat"}, "image", image),
+        ({"images": [image], "caption": "a cat", "url": "u"}, "image", image),
+        ({"audio": {"bytes": audio, "path": None}, "text": "a cat"}, "audio", audio),
+        ({"file_name": "cats/1.png", "text": "a cat"}, "image", image),  # as in the metadata.jsonl of an imagefolder
+    ]
+    for row, kind, data in rows:
+        mapper = find_mapper([row], SchemaOptions())
+        sample = mapper(row, str(tmp_path))
+        user, assistant = json.loads(sample["messages"])
+        assert (mapper.kind.name, sample["media"]) == ("caption", data)
+        assert (user["role"], [part["type"] for part in user["content"]]) == ("user", [kind])
+        assert assistant == says("assistant", "a cat")
+    mapper = find_mapper([rows[0][0]], SchemaOptions())
+    with pytest.raises(DataError, match="the row has a text and no media that it is of: complete it, or convert"):
+        mapper({"image": None, "text": "x"}, None)
+    with pytest.raises(DataError, match="the text has <image> in it, so that it is no caption: write the row as mess"):
+        mapper({"image": image, "text": "a <image> b"}, None)
+
+
+def test_parts_as_other_providers_write_them_are_read() -> None:
+    image = SMALL["image"][0]
+    encoded = base64.b64encode(image).decode()
+    parts = [
+        {"type": "text", "value": "what is this?"},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}},
+    ]
+    sample = mapped({"messages": [says("user", parts), CHAT[1]]})
+    text, part = json.loads(sample["messages"])[0]["content"]
+    assert (text, sample["media"]) == ({"type": "text", "text": "what is this?"}, image)
+    assert part.keys() == {"type", "mime", "span"}
+    slot = {"type": "image", "source": "coco"}
+    assert mapped({"messages": [says("user", [slot]), CHAT[1]], "images": [image]})["media"] == image
+    with pytest.raises(DataError, match="is on the web, from where nothing is fetched"):
+        mapped(
+            {"messages": [says("user", [{"type": "image", "source": {"type": "url", "url": "https://x/a"}}]), CHAT[1]]}
+        )
+
+
+def test_a_nan_is_no_value_and_is_not_stored() -> None:
+    assert stored({"messages": CHAT, "system": math.nan, "tools": math.nan, "score": math.nan}) == CHAT
+    assert mapped({"text": "x", "image": math.nan}) == {"text": "x"}
+    with pytest.raises(DataError, match="fit no kind of rows"):
+        mapped({"question": "x", "answer": math.nan})
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": [math.nan]}}}
+    with pytest.raises(DataError, match="the messages hold NaN or Infinity, which JSON has not: correct or remove"):
+        mapped({"messages": [*CHAT, says("assistant", None, tool_calls=[call])]})
+
+
+def test_texts_whose_columns_of_media_are_empty_stay_texts() -> None:
+    for row in (
+        {"text": "x", "image": None}, {"text": "x", "images": []}, {"text": "x", "file_name": "a.py"},
+    ):  # fmt: skip
+        assert find_mapper([row], SchemaOptions())(row, None) == {"text": "x"}
+    assert mapped({"text": "x", "image": b"y"}, columns={"images": ""}) == {"text": "x"}
+    assert mapped({"text": "x", "image": b"y"}, kind="text") == {"text": "x"}
+
+
 def test_rows_of_several_kinds_are_refused_unless_one_is_insisted_on() -> None:
     rows: list[Row] = [{"text": "a"}, {"text": "b"}, {"messages": CHAT}]
     with pytest.raises(DataError, match=r"several kinds in one source: text \(row 1\), messages \(row 3\): .*--kind"):
@@ -324,7 +436,7 @@ def test_the_names_by_which_conversions_are_resumed_and_samples_known_stay() -> 
         {
             "columns": {}, "format": "messages", "found": {"messages": "messages"}, "kept": {"id": "int"},
             "learn": "assistant", "max_image_pixels": None, "media_root": None, "pillow": None, "roles": {"a": "user"},
-            "system": None, "version": 1,
+            "system": None, "version": 2,
         }
     )  # fmt: skip
 
@@ -392,6 +504,22 @@ def test_integers_among_floats_and_numpy_scalars_are_numbers(tmp_path: Path) -> 
 def test_a_kept_value_of_another_type_is_refused(first: list[Any], later: Any, reason: str) -> None:
     with pytest.raises(DataError, match=reason):
         find_mapper([{"x": value} for value in first], SchemaOptions(keep=("x",)))({"x": later}, None)
+
+
+def test_a_column_kept_as_json_takes_nulls_and_other_types_after_the_first_rows(tmp_path: Path) -> None:
+    rows: list[Row] = [{"text": "a", "x": "b"}] * 101 + [{"text": "a", "x": None}, {"text": "a"}, {"text": "a", "x": 3}]
+    mapper = find_mapper(rows[:100], SchemaOptions(keep=("x",)))
+    with pytest.raises(
+        DataError, match=r"'x' holds null here and str .*: write .* type, keep it as x:json, or leave it"
+    ):
+        mapper(rows[101], None)
+    mapper = find_mapper(rows[:100], SchemaOptions(keep=("x:json",)))
+    assert mapper.description == "text; reads text; keeps x (json)"
+    assert [mapper(row, None)["x"] for row in rows[100:]] == ["b", None, None, 3]
+    assert round_trip(rows, tmp_path, options=SchemaOptions(keep=("x:json",)))[-1] == rows[-1]
+    assert mapped({"text": "a", "x:json": 3}, keep=("x:json",)) == {"text": "a", "x:json": 3}
+    with pytest.raises(DataError, match="--keep y: no such column, found text, x: correct it"):
+        find_mapper(rows, SchemaOptions(keep=("y:json",)))
 
 
 def test_token_rows_come_back_with_what_is_learnt_of_them(tmp_path: Path) -> None:

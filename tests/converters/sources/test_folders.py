@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lmms_stream.converters.rows.mapper import find_mapper
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources import webdataset as archives
 from lmms_stream.errors import DataError, ObjectMissingError
 
 from ...strategies import examples
+from ..media_files import image_bytes
 from .source_rows import num_units, opened, read, read_numbered, write
 
 
@@ -54,6 +58,20 @@ def test_json_and_text_of_a_sample_are_decoded_and_nothing_else_is(tmp_path: Pat
     files = [("a.JSON", b'{"x": [1]}'), ("a.txt", "é".encode()), ("a.cls", b"7"), ("a.pyd", pickled), ("a.npy", b"N")]
     path = write_tar(tmp_path / "a.tar", files)
     assert read(path) == [{"__key__": "a", "json": {"x": [1]}, "txt": "é", "cls": "7", "pyd": pickled, "npy": b"N"}]
+
+
+def test_columns_may_be_nested_in_the_json_of_a_sample(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "a cat"}]
+    image = image_bytes()
+    files = [("a.jpg", image), ("a.json", orjson.dumps({"conversations": turns, "id": 1}))]
+    (row,) = read(write_tar(tmp_path / "a.tar", files))
+    mapper = find_mapper([row], SchemaOptions(columns={"messages": "json.conversations", "images": "jpg"}))
+    assert mapper.description == "sharegpt; reads json.conversations as messages, jpg as images; leaves out __key__"
+    sample = mapper(row, None)
+    assert sample["media"] == image
+    assert [message["role"] for message in orjson.loads(sample["messages"])] == ["user", "assistant"]
+    with pytest.raises(DataError, match=r"no column json.talk \(messages\), found __key__, jpg, json: correct"):
+        find_mapper([row], SchemaOptions(columns={"messages": "json.talk"}))
 
 
 def test_members_that_make_no_sample_are_errors_of_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +172,49 @@ def test_images_of_a_folder_are_rows_with_their_class(tmp_path: Path) -> None:
     assert rows[4] == "loose.png lies in no sub-folder, which names its class: move it into one"
     with pytest.raises(DataError, match=r"loose.png: one image is no source: name the folder of its class folders"):
         read(tmp_path / "set" / "loose.png")
+
+
+def test_a_folder_that_names_a_split_is_no_class(tmp_path: Path) -> None:
+    for name in "train/dog/2.jpg", "train/cat/a.JPEG", "train/loose.png", "test/cat/1.jpg":
+        write(tmp_path / "set" / name, b"not read")
+    found = [values for _, values in read_numbered(f"{tmp_path / 'set'}?split=train")]
+    assert found[:2] == [{"image": "train/cat/a.JPEG", "label": "cat"}, {"image": "train/dog/2.jpg", "label": "dog"}]
+    assert found[2] == "train/loose.png lies in no sub-folder, which names its class: move it into one"
+    with pytest.raises(
+        DataError, match=r"set: holds splits test \(1 files\), train \(3 files\): name one, as \S+split="
+    ):
+        read(tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    "names", [("train-0.jsonl", "train-1.jsonl", "test-0.jsonl"), ("train/a.jsonl", "dev/b.jsonl")]
+)
+def test_splits_of_a_folder_are_not_merged_without_a_word(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        write(tmp_path / "data" / name, b'{"text": "%s"}' % name.encode())
+    write(tmp_path / "data" / "dataset_infos.json", b'{"default": {"features": {}}}')
+    other = "test" if "test-0.jsonl" in names else "validation"
+    with pytest.raises(
+        DataError, match=rf"data: holds splits .*{other} \(1 files\).*name one, as \S+data\?split=train, or all"
+    ):
+        read(tmp_path / "data")
+    assert [row["text"] for row in read(f"{tmp_path / 'data'}?split=train")] == list(names[:-1])
+    assert [row["text"] for row in read(f"{tmp_path / 'data'}?split={other}@[0:1]")] == [names[-1]]
+    with pytest.raises(DataError, match=r"data: holds no files of split night, found .*train \(\d files\)"):
+        read(f"{tmp_path / 'data'}?split=night")
+    with pytest.raises(DataError, match=r"only a folder has splits: leave out \?split=train"):
+        read(f"{tmp_path / 'data' / names[0]}?split=train")
+    assert len(read(f"{tmp_path / 'data'}/**/*.jsonl")) == len(names)
+    assert len(read(f"{tmp_path / 'data'}/**/*.jsonl?split=train")) == len(names) - 1
+
+
+def test_a_folder_of_texts_has_splits_only_where_all_of_them_are_of_one(tmp_path: Path) -> None:
+    for name in "train/a.txt", "notes on test.txt", "b.txt":
+        write(tmp_path / name, b"x")
+    assert len(read(tmp_path)) == 3
+    (tmp_path / "b.txt").unlink()
+    with pytest.raises(DataError, match="holds splits test"):
+        read(tmp_path)
 
 
 def test_links_are_followed_to_files_only(texts: Path, tmp_path: Path) -> None:

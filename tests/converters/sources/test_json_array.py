@@ -180,7 +180,23 @@ def test_fields_of_delimited_files_are_text_as_it_stands(
             csv.writer(file, delimiter=delimiter, lineterminator=end, quoting=csv.QUOTE_ALL).writerows(
                 [("id", "te xt"), *rows]
             )
-        assert read(path, unit_bytes=unit_bytes) == [{"id": first, "te xt": second} for first, second in rows]
+        format = "csv" if delimiter == "," else "tsv-quoted"
+        assert read(path, format=format, unit_bytes=unit_bytes) == [
+            {"id": first, "te xt": second} for first, second in rows
+        ]
+
+
+def test_quotes_of_tsv_are_text_unless_it_is_said_that_they_are_quotes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", b'id\ttext\r\n1\t"so it began\n2\tno quote\n3\t""\n')
+    rows = [{"id": "1", "text": '"so it began'}, {"id": "2", "text": "no quote"}, {"id": "3", "text": '""'}]
+    assert read(path) == read(tmp_path, format="tsv") == rows
+    quoted = write(tmp_path / "q" / "a.tsv", b'"id"\t"text"\n"1"\t"a\tb ""c"""\n')
+    assert read(quoted, format="tsv-quoted") == read(quoted.parent, format="tsv-quoted")
+    assert read(quoted, format="tsv-quoted") == [{"id": "1", "text": 'a\tb "c"'}]
+    with pytest.raises(DataError, match=r'columns of its header stand in quotes, "id": pass --format tsv-quoted'):
+        read(quoted)
+    plain = write(tmp_path / "a.csv", b'id,text\n1,"x\n')
+    assert read(plain, format="csv-unquoted") == [{"id": "1", "text": '"x'}]
 
 
 def test_rows_of_csv_that_do_not_fit_are_errors_of_their_own(tmp_path: Path) -> None:
@@ -200,6 +216,13 @@ def test_rows_of_csv_that_do_not_fit_are_errors_of_their_own(tmp_path: Path) -> 
     assert read_numbered(f"{path}@[-2:-1]") == [(6, {"a": "7", "b": "8"})]
 
 
+def test_the_index_that_pandas_writes_is_no_column(tmp_path: Path) -> None:
+    data = b",a,b\r\n0,x,y\r\n1,,z\r\n"  # DataFrame.to_csv()
+    rows = [{"a": "x", "b": "y"}, {"a": "", "b": "z"}]
+    assert read(write(tmp_path / "a.csv", data)) == rows
+    assert read(write(tmp_path / "a.tsv", data.replace(b",", b"\t"))) == rows
+
+
 def test_fields_longer_than_the_csv_modules_limit_are_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv.gz", gzip.compress(b"a,b\n1," + b"x" * 300_000 + b"\n"))
     assert len(read(path)[0]["b"]) == 300_000
@@ -211,6 +234,7 @@ def test_fields_longer_than_the_csv_modules_limit_are_read(tmp_path: Path) -> No
         (b"a,b\n", "holds no rows"),
         (b"a,a\n1,2\n", "each once: 'a' does not: correct the header"),
         (b"a,\n1,2\n", "each once: '' does not"),
+        (b",,a\n1,2,3\n", "each once: '' does not"),
         (b'"a\n', "its first row, which names the columns, is broken: not valid CSV"),
         (b"\xff,b\n1,2\n", "of the header is not text in UTF-8|is broken: not valid UTF-8"),
     ],

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import math
 import re
 import sys
 import tempfile
@@ -77,6 +79,27 @@ def test_units_of_any_size_give_the_rows_of_a_plain_reader(
     ] == wanted
 
 
+@pytest.mark.parametrize("number", [(1 << 64) - 1, 1 << 64, -(1 << 64), 10**40 + 7])
+def test_integers_of_any_size_stay_integers(tmp_path: Path, number: int) -> None:
+    rows = [{"id": number, "nested": [{"a": number, "text": f"{10**30}"}], "share": 0.5}, {"id": 1}]
+    texts = [json.dumps(row).encode() for row in rows]
+    assert read(write(tmp_path / "a.jsonl", b"\n".join(texts))) == rows
+    assert read(write(tmp_path / "a.json", b"[" + b",".join(texts) + b"]")) == rows
+
+
+def test_nan_and_infinity_as_python_writes_them_are_read(tmp_path: Path) -> None:
+    data = json.dumps({"a": math.nan, "b": [math.inf, -math.inf], "text": "NaN ü"}).encode()
+    for rows in read(write(tmp_path / "a.jsonl", data)), read(write(tmp_path / "a.json", b"[" + data + b"]")):
+        assert math.isnan(rows[0].pop("a"))
+        assert rows == [{"b": [math.inf, -math.inf], "text": "NaN ü"}]
+
+
+def test_an_integer_of_thousands_of_digits_is_an_error_of_its_row(tmp_path: Path) -> None:
+    found = read_numbered(write(tmp_path / "a.jsonl", b'{"id": ' + b"7" * 5000 + b'}\n{"id": 1}'))
+    assert found[1] == (2, {"id": 1})
+    assert re.search(r"not valid JSON \(number is infinity .*\): correct it", found[0][1])
+
+
 def test_a_cut_depends_on_the_file_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", json_lines(MESSY))
     with opened(path, unit_bytes=500) as ((first,), _), opened(path, unit_bytes=500) as ((second,), _):
@@ -127,7 +150,8 @@ def test_a_line_beyond_the_limit_is_an_error_of_its_row(tmp_path: Path, monkeypa
         (b'{"a": "\xff\xfe"}', r"not valid UTF-8 \(byte 0xff at byte 8\): write it as UTF-8, near .*\ufffd"),
         (b"[1, 2]", r"expected a JSON object, found list: '\[1, 2\]'"),
         (b"null", r"expected a JSON object, found NoneType: 'null'"),
-        (b'{"a": NaN}', r"not valid JSON"),
+        (b'{"a": NaN', r"not valid JSON"),
+        (b'{"a": nan}', r"not valid JSON"),
         (b"[" * 5000, r"not valid JSON"),
     ],
 )

@@ -110,7 +110,7 @@ def test_the_format_is_found_by_content_where_no_extension_says_it(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "data", "error"),
     [
-        ("a.json", json_lines(MESSY), r"\.json says json, its content is jsonl: rename it, or pass --format jsonl"),
+        ("a.json", b"PAR1 and so on", r"\.json says json, its content is parquet: rename it, or pass --format parquet"),
         ("a.jsonl", orjson.dumps(MESSY), r"\.jsonl says jsonl, its content is json: rename it, or pass --format json"),
         ("a.jsonl", b"PAR1 and so on", r"says jsonl, its content is parquet: .*--format parquet"),
         ("a.parquet", json_lines(MESSY), r"\.parquet says parquet, its content is jsonl"),
@@ -126,6 +126,11 @@ def test_an_extension_that_contradicts_the_content_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=error):
         read(write(tmp_path / name, data))
+
+
+def test_json_lines_that_are_named_json_are_read(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "data" / "a.json", json_lines(MESSY))) == read(tmp_path / "data") == MESSY
+    assert read(write(tmp_path / "a.json.gz", gzip.compress(json_lines(MESSY)))) == MESSY
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl"])
@@ -355,8 +360,8 @@ def test_objects_that_are_not_there_or_not_what_they_say_are_named(bucket: str) 
     with pytest.raises(StorageError, match=r"bucket 'no-such-bucket' does not exist: create it or correct the URL"):
         read("s3://no-such-bucket/*.jsonl")
     store = open_storage(bucket)
-    store.write("wrong/a.json", json_lines(MESSY))
-    with pytest.raises(DataError, match=r"s3://.*a.json: its extension .json says json, its content is jsonl"):
+    store.write("wrong/a.json", b"PAR1 and so on")
+    with pytest.raises(DataError, match=r"s3://.*a.json: its extension .json says json, its content is parquet"):
         read(f"{bucket}/wrong")
     store.write("wrong/b.jsonl", b"")
     with pytest.raises(DataError, match=r"b.jsonl is empty \(0 bytes\)"):

@@ -1,0 +1,36 @@
+"""JSON texts -> values, with integers of any size as they are, and the NaN and Infinity that Python writes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+_DIGITS_TO_0 = bytes.maketrans(b"123456789", b"0" * 9)
+
+
+def parsed(text: bytes) -> Any:
+    """The value of a JSON text. orjson.JSONDecodeError for what is none, and for more than 308 digits.
+
+    >>> parsed(b'{"id": 123456789012345678901234567890}')
+    {'id': 123456789012345678901234567890}
+    """
+    try:
+        values = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        if b"NaN" in text or b"Infinity" in text:
+            with suppress(ValueError, RecursionError):
+                return json.loads(text.decode())
+        raise
+    return json.loads(text) if _has_long_number(text) else values
+
+
+def _has_long_number(text: bytes) -> bool:
+    """Whether a number may have more than 64 bits: 20 digits or more, of which orjson makes a float.
+
+    Of 20 digits in a row every fifth byte of the text meets 4, and that is looked at first, since it takes a fifth of
+    the time.
+    """
+    return b"0000" in text[::5].translate(_DIGITS_TO_0) and b"0" * 20 in text.translate(_DIGITS_TO_0)

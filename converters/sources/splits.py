@@ -1,0 +1,54 @@
+"""Splits of a folder -> its files of one of them, by the names that `datasets` knows splits by."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from ...errors import DataError
+from ...types import StoredObject
+
+# https://huggingface.co/docs/datasets/repository_structure: between these marks in the path of a file
+_NAMES = {
+    "train": "train", "training": "train", "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
+    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
+}  # fmt: skip
+_MARKED = re.compile(rf"(?<![^/\-._ 0-9])({'|'.join(_NAMES)})(?![^/\-._ 0-9])", re.IGNORECASE)
+
+
+def split_of(key: str) -> str | None:
+    """The split that a file is of, by its path; of several marks the last, which is nearest to its name.
+
+    >>> split_of("data/train-00000-of-00002.parquet"), split_of("dev/a.jsonl"), split_of("latest.csv")
+    ('train', 'validation', None)
+    """
+    found = _MARKED.findall(key)
+    return _NAMES[found[-1].lower()] if found else None
+
+
+def files_of_split(
+    name: str, files: Sequence[StoredObject], *, wanted: str | None, only_if_all: bool
+) -> list[StoredObject]:
+    """The files of the split that is wanted, or all where they are not of several.
+
+    only_if_all: some without a split mean that there are none. DataError for several of which none is wanted, and for
+    one that is wanted and not there.
+    """
+    splits = [split_of(file.key) for file in files]
+    counts = Counter(split for split in splits if split)
+    if wanted is not None:
+        chosen = _NAMES.get(wanted.lower(), wanted)
+        if chosen not in counts:
+            raise DataError(f"{name}: holds no files of split {wanted}, found {_listed(counts)}: correct ?split=")
+        return [file for file, split in zip(files, splits, strict=True) if split == chosen]
+    if len(counts) > 1 and not (only_if_all and None in splits):
+        first = "train" if "train" in counts else min(counts)
+        raise DataError(
+            f"{name}: holds splits {_listed(counts)}: name one, as {name}?split={first}, or all files by a glob"
+        )
+    return list(files)
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{split} ({count} files)" for split, count in sorted(counts.items())) or "none"
