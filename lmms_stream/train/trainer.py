@@ -28,7 +28,7 @@ from .model.sharding import compile_blocks, shard_model
 from .report.meter import Meter
 from .report.run_log import RunLog
 from .run.distributed import build_mesh, init_distributed, seed_step
-from .run.schedules import Schedule, parameter_groups
+from .run.schedules import Schedule, num_kept, parameter_groups
 from .run.settings import Datasets, TrainConfig
 
 logger = logging.getLogger("lmms_stream")
@@ -88,9 +88,8 @@ class FSDP2SFTTrainer:
             fused=True,
         )
         self.saver = RunSaver(self.model.model, self.optimizer, args, datasets=train_dataset)
-        self.max_steps = self._max_steps()
-        self.schedule = Schedule(args, self.optimizer, max_steps=self.max_steps)
         self.step = self.tokens_seen = self.samples_seen = self.num_skipped_steps = 0
+        self.schedule = Schedule(args, self.optimizer, max_steps=self._max_steps())
 
     def train(self) -> None:
         """Run to the end, resuming first when there is a checkpoint."""
@@ -125,10 +124,12 @@ class FSDP2SFTTrainer:
         return self.position >= self.schedule.length
 
     def _run(self, stop: StopSignal) -> None:
+        num_empty = 0
         while not self.is_finished:
             self._skip()
             if self.loader.packs_left == 0:
                 raise TrainingError(f"the data ended at step {self.step}: raise max_epochs, or end the run there")
+            before = self.loader.step
             for batches in self._steps():
                 is_stopped = self._train_step(batches, stop)
                 if is_stopped or self.is_finished or _is_due(self.step, self.args.save_steps):
@@ -142,6 +143,12 @@ class FSDP2SFTTrainer:
                         self._write({"step": self.step, **self.evaluate()})
                 if self.is_finished or self._skip():
                     break
+            num_empty = num_empty + 1 if self.loader.step == before else 0
+            if num_empty == 2:
+                raise TrainingError(
+                    f"the loader gave no batch twice at step {self.step}, and has {self.loader.packs_left} packs left: "
+                    "this is a defect of the loader; please report it with the cursor of the latest checkpoint"
+                )
 
     def _skip(self) -> bool:
         """Pass over the packs of the next steps that are to be skipped; whether there were any."""
@@ -260,7 +267,9 @@ class FSDP2SFTTrainer:
             self.tokens_seen = state["tokens_seen"]
             self.samples_seen = state["samples_seen"]
             self.num_skipped_steps = state["num_skipped_steps"]
-            self.schedule.move(self.position)
+        if self.args.num_train_epochs is not None:  # another global batch or other skipped steps make another length
+            self.schedule.set_length(self._max_steps() or 0)
+        self.schedule.move(self.position)
 
     def _eval_loader(self) -> PackedLoader:
         assert self._eval_dataset is not None
@@ -290,10 +299,12 @@ class FSDP2SFTTrainer:
         )
 
     def _max_steps(self) -> int | None:
-        """None for a run that ends by tokens."""
-        if self.args.num_train_epochs is not None:
-            return self.loader.steps_of_epochs(self.args.num_train_epochs)
-        return self.args.max_steps
+        """Steps to the end of the run, those that are done among them; None for a run that ends by tokens."""
+        if self.args.num_train_epochs is None:
+            return self.args.max_steps
+        first = self.loader.step
+        stop = first + self.loader.steps_to_epoch(self.args.num_train_epochs)
+        return self.step + num_kept(first, stop, skipped=self.args.skip_steps)
 
     def _shard(self, model: PackedModel) -> PackedModel:
         mesh = build_mesh(self.device, world_size=self.world.world_size, shard_ranks=self.args.shard_ranks)
