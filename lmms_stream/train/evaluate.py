@@ -36,8 +36,7 @@ def evaluate(model: PackedModel, loader: PackedLoader, *, device: torch.device, 
     for batch in loader:
         model.check_tokens(batch)
         check_lengths(model.model.config, batch)
-        losses, _ = model(batch.to(device))
-        total += losses.double().sum()
+        total += model(batch.to(device)).tokens.double().sum()
         count += batch.num_loss_tokens
     model.train(was_training)
     everyone = gather([float(total), count], world.world_size)[:: world.replication]

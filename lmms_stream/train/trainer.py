@@ -26,6 +26,7 @@ from .model.isolation import check_lengths, prove_packing
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
 from .report.meter import Meter
+from .report.metrics import StepCounts
 from .report.run_log import RunLog
 from .run.distributed import build_mesh, init_distributed, seed_step
 from .run.schedules import Schedule, num_kept, parameter_groups
@@ -171,7 +172,7 @@ class FSDP2SFTTrainer:
         """Do one step; returns whether a rank was told to stop."""
         counts = self.meter.begin_step(batches, told_to_stop=stop.is_received)
         seed_step(self.args.seed, step=self.step, group=self.world.group)
-        losses = self._accumulate(batches, counts.num_loss_tokens)
+        losses = self._accumulate(batches, counts)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         if isinstance(grad_norm, DTensor):
             grad_norm = grad_norm.full_tensor()
@@ -189,23 +190,27 @@ class FSDP2SFTTrainer:
             self._log(batches, learning_rate)
         return is_stopped
 
-    def _accumulate(self, batches: list[Batch], num_loss_tokens: float) -> torch.Tensor:
+    def _accumulate(self, batches: list[Batch], counts: StepCounts) -> torch.Tensor:
         """Sum gradients over the batches; returns their losses by source, then their numbers: float64[2 * sources]."""
         totals = torch.zeros(2, len(self.sources), dtype=torch.float64, device=self.device)
         # FSDP averages gradients over ranks, `replication` of which have the same: times num_groups it is their sum.
-        scale = self.world.num_groups / max(num_loss_tokens, 1)
+        scale = self.world.num_groups / max(counts.num_loss_tokens, 1)
+        router_scale = self.model.router_weight * self.world.num_groups / max(counts.num_tokens, 1)
         for start in range(0, len(batches), self.args.per_device_batch):
             together = batches[start : start + self.args.per_device_batch]
             for batch in together:
                 self.model.check_tokens(batch)
             joined = join(together)
             check_lengths(self.model.model.config, joined)
-            losses, logs = self.model(joined.to(self.device))
-            loss = losses.sum()
-            total = loss + self.args.z_loss * logs.square().sum() if self.args.z_loss else loss
-            (total * scale).backward()
-            counts = [batch.num_loss_tokens for batch in together]
-            for batch, of_batch in zip(together, losses.detach().split(counts), strict=True):
+            losses = self.model(joined.to(self.device), together)
+            loss = losses.tokens.sum() * scale
+            if self.args.z_loss:
+                loss = loss + self.args.z_loss * losses.logs.square().sum() * scale
+            if losses.router is not None:
+                loss = loss + losses.router * router_scale
+            loss.backward()
+            num_losses = [batch.num_loss_tokens for batch in together]
+            for batch, of_batch in zip(together, losses.tokens.detach().split(num_losses), strict=True):
                 source = self.sources.index(batch.source) if batch.num_loss_tokens else 0
                 totals[0, source] += of_batch.double().sum()
                 totals[1, source] += len(of_batch)

@@ -42,7 +42,7 @@ def samples() -> list[Processed]:
 def loss_of(model: Any, batch: Batch, position_ids: torch.Tensor | None = None) -> torch.Tensor:
     if position_ids is not None:
         batch = replace(batch, position_ids=position_ids)
-    losses, _ = PackedModel(model)(batch)
+    losses = PackedModel(model)(batch).tokens
     assert len(losses) == batch.num_loss_tokens
     return torch.sum(losses)
 
@@ -166,7 +166,7 @@ def test_losses_are_those_of_the_logits_that_the_model_itself_makes(fields: dict
     packed = PackedModel(model)
     for way in packed.logits_ways:
         packed.logits_way = way
-        losses, logs = packed(batch)
+        losses, logs, _ = packed(batch)
         logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits[0, :-1]
         targets = batch.labels[0, 1:]
         expected = torch.nn.functional.cross_entropy(logits, targets, reduction="none")[targets != -100]
@@ -198,7 +198,7 @@ def test_logits_of_a_long_pack_are_never_there_together() -> None:
     sample: Processed = {"input_ids": ids, "labels": np.where(np.arange(length) % 4 > 0, ids, -100)}
     batch = collate([sample] * 2, range(2))
     with LargestTensor() as largest:
-        losses, _ = PackedModel(model)(batch)
+        losses = PackedModel(model)(batch).tokens
         losses.sum().backward()
     assert batch.num_loss_tokens * vocab_size > 1.4 * LOGITS_AT_ONCE
     assert model.lm_head.weight.numel() < largest.num_values <= LOGITS_AT_ONCE
