@@ -39,6 +39,7 @@ from .tensors import (
     cause_of,
     needed_files,
     read_tensors,
+    saved_part,
     set_tensors,
     tensors_of,
 )
@@ -178,15 +179,15 @@ class Checkpointer:
             try:
                 checkpoint = self._on_rank_0(partial(read_checkpoint, target.storage, step))
                 check(checkpoint)
-                folder = self._fetch(target, checkpoint, values)
+                folder, saved = self._fetch(target, checkpoint, values)
             except DamagedError as error:
                 damaged = error
                 self._warn(f"{error}: the checkpoint of step {step} is passed over")
                 if not target.reads_in_place:
                     target.discard(step)
                 continue
-            self._on_all(partial(read_tensors, folder, values))
-            set_tensors(model, optimizer, values)
+            self._on_all(partial(read_tensors, folder, saved))
+            set_tensors(model, optimizer, saved)
             if not target.reads_in_place:
                 target.discard(step)
             return checkpoint
@@ -217,13 +218,18 @@ class Checkpointer:
             )
         return target, [step]
 
-    def _fetch(self, target: Target, checkpoint: Checkpoint, values: Tensors) -> Path:
-        """The folder with all files that this rank reads; each was checked by one rank, or by each that fetched it."""
+    def _fetch(self, target: Target, checkpoint: Checkpoint, values: Tensors) -> tuple[Path, Tensors]:
+        """The folder with all files that this rank reads, and what of `values` they hold.
+
+        Each file was checked by one rank, or by each that fetched it.
+        """
         if target.reads_in_place:
             share = sorted(checkpoint.files)[self.rank :: self.world_size]
-            return self._on_all(lambda: target.fetch(checkpoint, share))
+            folder = self._on_all(lambda: target.fetch(checkpoint, share))
+            return folder, self._on_all(lambda: saved_part(folder, values))
         folder = self._on_all(lambda: target.fetch(checkpoint, [METADATA_NAME]))
-        return self._on_all(lambda: target.fetch(checkpoint, needed_files(folder, values)))
+        saved = self._on_all(lambda: saved_part(folder, values))
+        return self._on_all(lambda: target.fetch(checkpoint, needed_files(folder, saved))), saved
 
     def _on_rank_0(self, action: Callable[[], T]) -> T:
         """The result of rank 0, on all ranks; its error is raised on all."""
