@@ -9,6 +9,7 @@ from ..loader.loader import PackedLoader
 from ..types import World
 from .model.isolation import check_lengths
 from .model.model import PackedModel
+from .model.sharding import reshard
 from .run.distributed import gather
 
 EVAL_NAME = "eval_dataset"  # the name of its source in errors
@@ -39,6 +40,7 @@ def evaluate(model: PackedModel, loader: PackedLoader, *, device: torch.device, 
         total += model(batch.to(device)).tokens.double().sum()
         count += batch.num_loss_tokens
     model.train(was_training)
+    reshard(model)
     everyone = gather([float(total), count], world.world_size)[:: world.replication]
     loss, num_loss_tokens = everyone.sum(dim=0).tolist()
     if not num_loss_tokens:

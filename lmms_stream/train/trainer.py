@@ -107,9 +107,6 @@ class FSDP2SFTTrainer:
                 if "DataLoader worker" not in str(error):
                     raise
                 raise self.loader.worker_error(error) from error
-            finally:
-                if dist.is_initialized():
-                    dist.destroy_process_group()
 
     def evaluate(self) -> dict[str, float]:
         """The loss over all of the eval_dataset: the mean over its loss tokens; all ranks call it."""
@@ -312,7 +309,10 @@ class FSDP2SFTTrainer:
         return self.step + num_kept(first, stop, skipped=self.args.skip_steps)
 
     def _shard(self, model: PackedModel) -> PackedModel:
-        mesh = build_mesh(self.device, world_size=self.world.world_size, shard_ranks=self.args.shard_ranks)
+        args = self.args
+        mesh = build_mesh(
+            self.device, world_size=self.world.world_size, shard_ranks=args.shard_ranks, timeout_s=args.timeout_s
+        )
         shard_model(model, mesh, config=self.args, device=self.device)
         prove_packing(model, device=self.device, bf16=self.args.bf16)
         if self.args.torch_compile:

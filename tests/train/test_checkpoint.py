@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 import torch.distributed as dist
+import yaml
 from lmms_stream.errors import CheckpointError, CursorError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import Storage, open_storage

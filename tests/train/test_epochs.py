@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from lmms_stream.errors import TrainingError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.train.report.train_log import read_log
@@ -17,13 +16,6 @@ from ..conftest import write_tokens
 from .runs import trainer_of, write_run
 
 NUM_SAMPLES = 300
-
-
-@pytest.fixture(autouse=True)
-def _group_ends() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture

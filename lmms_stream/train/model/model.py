@@ -16,6 +16,7 @@ from ...processors.base import Processor
 from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
 from .attention import Attention, implementations
+from .head import SharedParameters
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
 from .varlen import SDPA_VARLEN
@@ -169,9 +170,10 @@ class PackedModel(torch.nn.Module):
     def _head(self, base: PreTrainedModel, output: Any, batch: Batch) -> Head:
         """What makes logits of hidden states: the model itself, which is given what its base model gave."""
         quiet = {"output_router_logits": False} if self.router_weight else {}
+        own = SharedParameters(self.model.get_output_embeddings())
 
         def head(hidden: torch.Tensor) -> torch.Tensor:
-            with _given(base, output, hidden[None]):
+            with _given(base, output, hidden[None]), own.used():
                 ids = batch.input_ids[:, : len(hidden)]
                 logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, **quiet).logits
             return logits[0]

@@ -44,6 +44,12 @@ def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, de
     give_weights(model, weights, device=device)
 
 
+def reshard(model: torch.nn.Module) -> None:
+    """Shard the root again: it stays gathered after a forward pass that no backward pass follows."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
 def compile_blocks(model: PackedModel) -> None:
     """Compile each block that was sharded.
 
