@@ -100,6 +100,7 @@ class FSDP2SFTTrainer:
                     self._resume()
                     self.model.train()
                     with self.log.running(self.schedule, step=self.step, position=self.position):
+                        self.saver.probe()
                         self.meter.start()
                         self._run(stop)
                 self.saver.export()
@@ -167,7 +168,9 @@ class FSDP2SFTTrainer:
 
     def _train_step(self, batches: list[Batch], stop: StopSignal) -> bool:
         """Do one step; returns whether a rank was told to stop."""
-        counts = self.meter.begin_step(batches, told_to_stop=stop.is_received)
+        counts = self.meter.begin_step(batches, told_to_stop=stop.is_received, save_failed=self.saver.has_failed)
+        if counts.num_failed_saves:
+            self.saver.tell_failure()
         seed_step(self.args.seed, step=self.step, group=self.world.group)
         losses = self._accumulate(batches, counts)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)

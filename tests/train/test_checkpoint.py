@@ -379,3 +379,15 @@ def test_a_parameter_that_had_no_gradient_yet_does_not_keep_a_run_from_going_on(
         assert 3 in states
     assert losses["resumed"] == losses["whole"]
     assert len(losses["whole"]) == 4
+
+
+def test_a_save_that_failed_is_told_in_the_next_steps(tmp_path: Path) -> None:
+    """And not at the next save."""
+    write_tokens(tmp_path / "data", num_samples=60)
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=200, save_steps=20)
+    saved = tmp_path / "default" / "checkpoints"
+    saved.mkdir(parents=True)
+    (saved / ".step-00000007.tmp").write_text("a file, where killed runs leave folders")
+    with pytest.raises(CheckpointError, match=r"step-00000020 was not saved; those before it are untouched: .*Not a"):
+        trainer_of(path).train()
+    assert 20 <= read_log(tmp_path / "default")[-1]["step"] < 40

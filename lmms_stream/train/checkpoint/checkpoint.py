@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import socket
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -128,6 +130,34 @@ class Checkpointer:
             self._saving = started
         else:
             self._finish(lambda: save(values, **options))
+
+    def probe(self) -> None:
+        """CheckpointError on all ranks where one cannot write to the folder, or sees another than rank 0 does."""
+        name = f".probe-{uuid.uuid4().hex}"
+
+        def look() -> None:
+            try:
+                self._target.probe(name, is_first=self.rank == 0)
+            except OSError as error:
+                raise CheckpointError(
+                    f"rank {self.rank} on {socket.gethostname()} cannot use {self._target.storage.url} for checkpoints "
+                    f"({error.strerror}): name a folder that all nodes share, or a URL, as train.checkpoint_dir"
+                ) from error
+
+        names: list[str] = [name]
+        dist.broadcast_object_list(names, src=0, group=self._group)
+        (name,) = names
+        try:
+            self._on_rank_0(look)
+            self._on_all(lambda: None if self.rank == 0 else look())
+        finally:
+            if self.rank == 0 and self._target.reads_in_place:
+                Path(self._target.storage.url, name).unlink(missing_ok=True)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a save of this rank failed since the last `wait`, which tells why."""
+        return self._saving is not None and self._saving.done() and self._saving.exception() is not None
 
     @property
     def is_saving(self) -> bool:
