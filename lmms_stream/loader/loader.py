@@ -184,10 +184,18 @@ class PackedLoader:
             )
         return num_steps(global_batch=self.global_batch, num_packs=packs_left, drop_last=self.settings.drop_last)
 
-    def steps_of_epochs(self, num_epochs: int) -> int:
-        """Steps in the first `num_epochs` epochs, where each holds every source once."""
-        plans = self.mixture.plans.values()
-        packs = [sum(plan.num_packs(epoch) for plan in plans) for epoch in range(num_epochs)]
+    def steps_to_epoch(self, num_epochs: int) -> int:
+        """Steps from the cursor to the end of `num_epochs` epochs; without weights, where each holds every source once.
+
+        The epochs of a source that was added later are fewer: those of the first sources count.
+        """
+        plans, sources = self.mixture.plans, self.cursor.sources
+        num_left = num_epochs - max(sources[name].epoch for name in plans)
+        if num_left <= 0:
+            return 0
+        packs = [self.packs_left or 0]
+        for later in range(1, num_left):
+            packs.append(sum(plan.num_packs(sources[name].epoch + later) for name, plan in plans.items()))
         return sum(
             num_steps(global_batch=self.global_batch, num_packs=count, drop_last=self.settings.drop_last)
             for count in packs

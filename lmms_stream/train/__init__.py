@@ -7,5 +7,5 @@ report/         what a run tells
 run_config      a run as one YAML file
 evaluate        the loss on a dataset that is not trained on
 trainer         FSDP2SFTTrainer: the loop
-launch          the command that starts a run
+launch          the command that starts a run; torchrun: of several ranks, which it tells to stop
 """

@@ -41,7 +41,7 @@ def run(path: Path, overrides: Sequence[str]) -> int:
 
 def _train(path: Path, overrides: Sequence[str]) -> int:
     with _without_collections():
-        from .run.distributed import STOPPED_STATUS, init_distributed, is_lost_rank
+        from .run.distributed import STOPPED_STATUS, end_distributed, init_distributed, is_lost_rank
         from .run_config import RunConfig
         from .trainer import FSDP2SFTTrainer, StoppedError
 
@@ -66,6 +66,8 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
             f"rank {world.rank} waited for another rank, which ended or was silent for {config.train.timeout_s:g} s "
             f"({' '.join(str(error).split())[:200]}): look for the first error of the others, or raise train.timeout_s"
         ) from error
+    finally:
+        end_distributed()
     return 0
 
 

@@ -9,6 +9,7 @@ from ..loader.loader import PackedLoader
 from ..types import World
 from .model.isolation import check_lengths
 from .model.model import PackedModel
+from .model.sharding import reshard
 from .run.distributed import gather
 
 EVAL_NAME = "eval_dataset"  # the name of its source in errors
@@ -36,10 +37,10 @@ def evaluate(model: PackedModel, loader: PackedLoader, *, device: torch.device, 
     for batch in loader:
         model.check_tokens(batch)
         check_lengths(model.model.config, batch)
-        losses, _ = model(batch.to(device))
-        total += losses.double().sum()
+        total += model(batch.to(device)).tokens.double().sum()
         count += batch.num_loss_tokens
     model.train(was_training)
+    reshard(model)
     everyone = gather([float(total), count], world.world_size)[:: world.replication]
     loss, num_loss_tokens = everyone.sum(dim=0).tolist()
     if not num_loss_tokens:

@@ -13,7 +13,7 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # wh
 
 def torchrun_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) -> list[str]:
     """The command that trains with `nproc` processes on this machine."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    torchrun = [sys.executable, "-m", "lmms_stream.train.torchrun", "--standalone", f"--nproc-per-node={nproc}"]
     return [*torchrun, "-m", "lmms_stream.train", str(config), *overrides]
 
 

@@ -26,9 +26,10 @@ from .model.isolation import check_lengths, prove_packing
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
 from .report.meter import Meter
+from .report.metrics import StepCounts
 from .report.run_log import RunLog
 from .run.distributed import build_mesh, init_distributed, seed_step
-from .run.schedules import Schedule, parameter_groups
+from .run.schedules import Schedule, num_kept, parameter_groups
 from .run.settings import Datasets, TrainConfig
 
 logger = logging.getLogger("lmms_stream")
@@ -88,9 +89,8 @@ class FSDP2SFTTrainer:
             fused=True,
         )
         self.saver = RunSaver(self.model.model, self.optimizer, args, datasets=train_dataset)
-        self.max_steps = self._max_steps()
-        self.schedule = Schedule(args, self.optimizer, max_steps=self.max_steps)
         self.step = self.tokens_seen = self.samples_seen = self.num_skipped_steps = 0
+        self.schedule = Schedule(args, self.optimizer, max_steps=self._max_steps())
 
     def train(self) -> None:
         """Run to the end, resuming first when there is a checkpoint."""
@@ -100,6 +100,7 @@ class FSDP2SFTTrainer:
                     self._resume()
                     self.model.train()
                     with self.log.running(self.schedule, step=self.step, position=self.position):
+                        self.saver.probe()
                         self.meter.start()
                         self._run(stop)
                 self.saver.export()
@@ -107,9 +108,6 @@ class FSDP2SFTTrainer:
                 if "DataLoader worker" not in str(error):
                     raise
                 raise self.loader.worker_error(error) from error
-            finally:
-                if dist.is_initialized():
-                    dist.destroy_process_group()
 
     def evaluate(self) -> dict[str, float]:
         """The loss over all of the eval_dataset: the mean over its loss tokens; all ranks call it."""
@@ -125,10 +123,12 @@ class FSDP2SFTTrainer:
         return self.position >= self.schedule.length
 
     def _run(self, stop: StopSignal) -> None:
+        num_empty = 0
         while not self.is_finished:
             self._skip()
             if self.loader.packs_left == 0:
                 raise TrainingError(f"the data ended at step {self.step}: raise max_epochs, or end the run there")
+            before = self.loader.step
             for batches in self._steps():
                 is_stopped = self._train_step(batches, stop)
                 if is_stopped or self.is_finished or _is_due(self.step, self.args.save_steps):
@@ -142,6 +142,12 @@ class FSDP2SFTTrainer:
                         self._write({"step": self.step, **self.evaluate()})
                 if self.is_finished or self._skip():
                     break
+            num_empty = num_empty + 1 if self.loader.step == before else 0
+            if num_empty == 2:
+                raise TrainingError(
+                    f"the loader gave no batch twice at step {self.step}, and has {self.loader.packs_left} packs left: "
+                    "this is a defect of the loader; please report it with the cursor of the latest checkpoint"
+                )
 
     def _skip(self) -> bool:
         """Pass over the packs of the next steps that are to be skipped; whether there were any."""
@@ -162,9 +168,11 @@ class FSDP2SFTTrainer:
 
     def _train_step(self, batches: list[Batch], stop: StopSignal) -> bool:
         """Do one step; returns whether a rank was told to stop."""
-        counts = self.meter.begin_step(batches, told_to_stop=stop.is_received)
+        counts = self.meter.begin_step(batches, told_to_stop=stop.is_received, save_failed=self.saver.has_failed)
+        if counts.num_failed_saves:
+            self.saver.tell_failure()
         seed_step(self.args.seed, step=self.step, group=self.world.group)
-        losses = self._accumulate(batches, counts.num_loss_tokens)
+        losses = self._accumulate(batches, counts)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         if isinstance(grad_norm, DTensor):
             grad_norm = grad_norm.full_tensor()
@@ -182,23 +190,27 @@ class FSDP2SFTTrainer:
             self._log(batches, learning_rate)
         return is_stopped
 
-    def _accumulate(self, batches: list[Batch], num_loss_tokens: float) -> torch.Tensor:
+    def _accumulate(self, batches: list[Batch], counts: StepCounts) -> torch.Tensor:
         """Sum gradients over the batches; returns their losses by source, then their numbers: float64[2 * sources]."""
         totals = torch.zeros(2, len(self.sources), dtype=torch.float64, device=self.device)
         # FSDP averages gradients over ranks, `replication` of which have the same: times num_groups it is their sum.
-        scale = self.world.num_groups / max(num_loss_tokens, 1)
+        scale = self.world.num_groups / max(counts.num_loss_tokens, 1)
+        router_scale = self.model.router_weight * self.world.num_groups / max(counts.num_tokens, 1)
         for start in range(0, len(batches), self.args.per_device_batch):
             together = batches[start : start + self.args.per_device_batch]
             for batch in together:
                 self.model.check_tokens(batch)
             joined = join(together)
             check_lengths(self.model.model.config, joined)
-            losses, logs = self.model(joined.to(self.device))
-            loss = losses.sum()
-            total = loss + self.args.z_loss * logs.square().sum() if self.args.z_loss else loss
-            (total * scale).backward()
-            counts = [batch.num_loss_tokens for batch in together]
-            for batch, of_batch in zip(together, losses.detach().split(counts), strict=True):
+            losses = self.model(joined.to(self.device), together)
+            loss = losses.tokens.sum() * scale
+            if self.args.z_loss:
+                loss = loss + self.args.z_loss * losses.logs.square().sum() * scale
+            if losses.router is not None:
+                loss = loss + losses.router * router_scale
+            loss.backward()
+            num_losses = [batch.num_loss_tokens for batch in together]
+            for batch, of_batch in zip(together, losses.tokens.detach().split(num_losses), strict=True):
                 source = self.sources.index(batch.source) if batch.num_loss_tokens else 0
                 totals[0, source] += of_batch.double().sum()
                 totals[1, source] += len(of_batch)
@@ -260,7 +272,9 @@ class FSDP2SFTTrainer:
             self.tokens_seen = state["tokens_seen"]
             self.samples_seen = state["samples_seen"]
             self.num_skipped_steps = state["num_skipped_steps"]
-            self.schedule.move(self.position)
+        if self.args.num_train_epochs is not None:  # another global batch or other skipped steps make another length
+            self.schedule.set_length(self._max_steps() or 0)
+        self.schedule.move(self.position)
 
     def _eval_loader(self) -> PackedLoader:
         assert self._eval_dataset is not None
@@ -290,13 +304,18 @@ class FSDP2SFTTrainer:
         )
 
     def _max_steps(self) -> int | None:
-        """None for a run that ends by tokens."""
-        if self.args.num_train_epochs is not None:
-            return self.loader.steps_of_epochs(self.args.num_train_epochs)
-        return self.args.max_steps
+        """Steps to the end of the run, those that are done among them; None for a run that ends by tokens."""
+        if self.args.num_train_epochs is None:
+            return self.args.max_steps
+        first = self.loader.step
+        stop = first + self.loader.steps_to_epoch(self.args.num_train_epochs)
+        return self.step + num_kept(first, stop, skipped=self.args.skip_steps)
 
     def _shard(self, model: PackedModel) -> PackedModel:
-        mesh = build_mesh(self.device, world_size=self.world.world_size, shard_ranks=self.args.shard_ranks)
+        args = self.args
+        mesh = build_mesh(
+            self.device, world_size=self.world.world_size, shard_ranks=args.shard_ranks, timeout_s=args.timeout_s
+        )
         shard_model(model, mesh, config=self.args, device=self.device)
         prove_packing(model, device=self.device, bf16=self.args.bf16)
         if self.args.torch_compile:

@@ -15,6 +15,7 @@ import pytest
 from lmms_stream.cli.figure import save_figure
 from lmms_stream.cli.run_plot import DEFAULT_METRICS, X_AXES, draw_runs, running_mean
 from lmms_stream.errors import ConfigError, DataError, StorageError
+from lmms_stream.train.run.distributed import end_distributed
 
 from ..conftest import run_cli, write_tokens
 from ..train.runs import trainer_of, write_run
@@ -184,6 +185,7 @@ def test_a_real_run_that_was_killed_and_resumed_is_drawn_once(tmp_path: Path) ->
     trainer_of(path, "train.max_steps=4").train()
     shutil.rmtree(tmp_path / "out" / "checkpoints" / "step-00000004")
     trainer_of(path, "train.max_steps=6").train()
+    end_distributed()
     log = [json.loads(line) for line in (tmp_path / "out" / "train_log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in log] == [1, 2, 3, 4, 3, 4, 5, 6]
     lines = drawn(draw_runs([tmp_path / "out"]))

@@ -5,6 +5,8 @@ torchrun            the same by real torchrun
 runs                configs of runs, and what runs with the same data have in common
 sharding_job        what ranks run: one step for each of some cases
 evaluation_job      evaluations for each of some cases
+mesh_job            the groups of ranks of some meshes
+unshared_job        a run of which each rank has a folder of its own for checkpoints
 failing_job         a run of which a rank fails
 environment_job     what a rank is given; waiting_job: ranks that wait
 

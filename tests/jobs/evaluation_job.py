@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lmms_stream.errors import LmmsStreamError
-from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.run.distributed import end_distributed, init_distributed
 
 from tests.train.runs import trainer_of
 
@@ -37,9 +38,12 @@ def main() -> None:
     (job.parent / f"{world.world_size}-{world.rank}.json").write_text(json.dumps(made))
     torch.manual_seed(world.rank)
     output = f"train.output_dir={job.parent / f'run-{world.world_size}'}"
-    trainer_of(config, output).train()
+    trainer = trainer_of(config, output)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] == read_log(Path(trainer.args.output_dir))[-1]["eval_loss"]
 
 
 if __name__ == "__main__":
     main()
+    end_distributed()
     assert not dist.is_initialized()

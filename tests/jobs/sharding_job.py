@@ -22,6 +22,7 @@ from lmms_stream.train.model.model import ModelConfig
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.trainer import FSDP2SFTTrainer
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 TIMEOUT_S = 60.0
@@ -30,8 +31,9 @@ TIMEOUT_S = 60.0
 def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str, Any]:
     """The step of a case; what there is to tell of it."""
     world, _ = init_distributed(TIMEOUT_S)
+    packing_length = case.get("packing_length", 128)
     data = DatasetConfig(
-        remote=dataset, processor=ProcessorConfig(type="tokens"), packing_length=128, num_canonical_nodes=4
+        remote=dataset, processor=ProcessorConfig(type="tokens"), packing_length=packing_length, num_canonical_nodes=4
     ).build(world)
     model = ModelConfig(**case["model"]).build()
     built_on = sorted({parameter.device.type for parameter in model.parameters()})
@@ -44,6 +46,8 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
         model.model.norm.register_buffer("other", torch.zeros(3))
     settings: dict[str, Any] = {"output_dir": str(folder / name), "global_batch": 4, "max_steps": 1, "num_workers": 0}
     args = TrainConfig(**{**settings, "max_grad_norm": 1e9, "timeout_s": TIMEOUT_S, **case.get("train", {})})
+    if case.get("older_torch"):
+        del FSDPModule.set_reduce_scatter_unused_params
     trainer = FSDP2SFTTrainer(model=model, args=args, train_dataset=data)
     weights = {key: whole(value) for key, value in trainer.model.named_parameters()}
     gradients: dict[str, torch.Tensor] = {}

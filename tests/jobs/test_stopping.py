@@ -67,6 +67,18 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(
     assert differences(tmp_path / "whole", tmp_path / "out", last_step=last, tolerance=float("inf")) == []
 
 
+def test_a_run_of_several_ranks_saves_when_its_command_gets_the_signal_of_a_scheduler(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", num_samples=300)
+    config = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4000)
+    with running(config, tmp_path / "out") as job:
+        job.send_signal(signal.SIGUSR1)
+        output, _ = job.communicate(timeout=LIMIT_S)
+    assert job.returncode == 1
+    step = max(record["step"] for record in read_log(tmp_path / "out"))
+    assert f"told to stop by a signal: step {step} is saved" in output
+    assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == [f"step-{step:08d}"]
+
+
 def test_an_error_of_one_rank_ends_the_job_with_its_traceback(
     dataset_folder: Path, tokenizer: Path, tmp_path: Path
 ) -> None:

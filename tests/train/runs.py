@@ -49,7 +49,7 @@ def write_run(path: Path, dataset: Path, *, eval_dataset: dict[str, Any] | None 
 
 
 def trainer_of(path: Path, *overrides: str, **options: Any) -> FSDP2SFTTrainer:
-    """The trainer of a run, in this process alone or as a rank; `train` ends its process group."""
+    """The trainer of a run, in this process alone or as a rank; end_distributed ends its process group."""
     config = load_config(RunConfig, path, overrides)
     world, _ = init_distributed(config.train.timeout_s)
     return FSDP2SFTTrainer(

@@ -82,7 +82,7 @@ def test_samples_by_themselves_are_attended_to_as_under_a_mask(model_type: str, 
     for attention in ("sdpa_varlen", "eager"):
         model.model.set_attn_implementation(attention)
         model.zero_grad()
-        losses, _ = model(batch)
+        losses = model(batch).tokens
         losses.sum().backward()
         grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         of[attention] = torch.cat([losses.detach(), *(grad.flatten() for grad in grads)])

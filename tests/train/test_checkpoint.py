@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from lmms_stream.errors import CheckpointError, CursorError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import Storage, open_storage
@@ -21,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 
 from ..conftest import write_tokens
 from ..mds.test_disk_faults import small_disk
-from .runs import trainer_of, write_run
+from .runs import MODEL, trainer_of, write_run
 
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer]
 DATA = "__0_0.distcp"
@@ -348,3 +349,45 @@ def test_what_a_model_drops_is_the_same_in_a_resumed_run(tmp_path: Path) -> None
         losses[name] = [record["loss"] for record in read_log(output)]
     assert losses["resumed"] == losses["whole"] != losses["other"]
     assert losses["whole"][0] != losses["other"][0]
+
+
+@pytest.mark.parametrize("stored", ["folder", "store"])
+def test_a_parameter_that_had_no_gradient_yet_does_not_keep_a_run_from_going_on(
+    stored: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Here a tower for images of a run on text."""
+    write_tokens(tmp_path / "data", num_samples=60)
+    vision = {
+        "model_type": "qwen2_vl",
+        "text_config": {**MODEL, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}} | {"model_type": ""},
+        "vision_config": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 32, "mlp_ratio": 2},
+        **{f"{name}_token_id": 1 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))},
+    }
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4, lr_scheduler_type="constant")
+    settings = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**settings, "model": {"config": vision}}))
+    losses = {}
+    for name, *stops in (("whole", 4), ("resumed", 2, 4)):
+        folder = request.getfixturevalue("s3_folder") + f"/{name}" if stored == "store" else tmp_path / name / "saved"
+        for stop in stops:
+            overrides = [f"train.output_dir={tmp_path / name}", f"train.checkpoint_dir={folder}"]
+            trainer = trainer_of(path, *overrides, f"train.max_steps={stop}")
+            trainer.train()
+        losses[name] = [record["loss"] for record in read_log(tmp_path / name)]
+        states = [len(trainer.optimizer.state.get(each, ())) for each in trainer.model.parameters()]
+        assert 0 in states
+        assert 3 in states
+    assert losses["resumed"] == losses["whole"]
+    assert len(losses["whole"]) == 4
+
+
+def test_a_save_that_failed_is_told_in_the_next_steps(tmp_path: Path) -> None:
+    """And not at the next save."""
+    write_tokens(tmp_path / "data", num_samples=60)
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=200, save_steps=20)
+    saved = tmp_path / "default" / "checkpoints"
+    saved.mkdir(parents=True)
+    (saved / ".step-00000007.tmp").write_text("a file, where killed runs leave folders")
+    with pytest.raises(CheckpointError, match=r"step-00000020 was not saved; those before it are untouched: .*Not a"):
+        trainer_of(path).train()
+    assert 20 <= read_log(tmp_path / "default")[-1]["step"] < 40

@@ -41,6 +41,7 @@ def counts(*batches: Batch, wait_s: float = 0.0, told_to_stop: bool = False) -> 
         flops=ModelFlops(per_token=10, per_loss_token=100, per_pair={None: 2, 30: 3}),
         wait_s=wait_s,
         told_to_stop=told_to_stop,
+        save_failed=False,
     )
 
 
@@ -56,6 +57,7 @@ def test_what_a_step_holds_is_counted_without_its_padding() -> None:
         flops=10 * 120 + 100 * 60 + 2 * (60**2 + 40**2 + 20**2) + 3 * (60 * 30 + 40 * 30 + 20 * 20),
         wait_s=0.25,
         num_told_to_stop=1,
+        num_failed_saves=0,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.processors.text import TextProcessor, TokensProcessor
+from lmms_stream.train.model import loss
 from lmms_stream.train.model.loss import LOGITS_AT_ONCE
 from lmms_stream.train.model.model import ModelConfig, PackedModel
 from lmms_stream.train.model.sharding import blocks_to_shard, checkpoint_blocks, freeze
@@ -42,7 +43,7 @@ def samples() -> list[Processed]:
 def loss_of(model: Any, batch: Batch, position_ids: torch.Tensor | None = None) -> torch.Tensor:
     if position_ids is not None:
         batch = replace(batch, position_ids=position_ids)
-    losses, _ = PackedModel(model)(batch)
+    losses = PackedModel(model)(batch).tokens
     assert len(losses) == batch.num_loss_tokens
     return torch.sum(losses)
 
@@ -166,7 +167,7 @@ def test_losses_are_those_of_the_logits_that_the_model_itself_makes(fields: dict
     packed = PackedModel(model)
     for way in packed.logits_ways:
         packed.logits_way = way
-        losses, logs = packed(batch)
+        losses, logs, _ = packed(batch)
         logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits[0, :-1]
         targets = batch.labels[0, 1:]
         expected = torch.nn.functional.cross_entropy(logits, targets, reduction="none")[targets != -100]
@@ -198,10 +199,25 @@ def test_logits_of_a_long_pack_are_never_there_together() -> None:
     sample: Processed = {"input_ids": ids, "labels": np.where(np.arange(length) % 4 > 0, ids, -100)}
     batch = collate([sample] * 2, range(2))
     with LargestTensor() as largest:
-        losses, _ = PackedModel(model)(batch)
+        losses = PackedModel(model)(batch).tokens
         losses.sum().backward()
     assert batch.num_loss_tokens * vocab_size > 1.4 * LOGITS_AT_ONCE
     assert model.lm_head.weight.numel() < largest.num_values <= LOGITS_AT_ONCE
+
+
+def test_gradients_of_a_head_in_bfloat16_do_not_depend_on_how_many_tokens_it_takes_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = np.random.default_rng(0).integers(0, 64, 128 * 64 + 1)
+    batch = collate([{"input_ids": ids, "labels": ids}], range(1))
+    gradients = []
+    for at_once in (LOGITS_AT_ONCE, 64 * 64):  # in one part, and in 128
+        monkeypatch.setattr(loss, "LOGITS_AT_ONCE", at_once)
+        model = llama(vocab_size=64, hidden_size=8, num_attention_heads=2).bfloat16()
+        PackedModel(model)(batch).tokens.mean().backward()
+        gradients.append(model.lm_head.weight.grad.float())
+    whole, in_parts = gradients
+    assert float((in_parts - whole).norm() / whole.norm()) < 4e-3  # bfloat16 has 8 bits
 
 
 def test_tokens_that_a_model_does_not_have_are_named(tokenizer: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError, StorageError
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
@@ -17,14 +15,6 @@ from lmms_stream.train.run_config import RunConfig
 from ..conftest import write_tokens
 from ..mds.test_disk_faults import small_disk
 from .runs import trainer_of, write_run
-
-
-@pytest.fixture(autouse=True)
-def _group_ends() -> Iterator[None]:
-    """A trainer that was refused leaves its process group."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

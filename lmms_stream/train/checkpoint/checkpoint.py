@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import socket
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -39,6 +41,7 @@ from .tensors import (
     cause_of,
     needed_files,
     read_tensors,
+    saved_part,
     set_tensors,
     tensors_of,
 )
@@ -128,6 +131,34 @@ class Checkpointer:
         else:
             self._finish(lambda: save(values, **options))
 
+    def probe(self) -> None:
+        """CheckpointError on all ranks where one cannot write to the folder, or sees another than rank 0 does."""
+        name = f".probe-{uuid.uuid4().hex}"
+
+        def look() -> None:
+            try:
+                self._target.probe(name, is_first=self.rank == 0)
+            except OSError as error:
+                raise CheckpointError(
+                    f"rank {self.rank} on {socket.gethostname()} cannot use {self._target.storage.url} for checkpoints "
+                    f"({error.strerror}): name a folder that all nodes share, or a URL, as train.checkpoint_dir"
+                ) from error
+
+        names: list[str] = [name]
+        dist.broadcast_object_list(names, src=0, group=self._group)
+        (name,) = names
+        try:
+            self._on_rank_0(look)
+            self._on_all(lambda: None if self.rank == 0 else look())
+        finally:
+            if self.rank == 0 and self._target.reads_in_place:
+                Path(self._target.storage.url, name).unlink(missing_ok=True)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a save of this rank failed since the last `wait`, which tells why."""
+        return self._saving is not None and self._saving.done() and self._saving.exception() is not None
+
     @property
     def is_saving(self) -> bool:
         """Whether this rank is writing; other ranks may have finished."""
@@ -178,15 +209,15 @@ class Checkpointer:
             try:
                 checkpoint = self._on_rank_0(partial(read_checkpoint, target.storage, step))
                 check(checkpoint)
-                folder = self._fetch(target, checkpoint, values)
+                folder, saved = self._fetch(target, checkpoint, values)
             except DamagedError as error:
                 damaged = error
                 self._warn(f"{error}: the checkpoint of step {step} is passed over")
                 if not target.reads_in_place:
                     target.discard(step)
                 continue
-            self._on_all(partial(read_tensors, folder, values))
-            set_tensors(model, optimizer, values)
+            self._on_all(partial(read_tensors, folder, saved))
+            set_tensors(model, optimizer, saved)
             if not target.reads_in_place:
                 target.discard(step)
             return checkpoint
@@ -217,13 +248,18 @@ class Checkpointer:
             )
         return target, [step]
 
-    def _fetch(self, target: Target, checkpoint: Checkpoint, values: Tensors) -> Path:
-        """The folder with all files that this rank reads; each was checked by one rank, or by each that fetched it."""
+    def _fetch(self, target: Target, checkpoint: Checkpoint, values: Tensors) -> tuple[Path, Tensors]:
+        """The folder with all files that this rank reads, and what of `values` they hold.
+
+        Each file was checked by one rank, or by each that fetched it.
+        """
         if target.reads_in_place:
             share = sorted(checkpoint.files)[self.rank :: self.world_size]
-            return self._on_all(lambda: target.fetch(checkpoint, share))
+            folder = self._on_all(lambda: target.fetch(checkpoint, share))
+            return folder, self._on_all(lambda: saved_part(folder, values))
         folder = self._on_all(lambda: target.fetch(checkpoint, [METADATA_NAME]))
-        return self._on_all(lambda: target.fetch(checkpoint, needed_files(folder, values)))
+        saved = self._on_all(lambda: saved_part(folder, values))
+        return self._on_all(lambda: target.fetch(checkpoint, needed_files(folder, saved))), saved
 
     def _on_rank_0(self, action: Callable[[], T]) -> T:
         """The result of rank 0, on all ranks; its error is raised on all."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...errors import CheckpointError
 from ...mds.dataset import PackedStreamingDataset
 from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer
@@ -65,6 +66,20 @@ class RunSaver:
         state = {**state, "fingerprint": self._fingerprint}
         self._checkpointer.save(self._model, self._optimizer, step=step, state=state, documents=self._documents)
         self._latest = f"{self.url}/{folder_name(step)}"
+
+    def probe(self) -> None:
+        """See Checkpointer.probe."""
+        self._checkpointer.probe()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save in flight has failed on this rank."""
+        return self._checkpointer.has_failed
+
+    def tell_failure(self) -> None:
+        """CheckpointError: the save in flight has failed on some rank."""
+        self._checkpointer.wait()
+        raise CheckpointError("the latest checkpoint was not saved: see the error of another rank")
 
     def wait(self) -> None:
         """Return when nothing is being saved; CheckpointError when that failed."""

@@ -7,10 +7,13 @@ after all was forced to disk.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
+import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +34,7 @@ _FOLDER = re.compile(r"step-(\d{8})")
 _TEMPORARY = re.compile(r"\.step-\d{8}\.tmp")
 _OURS = re.compile(rf"__\d+_\d+\.distcp|\.metadata(\.tmp)?|complete\.json|trainer\.json|{MODEL_FOLDER}/[\w.-]+")
 _CHUNK_BYTES = 1 << 23
+PROBE_S = 5.0
 
 
 class DamagedError(CheckpointError):
@@ -66,14 +70,16 @@ class Target(Protocol):
     """Writes and reads files of checkpoints for a rank; all paths are of this node.
 
     One rank calls prepare before any rank writes, and commit after all have written; each calls begin, publish and
-    discard. fetch gives a folder that holds the named files, checked. reads_in_place: all ranks see the same files, so
-    that one of them is enough to check each. unfinished: steps of which a killed run left files that `prepare` does not
-    remove.
+    discard. probe: rank 0 leaves a file of this name, then every other rank looks for it and writes beside it: OSError
+    where it cannot. fetch gives a folder that holds the named files, checked. reads_in_place: all ranks see the same
+    files, so that one of them is enough to check each. unfinished: steps of which a killed run left files that
+    `prepare` does not remove.
     """
 
     storage: Storage
     reads_in_place: bool
 
+    def probe(self, name: str, *, is_first: bool) -> None: ...
     def candidates(self) -> list[int]: ...
     def unfinished(self) -> list[int]: ...
     def writing(self, step: int) -> Path: ...
@@ -99,6 +105,20 @@ class FolderTarget:
     def __init__(self, storage: LocalStorage):
         self.storage: Storage = storage
         self._folder = storage.folder
+
+    def probe(self, name: str, *, is_first: bool) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if is_first:
+            write_synced(self._folder / name, b"")
+            return
+        deadline = time.monotonic() + PROBE_S
+        while name not in {path.name for path in self._folder.iterdir()}:  # network file systems show new files late
+            if time.monotonic() > deadline:
+                raise FileNotFoundError(errno.ENOENT, "not the folder that rank 0 writes to", str(self._folder))
+            time.sleep(0.1)
+        own = self._folder / f"{name}-{uuid.uuid4().hex}"
+        own.touch()
+        own.unlink()
 
     def candidates(self) -> list[int]:
         """Steps whose folder has its final name, even where a file of it was lost."""
@@ -164,6 +184,9 @@ class StoreTarget:
     def __init__(self, storage: Storage, staging: Path):
         self.storage = storage
         self._staging = staging
+
+    def probe(self, name: str, *, is_first: bool) -> None:
+        pass  # a store is the same everywhere
 
     def candidates(self) -> list[int]:
         """Steps with a complete.json, that is, not those being written or never finished."""

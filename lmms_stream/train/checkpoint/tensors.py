@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -48,7 +49,20 @@ def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tens
 def set_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: Tensors) -> None:
     settings = get_optimizer_state_dict(model, optimizer)["param_groups"]
     set_model_state_dict(model, values["model"])
-    set_optimizer_state_dict(model, optimizer, {"state": values["optimizer"], "param_groups": settings})
+    # A parameter that never had a gradient has no state: it gets one at its first update, as in a run that goes on.
+    has_all = {name for group in settings for name in group["params"]} <= values["optimizer"].keys()
+    set_optimizer_state_dict(
+        model,
+        optimizer,
+        {"state": values["optimizer"], "param_groups": settings},
+        options=StateDictOptions(strict=has_all),
+    )
+
+
+def saved_part(folder: Path, values: Tensors) -> Tensors:
+    """`values` without the optimizer's state of parameters that had none when the checkpoint in `folder` was saved."""
+    stored = {name.rpartition(".")[0] for name in stored_tensors(folder, "optimizer.")}
+    return {**values, "optimizer": {name: each for name, each in values["optimizer"].items() if name in stored}}
 
 
 def needed_files(folder: Path, values: Tensors) -> list[str]:

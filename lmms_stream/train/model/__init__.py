@@ -1,9 +1,10 @@
 """A transformers model -> what each rank runs on packs.
 
 attention   which implementations of attention to try; varlen: each sample by itself
-loss        a loss of each target token
+loss        a loss of each target token; router: that of a mixture of experts
+head        gradients of what makes the logits, some at a time
 model       how a model is built, and how it is run on packs
 isolation   the proof that it keeps the samples of a pack apart
-sharding    what each rank holds; weights: how it gets there
+sharding    what each rank holds; weights: how it gets there; unused: gradients of what a rank does not use
 flops       how much arithmetic its training takes
 """

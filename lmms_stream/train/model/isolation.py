@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.distributed.fsdp import FSDPModule
 
 from ...errors import ConfigError
 from ...loader.collate import collate
@@ -26,6 +25,7 @@ from ...types import Batch
 from ..run.distributed import gather
 from .loss import learnt_tokens, losses_of_logits
 from .model import PackedModel
+from .sharding import reshard
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -69,7 +69,7 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
     with torch.no_grad():
         _choose_logits_way(model, tolerances, device)
     model.train(was_training)
-    _reshard(model)
+    reshard(model)
 
 
 def check_lengths(config: PretrainedConfig, batch: Batch) -> None:
@@ -151,15 +151,14 @@ def _choose_logits_way(model: PackedModel, tolerances: _Tolerances, device: torc
     allowed = tolerances.alone * float(logits.float().std())
     for way in model.logits_ways:
         model.logits_way = way
-        found, _ = model(batch)
+        found = model(batch).tokens
         fault = None if float((found - losses).abs().max()) <= allowed else "other losses"
         if _agreed(fault) is None:
             return
 
 
 def _run_backward(model: PackedModel, device: torch.device) -> None:
-    losses, _ = model(_pack(_segments(model)).to(device))
-    losses.sum().backward()
+    model(_pack(_segments(model)).to(device)).tokens.sum().backward()
     model.zero_grad()
 
 
@@ -183,9 +182,3 @@ def _agreed(fault: str | None) -> str | None:
         return fault
     faults = gather([float(fault is not None)], dist.get_world_size())
     return fault or ("failed on another rank" if faults.any() else None)
-
-
-def _reshard(model: torch.nn.Module) -> None:
-    """Shard the root again: it stays gathered after a forward pass that no backward pass follows."""
-    if isinstance(model, FSDPModule):
-        model.reshard()

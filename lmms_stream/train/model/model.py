@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,9 @@ from ...processors.base import Processor
 from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
 from .attention import Attention, implementations
-from .loss import learnt_tokens, losses_of_logits, token_losses
+from .head import SharedParameters
+from .loss import Head, learnt_tokens, losses_of_logits, token_losses
+from .router import router_loss, router_weight
 from .varlen import SDPA_VARLEN
 
 if TYPE_CHECKING:
@@ -91,6 +93,18 @@ class ModelConfig:
         return made
 
 
+class PackLosses(NamedTuple):
+    """The loss of each target in order, and the logsumexp of its logits: float32[num_loss_tokens] each.
+
+    router: the sum over packs of their tokens times the auxiliary loss of their experts, without its weight; None where
+    the model has none, and outside of training.
+    """
+
+    tokens: torch.Tensor
+    logs: torch.Tensor
+    router: torch.Tensor | None
+
+
 class PackedModel(torch.nn.Module):
     """A transformers model with its loss on packs: what FSDP shards as a whole.
 
@@ -104,6 +118,7 @@ class PackedModel(torch.nn.Module):
         super().__init__()
         self.model = model
         self.logits_way: LogitsWay = "chunks"
+        self.router_weight = router_weight(model)
         self._has_text_axis = _rotates_by_axes(model.config)
 
     @property
@@ -129,24 +144,41 @@ class PackedModel(torch.nn.Module):
             ways.insert(0, "chunks")
         return tuple(ways)
 
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of each target in order, and the logsumexp of its logits: float32[num_loss_tokens] each."""
+    def forward(self, batch: Batch, packs: Sequence[Batch] = ()) -> PackLosses:
+        """packs: those that the batch is joined of (default: it is one)."""
         learnt, targets = learnt_tokens(batch.labels)
-        if self.logits_way == "whole":
-            return losses_of_logits(self.logits(batch)[learnt], targets)
-        if self.logits_way == "kept":
-            logits = self.model(**self._inputs(batch), logits_to_keep=learnt).logits[0]
-            return losses_of_logits(logits, targets)
-        base = self.base_model
-        assert base is not None
-        output = base(**self._inputs(batch))
+        inputs = self._inputs(batch)
+        if self.router_weight and self.training:
+            inputs["output_router_logits"] = True
+        if self.logits_way == "chunks":
+            base = self.base_model
+            assert base is not None
+            output = base(**inputs)
+            hidden = output.last_hidden_state[0, learnt]
+            losses = token_losses(hidden, targets, self._head(base, output, batch), vocab_size=self.vocab_size)
+        elif self.logits_way == "kept":
+            output = self.model(**inputs, logits_to_keep=learnt)
+            losses = losses_of_logits(output.logits[0], targets)
+        else:
+            output = self.model(**inputs)
+            losses = losses_of_logits(output.logits[0, learnt], targets)
+        router = None
+        if self.router_weight and self.training:
+            router = router_loss(output.router_logits, packs or [batch], config=self.model.config)
+        return PackLosses(*losses, router)
+
+    def _head(self, base: PreTrainedModel, output: Any, batch: Batch) -> Head:
+        """What makes logits of hidden states: the model itself, which is given what its base model gave."""
+        quiet = {"output_router_logits": False} if self.router_weight else {}
+        own = SharedParameters(self.model.get_output_embeddings())
 
         def head(hidden: torch.Tensor) -> torch.Tensor:
-            with _given(base, output, hidden[None]):
-                logits: torch.Tensor = self.model(input_ids=batch.input_ids[:, : len(hidden)], use_cache=False).logits
+            with _given(base, output, hidden[None]), own.used():
+                ids = batch.input_ids[:, : len(hidden)]
+                logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, **quiet).logits
             return logits[0]
 
-        return token_losses(output.last_hidden_state[0, learnt], targets, head, vocab_size=self.vocab_size)
+        return head
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The model's own logits, of every token: float[T, V]."""

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from ...errors import ConfigError
 from ..run.settings import TrainConfig
 from .model import PackedModel
+from .unused import use_all_parameters
 from .weights import give_weights, take_weights
 
 if TYPE_CHECKING:
@@ -32,11 +33,21 @@ def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, de
     weights = take_weights(model)
     dtype = torch.bfloat16 if config.bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for part in (*blocks, model):
+        if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
+            use_all_parameters(part)
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    if hasattr(model, "set_reduce_scatter_unused_params"):
+        # Experts that no token of a rank's packs went to have no gradient there, and ranks would reduce other tensors.
+        model.set_reduce_scatter_unused_params(True)
     register_fsdp_forward_method(model, "logits")
     give_weights(model, weights, device=device)
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Shard the root again: it stays gathered after a forward pass that no backward pass follows."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
 
 
 def compile_blocks(model: PackedModel) -> None:

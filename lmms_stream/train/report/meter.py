@@ -77,7 +77,7 @@ class Meter:
         yield
         self._aside_s += time.monotonic() - started
 
-    def begin_step(self, batches: Sequence[Batch], *, told_to_stop: bool) -> StepCounts:
+    def begin_step(self, batches: Sequence[Batch], *, told_to_stop: bool, save_failed: bool) -> StepCounts:
         """The counts of all ranks' batches of a step."""
         mine = count_step(
             batches,
@@ -85,6 +85,7 @@ class Meter:
             flops=self._flops,
             wait_s=self._wait_s,
             told_to_stop=told_to_stop,
+            save_failed=save_failed,
         )
         self._wait_s = 0.0
         return self._window.add(gather(mine, self._world.world_size).numpy())

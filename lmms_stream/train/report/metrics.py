@@ -34,6 +34,7 @@ class StepCounts(NamedTuple):
     flops: float
     wait_s: float
     num_told_to_stop: float
+    num_failed_saves: float
 
 
 def count_step(
@@ -43,6 +44,7 @@ def count_step(
     flops: ModelFlops | None,
     wait_s: float,
     told_to_stop: bool,
+    save_failed: bool,
 ) -> StepCounts:
     """Counts of the batches of a rank's step. packing_lengths: of each source."""
     bounds = [batch.cu_seqlens.numpy()[: len(batch.sample_ids) + 1] for batch in batches]
@@ -58,6 +60,7 @@ def count_step(
         flops=flops.of(lengths, num_loss_tokens=num_loss_tokens) if flops is not None else 0.0,
         wait_s=wait_s,
         num_told_to_stop=told_to_stop,
+        num_failed_saves=save_failed,
     )
 
 
@@ -92,7 +95,8 @@ class StepWindow:
         self._rank_tokens.append((float(tokens.mean()), float(tokens.min()), float(tokens.max())))
         self._imbalances.append(float(costs.max() / costs.mean()))
         step = StepCounts(*readers.sum(axis=0).tolist())
-        step = step._replace(num_told_to_stop=float(everyone[:, column("num_told_to_stop")].sum()))
+        of_all = {name: float(everyone[:, column(name)].sum()) for name in ("num_told_to_stop", "num_failed_saves")}
+        step = step._replace(**of_all)
         self.num_steps += 1
         self.sums = StepCounts(*(total + more for total, more in zip(self.sums, step, strict=True)))
         return step

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,17 +12,24 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import ConfigError
 from ...types import World
 
 _LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo raises plain RuntimeErrors
+_made: dist.ProcessGroup | None = None  # the process group that init_distributed made
+logger = logging.getLogger("lmms_stream")
 STOPPED_STATUS = 85  # exit status of a run that a signal told to stop, and that has saved a checkpoint
 
 
 def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, torch.device]:
-    """Join torchrun's process group (or make one of this process alone): nccl with CUDA, else gloo."""
+    """Join torchrun's process group (or make one of this process alone): nccl with CUDA, else gloo.
+
+    One that is there is taken as it is; a warning says where its timeout is another. One that is made here ends with
+    end_distributed, or with the process.
+    """
+    global _made
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     if cuda:
@@ -31,21 +40,53 @@ def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, 
             options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
         backend: Literal["cpu:gloo,cuda:nccl", "gloo"] = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s), **options)
+        if _made is None:
+            atexit.register(end_distributed)
+        _made = dist.group.WORLD
+    elif (found_s := group_timeout_s(dist.group.WORLD, device)) != timeout_s and dist.get_rank() == 0:
+        logger.warning(
+            "the process group that is there has a timeout of %g s, and train.timeout_s is %g: its collectives wait "
+            "for the former", found_s, timeout_s,
+        )  # fmt: skip
     world_size = dist.get_world_size()
     num_nodes = world_size // int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     world = World(rank=dist.get_rank(), world_size=world_size, num_nodes=num_nodes, replication=replication)
     return world, device
 
 
-def build_mesh(device: torch.device, *, world_size: int, shard_ranks: int | None) -> DeviceMesh:
-    """All ranks in a row, or, with fewer shard_ranks, copies of the model by ranks that share one (HSDP)."""
+def end_distributed() -> None:
+    """End the process group that init_distributed made; one that somebody else made stays."""
+    global _made
+    if _made is not None and dist.is_initialized() and dist.group.WORLD is _made:
+        dist.destroy_process_group()
+    _made = None
+
+
+def group_timeout_s(group: dist.ProcessGroup | None, device: torch.device) -> float:
+    """How long the collectives of a group on this device wait for other ranks, in seconds."""
+    assert group is not None
+    options = group._get_backend(device).options
+    return float(options._timeout.total_seconds())
+
+
+def build_mesh(device: torch.device, *, world_size: int, shard_ranks: int | None, timeout_s: float) -> DeviceMesh:
+    """All ranks in a row, or, with fewer shard_ranks, copies of the model by ranks that share one (HSDP).
+
+    The groups of a mesh that torch makes have torch's own timeout; these have timeout_s.
+    """
     if shard_ranks is None or shard_ranks == world_size:
-        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
+        assert dist.group.WORLD is not None
+        return DeviceMesh.from_group(dist.group.WORLD, device.type, mesh_dim_names=("shard",))
     if world_size % shard_ranks:
         raise ConfigError(
             f"train.shard_ranks {shard_ranks} does not divide the world size {world_size}: choose a divisor"
         )
-    return init_device_mesh(device.type, (world_size // shard_ranks, shard_ranks), mesh_dim_names=("copy", "shard"))
+    ranks = torch.arange(world_size).view(-1, shard_ranks)
+    groups = [
+        dist.new_subgroups_by_enumeration(rows.tolist(), timeout=datetime.timedelta(seconds=timeout_s))[0]
+        for rows in (ranks.T, ranks)
+    ]
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=("copy", "shard"))
 
 
 def seed_step(seed: int, *, step: int, group: int) -> None:

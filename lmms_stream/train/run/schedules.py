@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,15 +28,20 @@ class Schedule:
         """max_steps: of the run, None for one that ends by tokens."""
         length = config.max_tokens if max_steps is None else max_steps
         assert length is not None
-        self.length = length
         self.counts_tokens = max_steps is None
+        self._config, self._optimizer = config, optimizer
+        self.set_length(length)
+
+    def set_length(self, length: int) -> None:
+        """Begin anew for a run of this length; `move` then goes to where it is."""
+        self.length, config = length, self._config
         warmup = config.warmup_tokens or config.warmup_steps or round(config.warmup_ratio * length)
         details: dict[str, Any] = {}
         if config.lr_scheduler_type == "wsd":
             details = {"num_decay_steps": round(config.decay_ratio * length)}
         self._scheduler = get_scheduler(
             _NAMES.get(config.lr_scheduler_type, config.lr_scheduler_type),
-            optimizer,
+            self._optimizer,
             num_warmup_steps=warmup,
             num_training_steps=length,
             scheduler_specific_kwargs=details,
@@ -57,6 +62,16 @@ class Schedule:
             # torch misses an update before; there is none where the first gradients were not finite
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             self._scheduler.step()
+
+
+def num_kept(first: int, stop: int, *, skipped: Sequence[tuple[int, int]]) -> int:
+    """How many of the steps [first, stop) lie in none of the ranges `skipped`, which may overlap.
+
+    >>> num_kept(0, 10, skipped=[(2, 4), (3, 5), (9, 20)])
+    6
+    """
+    passed = {step for begin, end in skipped for step in range(max(begin, first), min(end, stop))}
+    return stop - first - len(passed)
 
 
 def parameter_groups(model: torch.nn.Module, *, weight_decay: float, decay_all: bool) -> list[dict[str, Any]]:

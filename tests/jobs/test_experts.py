@@ -1,0 +1,88 @@
+"""Jobs on the CPU: a mixture of experts, of which no rank uses all, on 1 and 2 ranks, against plain transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import TokensAndSpans, last_words, write_samples
+
+from .launcher import run_job
+from .test_sharding import SIZES, Tensors, difference, plain
+
+pytestmark = pytest.mark.timeout(400)  # for the jobs, of which each has a limit of its own
+ROUTER_WEIGHT = 0.3
+EXPERTS = {
+    "config": {
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": ROUTER_WEIGHT,
+        **SIZES,
+    }
+}
+SHORT: dict[str, Any] = {"model": EXPERTS, "packing_length": 8}
+CASES: dict[str, dict[str, Any]] = {
+    "experts": {**SHORT, "on": [1, 2]},
+    "padded": {**SHORT, "train": {"pad_to": 24, "per_device_batch": 2}, "on": [1, 2]},
+    "again": {**SHORT, "train": {"gradient_checkpointing": True}, "on": [2]},
+    "older": {**SHORT, "older_torch": True, "on": [1, 2]},  # whose FSDP2 makes no zeros
+}
+
+
+def samples() -> list[TokensAndSpans]:
+    rng = np.random.default_rng(3)
+    return [(rng.integers(5, 131, n).astype(np.int32), np.array([[1, n]], np.int32)) for n in rng.integers(3, 7, 20)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder: Path = tmp_path_factory.mktemp("experts")
+    write_samples(folder / "data", samples(), shard_bytes=1 << 12)
+    (folder / "job.json").write_text(json.dumps({"dataset": str(folder / "data"), "cases": CASES}))
+    for nproc in (1, 2):
+        done = run_job(nproc, "tests.jobs.sharding_job", str(folder / "job.json"), timeout_s=150)
+        assert done.returncode == 0, last_words(done.stderr)
+    return {path.stem[:-2]: torch.load(path) for path in folder.glob("*-0.pt")}
+
+
+def expected(packs: list[list[int]], *, router_weight: float) -> tuple[Tensors, list[set[str]]]:
+    """Gradients by transformers' own losses of each pack; and for each pack which parameters it uses."""
+    model, found = plain(EXPERTS), samples()
+    num_tokens = sum(len(found[i][0]) for pack in packs for i in pack)
+    num_targets = num_tokens - sum(len(pack) for pack in packs)
+    total, used = {name: torch.zeros_like(value) for name, value in model.named_parameters()}, []
+    for pack in packs:
+        ids = [torch.from_numpy(found[i][0].astype(np.int64)) for i in pack]
+        positions = torch.cat([torch.arange(len(each)) for each in ids])
+        labels = torch.cat([torch.cat([torch.tensor([-100]), each[1:]]) for each in ids])
+        out = model(
+            input_ids=torch.cat(ids)[None], position_ids=positions[None], use_cache=False, output_router_logits=True
+        )
+        loss = torch.nn.functional.cross_entropy(out.logits[0, :-1], labels[1:], reduction="sum") / num_targets
+        model.zero_grad()
+        (loss + router_weight * out.aux_loss * len(positions) / num_tokens).backward()
+        gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+        used.append(set(gradients))
+        for name, gradient in gradients.items():
+            total[name] += gradient
+    return {f"model.{name}": value for name, value in total.items()}, used
+
+
+def test_experts_that_no_token_of_a_rank_goes_to_have_the_gradients_of_the_global_batch(
+    results: dict[str, Any],
+) -> None:
+    """With the auxiliary loss of the router, a mean over the tokens of the global batch that are no padding."""
+    assert len(results) == 7
+    packs = results["experts-1"]["packs"]
+    assert all(sorted(run["packs"]) == sorted(packs) for run in results.values())
+    gradients, used = expected(packs, router_weight=ROUTER_WEIGHT)
+    assert len({frozenset(each) for each in used}) > 1
+    assert {run: made for run, made in results.items() if difference(made["gradients"], gradients) > 1e-5} == {}
+    without = expected(packs, router_weight=0.0)[0]
+    assert difference(results["experts-1"]["gradients"], without) > 1e-3

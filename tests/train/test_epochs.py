@@ -1,0 +1,68 @@
+"""Where a run of some epochs ends: where its cursor says, whatever was changed or passed over on the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lmms_stream.errors import TrainingError
+from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.train.report.train_log import read_log
+from lmms_stream.types import Batch
+
+from ..conftest import write_tokens
+from .runs import trainer_of, write_run
+
+NUM_SAMPLES = 300
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two epochs with steps of eight packs."""
+    write_tokens(tmp_path / "data", num_samples=NUM_SAMPLES)
+    return write_run(tmp_path / "run.yaml", tmp_path / "data", num_train_epochs=2, lr_scheduler_type="linear")
+
+
+def times_read(output: Path) -> set[int]:
+    """How often each sample was read: one number, where all were read equally often."""
+    read = Counter(sample for record in read_log(output) for sample in record["sample_ids"])
+    assert len(read) == NUM_SAMPLES
+    return set(read.values())
+
+
+@pytest.mark.parametrize("global_batch", [3, 16])
+def test_epochs_end_where_the_cursor_says_after_a_change_of_the_global_batch(
+    run: Path, tmp_path: Path, global_batch: int
+) -> None:
+    trainer_of(run, "train.num_train_epochs=null", "train.max_steps=5").train()
+    trainer = trainer_of(run, f"train.global_batch={global_batch}")
+    trainer.train()
+    assert times_read(tmp_path / "default") == {2}
+    assert {at.epoch for at in trainer.loader.cursor.sources.values()} == {2}
+    assert trainer.schedule.length == trainer.step == read_log(tmp_path / "default")[-1]["step"]
+    assert trainer.schedule.learning_rate == 0
+
+
+def test_steps_that_are_passed_over_belong_to_their_epoch(run: Path, tmp_path: Path) -> None:
+    """The last of them ends the run, with its checkpoint."""
+    whole = trainer_of(run, f"train.output_dir={tmp_path / 'whole'}")
+    whole.train()
+    last = whole.step
+    skipped = f"train.skip_steps=[[2, 4], [3, 5], [{last - 1}, {last + 9}]]"
+    trainer = trainer_of(run, skipped, f"train.output_dir={tmp_path / 'skipped'}")
+    trainer.train()
+    assert trainer.step == last - 4 == trainer.schedule.length
+    assert trainer.schedule.learning_rate == 0
+    assert [path.name for path in (tmp_path / "skipped" / "checkpoints").iterdir()] == [f"step-{last - 4:08d}"]
+
+
+def test_a_loader_that_gives_nothing_twice_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(_: PackedLoader) -> Iterator[Batch]:
+        yield from ()
+
+    trainer = trainer_of(run)
+    monkeypatch.setattr(PackedLoader, "__iter__", nothing)
+    with pytest.raises(TrainingError, match=r"the loader gave no batch twice at step 0, and has \d+ packs left: "):
+        trainer.train()

@@ -1,0 +1,44 @@
+"""Whose process group it is: a trainer takes one that is there, and leaves it."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from lmms_stream.train.report.train_log import read_log
+
+from ..conftest import write_tokens
+from .runs import trainer_of, write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_tokens(tmp_path / "data", num_samples=300)
+    return write_run(tmp_path / "run.yaml", tmp_path / "data", eval_dataset={"shuffle": False}, max_steps=2)
+
+
+def test_a_trainer_evaluates_before_it_resumes_and_after_it_has_trained(run: Path, tmp_path: Path) -> None:
+    first = trainer_of(run)
+    first.train()
+    trainer = trainer_of(run, "train.max_steps=4")
+    before = trainer.evaluate()
+    trainer.train()
+    logged = [record["eval_loss"] for record in read_log(tmp_path / "default") if "eval_loss" in record]
+    assert [first.evaluate()["eval_loss"], trainer.evaluate()["eval_loss"]] == logged
+    assert before["eval_loss"] not in logged
+
+
+def test_a_group_that_somebody_else_made_is_taken_and_left_with_a_word_on_its_timeout(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=50), store=store, rank=0, world_size=1)
+    theirs = dist.group.WORLD
+    try:
+        trainer_of(run).train()
+        assert dist.group.WORLD is theirs
+        assert "the process group that is there has a timeout of 50 s, and train.timeout_s is 60" in caplog.text
+    finally:
+        dist.destroy_process_group()
