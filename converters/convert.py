@@ -6,6 +6,7 @@ work was ended and begun again.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -143,8 +144,9 @@ def _check_processor(processor: Processor | None, mapper: Mapper) -> None:
 
 def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
     """DataError for a source that was written to while it was read: some of its rows may be old and some new."""
-    then = _described(sources)
-    changed = [each for each in then if each not in _described(now)] or _described(now)[len(then) :]
+    then, after = _described(sources), _described(now)
+    known = {json.dumps(each, sort_keys=True) for each in after}
+    changed = [each for each in then if json.dumps(each, sort_keys=True) not in known] or after[len(then) :]
     if changed:
         raise DataError(f"{changed[0]['name']} was changed while it was read: start again once nobody writes to it")
 
@@ -210,6 +212,7 @@ def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
         processor=options.processor,
         tokenize=options.tokenize,
         on_error=options.on_error,
+        limit=options.limit,
         shortest=options.shortest,
         longest=options.longest,
     )

@@ -132,6 +132,9 @@ def _read_description(
     else:
         try:
             shards = parse_index(index, source=INDEX_NAME)
+            if not any(info.num_samples for info in shards):
+                what = "lists no sample, so nothing can be read from it: convert the dataset again"
+                problems.append(Problem(INDEX_NAME, what))
         except ShardError as error:
             problems.append(Problem(INDEX_NAME, f"{_after(error, INDEX_NAME)}; no shard was checked"))
     if described is None:

@@ -32,18 +32,20 @@ class Output:
         if lengths is not None:
             self.lengths.append(lengths)
         self.num_samples += len(samples)
-        while len(samples):
+        ends = np.cumsum(samples[:, 2] + 4)
+        first, before = 0, 0  # of the samples that no shard has yet; bytes of those before it
+        while first < len(samples):
             if not self._waiting:
                 self._bytes = self.format.empty_bytes
-            ends = self._bytes + np.cumsum(samples[:, 2] + 4)
-            count = int(np.searchsorted(ends, self.format.shard_bytes, side="right"))
-            if count == 0 and not self._waiting:
-                count = 1  # larger than a shard by itself
-            if count:
-                self._waiting.append(samples[:count])
-                self._bytes = int(ends[count - 1])
-                samples = samples[count:]
-            if len(samples):
+            room = self.format.shard_bytes - self._bytes
+            end = int(np.searchsorted(ends, before + room, side="right"))
+            if end <= first and not self._waiting:
+                end = first + 1  # larger than a shard by itself
+            if end > first:
+                self._waiting.append(samples[first:end])
+                self._bytes += int(ends[end - 1]) - before
+                first, before = end, int(ends[end - 1])
+            if first < len(samples):
                 yield self._take()
 
     def finish(self) -> Iterator[ShardTask]:

@@ -32,7 +32,12 @@ from .shards import shard_name
 UNFINISHED_NAME = "_lmms/unfinished.json"
 _HALF_WRITTEN = re.compile(r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished)\.json|rejects\.jsonl)\.\d+\.tmp")
 _ABOUT_NAME = "conversion.json"
+_MAY_CHANGE = ("on_error",)  # between the runs of a conversion: units that ended at a row are not kept
 _FIRST_ANNOUNCED = 16  # shards that the target is told of at first; then twice as many each time
+
+
+class RowError(DataError):
+    """A row does not fit. What was made before is kept: the command goes on from there once such rows are skipped."""
 
 
 @dataclass(slots=True)
@@ -136,7 +141,7 @@ def open_work(
 ) -> Iterator[Work]:
     """The work on `targets` (the first names it), begun or gone on with; removed when it ends without an error.
 
-    A DataError or a ConfigError removes what was written, too, and a WorkerError before anything was made.
+    A DataError or a ConfigError removes what was written, too, and a WorkerError or a RowError before anything was made.
 
     asked: JSON values from which the output follows. files, extension: names of what is written besides shards, and
     what follows the shards' names. base: where the work folder lies (default: beside the cache of the target).
@@ -160,7 +165,7 @@ def open_work(
             try:
                 yield work
             except (DataError, ConfigError, WorkerError) as error:
-                if isinstance(error, WorkerError) and not work.is_empty:
+                if isinstance(error, (WorkerError, RowError)) and not work.is_empty:
                     raise
                 # The same command would end so again, or there is nothing to go on with: leave nothing behind.
                 for target in targets:
@@ -238,7 +243,11 @@ def _check_claims(
                 f"{target.url} holds an unfinished conversion, which was begun on {claim['host']} with its work in "
                 f"{claim['work']}: run the same command there, or pass --overwrite to begin anew"
             )
-    changed = sorted(name for name in asked if before["asked"].get(name) != json.loads(json.dumps(asked[name])))
+    changed = sorted(
+        name
+        for name in asked
+        if before["asked"].get(name) != json.loads(json.dumps(asked[name])) and name not in _MAY_CHANGE
+    )
     if changed:
         raise StorageError(
             f"{targets[0].url} holds a conversion that was begun with other {', '.join(changed)}: run the command that "
