@@ -102,6 +102,8 @@ def convert(
         _check_unchanged(opened, look())
         for output in laying.outputs:
             _commit(begun, output, laying, reading, options, opened)
+        for output in laying.outputs:
+            begun.release(output.number)
     return _report(reading, laying, begun, splits=options.splits or (), seconds=time.monotonic() - started)
 
 
@@ -185,8 +187,8 @@ def _commit(
         lengths=measured_lengths(output.lengths, measured_by) if measured_by and output.lengths else None,
         rejects=rejects,
         staging=work.staging,
+        replaced=work.replaced[output.number],
     )
-    work.release(output.number)
 
 
 def _report(reading: Reading, laying: Laying, work: Work, *, splits: Iterable[str], seconds: float) -> ConvertReport:

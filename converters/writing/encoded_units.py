@@ -1,7 +1,7 @@
 """A unit of rows -> an encoded unit: its samples as a shard holds them, in a file of the work folder.
 
 A unit is encoded by one process, and gives the same bytes whichever does it. A second file beside the samples says what
-they are; it is written last, so an encoded unit without it is unfinished. For a unit that ends early, at a row that does
+they are; it is written last, so an encoded unit without it is unfinished. Of a unit that ends early, at a row that does
 not fit, it has another name: a later run, which may skip such rows, encodes that unit again.
 """
 

@@ -13,6 +13,7 @@ from .encoded_units import EncodedUnit, OnError, UnitTask, about_path, failed_pa
 from .encoding import ShardFormat
 from .outputs import Output
 from .reading import Reading
+from .replacing import free_numbers
 from .shards import ShardTask
 from .work import RowError, Work
 
@@ -38,7 +39,10 @@ class Laying:
     """Takes encoded units in order, gives the shards that they fill, and removes those that no shard needs any more."""
 
     def __init__(self, format: ShardFormat, asked: Asked, work: Work):
-        self.outputs = [Output(number=number, format=format) for number in range(len(asked.splits or [None]))]
+        self.outputs = [
+            Output(number=number, format=format, file_numbers=free_numbers(replaced))
+            for number, replaced in enumerate(work.replaced)
+        ]
         self.next_unit = 0
         self.rejects: list[tuple[str, int, str]] = []
         self.num_filtered = 0

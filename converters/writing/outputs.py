@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .encoding import ShardFormat
-from .shards import ShardTask
+from .shards import ShardTask, shard_name
 
 
 @dataclass(slots=True)
 class Output:
-    """The shards of one dataset as they fill. number: among the outputs of a conversion."""
+    """The shards of one dataset as they fill. number: among the outputs of a conversion.
+
+    file_numbers: which the files of its shards have in their names, in turn.
+    """
 
     number: int
     format: ShardFormat
+    file_numbers: Iterator[int] = field(default_factory=count)
     num_shards: int = 0
     num_samples: int = 0
     lengths: list[NDArray[np.uint32]] = field(default_factory=list)
@@ -58,7 +63,11 @@ class Output:
         self._waiting = []
         self.num_shards += 1
         return ShardTask(
-            output=self.number, number=self.num_shards - 1, sizes=samples[:, 2].copy(), runs=_joined(samples)
+            output=self.number,
+            number=self.num_shards - 1,
+            name=shard_name(next(self.file_numbers)),
+            sizes=samples[:, 2].copy(),
+            runs=_joined(samples),
         )
 
 

@@ -47,7 +47,7 @@ def refused(
     is_kept = "--on-error skip" in str(raised.value) and bool(files_below(target))
     assert files_below(target) == ([target / "_lmms" / "unfinished.json"] if is_kept else [])
     if is_kept:
-        with pytest.raises(StorageError, match="was begun with other .*sources"):
+        with pytest.raises(StorageError, match=r"was begun with other .*sources"):
             convert([good], str(target), num_workers=1)
     convert([good], str(target), num_workers=1, overwrite=is_kept)
     assert len(PackedStreamingDataset(target)) == 1
