@@ -84,7 +84,7 @@ def _described(entry: Mapping[str, Any]) -> dict[str, Any]:
         HASH: raw["hashes"][HASH],
         "num_samples": entry["samples"],
     }
-    return described | ({"file": zipped["basename"]} if zipped else {})
+    return described | ({"file": zipped["basename"], "file_size": zipped["bytes"]} if zipped else {})
 
 
 def _reject_lines(rejects: Sequence[tuple[str, int, str]]) -> Iterator[bytes]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from lmms_stream.converters.convert import convert
+from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.index import index_dataset
@@ -111,14 +112,36 @@ def test_an_index_written_later_equals_the_one_written_at_conversion(
     assert PackedStreamingDataset(tmp_path).length_index().content_hash == expected.content_hash
 
 
+def test_a_conversion_that_is_asked_again_says_that_it_is_done(tmp_path: Path, chat_processor: ChatProcessor) -> None:
+    source = write_jsonl(tmp_path / "rows.jsonl", *[GOOD] * 50)
+    target = tmp_path / "out"
+    options: dict[str, Any] = {"processor": chat_processor, "splits": {"a": 0.5, "b": 0.5}, "num_workers": 1}
+    first = convert([source], str(target), **options)
+    files = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
+    said: list[str] = []
+    again = convert([source], str(target), **options, on_error="skip", progress=Progress(say=said.append))
+    (text,) = said
+    assert text.startswith(f"{target}/a, {target}/b: is there already, of the same sources and options: nothing to do")
+    assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == files
+    assert replace(again, seconds=first.seconds, kind=first.kind) == first
+    with pytest.raises(StorageError, match="holds a dataset already"):
+        convert([source], str(target), **options, limit=10)
+    with pytest.raises(StorageError, match="holds a dataset already"):
+        convert([write_jsonl(source, *[GOOD] * 51)], str(target), **options)
+    rejecting = write_jsonl(tmp_path / "other.jsonl", GOOD, UNANSWERED)
+    convert([rejecting], str(tmp_path / "rejects"), on_error="skip", num_workers=1)
+    with pytest.raises(StorageError, match="holds a dataset already"):  # it would be an error
+        convert([rejecting], str(tmp_path / "rejects"), num_workers=1)
+
+
 def test_a_second_conversion_into_a_target_is_refused_unless_it_may_overwrite(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", GOOD)
     target = tmp_path / "out"
     convert([source], str(target))
     (target / "mine.txt").write_text("kept")
+    write_jsonl(source, GOOD, GOOD)
     with pytest.raises(StorageError, match=r"holds a dataset already: choose another target, or pass --overwrite"):
         convert([source], str(target))
-    write_jsonl(source, GOOD, GOOD)
     assert convert([source], str(target), overwrite=True).num_rows == 2
     assert len(PackedStreamingDataset(target)) == 2
     assert (target / "mine.txt").read_text() == "kept"
