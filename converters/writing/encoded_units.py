@@ -27,10 +27,11 @@ from ...types import Sample
 from ..rows.mapper import Mapper
 from ..rows.tokenize import to_tokens
 from ..sources.units import Row, Unit
-from ..stored.catalog import checked_length
+from ..stored.catalog import check_processed, checked_length
 from .encoding import ShardFormat
 
 OnError = Literal["fail", "skip"]
+_PROCESS_EACH = 1000  # rows, counted in a unit from its first: the others are only measured
 _TOKENIZED_TOGETHER = 64  # rows: one by one, tokenizer and Python push each other out of the CPU's caches
 
 
@@ -197,7 +198,7 @@ class _Encoding:
         try:
             if isinstance(sample, DataError):
                 raise sample
-            length = self._measured(sample)
+            length = self._measured(sample, row)
             data = self._encoder.format.encode(sample)
         except DataError as error:
             self._reject(row.number, str(error))
@@ -223,11 +224,18 @@ class _Encoding:
         if not self.has_failed:
             self._rejects.append((number, reason))
 
-    def _measured(self, stored: Sample) -> int:
-        """The tokens of what is stored, 0 where nothing measures it."""
+    def _measured(self, stored: Sample, row: Row) -> int:
+        """The tokens of what is stored, 0 where nothing measures it.
+
+        Some rows are processed too, as training will: what no row of a kind can stand shows. Where rows that do not fit
+        are left out, all are, so that none of them stays.
+        """
         if self._measures is None:
             return 0
-        return checked_length(self._measures.measure(stored), what="the sample")
+        length = checked_length(self._measures.measure(stored), what="the sample")
+        if self._encoder.on_error == "skip" or row.number % _PROCESS_EACH == 0:
+            check_processed(self._measures, stored, length=length)
+        return length
 
     def encoded_unit(self) -> EncodedUnit:
         return EncodedUnit(

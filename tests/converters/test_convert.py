@@ -14,6 +14,7 @@ from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.index import index_dataset
+from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, DataError, StorageError
 from lmms_stream.mds.dataset import PackedStreamingDataset
@@ -132,6 +133,50 @@ def test_a_conversion_that_is_asked_again_says_that_it_is_done(tmp_path: Path, c
     convert([rejecting], str(tmp_path / "rejects"), on_error="skip", num_workers=1)
     with pytest.raises(StorageError, match="holds a dataset already"):  # it would be an error
         convert([rejecting], str(tmp_path / "rejects"), num_workers=1)
+
+
+DROPS_THOUGHTS = (  # of all but the last answer, as Qwen3's does
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if loop.last and message['role'] == 'assistant' %}<think></think>{% endif %}{{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TWO_ANSWERS = {"messages": [*GOOD["messages"], *GOOD["messages"]]}
+
+
+def thoughtless(tokenizer: Path) -> ChatProcessor:
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(str(tokenizer))
+    loaded.chat_template = DROPS_THOUGHTS
+    return ChatProcessor(loaded)
+
+
+def test_what_training_could_not_process_is_an_error_of_the_conversion(tokenizer: Path, tmp_path: Path) -> None:
+    processor = thoughtless(tokenizer)
+    source = write_jsonl(tmp_path / "rows.jsonl", *[TWO_ANSWERS] * 20)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: the chat template changes message 1 .*--learn last"):
+        convert([source], str(tmp_path / "out"), processor=processor, num_workers=1)
+    with pytest.raises(DataError, match=r"no sample is left to write \(.*rows\.jsonl:1: the chat template changes"):
+        convert([source], str(tmp_path / "out"), processor=processor, num_workers=1, on_error="skip")
+    schema = SchemaOptions(learn="last")
+    assert convert([source], str(tmp_path / "out"), processor=processor, num_workers=1, schema=schema).num_rows == 20
+    assert verify_dataset(str(tmp_path / "out"), deep=True, processor=processor, num_workers=1).problems == ()
+    labels = processor.process(PackedStreamingDataset(tmp_path / "out")[0])["labels"]
+    assert processor.tokenizer.decode(labels[labels >= 0]) == "<think></think>hello<|end|>"
+
+
+def test_a_deep_check_processes_every_sample(tokenizer: Path, tmp_path: Path) -> None:
+    processor = thoughtless(tokenizer)
+    source = write_jsonl(tmp_path / "rows.jsonl", *[GOOD] * 5, TWO_ANSWERS, *[GOOD] * 1500)
+    convert([source], str(tmp_path / "out"), processor=processor, num_workers=1)
+    (problem,) = verify_dataset(str(tmp_path / "out"), deep=True, processor=processor, num_workers=1).problems
+    assert problem.where == "sample 5 (number 5 of shard.00000.mds)"
+    assert "the chat template changes message 1" in problem.what
+    report = convert([source], str(tmp_path / "skips"), processor=processor, num_workers=1, on_error="skip")
+    assert (report.num_rows, report.num_rejected) == (1505, 1)
+    write_jsonl(source, *[GOOD] * 1000, TWO_ANSWERS)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1001: the chat template changes message 1"):
+        convert([source], str(tmp_path / "looked-at"), processor=processor, num_workers=1)
 
 
 def test_a_second_conversion_into_a_target_is_refused_unless_it_may_overwrite(tmp_path: Path) -> None:
