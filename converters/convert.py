@@ -6,8 +6,9 @@ work was ended and begun again.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -22,12 +23,13 @@ from ..storage.storage import Storage, open_storage
 from ..version import VERSION
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
-from .report import ConvertReport, CountedBytes, SplitReport
+from .report import ConvertReport, CountedBytes, SplitReport, report_of
 from .rows import schemas
 from .rows.mapper import Mapper
 from .sources.sources import open_sources
 from .sources.units import Source
 from .writing.commit import commit, measured_lengths, other_files
+from .writing.done import digest_of, finished_before
 from .writing.encoded_units import UnitEncoder
 from .writing.encoding import ShardFormat, compression_extension
 from .writing.layout import Laying
@@ -86,21 +88,32 @@ def convert(
     named = [str(source) for source in sources]
     look = partial(open_sources, named, format=options.format, scratch=scratch, unit_bytes=options.unit_bytes)
     opened = look()
+    progress = progress or Progress()
+    asked = _asked(opened, options)
+    done = None if overwrite else finished_before(targets, asked)
+    if done is not None:
+        progress.say(
+            f"{', '.join(target.url for target in targets)}: is there already, of the same sources and options: "
+            "nothing to do (--overwrite converts it again)"
+        )
+        return report_of(done, options.splits or (), seconds=time.monotonic() - started)
     with (
         open_engine(engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s, num_workers=num_workers) as workers,
         open_work(
             targets,
-            _asked(opened, options),
+            asked,
             files=other_files(options.measured_by),
             extension=f".{compression_extension(options.compression)}" if options.compression else "",
             base=work,
             overwrite=overwrite,
         ) as begun,
     ):
-        reading, laying = _write_shards(opened, options, begun, workers, num_workers, progress or Progress())
+        reading, laying = _write_shards(opened, options, begun, workers, num_workers, progress)
         _check_unchanged(opened, look())
         for output in laying.outputs:
-            _commit(begun, output, laying, reading, options, opened)
+            _commit(begun, output, laying, reading, options, opened, asked)
+        for output in laying.outputs:
+            begun.release(output.number)
     return _report(reading, laying, begun, splits=options.splits or (), seconds=time.monotonic() - started)
 
 
@@ -143,8 +156,9 @@ def _check_processor(processor: Processor | None, mapper: Mapper) -> None:
 
 def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
     """DataError for a source that was written to while it was read: some of its rows may be old and some new."""
-    then = _described(sources)
-    changed = [each for each in then if each not in _described(now)] or _described(now)[len(then) :]
+    then, after = _described(sources), _described(now)
+    known = {json.dumps(each, sort_keys=True) for each in after}
+    changed = [each for each in then if json.dumps(each, sort_keys=True) not in known] or after[len(then) :]
     if changed:
         raise DataError(f"{changed[0]['name']} was changed while it was read: start again once nobody writes to it")
 
@@ -162,7 +176,13 @@ def _described(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def _commit(
-    work: Work, output: Output, laying: Laying, reading: Reading, options: ConvertOptions, sources: Sequence[Source]
+    work: Work,
+    output: Output,
+    laying: Laying,
+    reading: Reading,
+    options: ConvertOptions,
+    sources: Sequence[Source],
+    asked: Mapping[str, Any],
 ) -> None:
     measured_by = options.measured_by
     is_first = output.number == 0  # what is left out is in no split: it is counted with the first, once
@@ -174,6 +194,7 @@ def _commit(
         "num_rejected": len(rejects),
         "num_filtered": laying.num_filtered if is_first else 0,
         "source": _described(sources),
+        "asked": digest_of(asked),
         "converter": f"lmms_stream {VERSION}",
     }
     commit(
@@ -183,8 +204,8 @@ def _commit(
         lengths=measured_lengths(output.lengths, measured_by) if measured_by and output.lengths else None,
         rejects=rejects,
         staging=work.staging,
+        replaced=work.replaced[output.number],
     )
-    work.release(output.number)
 
 
 def _report(reading: Reading, laying: Laying, work: Work, *, splits: Iterable[str], seconds: float) -> ConvertReport:
@@ -210,6 +231,7 @@ def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
         processor=options.processor,
         tokenize=options.tokenize,
         on_error=options.on_error,
+        limit=options.limit,
         shortest=options.shortest,
         longest=options.longest,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from .writing.done import Finished
 from .writing.outputs import Output
 
 
@@ -41,6 +42,31 @@ class ConvertReport:
     num_bytes: int
     seconds: float
     splits: Mapping[str, SplitReport]
+
+
+def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: float) -> ConvertReport:
+    """The report of a conversion that was done before, from what lies at its targets."""
+    described = [each.description for each in finished]
+    reports = [
+        SplitReport(
+            num_rows=each.description["num_samples"],
+            num_tokens=each.num_tokens,
+            num_shards=len(each.description["shards"]),
+        )
+        for each in finished
+    ]
+    tokens = [report.num_tokens for report in reports if report.num_tokens is not None]
+    return ConvertReport(
+        kind=str(described[0]["schema"]),
+        num_rows=sum(report.num_rows for report in reports),
+        num_rejected=sum(each["num_rejected"] for each in described),
+        num_filtered=sum(each["num_filtered"] for each in described),
+        num_tokens=sum(tokens) if tokens else None,
+        num_shards=sum(report.num_shards for report in reports),
+        num_bytes=sum(shard.get("file_size", shard["size"]) for each in described for shard in each["shards"]),
+        seconds=seconds,
+        splits=dict(zip(splits, reports, strict=False)),
+    )
 
 
 class CountedBytes:

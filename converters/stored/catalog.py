@@ -16,6 +16,7 @@ from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
+from ...types import Sample
 from ..rows.schemas import READ_SCHEMAS
 
 
@@ -149,6 +150,15 @@ def checked_length(length: int, *, what: str) -> int:
     if not 0 < length < 1 << 32:
         raise DataError(f"{what} has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
     return length
+
+
+def check_processed(processor: Processor, sample: Sample, *, length: int) -> None:
+    """DataError unless the processor makes as many tokens of a sample as it measured."""
+    num_tokens = len(processor.process(sample)["input_ids"])
+    if num_tokens != length:
+        raise DataError(
+            f"the sample is measured as {length} tokens and processed to {num_tokens}: correct the processor's measure"
+        )
 
 
 def upload_lengths(storage: Storage, indexes: Sequence[LengthIndex], *, folder: Path) -> list[str]:

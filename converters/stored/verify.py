@@ -63,9 +63,9 @@ def verify_dataset(
 ) -> VerifyReport:
     """Check all that a dataset at a folder or URL consists of, and go on after each problem.
 
-    deep: decode every sample too, and measure it with `processor` (by itself where the samples are tokens) against
-    the lengths index. num_workers: shards checked at once, each with its copy in a temporary folder if it must be
-    downloaded or decompressed (default: 8 threads; for deep, a process for each core, and a script calls this below
+    deep: decode every sample too, process it with `processor` (by itself where the samples are tokens), and measure it
+    against the lengths index. num_workers: shards checked at once, each with its copy in a temporary folder if it must
+    be downloaded or decompressed (default: 8 threads; for deep, a process for each core, and a script calls this below
     `if __name__ == "__main__":`). on_start, on_shard: told the number of shards, and of each that was checked.
     Raises StorageError where there is no dataset, ConfigError for a processor without deep; WorkerError.
     """
@@ -132,6 +132,9 @@ def _read_description(
     else:
         try:
             shards = parse_index(index, source=INDEX_NAME)
+            if not any(info.num_samples for info in shards):
+                what = "lists no sample, so nothing can be read from it: convert the dataset again"
+                problems.append(Problem(INDEX_NAME, what))
         except ShardError as error:
             problems.append(Problem(INDEX_NAME, f"{_after(error, INDEX_NAME)}; no shard was checked"))
     if described is None:

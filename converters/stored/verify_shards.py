@@ -23,7 +23,7 @@ from ...types import Sample
 from ..engines.processes import do_all, open_pool
 from ..engines.threads import open_threads
 from ..media.stored import media_parts
-from .catalog import local_file, schema_of
+from .catalog import check_processed, local_file, schema_of
 
 MAX_LISTED = 100  # samples of one shard that are listed one by one
 _REPLACE = "upload it again, or convert the dataset again"
@@ -42,7 +42,7 @@ _Task = tuple[int, ShardInfo, int]  # a shard's index among the shards, the shar
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardChecker:
-    """deep: decode every sample, and measure it with `processor`, if there is one.
+    """deep: decode every sample, and measure and process it with `processor`, if there is one.
 
     lengths: the array of the lengths index that it should agree with. folder: for downloads.
     """
@@ -114,12 +114,14 @@ class ShardChecker:
             sample = shard[index]
             _check_content(sample, schema)
             length = None if self.processor is None else self.processor.measure(sample)
+            if self.processor is not None and length is not None:
+                check_processed(self.processor, sample, length=length)
         except ShardError as error:
             return f"{str(error).removeprefix(f'{shard.path}: sample {index} ')}: {_REPLACE}"
         except LmmsStreamError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - of a processor, which may be anybody's
-            return f"cannot be measured ({error!r}): correct the sample or the processor"
+            return f"cannot be processed ({error!r}): correct the sample or the processor"
         if length is not None and indexed is not None and length != indexed:
             return f"has {length} tokens, its lengths index says {indexed}: write it again with lmms-stream index"
         return None

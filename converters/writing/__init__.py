@@ -6,6 +6,8 @@ encoded_units   a unit of rows -> its samples as bytes, in a file of the work fo
 layout          units in the order of the sources -> samples in the order of the outputs
 outputs         which samples each shard holds
 shards          samples -> a shard, checked, compressed and uploaded
+done            whether the same was converted before
+replacing       what of an earlier dataset stays until the new one is whole
 work            what a conversion keeps between its runs
 run             all of it, task by task
 commit          what makes shards a dataset, written last

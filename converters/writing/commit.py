@@ -1,4 +1,8 @@
-"""What makes shards a dataset: index.json, the lengths index, the rejected rows, and last `_lmms/dataset.json`."""
+"""What makes shards a dataset: index.json, the lengths index, the rejected rows, and last `_lmms/dataset.json`.
+
+Where another dataset is replaced, index.json is what turns the old one into the new one, at once. Before, the files are
+removed that say more of the old samples than it does, and would be taken for the new ones' after.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from ...processors.base import Processor, processor_fingerprint
 from ...storage.storage import Storage
 from ..stored.catalog import upload_lengths, write_json
 from .encoding import HASH, index_json
+from .replacing import is_shard
 
 REJECTS_NAME = "_lmms/rejects.jsonl"
 
@@ -27,8 +32,15 @@ def commit(
     lengths: LengthIndex | None,
     rejects: Sequence[tuple[str, int, str]],
     staging: Path,
+    replaced: Sequence[str] = (),
 ) -> None:
-    """Write them. entries: of index.json, in order. rejects: source, row and reason of each."""
+    """Write them. entries: of index.json, in order. rejects: source, row and reason of each.
+
+    replaced: files of the dataset that lies there until now; those that the new one does not have are removed.
+    """
+    for name in sorted(replaced, key=DATASET_NAME.__ne__):  # what makes it ours first
+        if name != INDEX_NAME and not is_shard(name):
+            target.delete(name)
     target.write(INDEX_NAME, index_json(entries))
     others = [INDEX_NAME, *upload_lengths(target, [lengths] if lengths is not None else [], folder=staging)]
     if rejects:
@@ -42,6 +54,9 @@ def commit(
         "other_files": others,
     }
     write_json(target, DATASET_NAME, dataset)
+    for name in replaced:
+        if is_shard(name):  # the new ones have other numbers
+            target.delete(name)
 
 
 def other_files(measured_by: Processor | None) -> list[str]:
@@ -69,7 +84,7 @@ def _described(entry: Mapping[str, Any]) -> dict[str, Any]:
         HASH: raw["hashes"][HASH],
         "num_samples": entry["samples"],
     }
-    return described | ({"file": zipped["basename"]} if zipped else {})
+    return described | ({"file": zipped["basename"], "file_size": zipped["bytes"]} if zipped else {})
 
 
 def _reject_lines(rejects: Sequence[tuple[str, int, str]]) -> Iterator[bytes]:

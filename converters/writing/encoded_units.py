@@ -1,7 +1,8 @@
 """A unit of rows -> an encoded unit: its samples as a shard holds them, in a file of the work folder.
 
 A unit is encoded by one process, and gives the same bytes whichever does it. A second file beside the samples says what
-they are; it is written last, so an encoded unit without it is unfinished.
+they are; it is written last, so an encoded unit without it is unfinished. Of a unit that ends early, at a row that does
+not fit, it has another name: a later run, which may skip such rows, encodes that unit again.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from ...types import Sample
 from ..rows.mapper import Mapper
 from ..rows.tokenize import to_tokens
 from ..sources.units import Row, Unit
-from ..stored.catalog import checked_length
+from ..stored.catalog import check_processed, checked_length
 from .encoding import ShardFormat
 
 OnError = Literal["fail", "skip"]
+_PROCESS_EACH = 1000  # rows, counted in a unit from its first: the others are only measured
 _TOKENIZED_TOGETHER = 64  # rows: one by one, tokenizer and Python push each other out of the CPU's caches
 
 
@@ -37,23 +39,36 @@ _TOKENIZED_TOGETHER = 64  # rows: one by one, tokenizer and Python push each oth
 class EncodedUnit:
     """What the samples of a unit are.
 
-    sizes: int64[n], bytes of each sample. lengths: uint32[n], its tokens; None where nothing measures them.
-    rejects: number of the row in the unit, and what is wrong with it. num_filtered: samples that were left out for
-    their length. num_rows: rows and blank lines.
+    sizes: int64[n], bytes of each sample. rows: int64[n], the number of its row in the unit. lengths: uint32[n], its
+    tokens; None where nothing measures them. rejects: number of the row in the unit, and what is wrong with it.
+    filtered: int64[k], rows of samples that were left out for their length. num_rows: rows and blank lines.
     """
 
     sizes: NDArray[np.int64]
+    rows: NDArray[np.int64]
     lengths: NDArray[np.uint32] | None
     rejects: list[tuple[int, str]]
-    num_filtered: int
+    filtered: NDArray[np.int64]
     num_rows: int
 
+    def first(self, num_samples: int) -> EncodedUnit:
+        """What it would be if the unit ended with the row of its sample number `num_samples`, counted from 1."""
+        last_row = self.rows[num_samples - 1]
+        return EncodedUnit(
+            sizes=self.sizes[:num_samples],
+            rows=self.rows[:num_samples],
+            lengths=None if self.lengths is None else self.lengths[:num_samples],
+            rejects=[reject for reject in self.rejects if reject[0] < last_row],
+            filtered=self.filtered[self.filtered < last_row],
+            num_rows=int(last_row) + 1,
+        )
+
     def save(self, path: Path) -> None:
-        about = orjson.dumps({"rejects": self.rejects, "num_filtered": self.num_filtered, "num_rows": self.num_rows})
+        about = np.frombuffer(orjson.dumps({"rejects": self.rejects, "num_rows": self.num_rows}), np.uint8)
         lengths = {} if self.lengths is None else {"lengths": self.lengths}
         temporary = temporary_beside(path)
         with temporary.open("wb") as file:
-            np.savez(file, sizes=self.sizes, about=np.frombuffer(about, np.uint8), **lengths)
+            np.savez(file, sizes=self.sizes, rows=self.rows, filtered=self.filtered, about=about, **lengths)
         temporary.replace(path)
 
     @staticmethod
@@ -63,9 +78,10 @@ class EncodedUnit:
                 about = orjson.loads(arrays["about"].tobytes())
                 return EncodedUnit(
                     sizes=arrays["sizes"],
+                    rows=arrays["rows"],
                     lengths=arrays.get("lengths"),
                     rejects=[(int(number), str(reason)) for number, reason in about["rejects"]],
-                    num_filtered=about["num_filtered"],
+                    filtered=arrays["filtered"],
                     num_rows=about["num_rows"],
                 )
         except (ValueError, KeyError, EOFError, OSError) as error:
@@ -87,8 +103,8 @@ class UnitTask:
 class UnitEncoder:
     """Encodes units. processor: measures samples; with `tokenize` what it makes of them is stored.
 
-    on_error: at a row that does not fit, the unit ends with it as its only reject, or goes on. shortest, longest: what
-    has fewer or more tokens is left out.
+    on_error: at a row that does not fit, the unit ends with it as its only reject, or goes on. limit: samples of a unit
+    at most. shortest, longest: what has fewer or more tokens is left out.
     """
 
     folder: Path
@@ -96,19 +112,22 @@ class UnitEncoder:
     processor: Processor | None
     tokenize: bool
     on_error: OnError
+    limit: int | None
     shortest: int | None
     longest: int | None
 
-    def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> None:
-        """Write the samples, and then what they are."""
+    def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> bool:
+        """Write the samples, and then what they are; whether the unit is whole: no row ended it early."""
         encoding = _Encoding(self, task)
         temporary = temporary_beside(samples_path(self.folder, task.number))
         with temporary.open("wb") as file:
             for data in encoding.samples():
                 file.write(data)
         temporary.replace(samples_path(self.folder, task.number))
-        encoding.encoded_unit().save(about_path(self.folder, task.number))
+        encoded, is_whole = encoding.encoded_unit(), not encoding.has_failed
+        encoded.save(about_path(self.folder, task.number) if is_whole else failed_path(self.folder, task.number))
         on_bytes(task.unit.num_bytes)
+        return is_whole
 
 
 def samples_path(folder: Path, number: int) -> Path:
@@ -119,6 +138,11 @@ def samples_path(folder: Path, number: int) -> Path:
 def about_path(folder: Path, number: int) -> Path:
     """What the samples of an encoded unit are."""
     return folder / f"{number:06}.npz"
+
+
+def failed_path(folder: Path, number: int) -> Path:
+    """What the samples of a unit are that ended at a row that does not fit."""
+    return folder / f"{number:06}.failed"
 
 
 def temporary_beside(path: Path) -> Path:
@@ -135,9 +159,10 @@ class _Encoding:
         self._source_name = task.source_name
         self._mapper = task.mapper
         self._sizes: list[int] = []
+        self._rows: list[int] = []
         self._lengths: list[int] = []
         self._rejects: list[tuple[int, str]] = []
-        self._num_filtered = 0
+        self._filtered: list[int] = []
         self._measures = TokensProcessor() if encoder.tokenize else encoder.processor
 
     def samples(self) -> Iterator[bytes]:
@@ -145,10 +170,12 @@ class _Encoding:
         with disk_errors(self._source_name):
             for row, made in self._made():
                 data = self._encoded(row, made)
-                if self._has_failed:
+                if self.has_failed:
                     return
                 if data is not None:
                     yield data
+                if self._is_full:
+                    return
 
     def _made(self) -> Iterator[tuple[Row, Sample | DataError]]:
         """What is to be stored of each row, or why nothing can be."""
@@ -171,37 +198,51 @@ class _Encoding:
         try:
             if isinstance(sample, DataError):
                 raise sample
-            length = self._measured(sample)
+            length = self._measured(sample, row)
             data = self._encoder.format.encode(sample)
         except DataError as error:
             self._reject(row.number, str(error))
             return None
         if self._measures and not (self._encoder.shortest or 0) <= length <= (self._encoder.longest or length):
-            self._num_filtered += 1
+            self._filtered.append(row.number)
             return None
         self._sizes.append(len(data))
+        self._rows.append(row.number)
         self._lengths.append(length)
         return data
 
     @property
-    def _has_failed(self) -> bool:
+    def has_failed(self) -> bool:
+        """A row does not fit, and such rows are not skipped."""
         return bool(self._rejects) and self._encoder.on_error == "fail"
 
+    @property
+    def _is_full(self) -> bool:
+        return self._encoder.limit is not None and len(self._sizes) >= self._encoder.limit
+
     def _reject(self, number: int, reason: str) -> None:
-        if not self._has_failed:
+        if not self.has_failed:
             self._rejects.append((number, reason))
 
-    def _measured(self, stored: Sample) -> int:
-        """The tokens of what is stored, 0 where nothing measures it."""
+    def _measured(self, stored: Sample, row: Row) -> int:
+        """The tokens of what is stored, 0 where nothing measures it.
+
+        Some rows are processed too, as training will: what no row of a kind can stand shows. Where rows that do not fit
+        are left out, all are, so that none of them stays.
+        """
         if self._measures is None:
             return 0
-        return checked_length(self._measures.measure(stored), what="the sample")
+        length = checked_length(self._measures.measure(stored), what="the sample")
+        if self._encoder.on_error == "skip" or row.number % _PROCESS_EACH == 0:
+            check_processed(self._measures, stored, length=length)
+        return length
 
     def encoded_unit(self) -> EncodedUnit:
         return EncodedUnit(
             sizes=np.array(self._sizes, np.int64),
+            rows=np.array(self._rows, np.int64),
             lengths=np.array(self._lengths, np.uint32) if self._measures else None,
             rejects=self._rejects,
-            num_filtered=self._num_filtered,
-            num_rows=self._unit.count() if not self._has_failed else 0,
+            filtered=np.array(self._filtered, np.int64),
+            num_rows=0 if self.has_failed or self._is_full else self._unit.count(),  # no unit follows one that ended
         )

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .encoded_units import EncodedUnit, OnError, UnitTask, about_path, samples_path
+from .encoded_units import EncodedUnit, OnError, UnitTask, about_path, failed_path, samples_path
 from .encoding import ShardFormat
 from .outputs import Output
 from .reading import Reading
+from .replacing import free_numbers
 from .shards import ShardTask
-from .work import Work
+from .work import RowError, Work
 
 Samples = NDArray[np.int64]  # [n, 3]: unit, first byte in it, size
 
@@ -38,7 +39,10 @@ class Laying:
     """Takes encoded units in order, gives the shards that they fill, and removes those that no shard needs any more."""
 
     def __init__(self, format: ShardFormat, asked: Asked, work: Work):
-        self.outputs = [Output(number=number, format=format) for number in range(len(asked.splits or [None]))]
+        self.outputs = [
+            Output(number=number, format=format, file_numbers=free_numbers(replaced))
+            for number, replaced in enumerate(work.replaced)
+        ]
         self.next_unit = 0
         self.rejects: list[tuple[str, int, str]] = []
         self.num_filtered = 0
@@ -54,30 +58,31 @@ class Laying:
     def is_full(self) -> bool:
         return self._asked.limit is not None and self.num_samples >= self._asked.limit
 
-    def lay(self, task: UnitTask, reading: Reading) -> Iterator[ShardTask]:
-        """The shards that the next unit fills; DataError at a row that does not fit, unless such rows are skipped."""
+    def lay(self, task: UnitTask, reading: Reading, *, is_whole: bool) -> Iterator[ShardTask]:
+        """The shards that the next unit fills; RowError at a row that does not fit, unless such rows are skipped.
+
+        is_whole: no row ended it early. Rows after the last that the limit asks for count as if they were not there.
+        """
         assert task.number == self.next_unit
         self.next_unit += 1
-        encoded = EncodedUnit.load(about_path(self._work.units, task.number))
+        encoded = EncodedUnit.load((about_path if is_whole else failed_path)(self._work.units, task.number))
+        if self._asked.limit is not None and len(encoded.sizes) >= self._asked.limit - self.num_samples:
+            encoded = encoded.first(self._asked.limit - self.num_samples)
         rejects = reading.rejects(task, encoded)
         if rejects and self._asked.on_error == "fail":
             source, row, reason = rejects[0]
-            raise DataError(f"{source}:{row}: {reason} (or pass --on-error skip to leave such rows out)")
+            raise RowError(f"{source}:{row}: {reason} (or pass --on-error skip to leave such rows out)")
         self.rejects += rejects
-        self.num_filtered += encoded.num_filtered
-        count = len(encoded.sizes)
-        if self._asked.limit is not None:
-            count = min(count, self._asked.limit - self.num_samples)
-        sizes = encoded.sizes[:count]
+        self.num_filtered += len(encoded.filtered)
+        sizes = encoded.sizes
         self._bytes_left[task.number] = int(sizes.sum())
         self._remove_if_unused(task.number)
-        samples = np.stack([np.full(count, task.number), np.cumsum(sizes) - sizes, sizes], axis=1)
-        lengths = None if encoded.lengths is None else encoded.lengths[:count]
-        self.num_samples += count
+        samples = np.stack([np.full(len(sizes), task.number), np.cumsum(sizes) - sizes, sizes], axis=1)
+        self.num_samples += len(sizes)
         if self._asked.shuffle_seed is None:
-            yield from self._deal(samples, lengths)
+            yield from self._deal(samples, encoded.lengths)
         else:
-            self._kept.append((samples, lengths))
+            self._kept.append((samples, encoded.lengths))
 
     def finish(self) -> Iterator[ShardTask]:
         """The shards that are left when all units were laid."""
@@ -93,8 +98,17 @@ class Laying:
             shuffled = np.concatenate(lengths)[order] if lengths else None
             self._kept = []
             yield from self._deal(samples, shuffled)
+        self._check_splits()
         for output in self.outputs:
             yield from self._not_done(output.finish())
+
+    def _check_splits(self) -> None:
+        for output, (name, share) in zip(self.outputs, (self._asked.splits or {}).items(), strict=False):
+            if not output.num_samples:
+                raise DataError(
+                    f"the split {name!r} holds none of the {self.num_samples} samples: give it a larger share than "
+                    f"{share}, another --split-seed, or leave it out"
+                )
 
     def _deal(self, samples: Samples, lengths: NDArray[np.uint32] | None) -> Iterator[ShardTask]:
         """To the outputs, by their shares."""

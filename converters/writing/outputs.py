@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .encoding import ShardFormat
-from .shards import ShardTask
+from .shards import ShardTask, shard_name
 
 
 @dataclass(slots=True)
 class Output:
-    """The shards of one dataset as they fill. number: among the outputs of a conversion."""
+    """The shards of one dataset as they fill. number: among the outputs of a conversion.
+
+    file_numbers: which the files of its shards have in their names, in turn.
+    """
 
     number: int
     format: ShardFormat
+    file_numbers: Iterator[int] = field(default_factory=count)
     num_shards: int = 0
     num_samples: int = 0
     lengths: list[NDArray[np.uint32]] = field(default_factory=list)
@@ -32,18 +37,20 @@ class Output:
         if lengths is not None:
             self.lengths.append(lengths)
         self.num_samples += len(samples)
-        while len(samples):
+        ends = np.cumsum(samples[:, 2] + 4)
+        first, before = 0, 0  # of the samples that no shard has yet; bytes of those before it
+        while first < len(samples):
             if not self._waiting:
                 self._bytes = self.format.empty_bytes
-            ends = self._bytes + np.cumsum(samples[:, 2] + 4)
-            count = int(np.searchsorted(ends, self.format.shard_bytes, side="right"))
-            if count == 0 and not self._waiting:
-                count = 1  # larger than a shard by itself
-            if count:
-                self._waiting.append(samples[:count])
-                self._bytes = int(ends[count - 1])
-                samples = samples[count:]
-            if len(samples):
+            room = self.format.shard_bytes - self._bytes
+            end = int(np.searchsorted(ends, before + room, side="right"))
+            if end <= first and not self._waiting:
+                end = first + 1  # larger than a shard by itself
+            if end > first:
+                self._waiting.append(samples[first:end])
+                self._bytes += int(ends[end - 1]) - before
+                first, before = end, int(ends[end - 1])
+            if first < len(samples):
                 yield self._take()
 
     def finish(self) -> Iterator[ShardTask]:
@@ -56,7 +63,11 @@ class Output:
         self._waiting = []
         self.num_shards += 1
         return ShardTask(
-            output=self.number, number=self.num_shards - 1, sizes=samples[:, 2].copy(), runs=_joined(samples)
+            output=self.number,
+            number=self.num_shards - 1,
+            name=shard_name(next(self.file_numbers)),
+            sizes=samples[:, 2].copy(),
+            runs=_joined(samples),
         )
 
 

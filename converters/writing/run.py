@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import DataError
 from ..engines.processes import Pool
 from .encoded_units import UnitEncoder, UnitTask, about_path
 from .layout import Laying
@@ -17,7 +18,10 @@ from .work import Work
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker does: it encodes units, and makes shards of encoded units."""
+    """What a worker does: it encodes units, and makes shards of encoded units.
+
+    Of a shard comes back its entry in index.json; of a unit whether it is whole, or the error that it gave.
+    """
 
     units: UnitEncoder
     shards: Sequence[ShardMaker]
@@ -25,8 +29,10 @@ class Job:
     def __call__(self, task: UnitTask | ShardTask, on_bytes: Callable[[int], None]) -> dict[str, Any]:
         if isinstance(task, ShardTask):
             return self.shards[task.output].make(task)
-        self.units.encode(task, on_bytes)
-        return {}
+        try:
+            return {"is_whole": self.units.encode(task, on_bytes)}
+        except DataError as error:
+            return {"error": error}
 
 
 def task_name(task: UnitTask | ShardTask) -> str:
@@ -60,7 +66,10 @@ class Run:
         self._on_rows = on_rows
         self._units = reading.units()
         self._next_unit: UnitTask | None = next(self._units, None)
+        self._num_cut = 1  # units that the sources gave
         self._encoded: dict[int, UnitTask] = {}  # units that wait for those before them to be laid
+        self._failed: set[int] = set()  # those of them that ended early, at a row that does not fit
+        self._errors: dict[int, DataError] = {}  # of units, to be raised when their turn comes
         self._shards: deque[ShardTask] = deque()  # to be made
         self._num_given = 0
         # Listed once: a network folder that is asked for a file by name may remember for a while that it was missing,
@@ -82,10 +91,20 @@ class Run:
                 return
 
     def _lay(self) -> None:
-        """Lay the units that come next, as far as they are encoded."""
-        while (task := self._encoded.pop(self._laying.next_unit, None)) is not None:
+        """Lay the units that come next, as far as they are encoded.
+
+        Errors are raised in the order of the sources, and none of what lies behind the limit: how a conversion ends
+        does not depend on how many units were begun meanwhile.
+        """
+        while not self._laying.is_full:
+            number = self._laying.next_unit
+            if number in self._errors:
+                raise self._errors[number]
+            task = self._encoded.pop(number, None)
+            if task is None:
+                break
             before = self._laying.num_samples
-            self._shards.extend(self._laying.lay(task, self._reading))
+            self._shards.extend(self._laying.lay(task, self._reading, is_whole=number not in self._failed))
             self._on_rows(self._laying.num_samples - before)
         if self._laying.is_full:
             self._next_unit = None
@@ -99,7 +118,7 @@ class Run:
             self._work.announce(shard.output, shard.number)
             return shard
         while (unit := self._next_unit) is not None and unit.number - self._laying.next_unit < self._ahead:
-            self._next_unit = next(self._units, None)
+            self._cut_next()
             if about_path(self._work.units, unit.number).name not in self._encoded_before:
                 return unit
             self._encoded[unit.number] = unit  # by an earlier run
@@ -110,10 +129,23 @@ class Run:
                 return self._next_task()
         return None
 
+    def _cut_next(self) -> None:
+        try:
+            self._next_unit = next(self._units, None)
+        except DataError as error:
+            self._next_unit = None
+            self._errors[self._num_cut] = error
+        self._num_cut += 1
+
     def _has_done(self, task: UnitTask | ShardTask, entry: dict[str, Any]) -> None:
         if isinstance(task, ShardTask):
             self._work.keep_shard(task.output, task.number, entry)
             self._laying.has_made(task)
-        else:
-            self._encoded[task.number] = task
-            self._reading.has_read(task)
+            return
+        self._reading.has_read(task)
+        if "error" in entry:
+            self._errors[task.number] = entry["error"]
+            return
+        self._encoded[task.number] = task
+        if not entry["is_whole"]:
+            self._failed.add(task.number)

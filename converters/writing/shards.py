@@ -19,19 +19,16 @@ from .encoding import HASH, ShardFormat, compress, compression_extension
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardTask:
-    """Make shard `number` of output `output`.
+    """Make shard `number` of output `output`, as the file `name`, to which a compression adds its extension.
 
     sizes: int64[num_samples]. runs: int64[num_runs, 3], the samples' bytes in turn: unit, first byte in it, bytes.
     """
 
     output: int
     number: int
+    name: str
     sizes: NDArray[np.int64]
     runs: NDArray[np.int64]
-
-    @property
-    def name(self) -> str:
-        return shard_name(self.number)
 
 
 def shard_name(number: int) -> str:

@@ -19,32 +19,38 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, DataError, StorageError, WorkerError
-from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name
+from ...mds.index import DATASET_NAME, INDEX_NAME
 from ...storage.cache import home_folder
 from ...storage.disk_errors import disk_error
 from ...storage.local import LocalStorage
 from ...storage.locks import locked
 from ...storage.storage import Storage
 from ..engines.processes import Mark
-from ..stored.catalog import own_files, parse_dataset, read_if_there, write_json
-from .shards import shard_name
+from ..stored.catalog import read_if_there, write_json
+from .replacing import UNFINISHED_NAME, read_described, remove_unreadable
 
-UNFINISHED_NAME = "_lmms/unfinished.json"
 _HALF_WRITTEN = re.compile(r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished)\.json|rejects\.jsonl)\.\d+\.tmp")
 _ABOUT_NAME = "conversion.json"
+_MAY_CHANGE = ("on_error",)  # between the runs of a conversion: units that ended at a row are not kept
 _FIRST_ANNOUNCED = 16  # shards that the target is told of at first; then twice as many each time
+
+
+class RowError(DataError):
+    """A row does not fit. What was made before is kept: the command goes on from there once such rows are skipped."""
 
 
 @dataclass(slots=True)
 class Work:
     """The work folder of a conversion that was begun, by this run or by one before.
 
-    done: entries of index.json by output and number of the shard, of those that are in the target.
+    replaced: of each target, files of the dataset that lies there until the new one is whole. done: entries of
+    index.json by output and number of the shard, of those that are in the target.
     """
 
     folder: Path
     targets: Sequence[Storage]
     owner: dict[str, Any]
+    replaced: Sequence[Sequence[str]]
     done: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     _announced: dict[int, int] = field(default_factory=dict)
 
@@ -103,7 +109,7 @@ class Work:
             self.targets[output].write(UNFINISHED_NAME, b"{}")
 
     def _claim(self, output: int) -> None:
-        claim = self.owner | {"num_shards": self._announced.get(output, 0)}
+        claim = self.owner | {"num_shards": self._announced.get(output, 0), "replaced": list(self.replaced[output])}
         write_json(self.targets[output], UNFINISHED_NAME, claim)
 
     def read_journal(self) -> None:
@@ -136,11 +142,11 @@ def open_work(
 ) -> Iterator[Work]:
     """The work on `targets` (the first names it), begun or gone on with; removed when it ends without an error.
 
-    A DataError or a ConfigError removes what was written, too, and a WorkerError before anything was made.
+    A DataError or a ConfigError removes what was written, too; a WorkerError or a RowError only if nothing was made.
 
     asked: JSON values from which the output follows. files, extension: names of what is written besides shards, and
     what follows the shards' names. base: where the work folder lies (default: beside the cache of the target).
-    overwrite: begin anew, after removing what a conversion wrote.
+    overwrite: begin anew. What an unfinished conversion wrote is removed; a dataset stays until `commit` replaces it.
     Raises StorageError when another process converts to the same target, or it holds something else.
     """
     url = targets[0].url
@@ -160,12 +166,13 @@ def open_work(
             try:
                 yield work
             except (DataError, ConfigError, WorkerError) as error:
-                if isinstance(error, WorkerError) and not work.is_empty:
+                if isinstance(error, (WorkerError, RowError)) and not work.is_empty:
                     raise
                 # The same command would end so again, or there is nothing to go on with: leave nothing behind.
-                for target in targets:
-                    remove_dataset(target)
                 shutil.rmtree(folder, ignore_errors=True)
+                for target in targets:
+                    remove_unreadable(target)
+                    target.delete(UNFINISHED_NAME)
                 raise
             shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
@@ -180,14 +187,15 @@ def _begun(
     for target in targets:
         _remove_half_written(target)
     claims = [_look(target) for target in targets]
+    replaced: list[list[str]] = [[] for _ in targets]
     if overwrite:
-        for target in targets:
-            remove_dataset(target)
+        shutil.rmtree(folder, ignore_errors=True)  # first: it says of shards that they are there
+        replaced = [remove_unreadable(target) for target in targets]
         claims = []
     if any(claims):
         _check_claims(claims, targets, before, asked)
         assert before is not None
-        work = Work(folder, targets, before["owner"])
+        work = Work(folder, targets, before["owner"], before["replaced"])
         work.read_journal()
         for output, claim in enumerate(claims):
             work._announced[output] = (claim or {}).get("num_shards", 0)
@@ -197,9 +205,10 @@ def _begun(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     temporary = about.with_suffix(".tmp")
-    temporary.write_bytes(json.dumps({"owner": owner, "asked": asked}, sort_keys=True).encode())
+    conversion = {"owner": owner, "asked": asked, "replaced": replaced}
+    temporary.write_bytes(json.dumps(conversion, sort_keys=True).encode())
     temporary.replace(about)
-    work = Work(folder, targets, owner)
+    work = Work(folder, targets, owner, replaced)
     for output in range(len(targets)):
         work._claim(output)
     return work
@@ -217,7 +226,7 @@ def _remove_half_written(target: Storage) -> None:
 def _look(target: Storage) -> dict[str, Any] | None:
     """Who has begun to write there, if anyone; StorageError for a dataset that is not a conversion's to replace."""
     for name in (UNFINISHED_NAME, DATASET_NAME):  # both, when a run was killed at its very end
-        described = _read_json(target, name)
+        described = read_described(target, name)
         if described:
             return described | {"is_finished": name == DATASET_NAME}
     if read_if_there(target, INDEX_NAME) is not None:
@@ -238,39 +247,13 @@ def _check_claims(
                 f"{target.url} holds an unfinished conversion, which was begun on {claim['host']} with its work in "
                 f"{claim['work']}: run the same command there, or pass --overwrite to begin anew"
             )
-    changed = sorted(name for name in asked if before["asked"].get(name) != json.loads(json.dumps(asked[name])))
+    changed = sorted(
+        name
+        for name in asked
+        if before["asked"].get(name) != json.loads(json.dumps(asked[name])) and name not in _MAY_CHANGE
+    )
     if changed:
         raise StorageError(
             f"{targets[0].url} holds a conversion that was begun with other {', '.join(changed)}: run the command that "
             "began it, or pass --overwrite to begin anew"
         )
-
-
-def remove_dataset(target: Storage) -> None:
-    """Remove the files that a conversion wrote, finished or not, what makes them a dataset first."""
-    described = read_if_there(target, DATASET_NAME)
-    if described is not None:
-        files = own_files(parse_dataset(described, source=f"{target.url}/{DATASET_NAME}"))
-        target.delete(DATASET_NAME)
-        for name in files:
-            target.delete(name)
-    claim = _read_json(target, UNFINISHED_NAME)
-    if claim:
-        for number in range(claim["num_shards"]):
-            target.delete(shard_name(number) + claim["extension"])
-        for name in (*claim["files"], UNFINISHED_NAME):
-            target.delete(name)
-
-
-def _read_json(target: Storage, name: str) -> dict[str, Any] | None:
-    data = read_if_there(target, name)
-    if data is None:
-        return None
-    try:
-        described = dict(json.loads(data))
-        files = [*described.get("files", ()), f"shard{described.get('extension', '')}"]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise StorageError(f"{target.url}/{name} is damaged ({error}): remove it, or choose another target") from error
-    if not all(is_safe_name(file) for file in files):
-        raise StorageError(f"{target.url}/{name} names files outside the dataset: remove it, or choose another target")
-    return described

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from .command import add_command
+from .repeated import one_value_each
 
 if TYPE_CHECKING:
     from ..converters.options import ConvertOptions
@@ -21,6 +22,17 @@ DESCRIPTION = "Write datasets of any kind as MDS shards; the same command goes o
 
 def add_commands(commands: Commands) -> None:
     _add_arguments(add_command(commands, "convert", _run, DESCRIPTION, example=EXAMPLE))
+
+
+def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
+    """What the parser is given of a command line: if it is one of `convert`, each option in it has one value."""
+    if arguments[:1] != ["convert"]:
+        return arguments
+    parser = argparse.ArgumentParser()
+    _add_arguments(parser)
+    flags = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
+    pairs = ("--columns", "--roles", "--split")
+    return ["convert", *one_value_each(arguments[1:], flags=flags, pairs=pairs, lists={"--keep": ""}, num_positional=2)]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,17 +95,24 @@ def _add_rows(group: Group) -> None:
         help="read all rows as of this kind: messages, sharegpt, alpaca, prompt-response, text, tokens, …",
     )
     group.add_argument(
-        "--columns", nargs="+", default=[], metavar="ROLE=COLUMN", help="name columns that have unusual names"
+        "--columns", action="append", default=[], metavar="ROLE=COLUMN", help="name columns that have unusual names"
     )
     group.add_argument(
         "--keep",
-        nargs="*",
+        nargs="?",
+        const="",
+        action="append",
         metavar="COLUMN",
-        help="keep these columns, or all, as they are; COLUMN:json where values may be null or of several types",
+        help="keep COLUMN as it is (repeat it for others), or without COLUMN all; COLUMN:json where values may be null "
+        "or of several types",
     )
     group.add_argument("--system", metavar="TEXT", help="give TEXT to conversations without a system prompt")
     group.add_argument(
-        "--roles", nargs="+", default=[], metavar="NAME=ROLE", help="say who a speaker is that the data calls NAME"
+        "--roles",
+        action="append",
+        default=[],
+        metavar="NAME=ROLE",
+        help="say who a speaker is that the data calls NAME",
     )
     group.add_argument(
         "--learn",
@@ -125,7 +144,7 @@ def _add_written(group: Group) -> None:
     group.add_argument("--shuffle-seed", type=int, metavar="SEED", help="put all samples in the random order of SEED")
     group.add_argument(
         "--split",
-        nargs="+",
+        action="append",
         metavar="NAME=SHARE",
         help="write several datasets below the target: --split train=0.99 validation=0.01",
     )
@@ -178,7 +197,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
 
     keep: bool | tuple[str, ...] = ()
     if options.keep is not None:
-        keep = tuple(options.keep) or True
+        keep = True if "" in options.keep else tuple(options.keep)
     schema = SchemaOptions(
         kind=options.kind,
         columns=_pairs(options.columns, "--columns"),

@@ -44,7 +44,7 @@ def _add_verify(commands: Commands) -> None:
     summary = "Check a dataset's files, and list all that is wrong; exit status 1 if anything is."
     parser = add_command(commands, "verify", _verify, summary, example=VERIFY)
     parser.add_argument("remote", help="check the dataset in this folder or URL")
-    parser.add_argument("--deep", action="store_true", help="decode every sample, too, and measure it again")
+    parser.add_argument("--deep", action="store_true", help="decode every sample, too, measure and process it again")
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",

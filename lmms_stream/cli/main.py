@@ -22,7 +22,8 @@ OUR_COMMANDS = (convert.add_commands, datasets.add_commands, plan.add_commands, 
 def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands] = ()) -> int:
     """Run a command; errors a user can act on are one line on stderr and exit status 1. others: more commands."""
     parser = build_parser(others)
-    options, unknown = parser.parse_known_args(arguments)
+    words = convert.one_value_an_option(sys.argv[1:] if arguments is None else list(arguments))
+    options, unknown = parser.parse_known_args(words)
     if options.command == "train" and not any(each.startswith("-") for each in unknown):
         options.overrides += unknown  # argparse leaves those that follow an option
     elif unknown:

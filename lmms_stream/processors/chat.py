@@ -30,8 +30,9 @@ class ChatProcessor:
 
     What is learnt lies between the template's {% generation %} and {% endgeneration %} (transformers' convention for
     assistant masks). Of a template without them it is what each message of the assistant adds to the text before it,
-    up to the white space at its end. Messages with "learn": false are not learnt. The template is given the tools of
-    the sample, arguments of tool calls as objects, and always the same day as today.
+    up to the white space at its end. Messages with "learn": false are not learnt. Where such a template changes earlier
+    messages when others follow (Qwen3's drops their thoughts), only those after the change can be learnt. The template
+    is given the tools of the sample, arguments of tool calls as objects, and always the same day as today.
 
     ConfigError for a tokenizer that has no chat template, and for one that is not a fast one.
     """
@@ -88,9 +89,12 @@ class ChatProcessor:
     def _read(self, sample: Sample) -> _Rendered:
         chat = _parse(sample["messages"])
         text, spans = self._render(chat)
-        if not self._template_of(chat).has_marks:
-            spans = list(self._added_spans(chat, text).values())
-        left_out = self._spans_left_out(chat, text, spans) if chat.left_out else []
+        if self._template_of(chat).has_marks:
+            left_out = self._spans_left_out(chat, text, spans) if chat.left_out else []
+        else:
+            added = self._added_spans(chat, text)
+            spans = list(added.values())
+            left_out = [span for index, span in added.items() if index in chat.left_out]
         return _Rendered((text, [span for span in spans if span[0] < span[1]]), left_out)
 
     def _learnt(self, rendered: _Rendered, ids: NDArray[np.int32], spans: Sequence[Span]) -> Tokens:
@@ -120,15 +124,21 @@ class ChatProcessor:
         return self._template_of(chat).render(chat.messages, chat.tools)
 
     def _added_spans(self, chat: _Chat, text: str) -> dict[int, Span]:
-        """Index of each message of the assistant -> what it adds to the text of those before it."""
+        """Index of each message of the assistant -> what it adds to the text of those before it.
+
+        Messages that are not learnt may be missing: those that the template changes when others follow.
+        """
         template, spans = self._template_of(chat), {}
         for index in chat.spoken:
             before, _ = template.render(chat.messages[:index], chat.tools, prompt=True)
             upto, _ = template.render(chat.messages[: index + 1], chat.tools)
             if not (text.startswith(upto) and upto.startswith(before)):
+                if index in chat.left_out:
+                    continue
                 raise DataError(
                     f"the chat template changes message {index} when others follow, so what the assistant says cannot "
-                    "be told from the rest: wrap it in {% generation %} and {% endgeneration %} in the template"
+                    "be told from the rest: convert with --learn last, or wrap it in {% generation %} and "
+                    "{% endgeneration %} in the template"
                 )
             spans[index] = len(before), len(upto.rstrip())
         return spans

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.__main__ import main
+from lmms_stream.cli.convert import one_value_an_option
 from lmms_stream.cli.main import build_parser
 from lmms_stream.demo.command import add_commands
 from lmms_stream.demo.corpus import Corpus
@@ -69,6 +70,47 @@ def test_importing_and_asking_for_help_load_no_heavy_library(arguments: list[str
     assert "lmms_stream" in imported
     assert not imported & {"torch", "transformers", "streaming", "numba", "pyarrow", "boto3", "matplotlib"}
     sys.stdout.write(f"{' '.join(arguments)}: {seconds:.2f} s\n")
+
+
+TWO = {"split": ["train=.9", "validation=.1"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "sources", "expected"),
+    [
+        ("--split train=.9 validation=.1 a.jsonl out", ["a.jsonl"], TWO),
+        ("a.jsonl out --split train=.9 validation=.1", ["a.jsonl"], TWO),
+        ("a.jsonl --split train=.9 --split validation=.1 out --overwrite", ["a.jsonl"], TWO),
+        ("--split train=.9 validation=.1 data/day=3/a.jsonl b out", ["data/day=3/a.jsonl", "b"], TWO),
+        ("--limit 3 --columns messages=chat images=jpg hf:x?split=train out", ["hf:x?split=train"],
+         {"columns": ["messages=chat", "images=jpg"], "limit": 3}),
+        ("--roles human=user a.jsonl out --roles gpt=assistant", ["a.jsonl"],
+         {"roles": ["human=user", "gpt=assistant"]}),
+        ("--keep id a.jsonl out", ["a.jsonl"], {"keep": ["id"]}),
+        ("--keep id --keep lang a.jsonl b.jsonl out", ["a.jsonl", "b.jsonl"], {"keep": ["id", "lang"]}),
+        ("a.jsonl out --keep id lang", ["a.jsonl"], {"keep": ["id", "lang"]}),
+        ("--keep a.jsonl out", ["a.jsonl"], {"keep": [""]}),
+        ("a.jsonl out --keep --overwrite", ["a.jsonl"], {"keep": [""], "overwrite": True}),
+        ("a.jsonl out", ["a.jsonl"], {"keep": None, "split": None, "columns": [], "roles": []}),
+    ],
+)  # fmt: skip
+def test_options_of_several_values_leave_what_follows_them(
+    line: str, sources: list[str], expected: dict[str, object]
+) -> None:
+    words = one_value_an_option(["convert", *line.split()])
+    options = build_parser([add_commands]).parse_args(words)
+    assert (options.sources, options.target) == (sources, "out")
+    assert {name: getattr(options, name) for name in expected} == expected
+
+
+def test_a_command_whose_options_come_first_converts(corpus: Corpus, tmp_path: Path) -> None:
+    command = ("convert", "--split", "train=.9", "validation=.1", str(corpus.functions), str(tmp_path / "out"))
+    result = run_cli(*command)
+    assert result.returncode == 0, result.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train", "validation"]
+    result = run_cli(*command)
+    assert result.returncode == 0, result.stderr
+    assert "is there already, of the same sources and options: nothing to do" in " ".join(result.stdout.split())
 
 
 def test_commands_report_what_they_did(corpus: Corpus, tokenizer: Path, tmp_path: Path) -> None:

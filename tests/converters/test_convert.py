@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from lmms_stream.converters.convert import convert
+from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.index import index_dataset
+from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, DataError, StorageError
 from lmms_stream.mds.dataset import PackedStreamingDataset
@@ -111,14 +113,80 @@ def test_an_index_written_later_equals_the_one_written_at_conversion(
     assert PackedStreamingDataset(tmp_path).length_index().content_hash == expected.content_hash
 
 
+def test_a_conversion_that_is_asked_again_says_that_it_is_done(tmp_path: Path, chat_processor: ChatProcessor) -> None:
+    source = write_jsonl(tmp_path / "rows.jsonl", *[GOOD] * 50)
+    target = tmp_path / "out"
+    options: dict[str, Any] = {"processor": chat_processor, "splits": {"a": 0.5, "b": 0.5}, "num_workers": 1}
+    first = convert([source], str(target), **options)
+    files = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
+    said: list[str] = []
+    again = convert([source], str(target), **options, on_error="skip", progress=Progress(say=said.append))
+    (text,) = said
+    assert text.startswith(f"{target}/a, {target}/b: is there already, of the same sources and options: nothing to do")
+    assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == files
+    assert replace(again, seconds=first.seconds, kind=first.kind) == first
+    with pytest.raises(StorageError, match="holds a dataset already"):
+        convert([source], str(target), **options, limit=10)
+    with pytest.raises(StorageError, match="holds a dataset already"):
+        convert([write_jsonl(source, *[GOOD] * 51)], str(target), **options)
+    rejecting = write_jsonl(tmp_path / "other.jsonl", GOOD, UNANSWERED)
+    convert([rejecting], str(tmp_path / "rejects"), on_error="skip", num_workers=1)
+    with pytest.raises(StorageError, match="holds a dataset already"):  # it would be an error
+        convert([rejecting], str(tmp_path / "rejects"), num_workers=1)
+
+
+DROPS_THOUGHTS = (  # of all but the last answer, as Qwen3's does
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if loop.last and message['role'] == 'assistant' %}<think></think>{% endif %}{{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TWO_ANSWERS = {"messages": [*GOOD["messages"], *GOOD["messages"]]}
+
+
+def thoughtless(tokenizer: Path) -> ChatProcessor:
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(str(tokenizer))
+    loaded.chat_template = DROPS_THOUGHTS
+    return ChatProcessor(loaded)
+
+
+def test_what_training_could_not_process_is_an_error_of_the_conversion(tokenizer: Path, tmp_path: Path) -> None:
+    processor = thoughtless(tokenizer)
+    source = write_jsonl(tmp_path / "rows.jsonl", *[TWO_ANSWERS] * 20)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: the chat template changes message 1 .*--learn last"):
+        convert([source], str(tmp_path / "out"), processor=processor, num_workers=1)
+    with pytest.raises(DataError, match=r"no sample is left to write \(.*rows\.jsonl:1: the chat template changes"):
+        convert([source], str(tmp_path / "out"), processor=processor, num_workers=1, on_error="skip")
+    schema = SchemaOptions(learn="last")
+    assert convert([source], str(tmp_path / "out"), processor=processor, num_workers=1, schema=schema).num_rows == 20
+    assert verify_dataset(str(tmp_path / "out"), deep=True, processor=processor, num_workers=1).problems == ()
+    labels = processor.process(PackedStreamingDataset(tmp_path / "out")[0])["labels"]
+    assert processor.tokenizer.decode(labels[labels >= 0]) == "<think></think>hello<|end|>"
+
+
+def test_a_deep_check_processes_every_sample(tokenizer: Path, tmp_path: Path) -> None:
+    processor = thoughtless(tokenizer)
+    source = write_jsonl(tmp_path / "rows.jsonl", *[GOOD] * 5, TWO_ANSWERS, *[GOOD] * 1500)
+    convert([source], str(tmp_path / "out"), processor=processor, num_workers=1)
+    (problem,) = verify_dataset(str(tmp_path / "out"), deep=True, processor=processor, num_workers=1).problems
+    assert problem.where == "sample 5 (number 5 of shard.00000.mds)"
+    assert "the chat template changes message 1" in problem.what
+    report = convert([source], str(tmp_path / "skips"), processor=processor, num_workers=1, on_error="skip")
+    assert (report.num_rows, report.num_rejected) == (1505, 1)
+    write_jsonl(source, *[GOOD] * 1000, TWO_ANSWERS)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1001: the chat template changes message 1"):
+        convert([source], str(tmp_path / "looked-at"), processor=processor, num_workers=1)
+
+
 def test_a_second_conversion_into_a_target_is_refused_unless_it_may_overwrite(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", GOOD)
     target = tmp_path / "out"
     convert([source], str(target))
     (target / "mine.txt").write_text("kept")
+    write_jsonl(source, GOOD, GOOD)
     with pytest.raises(StorageError, match=r"holds a dataset already: choose another target, or pass --overwrite"):
         convert([source], str(target))
-    write_jsonl(source, GOOD, GOOD)
     assert convert([source], str(target), overwrite=True).num_rows == 2
     assert len(PackedStreamingDataset(target)) == 2
     assert (target / "mine.txt").read_text() == "kept"

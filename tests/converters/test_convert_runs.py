@@ -237,6 +237,22 @@ def test_splits_share_the_samples(chats: Path, tmp_path: Path, chat_processor: C
     assert written(str(tmp_path / "out")) == written(str(tmp_path / "again"))
 
 
+def test_a_split_without_samples_is_an_error_and_one_that_is_there_is_a_problem(chats: Path, tmp_path: Path) -> None:
+    splits = {"train": 0.999, "validation": 0.001}
+    with pytest.raises(
+        DataError, match=r"the split 'validation' holds none of the 50 samples: give it a larger share than 0\.001, an"
+    ):
+        convert([f"{chats}@[:50]"], str(tmp_path / "out"), splits=splits, num_workers=1)
+    assert not any(path.is_file() for path in (tmp_path / "out").rglob("*"))
+    convert([f"{chats}@[:50]"], str(tmp_path / "empty"), num_workers=1)
+    for name, changes in (("index.json", {"shards": []}), ("_lmms/dataset.json", {"shards": [], "num_samples": 0})):
+        path = tmp_path / "empty" / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    (problem,) = (each for each in verify_dataset(str(tmp_path / "empty")).problems if "no sample" in each.what)
+    assert problem.where == "index.json"
+    assert problem.what == "lists no sample, so nothing can be read from it: convert the dataset again"
+
+
 @pytest.mark.parametrize("part", ["", "@[10:20]", "@[-5:]"])
 @pytest.mark.parametrize("limit", [None, 3])
 def test_progress_ends_where_it_should(part: str, limit: int | None, chats: Path, tmp_path: Path) -> None:
@@ -306,12 +322,63 @@ def test_rows_that_do_not_fit_are_named_by_their_line_whatever_the_units(chats: 
     source.write_text("\n".join(["", *lines]))
     with pytest.raises(DataError, match=r"rows\.jsonl:2002: not valid JSON"):
         convert([source], str(tmp_path / "out"), unit_bytes=50_000, num_workers=2)
-    assert written(str(tmp_path / "out")) == {}
+    assert not {"index.json", "_lmms/dataset.json"} & set(written(str(tmp_path / "out")))
     report = convert([source], str(tmp_path / "out"), unit_bytes=50_000, num_workers=2, on_error="skip")
     assert (report.num_rows, report.num_rejected) == (NUM_CHATS - 2, 2)
     rejects = [json.loads(line) for line in (tmp_path / "out" / "_lmms" / "rejects.jsonl").read_text().splitlines()]
     assert [reject["row"] for reject in rejects] == [2002, 2502]
     assert {reject["source"] for reject in rejects} == {str(source)}
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_what_was_made_before_a_row_that_does_not_fit_is_kept_and_gone_on_with(
+    num_workers: int, chats: Path, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "rows.jsonl", tmp_path / "out"
+    lines = chats.read_text().splitlines(keepends=True)
+    source.write_text("".join([*lines[:-2], "{broken\n", *lines[-2:]]))
+    options: dict[str, Any] = {"unit_bytes": 50_000, "shard_bytes": 1 << 16, "num_workers": num_workers}
+    with pytest.raises(DataError, match=rf"rows\.jsonl:{NUM_CHATS - 1}: not valid JSON"):
+        convert([source], str(target), **options)
+    made = {path.name: path.stat().st_mtime_ns for path in target.glob("shard.*")}
+    assert len(made) > 4
+    assert not (target / "index.json").exists()
+    report = convert([source], str(target), **options, on_error="skip")
+    assert (report.num_rows, report.num_rejected) == (NUM_CHATS, 1)
+    assert made.items() <= {path.name: path.stat().st_mtime_ns for path in target.glob("shard.*")}.items()
+    convert([source], str(tmp_path / "once"), **options, on_error="skip")
+    assert written(str(target)) == written(str(tmp_path / "once"))
+
+
+def test_a_limit_gives_the_same_samples_and_counts_for_any_number_of_workers(
+    chats: Path, tmp_path: Path, chat_processor: ChatProcessor
+) -> None:
+    lines = chats.read_text().splitlines()
+    for number in range(5, NUM_CHATS, 100):
+        lines[number] = "{broken"
+    rows, other = tmp_path / "rows.jsonl", tmp_path / "other.jsonl"
+    rows.write_text("\n".join(lines))
+    other.write_text('{"text": "of another kind"}\n')
+    reports = []
+    for workers in (1, 2, 4):
+        target = str(tmp_path / str(workers))
+        report = convert(
+            [rows, other], target, limit=1234, unit_bytes=20_000, num_workers=workers, on_error="skip",
+            processor=chat_processor, shortest=200,
+        )  # fmt: skip
+        assert report.num_rows == 1234
+        reports.append((report.num_rejected, report.num_filtered, written(target)))
+    assert reports[0] == reports[1] == reports[2]
+    num_rejected, num_filtered, _ = reports[0]
+    num_read = 1234 + num_rejected + num_filtered  # rows up to the last that is written
+    assert num_filtered > 0
+    assert num_rejected == len(range(5, num_read, 100))
+    rows.write_text("\n".join([*(line for line in lines[:1400] if line != "{broken"), "{broken", "{}"]))
+    for workers in (1, 2, 4):  # behind what is asked for no row is an error
+        report = convert(
+            [rows], str(tmp_path / f"strict-{workers}"), limit=1234, unit_bytes=20_000, num_workers=workers
+        )
+        assert report.num_rows == 1234
 
 
 def test_a_processor_must_read_what_the_rows_are(tmp_path: Path, chat_processor: ChatProcessor) -> None:

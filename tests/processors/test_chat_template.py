@@ -43,6 +43,11 @@ TEMPLATES = {
         "{% else %}{{ word }} {% endif %}{% endfor %}{% endfor %}<|end|>"
     ),
 }
+DROPS_THOUGHTS = (  # of all but the last answer, as Qwen3's does
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if loop.last and message['role'] == 'assistant' %}<think></think>{% endif %}{{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 UNMARKED = TEMPLATES["ours"].replace("{% generation %}", "").replace("{% endgeneration %}", "")
 said = st.text(st.characters(codec="utf-8"), max_size=40)
 chats = st.lists(
@@ -127,6 +132,18 @@ def test_a_template_that_changes_earlier_answers_needs_marks(tokenizer: Path) ->
     answer = {"role": "assistant", "content": "two"}
     with pytest.raises(DataError, match="changes message 0 when others follow, so what the assistant says cannot be"):
         processor.process(stored([answer, {"role": "user", "content": "three"}]))
+
+
+def test_of_a_template_that_changes_earlier_answers_the_last_can_be_learnt(tokenizer: Path) -> None:
+    processor = ChatProcessor(with_template(tokenizer, DROPS_THOUGHTS))
+    turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
+    messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in turns]
+    with pytest.raises(
+        DataError, match=r"changes message 1 when others follow, .*: convert with --learn last, or wrap"
+    ):
+        processor.process(stored(messages))
+    messages[1]["learn"] = False
+    assert learnt(processor, stored(messages)) == "<think></think>four<|end|>"
 
 
 def test_chats_with_tools_have_a_template_of_their_own_where_there_is_one(tokenizer: Path) -> None:
