@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,8 @@ from .cursor import Cursor, SourceCursor
 from .kernels.turns import NEVER, take_turns
 from .pack_plan import PackPlan
 from .pack_range import PackRange, ends_of, runs
+from .weights import UNIT, Weights, parse_schedule, passed_on, share_out, to_quotas
 
-Weights = Mapping[str, float]  # source -> share of the tokens, in any unit
-UNIT = 1 << 40  # of shares and of what is lacked of them: a pack
 MAX_PHASES_AHEAD = 64  # of a schedule, that deadlines are looked for in
 
 
@@ -86,7 +85,7 @@ class Mixture:
             raise ConfigError("a mixture needs at least one source")
         self.plans = dict(plans)
         self.names = tuple(self.plans)
-        self.schedule = None if weights is None else _parse_schedule(weights, self.names)
+        self.schedule = None if weights is None else parse_schedule(weights, self.names)
         self._weighted = self.names
         if self.schedule is not None:
             self._weighted = tuple(n for n in self.names if any(weights.get(n) for _, weights in self.schedule))
@@ -239,7 +238,7 @@ class Mixture:
         else:
             rows, ends = phases
             quotas = self._quotas_of(names, sources)[rows]
-            credits += _shared(-int(credits.sum()), quotas[0])
+            credits += share_out(-int(credits.sum()), quotas[0])
             least = UNIT // max(2, 2 * len(self._weighted) - 2)
             take_turns(count, left, credits, quotas, ends, UNIT, least, taken)
         for name, credit in zip(names, credits.tolist(), strict=True):
@@ -254,10 +253,10 @@ class Mixture:
     def _quotas_of(self, names: tuple[str, ...], sources: Mapping[str, SourceCursor]) -> NDArray[np.int64]:
         """The shares of these sources in each phase, where no others have packs left: int64[phases, len(names)]."""
         if self.schedule is None:
-            return _quotas([Fraction(self.plans[name].num_packs(sources[name].epoch)) for name in names])[None]
+            return to_quotas([Fraction(self.plans[name].num_packs(sources[name].epoch)) for name in names])[None]
         if names not in self._quotas:
             weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
-            self._quotas[names] = np.stack([_quotas(shares) for shares in _passed_on(weights)])
+            self._quotas[names] = np.stack([to_quotas(shares) for shares in passed_on(weights)])
         return self._quotas[names]
 
     def _advance(self, name: str, at: SourceCursor, count: int) -> SourceCursor:
@@ -266,55 +265,6 @@ class Mixture:
         if self.schedule is not None and packs == self.plans[name].num_packs(at.epoch):
             return dataclasses.replace(at, epoch=at.epoch + 1, packs=0)
         return dataclasses.replace(at, packs=packs)
-
-
-def _quotas(shares: Sequence[Fraction]) -> NDArray[np.int64]:
-    """Shares in whole numbers that add up to UNIT: int64[len(shares)]; what rounding leaves goes to the most rounded.
-
-    >>> _quotas([Fraction(3), Fraction(1)]).tolist() == [3 * UNIT // 4, UNIT // 4]
-    True
-    """
-    exact = [share * UNIT / sum(shares) for share in shares]
-    quotas = [math.floor(quota) for quota in exact]
-    by_rest = sorted(range(len(shares)), key=lambda number: (quotas[number] - exact[number], number))
-    for number in by_rest[: UNIT - sum(quotas)]:
-        quotas[number] += 1
-    return np.array(quotas, np.int64)
-
-
-def _passed_on(weights: Sequence[list[Fraction]]) -> list[list[Fraction]]:
-    """The weights of each phase, or where all are 0 those of the next that has some, or else of the last before it."""
-    some = [number for number, shares in enumerate(weights) if any(shares)]
-    return [
-        weights[min((other for other in some if other >= number), default=some[-1])] for number in range(len(weights))
-    ]
-
-
-def _shared(credit: int, quotas: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A credit shared in proportion: int64, of the shape of quotas, which add up to UNIT."""
-    shares = np.array([credit * int(quota) // UNIT for quota in quotas.tolist()], np.int64) if credit else 0 * quotas
-    shares[int(np.argmax(quotas))] += credit - int(shares.sum())
-    return shares
-
-
-def _parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[str]) -> list[tuple[int, Weights]]:
-    by_step: dict[Any, Any] = {key: value for key, value in weights.items() if isinstance(value, Mapping)}
-    schedule: list[tuple[Any, Any]] = sorted(by_step.items()) if by_step else [(0, weights)]
-    if len(by_step) not in (0, len(weights)) or any(isinstance(step, str) for step in by_step):
-        raise ConfigError(f"weights must map sources to shares, or first steps to such maps, got {dict(weights)!r}")
-    if schedule[0][0] != 0:
-        raise ConfigError(f"a schedule of weights must begin at step 0, got step {schedule[0][0]}")
-    checked: list[tuple[int, Weights]] = []
-    for step, shares in schedule:
-        for name, share in shares.items():
-            if name not in names:
-                raise ConfigError(f"weights name {name!r}, the sources are {', '.join(names)}")
-            if not (isinstance(share, int | float) and math.isfinite(share) and share >= 0):
-                raise ConfigError(f"the weight of {name!r} must be a number that is 0 or more, got {share!r}")
-        if not any(shares.values()):
-            raise ConfigError(f"the weights from step {step} on are all 0: nothing would be read")
-        checked.append((int(step), dict(shares)))
-    return checked
 
 
 class _EpochPacks(NamedTuple):
