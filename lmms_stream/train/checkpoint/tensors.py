@@ -47,7 +47,7 @@ def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tens
 
 
 def set_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: Tensors) -> None:
-    settings = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    settings: Any = get_optimizer_state_dict(model, optimizer)["param_groups"]
     set_model_state_dict(model, values["model"])
     # A parameter that never had a gradient has no state: it gets one at its first update, as in a run that goes on.
     has_all = {name for group in settings for name in group["params"]} <= values["optimizer"].keys()

@@ -37,7 +37,7 @@ def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, de
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
             use_all_parameters(part)
         fully_shard(part, mesh=mesh, mp_policy=policy)
-    if hasattr(model, "set_reduce_scatter_unused_params"):
+    if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         # Experts that no token of a rank's packs went to have no gradient there, and ranks would reduce other tensors.
         model.set_reduce_scatter_unused_params(True)
     register_fsdp_forward_method(model, "logits")

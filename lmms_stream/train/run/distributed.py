@@ -82,10 +82,11 @@ def build_mesh(device: torch.device, *, world_size: int, shard_ranks: int | None
             f"train.shard_ranks {shard_ranks} does not divide the world size {world_size}: choose a divisor"
         )
     ranks = torch.arange(world_size).view(-1, shard_ranks)
-    groups = [
-        dist.new_subgroups_by_enumeration(rows.tolist(), timeout=datetime.timedelta(seconds=timeout_s))[0]
-        for rows in (ranks.T, ranks)
-    ]
+    groups = []
+    for rows in (ranks.T, ranks):
+        group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=datetime.timedelta(seconds=timeout_s))
+        assert isinstance(group, dist.ProcessGroup)  # each rank is in one
+        groups.append(group)
     return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=("copy", "shard"))
 
 
