@@ -13,7 +13,7 @@ from ..storage.fetch_config import FetchConfig
 from ..storage.local import LocalStorage
 from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
-from .index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
+from .index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, parse_description
 
 
@@ -128,11 +128,17 @@ class StoredDataset:
 
     def _last_fingerprint(self) -> str:
         try:
-            return str(json.loads(self._read(DATASET_NAME) or b"")["lengths"][-1])
+            fingerprint = json.loads(self._read(DATASET_NAME) or b"")["lengths"][-1]
         except (LookupError, ValueError) as error:
             raise LengthsError(
                 f"{self.url} lists no lengths index: write one with lmms-stream index {self.url} --tokenizer …"
             ) from error
+        if not is_safe_name(fingerprint) or "/" in fingerprint:
+            raise LengthsError(
+                f"{self.url}/{DATASET_NAME} lists {str(fingerprint)[:80]!r}, which is not the plain name of a lengths "
+                "index: refused; convert the dataset again"
+            )
+        return str(fingerprint)
 
     def _read(self, name: str) -> bytes | None:
         try:
