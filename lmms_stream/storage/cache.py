@@ -31,18 +31,20 @@ from .temporaries import leftovers, remove_leftovers, temporary_name
 def default_cache_folder(remote: str) -> Path:
     """A folder for a remote below one of this user's alone, in the system's temporary folder.
 
-    StorageError when somebody else has made that one: they could change what is read.
+    A relative path is that of the working directory. StorageError when somebody else has made the one of this user:
+    they could change what is read.
     """
     mine = Path(tempfile.gettempdir()) / f"lmms_stream-{os.getuid()}"
     with disk_errors(str(mine)):
         mine.mkdir(mode=0o700, exist_ok=True)
     if mine.is_symlink() or mine.stat().st_uid != os.getuid():
         raise StorageError(f"{mine} belongs to somebody else: name a folder of yours as local")
-    return mine / hashlib.blake2b(remote.encode(), digest_size=16).hexdigest()
+    name = remote if "://" in remote else str(Path(remote).absolute())
+    return mine / hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def home_folder(url: str) -> Path:
-    """default_cache_folder of a dataset, the same one however a local path is written."""
+    """default_cache_folder of a dataset, the same one through whatever links a local path leads."""
     return default_cache_folder(url if "://" in url else str(Path(url).resolve()))
 
 
