@@ -30,6 +30,12 @@ def lengths_names(fingerprint: str) -> tuple[str, str]:
     return f"{LENGTHS_FOLDER}/{fingerprint}.npy", f"{LENGTHS_FOLDER}/{fingerprint}.json"
 
 
+def is_description(name: str) -> bool:
+    """Whether a name relative to the dataset is that of the description of a lengths index."""
+    folder, _, file = name.rpartition("/")
+    return folder == LENGTHS_FOLDER and file.endswith(".json") and not file.startswith(".")
+
+
 def parse_description(data: bytes, *, fingerprint: str) -> dict[str, Any]:
     """num_samples, content_hash and processor of an index, as its JSON file says; LengthsError when it does not.
 
