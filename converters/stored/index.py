@@ -89,7 +89,9 @@ def _read_tasks(storage: Storage) -> list[_Task]:
 
 
 def _list_index(storage: Storage, fingerprint: str, names: Sequence[str]) -> None:
-    """Put the index last in `_lmms/dataset.json`; plain MDS datasets have none, and get none."""
+    """Put the index last in `_lmms/dataset.json`; plain MDS datasets have none and get none, their indexes are found
+    where they lie.
+    """
     try:
         dataset = json.loads(storage.read(DATASET_NAME))
     except ObjectMissingError:

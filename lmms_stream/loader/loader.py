@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from multiprocessing import get_start_method
+from multiprocessing import get_all_start_methods, get_start_method
 from typing import Any, Literal
 
 import torch
@@ -28,10 +27,12 @@ from .delivery import LaneDelivery, PlanDelivery
 from .wire import WireBatch, from_wire
 from .worker import PREFETCH_PACKS, Item, LaneWorker, Made, PackWorker, PlanWorker
 from .worker_counts import FetchMeter
+from .worker_end import end_workers, is_of_worker_code
 from .worker_start import Running, iterate_running
 
 SOURCE = "data"  # the name of a single source in the cursor
 MAX_ITEMS_AHEAD = 32
+FETCH_ERROR_S = 10.0  # after the time that a fetch may take, for its error, which says more, to come first
 TOKENS_PER_FILL = 1 << 17  # of packs that share their rows, so that some calls serve many short packs
 
 
@@ -49,8 +50,9 @@ class PackedLoader:
     size, worker count or global_batch, and with other weights or more sources (in lanes: after merge_states).
     drop_last drops a short last step (num_dropped_packs counts its packs), which is padded with label-free packs
     otherwise. pin_memory: batches are page-locked where there is a GPU. start_method: how workers are started
-    (default: torch's). persistent_workers: they are kept from one iteration to the next. Raises ConfigError when
-    global_batch cannot be shared equally.
+    (default: the program's). timeout_s: a worker that gives nothing for as long is an error; where shards are copied
+    to this node, no sooner than their own timeout_s (FetchConfig) and some seconds. persistent_workers: they are kept
+    from one iteration to the next. Raises ConfigError when global_batch cannot be shared equally.
     """
 
     def __init__(
@@ -105,7 +107,8 @@ class PackedLoader:
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self.persistent_workers = persistent
         self.start_method = start_method
-        self.timeout_s = timeout_s
+        copied = [each.fetch.timeout_s for each in datasets.values() if each.one.is_copied]
+        self.timeout_s = max([timeout_s, *(fetch_s + FETCH_ERROR_S for fetch_s in copied)])
         self._batches: DataLoader[Item] | None = None
         of_worker = PREFETCH_PACKS + (self._items_ahead + 1) * self.settings.packs_per_item
         packs_ahead = of_worker * max(1, num_workers) * self.world.num_groups // self.world.num_group_nodes
@@ -238,12 +241,13 @@ class PackedLoader:
             keep = self.persistent_workers
             raise
         except (RuntimeError, ConnectionError, EOFError) as error:  # a worker is dead, or past the timeout
+            if is_of_worker_code(error):
+                raise
             raise self.worker_error(error) from error
         finally:
             if not keep:
                 self._batches = None
-                with suppress(RuntimeError):  # torch raises the death of a second worker wherever we happen to be
-                    waiting._shutdown_workers()
+                end_workers(waiting)
 
     def worker_error(self, cause: BaseException) -> WorkerError:
         """What to raise where torch says that a worker is dead or silent."""
@@ -266,7 +270,8 @@ class PackedLoader:
         return min(MAX_ITEMS_AHEAD, max(2, -(-of_step // max(1, self.num_workers))))
 
     def _make_workers(self) -> tuple[DataLoader[Item], Running | None]:
-        start_method = self.start_method or get_start_method()
+        # Asking for the program's own, and leaving it to torch, would both fix it for good where none is set yet.
+        start_method = self.start_method or get_start_method(allow_none=True) or get_all_start_methods()[0]
         running = Running(self.num_workers) if start_method == "fork" else None
         batches = DataLoader(
             self._worker,
@@ -274,7 +279,7 @@ class PackedLoader:
             collate_fn=_as_it_is,
             num_workers=self.num_workers,
             prefetch_factor=self._items_ahead,
-            multiprocessing_context=self.start_method,
+            multiprocessing_context=start_method,
             persistent_workers=self.persistent_workers,
             timeout=self.timeout_s,
             worker_init_fn=running.begin if running is not None else outlive_stop_signal,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from ..errors import LengthsError
 from ..plan.lengths import HASH_BYTES, Lengths, hash_lengths
 
 LENGTHS_FOLDER = "_lmms/lengths"
+_CONTENT_HASH = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
 
 
 def lengths_names(fingerprint: str) -> tuple[str, str]:
@@ -28,11 +30,20 @@ def lengths_names(fingerprint: str) -> tuple[str, str]:
     return f"{LENGTHS_FOLDER}/{fingerprint}.npy", f"{LENGTHS_FOLDER}/{fingerprint}.json"
 
 
+def is_description(name: str) -> bool:
+    """Whether a name relative to the dataset is that of the description of a lengths index."""
+    folder, _, file = name.rpartition("/")
+    return folder == LENGTHS_FOLDER and file.endswith(".json") and not file.startswith(".")
+
+
 def parse_description(data: bytes, *, fingerprint: str) -> dict[str, Any]:
-    """num_samples, content_hash and processor of an index, as its JSON file says; LengthsError when it does not."""
+    """num_samples, content_hash and processor of an index, as its JSON file says; LengthsError when it does not.
+
+    The content_hash names files on this node, so nothing but a hash is taken for one.
+    """
     try:
         described = json.loads(data)
-        return {
+        parsed = {
             "num_samples": int(described["num_samples"]),
             "content_hash": str(described["content_hash"]),
             "processor": dict(described["processor"]),
@@ -42,6 +53,13 @@ def parse_description(data: bytes, *, fingerprint: str) -> dict[str, Any]:
             f"the description of lengths index {fingerprint} cannot be read ({error}): "
             "write it again with lmms-stream index"
         ) from error
+    if not _CONTENT_HASH.fullmatch(parsed["content_hash"]):
+        raise LengthsError(
+            f"the description of lengths index {fingerprint} cannot be read (its content_hash "
+            f"{parsed['content_hash'][:80]!r} is not {2 * HASH_BYTES} hexadecimal digits): write it again with "
+            "lmms-stream index"
+        )
+    return parsed
 
 
 def array_matches(path: Path, *, content_hash: str) -> bool:

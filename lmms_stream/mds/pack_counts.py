@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage.disk_errors import disk_errors
 from ..storage.locks import locked
 from ..storage.temporaries import remove_leftovers, temporary_name
 
@@ -26,16 +27,17 @@ class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
         return np.asarray(counts, dtype=np.int64)
 
     def __setitem__(self, key: str, counts: NDArray[np.int64]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{key}.npy"
-        with locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
-            if lock is None:  # another process is about to write the same
-                return
-            remove_leftovers(path)
-            temporary = temporary_name(path)
-            with temporary.open("wb") as file:
-                np.save(file, counts)
-            temporary.replace(path)
+        with disk_errors(str(path)):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
+                if lock is None:  # another process is about to write the same
+                    return
+                remove_leftovers(path)
+                temporary = temporary_name(path)
+                with temporary.open("wb") as file:
+                    np.save(file, counts)
+                temporary.replace(path)
 
     def __delitem__(self, key: str) -> None:
         (self._folder / f"{key}.npy").unlink()

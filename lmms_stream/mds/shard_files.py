@@ -23,7 +23,7 @@ def try_fetch_shard(cache: LocalCache, info: ShardInfo, *, wait: bool = False) -
 
 def shard_at_hand(cache: LocalCache, info: ShardInfo) -> Path | None:
     """The local path of a shard that was fetched before, by whatever process; None when it must be fetched."""
-    return cache.at_hand(_wanted(info))
+    return cache.at_hand(info.zip_name or info.name, _wanted(info))
 
 
 def _wanted(info: ShardInfo) -> Wanted:
@@ -35,8 +35,9 @@ def _wanted(info: ShardInfo) -> Wanted:
 
     return Wanted(
         name=info.name,
-        identity=f"{info.size} {info.checksum}",
+        identity=f"{info.size} {info.checksum}",  # in records of copies that users have
         num_bytes=info.size + (info.zip_size or 0),
         valid=valid,
+        by_size=info.checksum is None,
         decode=None if info.zip_name is None else decode,
     )

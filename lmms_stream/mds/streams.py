@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ..processors.base import Processor, processor_fingerprint
@@ -13,8 +14,8 @@ from ..storage.fetch_config import FetchConfig
 from ..storage.local import LocalStorage
 from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
-from .index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
-from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, parse_description
+from .index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
+from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, is_description, lengths_names, parse_description
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +57,7 @@ class StoredDataset:
     def __init__(self, stream: Stream, *, config: FetchConfig):
         self.storage: Storage = open_storage(stream.url, retry=config.retry)
         self.url = self.storage.url
-        folder = stream.cache_folder or default_cache_folder(self.url)
-        self.cache = LocalCache(self.storage, folder, retry=config.retry)
+        self.cache = LocalCache(self.storage, self._cache_folder(stream), retry=config.retry)
         source = f"{self.url}/{INDEX_NAME}"
         try:
             index = self.storage.read(INDEX_NAME)
@@ -72,6 +72,17 @@ class StoredDataset:
         if self.num_samples == 0:
             raise ShardError(f"{source} lists no samples: convert the dataset again")
         self.cache.clean([*self.shard_folders, self.cache.folder / LENGTHS_FOLDER])
+
+    def _cache_folder(self, stream: Stream) -> Path:
+        """Where copies and pack counts lie: beside a local dataset that is its own cache only if it can be written."""
+        folder = stream.cache_folder
+        if folder is None or (
+            isinstance(self.storage, LocalStorage)
+            and folder.absolute() == self.storage.folder.absolute()
+            and not _is_writable(folder)
+        ):
+            return default_cache_folder(self.url)
+        return folder
 
     @property
     def shard_folders(self) -> list[Path]:
@@ -127,15 +138,48 @@ class StoredDataset:
         return LengthIndex.open(array_path, description, fingerprint=fingerprint)
 
     def _last_fingerprint(self) -> str:
+        described = self._read(DATASET_NAME)
+        if described is None:
+            return self._found_fingerprint()
         try:
-            return str(json.loads(self._read(DATASET_NAME) or b"")["lengths"][-1])
+            fingerprint = json.loads(described)["lengths"][-1]
         except (LookupError, ValueError) as error:
+            raise self._no_lengths() from error
+        if not is_safe_name(fingerprint) or "/" in fingerprint:
             raise LengthsError(
-                f"{self.url} lists no lengths index: write one with lmms-stream index {self.url} --tokenizer …"
-            ) from error
+                f"{self.url}/{DATASET_NAME} lists {str(fingerprint)[:80]!r}, which is not the plain name of a lengths "
+                "index: refused; convert the dataset again"
+            )
+        return str(fingerprint)
+
+    def _found_fingerprint(self) -> str:
+        """The index that lies beside a plain MDS dataset, which lists none; in a folder the one that is newest."""
+        found = [each for each in self.storage.list_objects(f"{LENGTHS_FOLDER}/") if is_description(each.key)]
+        if not found:
+            raise self._no_lengths()
+        if isinstance(self.storage, LocalStorage):  # whose tags are times
+            found = [max(found, key=lambda each: int(each.tag))]
+        fingerprints = [PurePosixPath(each.key).stem for each in found]
+        if len(fingerprints) > 1:
+            raise LengthsError(
+                f"{self.url} has several lengths indexes ({', '.join(fingerprints)}): give the processor whose index "
+                "it is to be (on the command line --tokenizer)"
+            )
+        return fingerprints[0]
+
+    def _no_lengths(self) -> LengthsError:
+        return LengthsError(
+            f"{self.url} lists no lengths index: write one with lmms-stream index {self.url} --tokenizer …"
+        )
 
     def _read(self, name: str) -> bytes | None:
         try:
             return self.storage.read(name)
         except ObjectMissingError:
             return None
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder and in those of ours below it; one that is not there can be made."""
+    ours = (folder, *(folder / name for name in ("_lmms", "_lmms/counts", LENGTHS_FOLDER)))
+    return all(os.access(each, os.W_OK | os.X_OK) for each in ours if each.is_dir())

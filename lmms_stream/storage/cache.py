@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,22 +28,26 @@ from .storage import Storage
 from .tally import FetchTally
 from .temporaries import leftovers, remove_leftovers, temporary_name
 
+_MD5 = re.compile(r"[0-9a-f]{32}")  # what S3 gives as the tag of an object that was written in one request
+
 
 def default_cache_folder(remote: str) -> Path:
     """A folder for a remote below one of this user's alone, in the system's temporary folder.
 
-    StorageError when somebody else has made that one: they could change what is read.
+    A relative path is that of the working directory. StorageError when somebody else has made the one of this user:
+    they could change what is read.
     """
     mine = Path(tempfile.gettempdir()) / f"lmms_stream-{os.getuid()}"
     with disk_errors(str(mine)):
         mine.mkdir(mode=0o700, exist_ok=True)
     if mine.is_symlink() or mine.stat().st_uid != os.getuid():
         raise StorageError(f"{mine} belongs to somebody else: name a folder of yours as local")
-    return mine / hashlib.blake2b(remote.encode(), digest_size=16).hexdigest()
+    name = remote if "://" in remote else str(Path(remote).absolute())
+    return mine / hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def home_folder(url: str) -> Path:
-    """default_cache_folder of a dataset, the same one however a local path is written."""
+    """default_cache_folder of a dataset, the same one through whatever links a local path leads."""
     return default_cache_folder(url if "://" in url else str(Path(url).resolve()))
 
 
@@ -51,6 +56,7 @@ class Wanted:
     """What a local copy must be. identity: names its content; valid: whether a file has it (reads all of it).
 
     name: of the copy, in the cache folder. num_bytes: room it takes there, and while it is made.
+    by_size: `valid` knows the size alone, so that the store's tag of the object must tell whether a copy is current.
     decode: what makes it of the downloaded bytes (decompression; ValueError when they are damaged).
     remember: of a local dataset's own object too, that it was found valid, so that it is read through once.
     """
@@ -59,6 +65,7 @@ class Wanted:
     identity: str
     num_bytes: int
     valid: Callable[[Path], bool]
+    by_size: bool = False
     decode: Callable[[bytes], bytes] | None = None
     remember: bool = False
 
@@ -83,6 +90,7 @@ class LocalCache:
         self.retry = retry
         self.room = room
         self.tally = FetchTally()
+        self._tags: dict[str, str] = {}  # of objects that no checksum is known of, asked for once in each process
 
     def fetch(self, key: str, wanted: Wanted, *, wait: bool = True) -> Path | None:
         """The local path of an object, downloaded unless a valid copy is there; None when it would have to wait.
@@ -97,7 +105,8 @@ class LocalCache:
                 original = self.storage.folder / (key if wanted.decode is None else wanted.name)
                 if original.exists() and self._is_valid(original, wanted, record_path):
                     return original
-            if self.at_hand(wanted) is not None:
+            identity = self._identity(key, wanted)
+            if self.at_hand(key, wanted) is not None:
                 self.tally.add(hits=1)
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,20 +118,32 @@ class LocalCache:
                         f"{record_path} was held by another process for {self.retry.timeout_s:g} s: "
                         "is its download stuck? End that process and try again"
                     )
-                if Record.read(record_path).vouches_for(path, wanted.identity):
+                if Record.read(record_path).vouches_for(path, identity):
                     self.tally.add(hits=1)
                 else:
                     ours = self._have(key, path, wanted, record_path)
-                    Record.of(path, wanted.identity, ours=ours).write(lock)
+                    Record.of(path, identity, ours=ours).write(lock)
                     self.touch(path)
         except OSError as error:
             raise disk_error(str(path), error) from error
         return path
 
-    def at_hand(self, wanted: Wanted) -> Path | None:
-        """The local copy, if it was found valid since this machine was started; a look that takes no time."""
+    def at_hand(self, key: str, wanted: Wanted) -> Path | None:
+        """The local copy, if it was found valid since this machine was started.
+
+        A look that takes no time, but for the first at an object that is known by its size alone: its tag is asked for.
+        """
         path = self.folder / wanted.name
-        return path if Record.read(path.with_name(f".{path.name}.lock")).vouches_for(path, wanted.identity) else None
+        record = Record.read(path.with_name(f".{path.name}.lock"))
+        return path if record.vouches_for(path, self._identity(key, wanted)) else None
+
+    def _identity(self, key: str, wanted: Wanted) -> str:
+        """What the record of a current copy says: the content's name, and the store's tag where that is the size."""
+        if not wanted.by_size:
+            return wanted.identity
+        if key not in self._tags:
+            self._tags[key] = self.storage.stat(key).tag
+        return f"{wanted.identity} {self._tags[key]}".rstrip()  # without a tag: of stores that give none
 
     @staticmethod
     def _is_valid(original: Path, wanted: Wanted, record_path: Path) -> bool:
@@ -152,9 +173,18 @@ class LocalCache:
         """Make a valid copy lie at `path`; returns whether it is a download of ours."""
         if path.is_dir():
             raise StorageError(f"{path} is a folder, a file of the dataset belongs there: move it away")
-        if path.exists() and wanted.valid(path):
-            self.tally.add(hits=1)
-            return Record.read(record_path).owns(path)
+        record = Record.read(record_path)
+        if path.exists():
+            if wanted.valid(path) and self._is_current(key, path, wanted, record):
+                self.tally.add(hits=1)
+                return record.owns(path)
+            if record.owns(path):
+                path.unlink()  # what replaces it is downloaded under a new record, which does not vouch for this file
+            elif not self._is_original(key, path):
+                raise StorageError(
+                    f"{path} is not what {self.storage.url}/{key} holds, and was not downloaded by lmms-stream, so it "
+                    "is left as it is: name another folder as local, or move it away"
+                )
         for attempt in range(1, self.retry.attempts + 1):
             if self._download(key, path, wanted, record_path):
                 self.tally.add(misses=1)
@@ -165,6 +195,23 @@ class LocalCache:
             f"{self.storage.url}/{key}: what was downloaded does not match the size or checksum in its "
             f"index ({self.retry.attempts} attempts): the object is damaged or was replaced; convert the dataset again"
         )
+
+    def _is_current(self, key: str, path: Path, wanted: Wanted, record: Record) -> bool:
+        """Whether a valid file is a copy of what the store holds now, as far as the store tells.
+
+        A file that its user put there, which neither a checksum nor a tag can be compared with, is taken at its word.
+        """
+        tag = self._tags[key] if wanted.by_size else ""
+        if not tag or (record.identity == self._identity(key, wanted) and record.fits(path)):
+            return True
+        if wanted.decode is None and _MD5.fullmatch(tag):
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == tag
+        return not record.owns(path) and record.identity in ("", wanted.identity)
+
+    def _is_original(self, key: str, path: Path) -> bool:
+        """Whether a path in the cache folder is the object itself, of a local dataset that is its own cache."""
+        return isinstance(self.storage, LocalStorage) and path == self.storage.folder / key
 
     def _download(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
         """Download, check and rename; False when what comes is not valid."""

@@ -82,18 +82,40 @@ class CloudStorage:
             action,
             where=where,
             retry=self.retry,
-            refusal=lambda error: self._explain(error, where),
+            refusal=lambda error: (_explain_hub if where.startswith("hf://") else _explain)(error, where),
             remedy="check the network and the store, or try again",
         )
 
-    @staticmethod
-    def _explain(error: Exception, where: str) -> StorageError | None:
-        if isinstance(error, FileNotFoundError):
-            return ObjectMissingError(f"{where} does not exist: check the URL")
-        if isinstance(error, NotImplementedError):
-            return StorageError(f"{where}: {error}: name the objects one by one, or list them in a YAML file")
-        if isinstance(error, ImportError):
-            return StorageError(f"{where}: {error}: install what MosaicML Streaming needs for this kind of store")
-        if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError)):
-            return disk_error(where, error)
+
+def _explain(error: Exception, where: str) -> StorageError | None:
+    """The error to raise at once, or None when another attempt may help."""
+    if isinstance(error, FileNotFoundError):
+        return ObjectMissingError(f"{where} does not exist: check the URL")
+    if isinstance(error, NotImplementedError):
+        return StorageError(f"{where}: {error}: name the objects one by one, or list them in a YAML file")
+    if isinstance(error, ImportError):
+        return StorageError(f"{where}: {error}: install what MosaicML Streaming needs for this kind of store")
+    if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError)):
+        return disk_error(where, error)
+    return None
+
+
+def _explain_hub(error: Exception, where: str) -> StorageError | None:
+    """The same for the hub, whose errors are OSErrors, and its FileNotFoundError one of the network."""
+    try:
+        from huggingface_hub import errors
+    except ImportError:
+        return _explain(error, where)
+    if isinstance(error, errors.LocalEntryNotFoundError):
         return None
+    if isinstance(error, errors.EntryNotFoundError):
+        return ObjectMissingError(f"{where} does not exist: check the URL")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return StorageError(
+            f"{where}: the hub knows no such repository, or does not show it to you: check the URL "
+            "(hf://datasets/ORGANIZATION/NAME/…), or set HF_TOKEN"
+        )
+    if isinstance(error, errors.HfHubHTTPError):
+        status = error.response.status_code if error.response is not None else 500
+        return None if status >= 500 or status == 429 else StorageError(f"{where}: {error}: check the URL and HF_TOKEN")
+    return _explain(error, where)

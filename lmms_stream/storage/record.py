@@ -65,7 +65,11 @@ class Record:
 
     def vouches_for(self, path: Path, identity: str) -> bool:
         """Whether the file was checked since the machine was started, and has not been changed since."""
-        if not self.inode or self.identity != identity or self.boot != boot_id():
+        return self.identity == identity and self.boot == boot_id() and self.fits(path)
+
+    def fits(self, path: Path) -> bool:
+        """Whether the file has not been changed since it was checked, as its inode, size and time tell."""
+        if not self.inode:
             return False
         try:
             stat = path.stat()

@@ -16,6 +16,7 @@ from ..errors import TrainingError
 from ..loader.batch_maker import Collator
 from ..loader.collate import collate, join
 from ..loader.loader import PackedLoader
+from ..loader.worker_end import is_of_worker_code
 from ..mds.dataset import PackedStreamingDataset
 from ..signals import StopSignal
 from ..types import Batch
@@ -105,7 +106,7 @@ class FSDP2SFTTrainer:
                         self._run(stop)
                 self.saver.export()
             except RuntimeError as error:  # torch's signal handler raises the death of a loader worker at any line
-                if "DataLoader worker" not in str(error):
+                if "DataLoader worker" not in str(error) or is_of_worker_code(error):
                     raise
                 raise self.loader.worker_error(error) from error
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from lmms_stream.mds.shard_files import fetch_shard
 from lmms_stream.storage.cache import LocalCache, Wanted, default_cache_folder
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.retry import Retry
+from streaming import MDSWriter
 
 
 def test_many_processes_fetch_an_object_once(tmp_path: Path) -> None:
@@ -129,3 +131,31 @@ def test_counts_on_disk_come_back_and_damaged_ones_are_missing(tmp_path: Path) -
     path = tmp_path / "counts" / "plan-0.npy"
     path.write_bytes(path.read_bytes()[:-3])
     assert counts.get("plan-0") is None
+
+
+def test_a_path_from_two_working_directories_has_two_default_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert default_cache_folder("data/train") == default_cache_folder(str(tmp_path / name / "data" / "train"))
+        found.append(default_cache_folder("data/train"))
+    assert found[0] != found[1]
+    assert default_cache_folder("s3://a/x").name == hashlib.blake2b(b"s3://a/x", digest_size=16).hexdigest()
+    assert default_cache_folder("/a/x").name == hashlib.blake2b(b"/a/x", digest_size=16).hexdigest()
+
+
+def test_datasets_of_one_relative_path_do_not_share_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two compressed datasets of the same sizes, each read from its own working directory."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    found = []
+    for tokens in ([1, 2, 3], [4, 5, 6]):
+        folder = tmp_path / str(tokens[0])
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        with MDSWriter(columns={"input_ids": "ndarray:int32"}, out="data", compression="zstd") as writer:
+            writer.write({"input_ids": np.array(tokens, np.int32)})
+        found.append(PackedStreamingDataset("data")[0]["input_ids"].tolist())
+    assert found == [[1, 2, 3], [4, 5, 6]]

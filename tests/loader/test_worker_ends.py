@@ -1,0 +1,121 @@
+"""How workers end: errors of what runs in them, a shard that does not come, a loop that is left while they are busy."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmms_stream.errors import StorageError, WorkerError
+from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.storage.fetch_config import FetchConfig
+
+from ..conftest import run_command, write_tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with fewer cores
+
+
+class OneByOne:
+    """TokensProcessor without what fills packs at once, so that samples are processed in workers."""
+
+    def __init__(self) -> None:
+        tokens = TokensProcessor()
+        self.columns, self.schema, self.description = tokens.columns, tokens.schema, tokens.description
+        self.measure = tokens.measure
+        self.tokens = tokens
+
+    def process(self, sample: Any) -> Any:
+        return self.tokens.process(sample)
+
+
+class Raising(OneByOne):
+    def __init__(self, error: Exception):
+        super().__init__()
+        self.error = error
+
+    def process(self, sample: Any) -> Any:
+        raise self.error
+
+
+class Busy(OneByOne):
+    """Takes long over the tenth sample that it is given, and all after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_samples = 0
+
+    def process(self, sample: Any) -> Any:
+        self.num_samples += 1
+        if self.num_samples >= 10:
+            time.sleep(60)
+        return super().process(sample)
+
+
+def loader(folder: Path, processor: Any, **options: Any) -> PackedLoader:
+    dataset = PackedStreamingDataset(folder, processor=processor, packing=PackingConfig(packing_length=64))
+    return PackedLoader(dataset, global_batch=1, num_workers=1, **options)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: no"), ConnectionError("refused"), EOFError("at the end")])
+def test_an_error_of_a_processor_is_raised_as_what_it_is_with_its_traceback(error: Exception, tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=50)
+    with pytest.raises(type(error), match=str(error)) as caught:
+        next(iter(loader(tmp_path, Raising(error))))
+    assert not isinstance(caught.value, WorkerError)
+    assert "raise self.error" in str(caught.value)
+
+
+class Stuck:
+    """A store that does not give its shards."""
+
+    url = "stuck://store"
+
+    def download(self, key: str, path: Path) -> None:
+        time.sleep(3)
+        raise StorageError(f"{key}: no complete answer within 3 s")
+
+
+def test_the_error_that_names_a_shard_comes_before_the_loader_gives_up(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", num_samples=50)
+    fetch = FetchConfig(timeout_s=3, attempts=1)
+    dataset = PackedStreamingDataset(
+        tmp_path / "data", tmp_path / "cache", processor=TokensProcessor(), packing=PackingConfig(packing_length=64),
+        fetch=fetch,
+    )  # fmt: skip
+    assert dataset.mode == "plan"
+    dataset.plan.num_packs(0)
+    dataset.one.storage = dataset.one.cache.storage = Stuck()  # type: ignore[assignment]
+    with pytest.raises(StorageError, match=r"shard\.\d{5}\.mds: no complete answer within 3 s"):
+        next(iter(PackedLoader(dataset, global_batch=1, num_workers=1, timeout_s=3)))
+
+
+def test_a_loop_that_is_left_while_a_worker_is_busy_ends_in_two_seconds(tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=50)
+    batches = iter(loader(tmp_path, Busy(), timeout_s=60))
+    next(batches)
+    time.sleep(1)  # now the worker is at the tenth sample
+    started = time.monotonic()
+    batches.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - started < 2
+    assert multiprocessing.active_children() == []
+
+
+def test_the_start_method_of_the_program_is_left_open(tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=50, with_index=True)
+    script = (
+        "import multiprocessing, sys\n"
+        "from pathlib import Path\n"
+        "from tests.loader.test_worker_ends import OneByOne, loader\n"
+        "assert multiprocessing.get_start_method(allow_none=True) is None\n"
+        "assert len(list(loader(Path(sys.argv[1]), OneByOne()))) > 10\n"
+        "assert multiprocessing.get_start_method(allow_none=True) is None\n"
+        "multiprocessing.set_start_method('spawn')\n"
+    )
+    result = run_command(sys.executable, "-c", script, str(tmp_path), timeout_s=100)
+    assert result.returncode == 0, result.stderr

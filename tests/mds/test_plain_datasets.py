@@ -1,0 +1,108 @@
+"""Datasets of a plain MDSWriter, with a lengths index beside them; and datasets that cannot be written to."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lmms_stream.converters.stored.index import index_dataset
+from lmms_stream.errors import LengthsError, StorageError
+from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.lengths import LengthIndex
+from lmms_stream.mds.pack_counts import PackCountsFolder
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.storage.storage import open_storage
+
+from ..conftest import run_cli, write_tokens
+
+
+def test_a_plain_dataset_is_planned_once_it_is_indexed(tmp_path: Path) -> None:
+    lengths = write_tokens(tmp_path / "data", num_samples=50, with_index=False)
+    with pytest.raises(LengthsError, match="lists no lengths index: write one with lmms-stream index"):
+        PackedStreamingDataset(tmp_path / "data").length_index()
+    index_dataset(str(tmp_path / "data"), TokensProcessor(), num_workers=1)
+    assert np.array_equal(PackedStreamingDataset(tmp_path / "data").length_index().lengths, lengths)
+    result = run_cli("plan", str(tmp_path / "data"), "--packing-length", "256", "--json")
+    assert result.returncode == 0, result.stderr
+
+
+def test_of_several_indexes_of_a_plain_local_dataset_the_one_written_last_counts(tmp_path: Path) -> None:
+    lengths = write_tokens(tmp_path / "data", num_samples=50)
+    for fingerprint, added in (("b" * 32, 1), ("a" * 32, 2)):
+        names = LengthIndex.from_array(lengths + added, fingerprint=fingerprint).write(tmp_path / "data")
+        os.utime(tmp_path / "data" / names[1], ns=(0, 2**62 + added))
+    assert PackedStreamingDataset(tmp_path / "data").length_index().fingerprint == "a" * 32
+
+
+def test_the_index_of_a_plain_dataset_in_a_store_is_found_and_of_several_none_is_guessed(
+    s3_folder: str, tmp_path: Path
+) -> None:
+    lengths = write_tokens(tmp_path / "data", num_samples=50)
+    storage = open_storage(s3_folder)
+    for path in tmp_path.rglob("*.*"):
+        if path.is_file():
+            storage.upload(path, path.relative_to(tmp_path / "data").as_posix())
+    dataset = PackedStreamingDataset(s3_folder, tmp_path / "cache")
+    assert np.array_equal(dataset.length_index().lengths, lengths)
+    for name in LengthIndex.from_array(lengths, fingerprint="a" * 32).write(tmp_path):
+        storage.upload(tmp_path / name, name)
+    with pytest.raises(LengthsError, match=rf"several lengths indexes \(.*{'a' * 32}.*\): give the processor"):
+        dataset.length_index()
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Let nothing be written to a folder: by a mount, or by its rights where this user may not mount."""
+    mount = ["mount", "--bind", "-o", "ro", str(folder), str(folder)]
+    is_mounted = (
+        shutil.which("mount") is not None and subprocess.run(mount, capture_output=True, timeout=10).returncode == 0
+    )
+    folders = [] if is_mounted else [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    for each in folders:
+        each.chmod(0o555)
+    try:
+        yield
+    finally:
+        for each in folders:
+            each.chmod(0o755)
+        if is_mounted:
+            subprocess.run(["umount", str(folder)], check=True, timeout=10)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_read_only_dataset_is_packed_where_it_lies(
+    compression: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    write_tokens(tmp_path / "data", num_samples=50, compression=compression)
+
+    def batches() -> list[list[int]]:
+        dataset = PackedStreamingDataset(
+            local=tmp_path / "data", processor=TokensProcessor(), packing=PackingConfig(packing_length=256)
+        )
+        return [batch.sample_ids.tolist() for batch in PackedLoader(dataset, global_batch=2)]
+
+    before = sorted((tmp_path / "data").rglob("*"))
+    with read_only(tmp_path / "data"):
+        found = batches()
+        assert sorted((tmp_path / "data").rglob("*")) == before
+    assert batches() == found
+    assert sorted(sample_id for batch in found for sample_id in batch) == list(range(50))
+
+
+def test_counts_that_cannot_be_written_are_an_error_that_names_the_path(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with (
+        read_only(tmp_path / "data"),
+        pytest.raises(StorageError, match=rf"{re.escape(str(tmp_path / 'data' / 'counts'))}.*: check the path"),
+    ):
+        PackCountsFolder(tmp_path / "data" / "counts")["plan-0"] = np.array([[3, 10, 0]])

@@ -1,0 +1,90 @@
+"""A cache folder that holds files which are not copies of ours: read where they fit, and never replaced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from lmms_stream.errors import StorageError
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.storage.storage import open_storage
+from streaming import MDSWriter
+
+
+def written(folder: Path, values: list[int], **options: object) -> Path:
+    with MDSWriter(columns={"x": "int"}, out=str(folder), size_limit=64, **options) as writer:
+        for value in values:
+            writer.write({"x": value})
+    return folder
+
+
+def uploaded(folder: Path, remote: str) -> str:
+    for path in folder.iterdir():
+        open_storage(remote).upload(path, path.name)
+    return remote
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+@pytest.mark.parametrize("hashes", [["xxh3_64"], []])
+def test_a_folder_that_holds_another_dataset_is_refused_and_left_as_it_is(
+    hashes: list[str], s3_folder: str, tmp_path: Path
+) -> None:
+    remote = uploaded(written(tmp_path / "one", list(range(40)), hashes=hashes), s3_folder.replace("[", "-"))
+    other = written(tmp_path / "two", list(range(100, 140)), hashes=hashes)
+    before = contents(other)
+    with pytest.raises(StorageError, match=r"shard\.\d{5}\.mds is not what .* and was not downloaded .*: name another"):
+        PackedStreamingDataset(remote, other)[0]
+    assert contents(other) == before
+    assert [sample["x"] for sample in PackedStreamingDataset(other)[:]] == list(range(100, 140))
+
+
+def test_copies_of_the_dataset_that_others_made_are_read(s3_folder: str, tmp_path: Path) -> None:
+    remote = uploaded(written(tmp_path / "one", list(range(40)), hashes=["xxh3_64"]), s3_folder)
+    dataset = PackedStreamingDataset(remote, tmp_path / "one")
+    assert [sample["x"] for sample in dataset[:]] == list(range(40))
+    assert dataset.one.cache.tally.total.misses == 0
+
+
+@pytest.mark.parametrize("compression", ["zstd", None])
+@pytest.mark.parametrize("where", ["s3", "local"])
+def test_a_dataset_that_was_written_again_at_the_same_size_gives_its_new_samples(
+    where: str, compression: str | None, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without checksums in its index, as MDSWriter writes it."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    found = []
+    for begin in (0, 100):
+        folder = written(tmp_path / str(begin), list(range(begin, begin + 40)), compression=compression)
+        if where == "local":
+            folder.rename(tmp_path / "data")
+            remote = str(tmp_path / "data")
+        else:
+            remote = uploaded(folder, f"{request.getfixturevalue('s3')}/written-again-{compression}")
+        dataset = PackedStreamingDataset(remote)
+        found.append([sample["x"] for sample in dataset[:]])
+        assert [sample["x"] for sample in PackedStreamingDataset(remote)[:]] == found[-1]
+        if where == "local":
+            (tmp_path / "data").rename(tmp_path / f"old-{begin}")
+        else:
+            again = PackedStreamingDataset(remote)
+            assert list(again.read(range(40))) == [{"x": x} for x in found[-1]]
+            assert again.one.cache.tally.total.misses == 0
+    assert found == [list(range(40)), list(range(100, 140))]
+
+
+def test_copies_of_earlier_releases_without_a_tag_are_kept_where_the_content_shows_that_they_are_current(
+    s3_folder: str, tmp_path: Path
+) -> None:
+    remote = uploaded(written(tmp_path / "one", list(range(40))), s3_folder)
+    cache = tmp_path / "cache"
+    PackedStreamingDataset(remote, cache)[:]
+    for path in cache.glob(".*.lock"):
+        record = json.loads(path.read_bytes())
+        path.write_text(json.dumps(record | {"identity": record["identity"].rpartition(" ")[0]}))
+    dataset = PackedStreamingDataset(remote, cache)
+    assert [sample["x"] for sample in dataset[:]] == list(range(40))
+    assert dataset.one.cache.tally.total.misses == 0

@@ -1,0 +1,96 @@
+"""Datasets of the Hugging Face hub, read from a server on this machine that answers as the hub does."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from ..conftest import run_command, write_tokens
+
+PREFIX = "/datasets/org/name/resolve/main/"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Files of one dataset of the hub; what is missing has the hub's error code."""
+
+    def __init__(self, folder: Path, *arguments: object):
+        self.folder = folder
+        super().__init__(*arguments)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        path = self.folder / self.path.removeprefix(PREFIX)
+        is_dataset = self.path.startswith(PREFIX)
+        data = path.read_bytes() if is_dataset and path.is_file() else b""
+        self.send_response(200 if data else 404)
+        if data:
+            self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+            self.send_header("X-Repo-Commit", "0" * 40)
+        else:
+            self.send_header("X-Error-Code", "EntryNotFound" if is_dataset else "RepoNotFound")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def hub(folder: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, folder))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+
+
+SCRIPT = """
+import sys
+from lmms_stream.errors import StorageError
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.storage.fetch_config import FetchConfig
+
+def opened(url):
+    return PackedStreamingDataset(url, sys.argv[1], fetch=FetchConfig(attempts=2, timeout_s=30))
+
+dataset = opened("hf://datasets/org/name")
+assert [sample["input_ids"][0] for sample in dataset[:]] == list(range(30))
+for url, text in (
+    ("hf://datasets/org/name/absent", "holds no dataset (index.json is missing)"),
+    ("hf://datasets/org/other", "the hub knows no such repository, or does not show it to you"),
+):
+    try:
+        opened(url)
+    except StorageError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(url)
+"""
+
+
+def test_a_dataset_of_the_hub_that_mdswriter_wrote_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tokens(tmp_path / "data", num_samples=30, with_index=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with hub(tmp_path / "data") as endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        result = run_command(sys.executable, "-c", SCRIPT, str(tmp_path / "cache"), timeout_s=80)
+    assert result.returncode == 0, result.stderr
