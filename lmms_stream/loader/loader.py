@@ -16,7 +16,8 @@ from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import check_lanes
-from ..plan.mixture import Mixture, Weights
+from ..plan.mixture import Mixture
+from ..plan.weights import Weights
 from ..processors.base import PackFiller
 from ..signals import outlive_stop_signal
 from ..storage.tally import FetchCounts

@@ -22,8 +22,9 @@ from ..plan.cursor import Cursor
 from ..plan.kernels.deal import PAD
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import Lane, LaneState
-from ..plan.mixture import Mixture, SourceBlock, Step, Weights
+from ..plan.mixture import Mixture, SourceBlock, Step
 from ..plan.pack_range import PackRange
+from ..plan.weights import Weights
 from ..types import Batch
 from .batch_maker import BatchMaker, Ids, LoaderSettings, Work, naming, processor_of
 from .blocks_ahead import BlocksAhead
