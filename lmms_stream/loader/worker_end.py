@@ -19,9 +19,10 @@ def end_workers(batches: Any) -> None:
     They hold nothing that outlives them: their locks are the kernel's, and what they download has a temporary name.
     """
     workers = batches._workers
-    for step in (lambda: _tell(batches), lambda: _wait(workers)):
-        with suppress(RuntimeError):  # torch raises the death of a worker wherever we happen to be
-            step()
+    with suppress(RuntimeError):  # torch raises the death of a worker wherever we happen to be
+        _tell(batches)
+    with suppress(RuntimeError):
+        _wait(workers)
     busy = [worker for worker in workers if worker.is_alive()]
     for end in (*(worker.kill for worker in busy), *(worker.join for worker in busy), batches._shutdown_workers):
         with suppress(RuntimeError):

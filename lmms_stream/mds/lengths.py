@@ -43,7 +43,7 @@ def parse_description(data: bytes, *, fingerprint: str) -> dict[str, Any]:
     """
     try:
         described = json.loads(data)
-        parsed = {
+        parsed: dict[str, Any] = {
             "num_samples": int(described["num_samples"]),
             "content_hash": str(described["content_hash"]),
             "processor": dict(described["processor"]),

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ PREFIX = "/datasets/org/name/resolve/main/"
 class Hub(BaseHTTPRequestHandler):
     """Files of one dataset of the hub; what is missing has the hub's error code."""
 
-    def __init__(self, folder: Path, *arguments: object):
+    def __init__(self, folder: Path, *arguments: Any):
         self.folder = folder
         super().__init__(*arguments)
 
