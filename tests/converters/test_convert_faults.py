@@ -226,7 +226,7 @@ def test_credentials_that_are_refused_are_an_error_and_gone_on_with_when_they_ar
         )
     strict_s3(1 << 30)
     names = written("s3://strict/out")
-    assert "shard.00000.mds" in names
+    assert any(name.startswith("shard.") for name in names)  # whichever of two workers came first
     assert "_lmms/dataset.json" not in names
     goes_on(*command)
     assert written("s3://strict/out") == expected

@@ -229,7 +229,7 @@ def test_a_row_that_does_not_fit_is_named_by_its_line(
     target = str(tmp_path / "out")
     with pytest.raises(DataError, match=r"rows\.jsonl:1501: not valid JSON"):
         convert([tmp_path / "rows.jsonl"], target, unit_bytes=50_000, engine="ray", ray_address=cluster[0])
-    assert written(target) == {}
+    assert not {"index.json", "_lmms/dataset.json"} & written(target).keys()  # what was made is kept for the next run
 
 
 def test_errors_and_progress_of_workers_arrive(cluster: tuple[str, psutil.Process], tmp_path: Path) -> None:
