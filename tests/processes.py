@@ -8,6 +8,7 @@ imported, so that no fork copies a lock that is held.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -67,7 +68,11 @@ class Job:
             if any(process.exitcode for process in self.processes):
                 self._terminate()
             elif not self._wait_for_one(deadline - time.monotonic()):
-                raise subprocess.TimeoutExpired("a job", timeout_s, self.stdout.read_bytes(), self.stderr.read_bytes())
+                self.send_signal(signal.SIGUSR2)  # faulthandler writes to stderr where each of its threads stands
+                time.sleep(1)
+                said = self.stderr.read_bytes()
+                command = f"a job, which said: {said.decode(errors='replace')[-8000:]}"
+                raise subprocess.TimeoutExpired(command, timeout_s, self.stdout.read_bytes(), said)
         return status
 
     def send_signal(self, number: int) -> None:
@@ -162,6 +167,7 @@ def _be_module(
         os.dup2(file, number)
         os.close(file)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    faulthandler.register(signal.SIGUSR2)  # see Job.wait
     multiprocessing.set_start_method(None, force=True)  # the platform's, where the server's would be inherited
     tempfile.tempdir = None  # of the environment, and not the server's
     sys.argv = [module, *arguments]

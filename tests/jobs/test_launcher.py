@@ -64,7 +64,7 @@ def test_the_exit_status_of_a_job_is_that_of_the_rank_that_ended() -> None:
 def test_a_rank_that_fails_ends_the_others_and_a_job_that_is_not_over_in_time_is_ended() -> None:
     with start_job(2, "tests.jobs.waiting_job", "600") as job:
         wait_until(lambda: job.stdout.read_text().count("waiting\n") == 2, job)
-        with pytest.raises(subprocess.TimeoutExpired):
+        with pytest.raises(subprocess.TimeoutExpired, match="most recent call first"):
             job.wait(0.1)
         one, other = job.processes
         one.kill()
