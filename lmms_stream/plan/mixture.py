@@ -201,9 +201,7 @@ class Mixture:
 
     def _is_over(self, sources: Mapping[str, SourceCursor]) -> bool:
         """Whether the epoch (with weights: every source's last epoch) is consumed; counts no packs ahead of time."""
-        if self.schedule is None:
-            return not any(self._left_in_epoch(name, sources[name]) for name in self.names)
-        return not any(self._has_epochs_left(name, sources[name]) for name in self._weighted)
+        return not any(self._has_packs(name, sources[name]) for name in self._weighted)
 
     def _has_epochs_left(self, name: str, at: SourceCursor) -> bool:
         return at.epoch < self.max_epochs.get(name, math.inf)
