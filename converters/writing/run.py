@@ -72,21 +72,30 @@ class Run:
         self._errors: dict[int, DataError] = {}  # of units, to be raised when their turn comes
         self._shards: deque[ShardTask] = deque()  # to be made
         self._num_given = 0
+        self._num_making = 0  # of those given, shards
         # Listed once: a network folder that is asked for a file by name may remember for a while that it was missing,
         # also when another machine has written it since.
         self._encoded_before = {path.name for path in work.units.iterdir()}
 
     def go(self) -> None:
+        """Do all of it. At a row that does not fit, shards that are being made are first made to their end and kept."""
+        try:
+            self._do_all()
+        except DataError:
+            while self._num_making:
+                self._wait()
+            raise
+
+    def _do_all(self) -> None:
         while True:
             self._lay()
             task = self._next_task() if self._pool.num_idle else None
             if task is not None:
                 self._pool.give(task)
                 self._num_given += 1
+                self._num_making += isinstance(task, ShardTask)
             elif self._num_given:
-                for done, entry in self._pool.wait():
-                    self._num_given -= 1
-                    self._has_done(done, entry)
+                self._wait()
             elif self._laying.is_finished and not self._shards:
                 return
 
@@ -136,6 +145,13 @@ class Run:
             self._next_unit = None
             self._errors[self._num_cut] = error
         self._num_cut += 1
+
+    def _wait(self) -> None:
+        """For some of the tasks that were given."""
+        for task, entry in self._pool.wait():
+            self._num_given -= 1
+            self._num_making -= isinstance(task, ShardTask)
+            self._has_done(task, entry)
 
     def _has_done(self, task: UnitTask | ShardTask, entry: dict[str, Any]) -> None:
         if isinstance(task, ShardTask):
