@@ -20,8 +20,9 @@ def written(folder: Path, values: list[int], **options: object) -> Path:
 
 
 def uploaded(folder: Path, remote: str) -> str:
+    storage = open_storage(remote)
     for path in folder.iterdir():
-        open_storage(remote).upload(path, path.name)
+        storage.upload(path, path.name)
     return remote
 
 

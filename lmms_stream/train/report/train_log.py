@@ -53,7 +53,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
     A last line that is being written is left out. DataError for a line that is no record, StorageError by the disk.
     """
-    path = path / LOG_NAME if path.is_dir() else path
+    path = path if path.is_file() else path / LOG_NAME  # a run may be making the folder: there is no log in it yet
     records = []
     with disk_errors(str(path)):
         try:
