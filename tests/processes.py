@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
@@ -31,21 +31,6 @@ GRACE_S = 30.0  # from SIGTERM to SIGKILL, as torchrun gives
 PROCESSES: ForkServerContext = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.preloaded"])
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}  # of child processes
-
-
-def start_server() -> None:
-    """Start the server, which otherwise starts with the first process, with one thread for each process in OpenMP.
-
-    OpenMP reads its number of threads where it is loaded; one is what torchrun sets for its ranks.
-    """
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        forkserver.ensure_running()
-    finally:
-        del os.environ["OMP_NUM_THREADS"]
-        if before is not None:
-            os.environ["OMP_NUM_THREADS"] = before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +120,6 @@ def start_module(
     module: str, arguments: Sequence[str], additions: Sequence[dict[str, str]], *, cwd: Path = ROOT
 ) -> Iterator[Job]:
     """A process for each of the additions to this one's environment; nothing of them is left at the end."""
-    start_server()
     with tempfile.TemporaryDirectory(prefix="job-") as folder:
         files = Path(folder, "stdout"), Path(folder, "stderr")
         environments = [os.environ | ENVIRONMENT | addition for addition in additions]

@@ -18,7 +18,7 @@ from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.storage.storage import Storage, open_storage
 from streaming import StreamingDataset
 
-from ..processes import PROCESSES, start_server
+from ..processes import PROCESSES
 from .round_trip_cases import JSON, TEXT_CASES, Case, Row
 from .round_trip_media import FILES, MEDIA_CASES
 from .round_trip_sources import LOCAL, REMOTE, Written, write_media
@@ -69,7 +69,6 @@ class PlainReader:
 
     def read(self, folder: Path) -> list[Row]:
         if self._num_read % READ_TOGETHER == 0:
-            start_server()
             self._pipe, theirs = PROCESSES.Pipe()
             process = PROCESSES.Process(target=answer_plainly, args=(theirs,), daemon=True)
             process.start()

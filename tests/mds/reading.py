@@ -23,7 +23,7 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
 
-from ..processes import PROCESSES, start_server
+from ..processes import PROCESSES
 
 MARKS = [
     pytest.mark.timeout(90),
@@ -129,7 +129,6 @@ def child(reading: Reading, folder: Path, *, prepare: Callable[[], None] | None 
     folder.mkdir(exist_ok=True)
     environment = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "S3_"))}
     arguments = (reading, environment, folder / "answer", prepare)
-    start_server()
     process = PROCESSES.Process(target=_read_in_child, args=arguments)
     process.start()
     try:
