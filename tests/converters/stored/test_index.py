@@ -7,11 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import psutil
@@ -28,6 +27,7 @@ from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 
 from ...conftest import run_cli, run_command
+from .measures import Columns, Threads, Words
 
 NUM_SAMPLES = 200
 LIMIT_S = 120
@@ -41,46 +41,6 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
     return folder
-
-
-@dataclass(frozen=True)
-class Words:
-    """Measures a text by its words; fails at the sample of number `at` in the way that `failure` says."""
-
-    columns: ClassVar[tuple[str, ...]] = ("text",)
-    schema: ClassVar[str] = "text"
-    name: str = "words"
-    at: int = -1
-    failure: str = ""
-
-    @property
-    def description(self) -> Mapping[str, Any]:
-        return {"class": self.name}
-
-    def measure(self, sample: Mapping[str, Any]) -> int:
-        words = sample["text"].split()
-        if int(words[0]) == self.at:
-            if self.failure == "data":
-                raise DataError("too many words")
-            if self.failure == "code":
-                raise KeyError("a\nb")
-            return int(self.failure)
-        return len(words)
-
-    def process(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
-        raise NotImplementedError
-
-
-class Columns(Words):
-    def measure(self, sample: Mapping[str, Any]) -> int:
-        return len(sample)
-
-
-class Threads(Words):
-    """Measures how far tokenizers may spread."""
-
-    def measure(self, sample: Mapping[str, Any]) -> int:
-        return len(os.environ["TOKENIZERS_PARALLELISM"])
 
 
 def write_plain(folder: Path, *, texts: Sequence[str] | None = None, compression: str | None = None) -> Path:
@@ -311,7 +271,7 @@ def test_a_script_that_does_not_guard_its_main_part_is_told_so(tmp_path: Path) -
     script = tmp_path / "script.py"
     script.write_text(
         "from lmms_stream.converters.stored.index import index_dataset\n"
-        "from tests.converters.stored.test_index import Words\n"
+        "from tests.converters.stored.measures import Words\n"
         f"index_dataset({str(folder)!r}, Words(), num_workers=2)\n"
     )
     root = Path(__file__).parents[3]

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +23,7 @@ from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 
 from ...conftest import run_cli, write_tokens
+from .measures import Dying
 
 NUM_SAMPLES = 300
 TOKENS = processor_fingerprint(TokensProcessor())
@@ -383,24 +382,6 @@ def test_a_tokenizer_that_did_not_measure_the_dataset_is_a_problem(
     convert([corpus.functions], str(tmp_path))
     problem = the_problem(verify_dataset(str(tmp_path), deep=True, processor=chat_processor, num_workers=1))
     assert "is missing: the dataset has no lengths index for this tokenizer; pass the one that measured it" in problem
-
-
-@dataclass(frozen=True)
-class Dying:
-    """Kills its process at the first sample."""
-
-    columns: ClassVar[tuple[str, ...]] = ("input_ids", "loss_spans")
-    schema: ClassVar[str] = "tokens"
-
-    @property
-    def description(self) -> Mapping[str, Any]:
-        return {"class": "Dying"}
-
-    def measure(self, sample: Mapping[str, Any]) -> int:
-        os._exit(3)
-
-    def process(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
-        raise NotImplementedError
 
 
 def test_a_process_that_dies_is_an_error(tmp_path: Path) -> None:
