@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,8 @@ def run(path: Path, overrides: Sequence[str]) -> int:
 
 
 def _train(path: Path, overrides: Sequence[str]) -> int:
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("lmms_stream").setLevel(logging.INFO)
     with _without_collections():
         from .run.distributed import STOPPED_STATUS, end_distributed, init_distributed, is_lost_rank
         from .run_config import RunConfig

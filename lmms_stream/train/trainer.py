@@ -22,8 +22,9 @@ from ..signals import StopSignal
 from ..types import Batch
 from .checkpoint.saving import RunSaver
 from .evaluate import EVAL_NAME, check_evaluated, evaluate
+from .model.choice import prove_compiled, prove_packing
 from .model.flops import model_flops
-from .model.isolation import check_lengths, prove_packing
+from .model.isolation import check_lengths
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
 from .report.meter import Meter
@@ -321,6 +322,7 @@ class FSDP2SFTTrainer:
         prove_packing(model, device=self.device, bf16=self.args.bf16)
         if self.args.torch_compile:
             compile_blocks(model)
+            prove_compiled(model, device=self.device, bf16=self.args.bf16)
         return model
 
 
