@@ -40,6 +40,7 @@ from .tensors import (
     Tensors,
     cause_of,
     needed_files,
+    read_metadata,
     read_tensors,
     saved_part,
     set_tensors,
@@ -259,7 +260,7 @@ class Checkpointer:
             return folder, self._on_all(lambda: saved_part(folder, values))
         folder = self._on_all(lambda: target.fetch(checkpoint, [METADATA_NAME]))
         saved = self._on_all(lambda: saved_part(folder, values))
-        return self._on_all(lambda: target.fetch(checkpoint, needed_files(folder, saved))), saved
+        return self._on_all(lambda: target.fetch(checkpoint, needed_files(read_metadata(folder), saved))), saved
 
     def _on_rank_0(self, action: Callable[[], T]) -> T:
         """The result of rank 0, on all ranks; its error is raised on all."""
