@@ -146,8 +146,8 @@ class ChatProcessor:
                 raise DataError(
                     f"the chat template changes message {index} when others follow, so what the assistant says cannot "
                     "be told from the rest: learn the last answer alone (learn: last in the settings of the processor, "
-                    "or convert with --learn last), or wrap it in {% generation %} and {% endgeneration %} in the "
-                    "template"
+                    "or convert with --learn last) or each as a sample (convert with --learn each), or wrap it in "
+                    "{% generation %} and {% endgeneration %} in the template"
                 )
             spans[index] = len(before), len(upto.rstrip())
         return spans

@@ -1,8 +1,9 @@
 """Weights -> files of safetensors as transformers writes them, with a few tensors in memory at a time.
 
-transformers' `save_pretrained` takes all weights of a model at once, and safetensors makes a second copy of those of a
-file. So does torch's HuggingFaceStorageWriter; its consolidation joins files of safetensors that ranks wrote, which the
-files of a checkpoint are not. The format: https://huggingface.co/docs/safetensors, "Format".
+transformers' `save_pretrained` takes all weights of a model at once. torch's HuggingFaceStorageWriter makes the bytes
+of all weights of a file at once, and its consolidation joins files of safetensors that ranks wrote: those of a
+checkpoint are DCP's own, and would have to be written as such first.
+The format: https://huggingface.co/docs/safetensors, "Format".
 """
 
 from __future__ import annotations
