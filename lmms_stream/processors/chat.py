@@ -52,7 +52,7 @@ class ChatProcessor:
             raise ConfigError(
                 f"tokenizer {self.tokenizer.name} has no chat template: set tokenizer.chat_template and save it"
             )
-        _ = self._templates  # raises for what is no template
+        _ = self._templates  # raises for a template that cannot be compiled
 
     @staticmethod
     def from_pretrained(path: str, *, learn: Learn = "all") -> ChatProcessor:
@@ -120,9 +120,8 @@ class ChatProcessor:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in self.__dict__.items() if name != "_templates"
-        }  # compiled where it is used
+        # Templates are compiled again where they are used.
+        return {name: value for name, value in self.__dict__.items() if name != "_templates"}
 
     def _template_of(self, chat: _Chat) -> ChatTemplate:
         templates = self._templates
@@ -194,7 +193,7 @@ def _joined(spans: Sequence[Span]) -> list[Span]:
 def _without(spans: Sequence[Span], left_out: Sequence[Span], encoding: Encoding) -> list[Span]:
     """Spans of tokens without the tokens that have a character of those left out."""
     learnt = learnt_of(spans, len(encoding))
-    first, last = np.array(encoding.offsets).reshape(-1, 2).T  # characters of each token
+    first, last = np.array(encoding.offsets).reshape(-1, 2).T  # of each token, its first character and the one after it
     for start, stop in left_out:
         learnt &= (last <= start) | (first >= stop)
     return [(start, stop) for start, stop in spans_of(learnt).tolist()]
@@ -252,6 +251,6 @@ def _read_arguments(call: Any) -> None:
         try:
             arguments = json.loads(function["arguments"])
         except ValueError:
-            return  # the template sees the text
+            return  # the template is given the text as it is
         if isinstance(arguments, dict):
             function["arguments"] = arguments

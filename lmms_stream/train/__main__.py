@@ -37,7 +37,7 @@ def run(path: Path, overrides: Sequence[str]) -> int:
     try:
         return _train(path, overrides)
     finally:
-        gc.unfreeze()  # what libraries clean up at the exit of the process is collected then
+        gc.unfreeze()  # so that libraries can clean up when the process ends
 
 
 def _train(path: Path, overrides: Sequence[str]) -> int:
@@ -90,7 +90,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def _main() -> int:
-    if "TORCHELASTIC_ERROR_FILE" not in os.environ:  # not a rank of torchrun's
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:  # torchrun did not start this process
         faulthandler.enable()
         return main(sys.argv[1:])
     from torch.distributed.elastic.multiprocessing.errors import record  # a rank's traceback reaches torchrun's report

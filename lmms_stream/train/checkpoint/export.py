@@ -103,8 +103,8 @@ def _put_in_place(made: Path, out: Path, found: Checkpoint) -> None:
     files = sorted(path.name for path in made.iterdir())
     marker = {"checkpoint": found.where, "step": found.step, "files": files}
     (made / MARKER_NAME).write_text(json.dumps(marker, indent=1) + "\n")
-    made.chmod(0o755)  # a temporary folder is its owner's alone
-    check_out(out)  # again, some time has passed
+    made.chmod(0o755)  # a temporary folder can be read by its owner alone
+    check_out(out)  # once more: somebody may have written there meanwhile
     if out.exists():
         shutil.rmtree(out)
     made.rename(out)
@@ -171,7 +171,7 @@ def _save_config(model: PreTrainedModel, made: Path) -> dict[str, str]:
 
     parameter_of = dict(model.named_parameters(remove_duplicate=False))
     names = list(model.state_dict())
-    numbers: dict[int, torch.Tensor] = {}  # by the parameter's id: those of tied names are one tensor
+    numbers: dict[int, torch.Tensor] = {}  # by the id of a parameter: its tied names share one tensor
     as_numbers = {
         name: numbers.setdefault(id(parameter_of.get(name, name)), torch.tensor([number]))
         for number, name in enumerate(names)

@@ -33,8 +33,8 @@ from torch.futures import Future
 from ...errors import CheckpointError, StorageError
 from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
 
-Tensors = dict[str, Any]  # nested: "model" and "optimizer", then the parameters' names
-NO_ROOM_BYTES = 1 << 16  # with less free, a failure of torch's writer, which gives no cause, is a full disk
+Tensors = dict[str, Any]  # by "model" or "optimizer", then by the names of parameters
+NO_ROOM_BYTES = 1 << 16  # torch's writer names no cause: with less free, it is a full disk
 
 
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
@@ -132,7 +132,7 @@ class CheckpointWriter(FileSystemWriter):
         super().__init__(target.writing(step))
         self.target = target
         self.step = step
-        self.warnings: list[str] = []  # of old checkpoints that could not be removed
+        self.warnings: list[str] = []  # about old checkpoints that could not be removed
         self._folder = target.writing(step)
         self._documents = documents
         self._keep = keep
@@ -181,7 +181,7 @@ def _parts(plan: SavePlan) -> list[SavePlan]:
     """What a rank writes, cut in two: an export fetches the files with the model's tensors, not the optimizer's."""
     of_model = [item for item in plan.items if item.index.fqn.startswith("model.")]
     others = [item for item in plan.items if not item.index.fqn.startswith("model.")]
-    prefix = plan.storage_data.prefix  # of the names of a rank's files: __3_0.distcp, __3_10.distcp
+    prefix = plan.storage_data.prefix  # the names of a rank's files begin with it: __3_0.distcp, __3_10.distcp
     named = replace(plan.storage_data, prefix=f"{prefix}1")
     parts = [replace(plan, items=of_model), replace(plan, items=others, storage_data=named)]
     return [part for part in parts if part.items]

@@ -21,7 +21,7 @@ from ...errors import CheckpointError
 from ...storage.disk_errors import disk_errors
 
 SHARD_SIZE = "5GB"
-AT_ONCE_BYTES = 1 << 26  # of tensors that are read together; one may be larger
+AT_ONCE_BYTES = 1 << 26  # size of the tensors that are read together; a single one may be larger
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -59,7 +59,7 @@ def _write_file(
     with disk_errors(str(path), room="free some, or export to another folder"), path.open("wb") as file:
         file.write(_header(ordered))
         for part in _parts(ordered):
-            _write_values(file, part, fill)  # freed before the next are read
+            _write_values(file, part, fill)  # its tensors are freed before the next are read
 
 
 def _write_values(

@@ -51,7 +51,7 @@ def _choose_attention(model: PackedModel, tolerances: Tolerances, device: torch.
     inner = model.model
     refused: dict[str, str] = dict(getattr(inner, "attention_left_out", {}))
     choices: list[str] = getattr(inner, "attention_choices", [])
-    faults: dict[str, str] = {}  # of implementations that ran
+    faults: dict[str, str] = {}  # of implementations that were set, by their names
     for choice in choices or [inner.config._attn_implementation]:
         if (fault := agreed(_set_fault(model, choice))) is None:
             attention = inner.config._attn_implementation  # transformers may take another than it is told to

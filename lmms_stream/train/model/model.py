@@ -216,7 +216,7 @@ class PackedModel(torch.nn.Module):
         """
         positions = batch.position_ids
         if self._has_text_axis and positions.ndim == 2:
-            positions = positions.expand(4, *positions.shape)  # of text alone all four axes are the same
+            positions = positions.expand(4, *positions.shape)  # the four axes of a text have the same positions
         inputs: dict[str, Any] = {
             "input_ids": batch.input_ids,
             "position_ids": positions,
