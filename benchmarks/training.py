@@ -59,7 +59,7 @@ class Loop:
 
     def __init__(self, *, sharded: bool, losses: Callable[[Any, Any], Any], attends_as_the_trainer: bool = True):
         import torch
-        from lmms_stream.train.model.isolation import prove_packing
+        from lmms_stream.train.model.choice import prove_packing
         from lmms_stream.train.model.model import ModelConfig, PackedModel
         from lmms_stream.train.model.sharding import blocks_to_shard
         from lmms_stream.train.run.distributed import init_distributed

@@ -6,7 +6,7 @@ mapper          the first rows of a source -> what maps all of them
 kinds           the kinds of rows that are known, in the order in which they are looked for
 row_kind        what a kind is: detection, columns, reading
 fields          which column of a row plays which role
-chat            what all kinds of chats share: turns -> stored messages
+chat            what all kinds of chats share: turns -> stored messages; answers: a chat for each answer of one
 content         content of turns -> text and media parts
 tokens, messages, alpaca, prompts, text, image_label, columns     the kinds, a file a kind or a family of them
 preferences     rows whose answers are not all good, which are refused

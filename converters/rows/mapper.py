@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import DataError
 from ...types import Sample
 from ..media.references import SampleMedia
+from .answers import each_answer
 from .columns import COLUMNS
 from .fields import Fields, value_at
 from .kept_columns import column_encoding, fit_value
@@ -51,6 +52,11 @@ class Mapper:
         for name, encoding in self.kept.items():
             sample[name] = fit_value(name, encoding, values.get(name), read_media=media.read)
         return sample
+
+    def samples(self, values: Mapping[str, Any], folder: str | None) -> list[Sample]:
+        """The samples that a row gives: one, or one for each answer of a chat where the options say so."""
+        sample = self(values, folder)
+        return list(each_answer(sample)) if self.options.learn == "each" and self.schema == MESSAGES.name else [sample]
 
     @property
     def schema(self) -> str:

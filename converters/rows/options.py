@@ -18,9 +18,9 @@ class SchemaOptions:
     usual name, nested ones with dots (json.conversations); "" for none. keep: columns that are kept as they are, or
     True for all that nothing else reads; NAME:json for one whose values may be null or of several types after the first
     rows. system: prompt of conversations without one. roles: what the data calls a speaker -> user, assistant, …
-    learn: whether the loss is on all that the assistant says or on its last message. media_root: folder or URL that
-    references to media start from, and do not leave (default: the source's own folder). max_image_pixels: larger images
-    are made smaller.
+    learn: whether the loss is on all that the assistant says or on its last message, or a row gives a sample for each
+    of its messages, which ends with it. media_root: folder or URL that references to media start from, and do not leave
+    (default: the source's own folder). max_image_pixels: larger images are made smaller.
     """
 
     kind: str | None = None
@@ -28,7 +28,7 @@ class SchemaOptions:
     keep: tuple[str, ...] | bool = ()
     system: str | None = None
     roles: Mapping[str, str] = field(default_factory=dict)
-    learn: Literal["assistant", "last"] = "assistant"
+    learn: Literal["assistant", "last", "each"] = "assistant"
     media_root: str | None = None
     max_image_pixels: int | None = None
 
@@ -38,8 +38,8 @@ class SchemaOptions:
         unknown = sorted(set(self.columns) - set(COLUMN_ROLES))
         if unknown:
             raise ConfigError(f"no column has the role {', '.join(unknown)}: choose of {', '.join(COLUMN_ROLES)}")
-        if self.learn not in ("assistant", "last"):
-            raise ConfigError(f"learn must be 'assistant' or 'last', got {self.learn!r}")
+        if self.learn not in ("assistant", "last", "each"):
+            raise ConfigError(f"learn must be 'assistant', 'last' or 'each', got {self.learn!r}")
         if self.max_image_pixels is not None and self.max_image_pixels < 1:
             raise ConfigError(f"max_image_pixels must be at least 1, got {self.max_image_pixels}")
 

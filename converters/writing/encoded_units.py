@@ -8,7 +8,7 @@ not fit, it has another name: a later run, which may skip such rows, encodes tha
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -178,20 +178,21 @@ class _Encoding:
                     return
 
     def _made(self) -> Iterator[tuple[Row, Sample | DataError]]:
-        """What is to be stored of each row, or why nothing can be."""
-        rows, processor = self._unit.rows(), self._encoder.processor
+        """What is to be stored of each row, which may be several samples, or why nothing can be."""
+        mapped = ((row, made) for row in self._unit.rows() for made in self._mapped(row))
+        processor = self._encoder.processor
         if not self._encoder.tokenize or processor is None:
-            for row in rows:
-                yield row, self._mapped(row)
+            yield from mapped
             return
-        while together := list(islice(rows, _TOKENIZED_TOGETHER)):
-            tokens = through([self._mapped(row) for row in together], partial(to_tokens, processor=processor))
-            yield from zip(together, tokens, strict=True)
+        while together := list(islice(mapped, _TOKENIZED_TOGETHER)):
+            tokens = through([made for _, made in together], partial(to_tokens, processor=processor))
+            yield from zip([row for row, _ in together], tokens, strict=True)
 
-    def _mapped(self, row: Row) -> Sample | DataError:
+    def _mapped(self, row: Row) -> Sequence[Sample | DataError]:
         if row.values is None:
-            return DataError(row.error)
-        return or_error(self._mapper, row.values, self._unit.folder)
+            return [DataError(row.error)]
+        made = or_error(self._mapper.samples, row.values, self._unit.folder)
+        return [made] if isinstance(made, DataError) else made
 
     def _encoded(self, row: Row, sample: Sample | DataError) -> bytes | None:
         """A sample as it lies in a shard; None for one that is left out."""
@@ -221,7 +222,8 @@ class _Encoding:
         return self._encoder.limit is not None and len(self._sizes) >= self._encoder.limit
 
     def _reject(self, number: int, reason: str) -> None:
-        if not self.has_failed:
+        """Note a row that does not fit, once if several samples of it do not."""
+        if not self.has_failed and not (self._rejects and self._rejects[-1][0] == number):
             self._rejects.append((number, reason))
 
     def _measured(self, stored: Sample, row: Row) -> int:

@@ -116,9 +116,10 @@ def _add_rows(group: Group) -> None:
     )
     group.add_argument(
         "--learn",
-        choices=("assistant", "last"),
+        choices=("assistant", "last", "each"),
         default="assistant",
-        help="learn all messages of the assistant, or the last one; default: %(default)s",
+        help="learn all messages of the assistant, or the last one, or make a sample for each, which ends with it; "
+        "default: %(default)s",
     )
     group.add_argument(
         "--on-error",

@@ -40,7 +40,7 @@ class BlocksAhead:
         for each in entered:
             self._datasets[each.source].pack_reader.prefetch(self._shards(each))
         for each in entered:
-            if self._datasets[each.source].fetch.cache_limit is None:  # its least has room for two blocks, not three
+            if self._datasets[each.source].fetch.cache_limit is None:  # the least cache_limit has room for two blocks
                 self._datasets[each.source].pack_reader.prefetch(self._shards(each._replace(block=each.block + 1)))
 
     def _shards(self, block: SourceBlock) -> NDArray[np.int64]:

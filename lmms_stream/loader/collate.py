@@ -14,7 +14,7 @@ from ..types import Batch, Processed
 from .row_memory import Rows, new_rows
 
 PAD_TOKEN_ID = 0
-MIN_PAD_TOKENS = 2  # a pad pack must have a next token to predict, or a model's shapes degenerate
+MIN_PAD_TOKENS = 2  # a pad pack needs a next token to predict, or tensors in the model are empty
 
 
 def collate(

@@ -33,8 +33,8 @@ from .worker_start import Running, iterate_running
 
 SOURCE = "data"  # the name of a single source in the cursor
 MAX_ITEMS_AHEAD = 32
-FETCH_ERROR_S = 10.0  # after the time that a fetch may take, for its error, which says more, to come first
-TOKENS_PER_FILL = 1 << 17  # of packs that share their rows, so that some calls serve many short packs
+FETCH_ERROR_S = 10.0  # waited beyond fetch.timeout_s, so that the fetch's own error comes first: it says more
+TOKENS_PER_FILL = 1 << 17  # tokens of packs whose rows are one piece of memory: one call fills many short packs
 
 
 class PackedLoader:
@@ -213,7 +213,7 @@ class PackedLoader:
         for item in self._until_a_worker_dies():
             for made in item:
                 for batch in self._batches_of(made):
-                    self._delivery.deliver(batch, made)  # before the yield: who has a step's last batch has the step
+                    self._delivery.deliver(batch, made)  # a step counts once its last batch is handed out
                     yield batch.pin_memory() if self.pin_memory else batch
         self._delivery.end()
 
@@ -241,7 +241,7 @@ class PackedLoader:
         except GeneratorExit:
             keep = self.persistent_workers
             raise
-        except (RuntimeError, ConnectionError, EOFError) as error:  # a worker is dead, or past the timeout
+        except (RuntimeError, ConnectionError, EOFError) as error:  # a worker has died, or gave nothing in time
             if is_of_worker_code(error):
                 raise
             raise self.worker_error(error) from error
@@ -271,7 +271,7 @@ class PackedLoader:
         return min(MAX_ITEMS_AHEAD, max(2, -(-of_step // max(1, self.num_workers))))
 
     def _make_workers(self) -> tuple[DataLoader[Item], Running | None]:
-        # Asking for the program's own, and leaving it to torch, would both fix it for good where none is set yet.
+        # get_start_method() without allow_none would set the program's start method for good, and so would torch.
         start_method = self.start_method or get_start_method(allow_none=True) or get_all_start_methods()[0]
         running = Running(self.num_workers) if start_method == "fork" else None
         batches = DataLoader(

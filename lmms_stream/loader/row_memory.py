@@ -32,17 +32,17 @@ class RowMemory:
         self._free: list[NDArray[np.int64]] = []
 
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        return RowMemory, ()  # what lies in it belongs to one process
+        return RowMemory, ()  # its memory belongs to one process
 
     def rows(self, num_tokens: int) -> Rows:
         """Uninitialised rows."""
         needed = 3 * (num_tokens + GAP)
         piece = None
-        while self._free and (piece is None or len(piece) < needed):  # those that are too small are let go
+        while self._free and (piece is None or len(piece) < needed):  # pieces that are too small are freed
             piece = self._free.pop()
         if piece is None or len(piece) < needed:
             piece = np.empty(needed, np.int64)
-        lent = np.frombuffer(piece.data, np.int64)  # views of it refer to it; those of a view would to `piece`
+        lent = np.frombuffer(piece.data, np.int64)  # views refer to it as their base, so it lives as long as they do
         weakref.finalize(lent, self._take_back, piece).atexit = False
         whole = lent[None]
         first, second, third = (number * (num_tokens + GAP) for number in range(3))

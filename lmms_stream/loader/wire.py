@@ -13,7 +13,7 @@ from ..types import Batch
 from .collate import to_batch
 from .row_memory import new_rows
 
-LIMIT = 1 << 31  # of what an int32 holds
+LIMIT = 1 << 31  # the first number that an int32 cannot hold
 
 
 class WireBatch(NamedTuple):

@@ -32,9 +32,9 @@ from .collate import collate
 from .wire import WireBatch, to_wire
 from .worker_counts import WorkerCounts
 
-PREFETCH_PACKS = 32  # shards are fetched this many packs of a worker ahead
-STRETCH_PACKS = 1024  # of the global batches whose packs are computed together
-MAX_START_BYTES = 1 << 20  # of a cursor that persistent workers are told
+PREFETCH_PACKS = 32  # shards are requested this many packs before a worker reads them
+STRETCH_PACKS = 1024  # packs of successive global batches that are computed together
+MAX_START_BYTES = 1 << 20  # size of the longest cursor that can be sent to persistent workers
 
 
 class Made(NamedTuple):
@@ -57,7 +57,7 @@ class Turn:
     worker: int = 0
     num_workers: int = 1
     packs_per_item: int = 1
-    is_sent: bool = False  # to another process
+    is_sent: bool = False  # whether it goes to another process
 
     def takes(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         taken: NDArray[np.bool_] = numbers // self.packs_per_item % self.num_workers == self.worker
@@ -260,7 +260,7 @@ class PlanWorker(PackWorker):
         for planned, of_step in zip(stretch, chosen, strict=True):
             works = []
             micro_batches = planned.mine.tolist()
-            begin, end = first, first + int(np.count_nonzero(of_step != PAD))  # a rank's pad packs come last
+            begin, end = first, first + int(np.count_nonzero(of_step != PAD))  # the pad packs of a rank are its last
             while first < end:
                 stop = first + 1
                 limit = min(end, first + self.settings.packs_per_fill)

@@ -22,7 +22,7 @@ from ..signals import outlive_stop_signal
 
 logger = logging.getLogger("lmms_stream")
 
-WAITS_S = (10.0, 30.0, 60.0)  # for workers to run, at each start
+WAITS_S = (10.0, 30.0, 60.0)  # seconds in which workers must begin to run: at the first start, the second, the third
 _POLL_S = 0.002
 
 
@@ -60,7 +60,7 @@ def iterate_running(make: Callable[[], tuple[DataLoader[Any], Running | None]]) 
             return loader, batches
         logger.warning("%d loader workers did not begin within %g s of their fork, they are killed", len(stuck), wait_s)
         for end in (*(worker.kill for worker in stuck), *(worker.join for worker in stuck), batches._shutdown_workers):
-            with suppress(RuntimeError):  # torch raises the death of a worker wherever we happen to be
+            with suppress(RuntimeError):  # torch's signal handler raises the death of a worker at any line
                 end()
     raise WorkerError(
         f"{len(stuck)} loader workers did not begin within {WAITS_S[-1]:g} s of their fork, {len(WAITS_S)} times: is "

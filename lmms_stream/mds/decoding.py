@@ -23,7 +23,7 @@ _ENCODINGS = {
     "str", "bytes", "int", "json", "ndarray", "pil", "jpeg", "jpeg_array", "jpegarray", "list[jpeg]", "list[png]",
     "png", "str_int", "str_float", "str_decimal", *_DTYPES,
 }  # fmt: skip
-COMPRESSIONS = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "snappy": "snappy", "bz2": "bz2"}  # ours: pyarrow's
+COMPRESSIONS = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "snappy": "snappy", "bz2": "bz2"}  # ours: pyarrow's name
 
 
 def check_encoding(encoding: str, *, column: str, source: str) -> None:

@@ -18,7 +18,7 @@ from .decoding import COMPRESSIONS, check_encoding
 INDEX_NAME = "index.json"
 DATASET_NAME = "_lmms/dataset.json"  # what a converter says of the dataset; written last
 MAX_NAME_BYTES = 200  # of a name between slashes: a file system's 255, less what temporary names add
-MAX_NAMES = 8  # datasets may be merged that were merged themselves
+MAX_NAMES = 8  # folders in the name of a shard: merged datasets may be merged again
 _HASHES = sorted(
     xxhash.algorithms_available | {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")},
     key=lambda name: (name != "xxh3_64", not name.startswith("xxh"), name),  # the fastest first
@@ -177,7 +177,7 @@ def file_matches(path: Path, *, size: int | None, checksum: str | None) -> bool:
         return True
     algorithm, _, expected = checksum.partition(":")
     digest = getattr(xxhash, algorithm)() if algorithm.startswith("xxh") else hashlib.new(algorithm)
-    piece = memoryview(bytearray(1 << 18))  # one for all reads: pieces that come and go in threads are not given back
+    piece = memoryview(bytearray(1 << 18))  # one buffer for all reads: memory freed by threads is not given back
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
             digest.update(piece[:count])

@@ -104,7 +104,7 @@ class LengthIndex(Lengths):
 
         Reading all over an index larger than memory would otherwise count as resident memory of this process.
         """
-        mapped = getattr(self.lengths, "_mmap", None)  # of a numpy.memmap
+        mapped = getattr(self.lengths, "_mmap", None)  # a numpy.memmap has it
         if isinstance(mapped, mmap.mmap):
             mapped.madvise(mmap.MADV_DONTNEED)
 

@@ -27,7 +27,7 @@ from .shard_files import shard_at_hand, try_fetch_shard
 
 MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one process; each takes a file descriptor
 CHUNK = 1 << 16  # samples located together
-_TOUCH_S = 0.1  # under a limit, a shard in use is noted as such this often, or when it is used after another
+_TOUCH_S = 0.1  # seconds after which the use of a shard is noted again, under a cache_limit
 
 Shards = Sequence[tuple[LocalCache, ShardInfo]]  # where each comes from, and its index entry
 
@@ -60,7 +60,7 @@ class ShardReader:
         self._pid = os.getpid()
         self._open: dict[int, Shard] = {}
         self._addresses = np.zeros(len(self._shards), np.int64)  # of open shards
-        self._fetched = np.zeros(len(self._shards), bool)  # that were waited for and not opened
+        self._fetched = np.zeros(len(self._shards), bool)  # shards that were waited for and are not open yet
         self._noted, self._noted_at = -1, 0.0
         self._prefetcher: Prefetcher | None = None
         self._max_open = min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
@@ -123,7 +123,7 @@ class ShardReader:
     def wait_for(self, shard_ids: NDArray[np.int64]) -> None:
         """Return when these shards are on this node and checked; they are not opened."""
         self._own()
-        limited = self._config.cache_limit is not None  # then a shard may be gone again
+        limited = self._config.cache_limit is not None  # under a limit, a shard may be deleted again
         for shard_id in dict.fromkeys(shard_ids.tolist()):
             if not self._fetched[shard_id]:
                 self._fetching().take(shard_id)
@@ -156,12 +156,12 @@ class ShardReader:
         info = self._shards[shard_id][1]
         deadline = time.monotonic() + self._config.timeout_s
         while True:
-            path = shard_at_hand(*self._shards[shard_id]) if self._prefetcher is None else None  # a worker's, mostly
+            path = shard_at_hand(*self._shards[shard_id]) if self._prefetcher is None else None  # mostly it is there
             path = path or self._fetching().take(shard_id)
             try:
                 shard = Shard(path, info, columns=self._columns)
                 break
-            except FileNotFoundError as error:  # it gave way to another between its fetch and now
+            except FileNotFoundError as error:  # deleted for another since it was fetched
                 if time.monotonic() > deadline:
                     raise StorageError(
                         f"{path} was deleted again and again before it could be read: raise cache_limit"
@@ -190,7 +190,7 @@ class ShardReader:
             self._shards[shard_id][0].touch(shard.path)
 
     def _fetching(self) -> Prefetcher:
-        if self._prefetcher is None:  # its threads hold what it fetches from, and not this reader with its open shards
+        if self._prefetcher is None:  # its threads refer to the shards' sources, not to this reader, which can end
             fetch, name = partial(_fetch, self._shards), partial(_name, self._shards)
             self._prefetcher = Prefetcher(fetch, name=name, config=self._config)
         return self._prefetcher

@@ -23,11 +23,17 @@ class ProcessorConfig:
 
     type: "chat" renders `messages` with the tokenizer's chat template; "tokens" takes samples that were
     tokenized at conversion; "text" learns all of each `text`. tokenizer: a local folder or a hub id, for "chat" and
-    "text".
+    "text". learn: for "chat", whether all that the assistant says is learnt, or its last message alone, which is what
+    templates allow that change earlier messages (Qwen3's drops their thoughts).
     """
 
     type: Literal["chat", "tokens", "text"] = "chat"
     tokenizer: str | None = None
+    learn: Literal["all", "last"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.learn != "all" and self.type != "chat":
+            raise ConfigError(f"processor.learn is for chats, and processor.type is {self.type}: leave learn out")
 
     def build(self) -> Processor:
         if self.type == "tokens":
@@ -42,4 +48,4 @@ class ProcessorConfig:
             return TextProcessor.from_pretrained(self.tokenizer)
         from .chat import ChatProcessor
 
-        return ChatProcessor.from_pretrained(self.tokenizer)
+        return ChatProcessor.from_pretrained(self.tokenizer, learn=self.learn)

@@ -42,7 +42,7 @@ class ByteTokens:
             model["type"] != "BPE"
             or model.get("dropout")
             or any(model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"))
-            or not alphabet <= model["vocab"].keys()  # others leave bytes out
+            or not alphabet <= model["vocab"].keys()  # other vocabularies leave bytes out
             or normalizer not in (None, "NFC")
             or not _only_cuts(tokenizer["pre_tokenizer"])
             or not _only_frames(tokenizer["post_processor"])
@@ -52,7 +52,7 @@ class ByteTokens:
         vocab = model["vocab"]
         contents = {token["id"]: token["content"] for token in added}
         num_bytes = np.zeros(1 + max([*vocab.values(), *contents]), np.int64)
-        for token, number in vocab.items():  # a character of it is a byte; of others there are added tokens alone
+        for token, number in vocab.items():  # each character of a token is a byte; only added tokens have others
             num_bytes[number] = len(token)
         for number, content in contents.items():
             num_bytes[number] = len(content.encode())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
 
+Learn = Literal["all", "last"]  # of what the assistant says in a conversation
+
 
 class ChatProcessor:
     """Renders `messages` with the tokenizer's chat template.
 
     What is learnt lies between the template's {% generation %} and {% endgeneration %} (transformers' convention for
     assistant masks). Of a template without them it is what each message of the assistant adds to the text before it,
-    up to the white space at its end. Messages with "learn": false are not learnt. Where such a template changes earlier
-    messages when others follow (Qwen3's drops their thoughts), only those after the change can be learnt. The template
-    is given the tools of the sample, arguments of tool calls as objects, and always the same day as today.
+    up to the white space at its end. Messages with "learn": false are not learnt, and with learn "last" none but the
+    assistant's last. A template without marks that changes earlier messages when others follow (Qwen3's drops their
+    thoughts) needs that, or a DataError is raised. The template is given the tools of the sample, arguments of tool
+    calls as objects, and always the same day as today.
 
     ConfigError for a tokenizer that has no chat template, and for one that is not a fast one.
     """
@@ -40,21 +43,24 @@ class ChatProcessor:
     columns = ("messages",)
     schema = "messages"
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, source: str = ""):
+    def __init__(self, tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, source: str = "", learn: Learn = "all"):
+        if learn not in get_args(Learn):
+            raise ConfigError(f"processor.learn must be {' or '.join(get_args(Learn))}, got {learn!r}")
+        self.learn = learn
         self.tokenizer = FastTokenizer.of(tokenizer, name=source)
         if "default" not in self.tokenizer.chat_templates:
             raise ConfigError(
                 f"tokenizer {self.tokenizer.name} has no chat template: set tokenizer.chat_template and save it"
             )
-        _ = self._templates  # raises for what is no template
+        _ = self._templates  # raises for a template that cannot be compiled
 
     @staticmethod
-    def from_pretrained(path: str) -> ChatProcessor:
+    def from_pretrained(path: str, *, learn: Learn = "all") -> ChatProcessor:
         """A processor with the tokenizer at a local path or hub id."""
-        return ChatProcessor(load_tokenizer(path), source=path)
+        return ChatProcessor(load_tokenizer(path), source=path, learn=learn)
 
     @property
-    def description(self) -> Mapping[str, Any]:
+    def description(self) -> Mapping[str, Any]:  # without `learn`, which changes no length
         templates = json.dumps(self.tokenizer.chat_templates, sort_keys=True)
         return {
             "class": "ChatProcessor",
@@ -88,6 +94,8 @@ class ChatProcessor:
 
     def _read(self, sample: Sample) -> _Rendered:
         chat = _parse(sample["messages"])
+        if self.learn == "last":
+            chat = replace(chat, left_out=chat.left_out | {*chat.spoken[:-1]})
         text, spans = self._render(chat)
         if self._template_of(chat).has_marks:
             left_out = self._spans_left_out(chat, text, spans) if chat.left_out else []
@@ -112,9 +120,8 @@ class ChatProcessor:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in self.__dict__.items() if name != "_templates"
-        }  # compiled where it is used
+        # Templates are compiled again where they are used.
+        return {name: value for name, value in self.__dict__.items() if name != "_templates"}
 
     def _template_of(self, chat: _Chat) -> ChatTemplate:
         templates = self._templates
@@ -137,8 +144,9 @@ class ChatProcessor:
                     continue
                 raise DataError(
                     f"the chat template changes message {index} when others follow, so what the assistant says cannot "
-                    "be told from the rest: convert with --learn last, or wrap it in {% generation %} and "
-                    "{% endgeneration %} in the template"
+                    "be told from the rest: learn the last answer alone (learn: last in the settings of the processor, "
+                    "or convert with --learn last) or each as a sample (convert with --learn each), or wrap it in "
+                    "{% generation %} and {% endgeneration %} in the template"
                 )
             spans[index] = len(before), len(upto.rstrip())
         return spans
@@ -185,7 +193,7 @@ def _joined(spans: Sequence[Span]) -> list[Span]:
 def _without(spans: Sequence[Span], left_out: Sequence[Span], encoding: Encoding) -> list[Span]:
     """Spans of tokens without the tokens that have a character of those left out."""
     learnt = learnt_of(spans, len(encoding))
-    first, last = np.array(encoding.offsets).reshape(-1, 2).T  # characters of each token
+    first, last = np.array(encoding.offsets).reshape(-1, 2).T  # of each token, its first character and the one after it
     for start, stop in left_out:
         learnt &= (last <= start) | (first >= stop)
     return [(start, stop) for start, stop in spans_of(learnt).tolist()]
@@ -243,6 +251,6 @@ def _read_arguments(call: Any) -> None:
         try:
             arguments = json.loads(function["arguments"])
         except ValueError:
-            return  # the template sees the text
+            return  # the template is given the text as it is
         if isinstance(arguments, dict):
             function["arguments"] = arguments

@@ -52,8 +52,8 @@ class ChatTemplate:
         try:
             context = self._template.new_context({**self._variables, **given}, shared=True)
             for piece in self._template.root_render_func(context):
-                pieces.append(piece)  # one by one: the marks look at them
-        except (TemplateError, TypeError) as error:  # what templates raise, and what they meet in data of other kinds
+                pieces.append(piece)  # one at a time: marks are told how much text comes before them
+        except (TemplateError, TypeError) as error:  # TypeErrors come of data of unexpected types
             raise DataError(
                 f"the chat template refuses the conversation ({error}): correct it, or use another template"
             ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-VARIABLE = "TOKENIZERS_PARALLELISM"  # the tokenizers library's own
+VARIABLE = "TOKENIZERS_PARALLELISM"  # an environment variable of the tokenizers library
 ONE_THREAD = {VARIABLE: "false"}
 
 

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-FITS, TORN, OTHER_LENGTH, BAD_SPAN = 0, 1, 2, 3  # what became of a pack; all but the first name the segment
+FITS, TORN, OTHER_LENGTH, BAD_SPAN = 0, 1, 2, 3  # outcomes of a pack; all but FITS come with a segment's number
 AHEAD = 2  # a segment's tokens are prefetched this many segments before they are copied
 LINE = 64  # bytes of a cache line
 
@@ -35,7 +35,7 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
         function = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
         pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-        builder.call(function, [pointer, number(0), number(3), number(1)])  # to read, and to keep, data
+        builder.call(function, [pointer, number(0), number(3), number(1)])  # for reading, to stay in all caches, data
         return context.get_dummy_value()
 
     return types.void(types.uintp), generate
@@ -153,10 +153,8 @@ def fill(
         ids_row = input_ids[write : write + length]
         label_row = labels[write : write + length]
         position_row = position_ids[write : write + length]
-        first, stop = (
-            np.int64(1),
-            np.int64(1),
-        )  # a segment's first token is not learnt, there is none to predict it from
+        # The first token of a segment is not learnt: no token before it predicts it.
+        first, stop = np.int64(1), np.int64(1)
         for bound in range(0, len(bounds), 2):
             span_start, span_stop = np.int64(bounds[bound]), np.int64(bounds[bound + 1])
             ascends = bound == 0 or bounds[bound - 2] <= bounds[bound]

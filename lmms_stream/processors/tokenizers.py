@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LOAD = (
     "import sys; sys.path[:] = {path!r}; from lmms_stream.processors import tokenizers; tokenizers.write({of}, {to})"
 )
-_LOAD_TIMEOUT_S = 3600  # from a hub, it may be downloaded
+_LOAD_TIMEOUT_S = 3600  # seconds; a tokenizer of the hub may have to be downloaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class FastTokenizer:
 
     def ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[NDArray[np.int32]]:
         """int32[T] of each text, in less time than `encode` takes."""
-        if self._has_threads:  # which a batch would start
+        if self._has_threads:  # encoding a batch would start threads
             encodings = [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         else:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)

@@ -11,9 +11,9 @@ from ..errors import StorageError
 from .fetch_config import FetchConfig
 from .threads import start_thread
 
-_BUSY_S, _NEEDED_S = 0.2, 0.02  # a shard that another process downloads is asked for again after that
-_IDLE_S = 2.0  # a thread without work ends after that
-_GRACE_S = 5.0  # the request's own error, which says more, comes first
+_BUSY_S, _NEEDED_S = 0.2, 0.02  # seconds between looks for a shard that another process downloads
+_IDLE_S = 2.0  # seconds after which a thread without work ends
+_GRACE_S = 5.0  # seconds added to a wait: the request's own error, which says more, comes first
 
 
 class Prefetcher:
@@ -28,10 +28,10 @@ class Prefetcher:
         self._name = name
         self._config = config
         self._changed = threading.Condition()
-        self._queue: dict[int, float] = {}  # shard -> not before this time, in the order of need
+        self._queue: dict[int, float] = {}  # shard -> when it may be tried, in the order of need
         self._under_way: set[int] = set()
         self._done: dict[int, Path | Exception] = {}
-        self._needed: set[int] = set()  # a reader waits for it
+        self._needed: set[int] = set()  # shards that a reader waits for
         self._num_threads = 0
 
     def request(self, shard_ids: Iterable[int]) -> None:
@@ -96,7 +96,7 @@ class Prefetcher:
                 shard_id, wait_s = self._next()
                 while shard_id is None:
                     woken = self._changed.wait(_IDLE_S if wait_s is None else wait_s)
-                    if not woken and wait_s is None:  # a thread that waits would keep all that it could read alive
+                    if not woken and wait_s is None:  # it ends: while it waits, it keeps the reader's data alive
                         self._num_threads -= 1
                         return
                     shard_id, wait_s = self._next()

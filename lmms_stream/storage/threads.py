@@ -58,7 +58,7 @@ def _wait_for_those_ending() -> None:
 def _wait_for_torch() -> None:
     deadline = time.monotonic() + LONGEST_TORCH_WAIT_S
     while _torch_runs() and time.monotonic() < deadline:
-        time.sleep(_POLL_S)  # the GIL is theirs meanwhile
+        time.sleep(_POLL_S)  # which lets the ending threads have the GIL
 
 
 def _torch_runs() -> bool:

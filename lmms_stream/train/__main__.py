@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,10 +37,12 @@ def run(path: Path, overrides: Sequence[str]) -> int:
     try:
         return _train(path, overrides)
     finally:
-        gc.unfreeze()  # what libraries clean up at the exit of the process is collected then
+        gc.unfreeze()  # so that libraries can clean up when the process ends
 
 
 def _train(path: Path, overrides: Sequence[str]) -> int:
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("lmms_stream").setLevel(logging.INFO)
     with _without_collections():
         from .run.distributed import STOPPED_STATUS, end_distributed, init_distributed, is_lost_rank
         from .run_config import RunConfig
@@ -87,7 +90,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def _main() -> int:
-    if "TORCHELASTIC_ERROR_FILE" not in os.environ:  # not a rank of torchrun's
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:  # torchrun did not start this process
         faulthandler.enable()
         return main(sys.argv[1:])
     from torch.distributed.elastic.multiprocessing.errors import record  # a rank's traceback reaches torchrun's report

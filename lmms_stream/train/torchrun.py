@@ -19,7 +19,7 @@ def main() -> None:
 def _tell_ranks(number: int, _: FrameType | None) -> None:
     for listed in Path("/proc/self/task").glob("*/children"):
         for child in listed.read_text().split():
-            with suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+            with suppress(ProcessLookupError, FileNotFoundError):  # the process has ended meanwhile
                 if b"lmms_stream.train" in Path("/proc", child, "cmdline").read_bytes().split(b"\0"):
                     os.kill(int(child), number)
 

@@ -22,8 +22,9 @@ from ..signals import StopSignal
 from ..types import Batch
 from .checkpoint.saving import RunSaver
 from .evaluate import EVAL_NAME, check_evaluated, evaluate
+from .model.choice import prove_compiled, prove_packing
 from .model.flops import model_flops
-from .model.isolation import check_lengths, prove_packing
+from .model.isolation import check_lengths
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
 from .report.meter import Meter
@@ -65,7 +66,7 @@ class FSDP2SFTTrainer:
         self.loader = self._loader(train_dataset, weights=args.weights, max_epochs=args.max_epochs)
         self.sources = self.loader.sources
         self._tell_overlong(self.loader)
-        if eval_dataset is not None:  # its errors are raised now, not when the first evaluation is due
+        if eval_dataset is not None:  # raise its errors now, not when the first evaluation is due
             eval_loader = self._eval_loader()
             check_evaluated(eval_loader)
             self._tell_overlong(eval_loader)
@@ -194,7 +195,8 @@ class FSDP2SFTTrainer:
     def _accumulate(self, batches: list[Batch], counts: StepCounts) -> torch.Tensor:
         """Sum gradients over the batches; returns their losses by source, then their numbers: float64[2 * sources]."""
         totals = torch.zeros(2, len(self.sources), dtype=torch.float64, device=self.device)
-        # FSDP averages gradients over ranks, `replication` of which have the same: times num_groups it is their sum.
+        # FSDP averages gradients over all ranks, and the ranks of a group have the same gradients: the average times
+        # the number of groups is the sum over groups.
         scale = self.world.num_groups / max(counts.num_loss_tokens, 1)
         router_scale = self.model.router_weight * self.world.num_groups / max(counts.num_tokens, 1)
         for start in range(0, len(batches), self.args.per_device_batch):
@@ -273,7 +275,7 @@ class FSDP2SFTTrainer:
             self.tokens_seen = state["tokens_seen"]
             self.samples_seen = state["samples_seen"]
             self.num_skipped_steps = state["num_skipped_steps"]
-        if self.args.num_train_epochs is not None:  # another global batch or other skipped steps make another length
+        if self.args.num_train_epochs is not None:  # the global batch or skipped steps may have changed
             self.schedule.set_length(self._max_steps() or 0)
         self.schedule.move(self.position)
 
@@ -321,6 +323,7 @@ class FSDP2SFTTrainer:
         prove_packing(model, device=self.device, bf16=self.args.bf16)
         if self.args.torch_compile:
             compile_blocks(model)
+            prove_compiled(model, device=self.device, bf16=self.args.bf16)
         return model
 
 

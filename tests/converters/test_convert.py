@@ -165,6 +165,35 @@ def test_what_training_could_not_process_is_an_error_of_the_conversion(tokenizer
     assert processor.tokenizer.decode(labels[labels >= 0]) == "<think></think>hello<|end|>"
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("tokenize", [False, True])
+def test_each_answer_can_be_a_sample_of_its_own(
+    tokenizer: Path, tmp_path: Path, tokenize: bool, num_workers: int
+) -> None:
+    processor = thoughtless(tokenizer)
+    source = write_jsonl(tmp_path / "rows.jsonl", GOOD, TWO_ANSWERS, UNANSWERED, *[TWO_ANSWERS] * 9)
+    options: Any = {"processor": processor, "tokenize": tokenize, "on_error": "skip", "num_workers": num_workers}
+    report = convert([source], str(tmp_path / "out"), schema=SchemaOptions(learn="each"), **options)
+    assert (report.num_rows, report.num_rejected) == (21, 1)
+    reads = TokensProcessor() if tokenize else processor
+    assert verify_dataset(str(tmp_path / "out"), deep=True, processor=reads, num_workers=1).problems == ()
+    texts = []
+    for sample in PackedStreamingDataset(tmp_path / "out")[:]:
+        made = reads.process(sample)
+        learnt = made["labels"] >= 0
+        texts.append(
+            (processor.tokenizer.decode(made["input_ids"]), processor.tokenizer.decode(made["labels"][learnt]))
+        )
+    asked = "<|user|>hi<|end|><|assistant|>"
+    answered = "<think></think>hello<|end|>"
+    assert texts[:3] == [
+        (f"{asked}{answered}", answered),
+        (f"{asked}{answered}", answered),
+        (f"{asked}hello<|end|>{asked}{answered}", answered),
+    ]
+    assert len(texts) == 21
+
+
 def test_a_deep_check_processes_every_sample(tokenizer: Path, tmp_path: Path) -> None:
     processor = thoughtless(tokenizer)
     source = write_jsonl(tmp_path / "rows.jsonl", *[GOOD] * 5, TWO_ANSWERS, *[GOOD] * 1500)

@@ -8,15 +8,16 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
-from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.chat import ChatProcessor, Learn
 from lmms_stream.processors.text import TextProcessor
 from lmms_stream.processors.tokenizers import FastTokenizer, load_tokenizer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -139,11 +140,41 @@ def test_of_a_template_that_changes_earlier_answers_the_last_can_be_learnt(token
     turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
     messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in turns]
     with pytest.raises(
-        DataError, match=r"changes message 1 when others follow, .*: convert with --learn last, or wrap"
+        DataError, match=r"changes message 1 when others follow, .*: learn the last answer alone .learn: last in"
     ):
         processor.process(stored(messages))
+    last = ChatProcessor(with_template(tokenizer, DROPS_THOUGHTS), learn="last")
+    assert learnt(last, stored(messages)) == "<think></think>four<|end|>"
+    assert processor_fingerprint(last) == processor_fingerprint(processor)  # lengths are the same
     messages[1]["learn"] = False
     assert learnt(processor, stored(messages)) == "<think></think>four<|end|>"
+
+
+@pytest.mark.parametrize("template", [TEMPLATES["ours"], UNMARKED])
+def test_the_last_answer_alone_is_learnt_where_the_processor_says_so(tokenizer: Path, template: str) -> None:
+    turns = [("user", "one"), ("assistant", "two"), ("assistant", "three"), ("user", "four"), ("assistant", "five")]
+    messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in turns]
+    loaded = with_template(tokenizer, template)
+    everything, last = (ChatProcessor(loaded, learn=learn) for learn in get_args(Learn))
+    assert learnt(everything, stored(messages)) == "two<|end|>three<|end|>five<|end|>"
+    assert learnt(last, stored(messages)) == "five<|end|>"
+    assert learnt(last, stored(messages[:-1])) == "three<|end|>"
+    assert learnt(last, stored(messages[:1])) == ""
+    messages[4]["learn"] = False
+    assert learnt(last, stored(messages)) == ""
+
+
+def test_what_is_learnt_of_chats_is_a_setting_of_the_processor(tokenizer: Path, tmp_path: Path) -> None:
+    loaded = with_template(tokenizer, UNMARKED)
+    loaded.save_pretrained(tmp_path / "unmarked")
+    assert ProcessorConfig(tokenizer=str(tmp_path / "unmarked")).build().learn == "all"  # type: ignore[attr-defined]
+    built = ProcessorConfig(tokenizer=str(tmp_path / "unmarked"), learn="last").build()
+    assert isinstance(built, ChatProcessor)
+    assert built.learn == "last"
+    with pytest.raises(ConfigError, match=r"processor\.learn is for chats, and processor\.type is text: leave"):
+        ProcessorConfig(type="text", tokenizer="x", learn="last")
+    with pytest.raises(ConfigError, match=r"processor\.learn must be all or last, got 'first'"):
+        ChatProcessor(loaded, learn="first")  # type: ignore[arg-type]
 
 
 def test_chats_with_tools_have_a_template_of_their_own_where_there_is_one(tokenizer: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
-from lmms_stream.train.model.isolation import check_lengths, prove_packing
+from lmms_stream.train.model.choice import prove_packing
+from lmms_stream.train.model.isolation import check_lengths, segments_of
 from lmms_stream.train.model.model import ModelConfig, PackedModel
 from lmms_stream.types import Batch
 
@@ -157,10 +158,10 @@ class Cached(Changed):
 
 
 class Shifted(Changed):
-    """Alone, samples begin at another position than in packs."""
+    """Alone, samples have other positions than in packs."""
 
     def change(self, batch: Batch) -> dict[str, Any]:
-        return {"position_ids": batch.position_ids * (1 if batch.num_tokens > 30 else 2)}
+        return {"position_ids": batch.position_ids * (2 if len(batch.cu_seqlens) > 2 else 1)}
 
 
 class Seeing(Changed):
@@ -193,7 +194,7 @@ def test_each_way_to_run_packs_wrongly_is_found(model_type: str, kind: type[Chan
 class Squared(torch.nn.Module):
     """A head whose logits depend on how many there are."""
 
-    def __init__(self, head: torch.nn.Module, usual: int):
+    def __init__(self, head: torch.nn.Module, usual: set[int]):
         super().__init__()
         self.head, self.usual = head, usual
 
@@ -203,12 +204,13 @@ class Squared(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(hidden)
-        return logits if hidden.shape[1] in (self.usual, 7, 19, 12) else logits * 2
+        return logits if hidden.shape[1] in self.usual else logits * 2
 
 
 def test_logits_that_cannot_be_made_in_part_are_made_whole() -> None:
     model = build("llama")
-    model.model.set_output_embeddings(Squared(model.model.get_output_embeddings(), 38))
+    lengths = [len(segment) for segment in segments_of(model)]
+    model.model.set_output_embeddings(Squared(model.model.get_output_embeddings(), {sum(lengths), *lengths}))
     prove_packing(model, device=CPU)
     assert model.logits_ways == ("chunks", "kept", "whole")
     assert model.logits_way == "whole"

@@ -325,7 +325,7 @@ def test_another_model_is_an_error_and_other_settings_are_one_line(
 
 
 def test_names_in_a_checkpoint_are_those_of_the_model_itself(tmp_path: Path) -> None:
-    from lmms_stream.train.checkpoint.tensors import stored_tensors
+    from lmms_stream.train.checkpoint.tensors import read_metadata, stored_tensors
 
     write_tokens(tmp_path / "data", num_samples=300)
     run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1, output_dir=str(tmp_path / "out"))
@@ -333,7 +333,7 @@ def test_names_in_a_checkpoint_are_those_of_the_model_itself(tmp_path: Path) -> 
     names = set(trainer.model.model.state_dict())
     trainer.train()
     (saved,) = checkpoints(tmp_path / "out" / "checkpoints")
-    assert set(stored_tensors(saved, "model.")) == names
+    assert set(stored_tensors(read_metadata(saved), "model.")) == names
     shutil.rmtree(saved)
 
 

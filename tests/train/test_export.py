@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,18 @@ import torch.distributed as dist
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError
 from lmms_stream.storage.storage import open_storage
-from lmms_stream.train.checkpoint.checkpoint import checkpoints
-from lmms_stream.train.checkpoint.export import export_checkpoint
+from lmms_stream.train.checkpoint import tensors, weight_files
+from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
+from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
+from lmms_stream.train.checkpoint.tensors import read_tensors
+from lmms_stream.train.model.model import ModelConfig
+from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..conftest import run_cli, write_tokens
-from .runs import VOCABULARY, trainer_of, write_run
+from ..proxy import FaultProxy
+from .runs import MODEL, VOCABULARY, trainer_of, write_run
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +83,79 @@ def test_an_export_has_the_tokenizer_and_comes_from_a_store_too(
     assert made.apply_chat_template(chat_text) == original.apply_chat_template(chat_text)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.vocab_size == 4096
     assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []
+
+
+VISION = {
+    "model_type": "qwen2_vl",
+    "text_config": {**MODEL, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}},
+    "vision_config": {"depth": 2, "embed_dim": 16, "num_heads": 2, "hidden_size": 32, "mlp_ratio": 2},
+    **{f"{name}_token_id": 500 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))},
+}
+
+
+@pytest.mark.parametrize("shard_size", ["5GB", "40KB"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"config": MODEL},
+        {"config": MODEL, "dtype": "bfloat16"},
+        {"config": {**MODEL, "tie_word_embeddings": True}},
+        {"config": {**MODEL, "model_type": "bert", "is_decoder": True}},  # its tied weights have several names
+        {"config": VISION},  # its weights have other names in files
+    ],
+)
+def test_an_export_is_what_transformers_saves(
+    model: Any, shard_size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files byte by byte: weights in as many files, config, generation config."""
+    init_distributed(60)
+    built = ModelConfig(**model).build()
+    optimizer = torch.optim.AdamW(built.parameters())
+    with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging") as checkpointer:
+        checkpointer.save(built, optimizer, step=1, state={}, documents=model_files(built, None))
+    monkeypatch.setattr(weight_files, "SHARD_SIZE", shard_size)
+    monkeypatch.setattr(weight_files, "AT_ONCE_BYTES", 10_000)
+    built.save_pretrained(tmp_path / "expected", max_shard_size=shard_size)
+    out = export_checkpoint(tmp_path / "saved" / "step-00000001", tmp_path / "model")
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "expected").iterdir()}
+    assert ("model.safetensors.index.json" in expected) == (shard_size == "40KB")
+    (out / "export.json").unlink()
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == expected
+
+
+def test_an_export_holds_few_tensors_at_a_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run.yaml", data, max_steps=1, output_dir=str(tmp_path / "out"))
+    checkpoint, _ = train_one(run)
+    largest, at_once = 4 * VOCABULARY * 32, 20_000
+    monkeypatch.setattr(weight_files, "AT_ONCE_BYTES", at_once)
+    read: list[list[weakref.ref[torch.Tensor]]] = []
+
+    def reading(folder: Path, values: Any, **options: Any) -> None:
+        assert not [each for before in read for each in before if each() is not None]  # what was read is written
+        given = values["model"].values()
+        assert sum(each.nbytes for each in given) <= (at_once if len(given) > 1 else largest)
+        read.append([weakref.ref(each) for each in given])
+        read_tensors(folder, values, **options)
+
+    monkeypatch.setattr(tensors, "read_tensors", reading)
+    export_checkpoint(checkpoint, tmp_path / "model")
+    assert len(read) > 5
+
+
+def test_an_export_from_a_store_fetches_nothing_of_the_optimizer(
+    data: Path, s3_folder: str, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run.yaml", data, max_steps=1, output_dir=str(tmp_path / "out"))
+    trainer_of(run, f"train.checkpoint_dir={s3_folder}").train()
+    stored = {each.key.partition("/")[2]: each for each in open_storage(s3_folder).list_objects("step-00000001/")}
+    proxy.set_rules()  # counts anew
+    out = export_checkpoint(f"{s3_folder}/step-00000001", tmp_path / "model")
+    of_model, of_optimizer = sorted(name for name in stored if name.endswith(".distcp"))
+    assert proxy.traffic().num_requests("GET", of_model) == 1
+    assert proxy.traffic().num_requests("GET", of_optimizer) == 0
+    weights = (out / "model.safetensors").stat().st_size
+    assert stored[of_optimizer].num_bytes > 1.9 * weights
+    assert stored[of_model].num_bytes < 1.5 * weights
 
 
 def test_an_export_replaces_an_earlier_one_and_nothing_else(data: Path, tmp_path: Path) -> None:

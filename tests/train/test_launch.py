@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from lmms_stream.train.__main__ import main
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
@@ -38,6 +39,8 @@ def test_one_process_trains_alone_whatever_rank_it_is_started_from(
     assert done.returncode == 0, done.stderr
     assert [record["step"] for record in read_log(tmp_path / "out")] == [1, 2]
     assert "torchrun" not in done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("attention: ")]
+    assert said.endswith("not flex_attention, which has no backward pass on the CPU") or torch.cuda.is_available()
 
 
 def test_the_command_that_becomes_a_run_loads_no_torch() -> None:

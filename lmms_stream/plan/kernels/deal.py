@@ -56,7 +56,7 @@ def deal(
         count += 1
         work += costs[number]
         if count == packs_per_rank:
-            work = np.int64(1) << 62  # it is never the first again
+            work = np.int64(1) << 62  # the rank has all its packs, and never comes first in the heap again
         here = 0
         while True:
             child = 2 * here + 1

@@ -5,5 +5,5 @@ fingerprint     what a checkpoint says of the run that wrote it
 checkpoint      saved while training goes on
 store           where checkpoints lie, and when one is whole
 tensors         tensors of model and optimizer <-> files of torch.distributed.checkpoint
-export          a checkpoint -> a folder that from_pretrained loads
+export          a checkpoint -> a folder that from_pretrained loads; weight_files: its weights, a few at a time
 """

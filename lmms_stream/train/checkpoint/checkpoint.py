@@ -40,6 +40,7 @@ from .tensors import (
     Tensors,
     cause_of,
     needed_files,
+    read_metadata,
     read_tensors,
     saved_part,
     set_tensors,
@@ -47,8 +48,8 @@ from .tensors import (
 )
 
 T = TypeVar("T")
-# A stager keeps the memory of its copies for the next save; one of torch 2.11 closes itself after its first one.
-_STAGERS_LAST = torch.__version__ >= "2.15"  # torch compares versions here, not texts
+# A stager keeps the memory of its copies for the next save. In torch 2.11 it closes itself after its first save.
+_STAGERS_LAST = torch.__version__ >= "2.15"  # compared as versions, not as texts
 logger = logging.getLogger("lmms_stream")
 
 
@@ -78,7 +79,7 @@ class Checkpointer:
         self._keep = keep
         # A group of its own: the collectives of the writing thread would mix with those of training.
         group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
-        assert isinstance(group, dist.ProcessGroup)  # of all ranks, so each is in it
+        assert isinstance(group, dist.ProcessGroup)  # the group has all ranks, so this one is in it
         self._group = group
         self._stager = _new_stager()
         self._writer: CheckpointWriter | None = None
@@ -126,7 +127,7 @@ class Checkpointer:
                 self._stager.close()
                 self._stager = _new_stager()
             started = async_save(values, async_stager=self._stager, **options)
-            assert isinstance(started, Future)  # staging is done
+            assert isinstance(started, Future)  # the tensors are copied
             self._saving = started
         else:
             self._finish(lambda: save(values, **options))
@@ -259,7 +260,7 @@ class Checkpointer:
             return folder, self._on_all(lambda: saved_part(folder, values))
         folder = self._on_all(lambda: target.fetch(checkpoint, [METADATA_NAME]))
         saved = self._on_all(lambda: saved_part(folder, values))
-        return self._on_all(lambda: target.fetch(checkpoint, needed_files(folder, saved))), saved
+        return self._on_all(lambda: target.fetch(checkpoint, needed_files(read_metadata(folder), saved))), saved
 
     def _on_rank_0(self, action: Callable[[], T]) -> T:
         """The result of rank 0, on all ranks; its error is raised on all."""

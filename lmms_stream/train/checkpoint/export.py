@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 MARKER_NAME = "export.json"  # lists the files of an export, which another may replace
-SHARD_SIZE = "5GB"
 
 
 def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, bytes]:
@@ -81,8 +80,7 @@ def export_checkpoint(checkpoint: str | Path, out: str | Path, *, dtype: Dtype |
         made = Path(temporary) / "model"
         shutil.copytree(stored / MODEL_FOLDER, made)
         model = _empty_model(made, found)
-        weights = _read_weights(model, found, target, dtype=dtype)
-        model.save_pretrained(made, state_dict=weights, max_shard_size=SHARD_SIZE)
+        _write_weights(model, made, found, target, dtype=dtype)
         _put_in_place(made, out, found)
     return out
 
@@ -105,8 +103,8 @@ def _put_in_place(made: Path, out: Path, found: Checkpoint) -> None:
     files = sorted(path.name for path in made.iterdir())
     marker = {"checkpoint": found.where, "step": found.step, "files": files}
     (made / MARKER_NAME).write_text(json.dumps(marker, indent=1) + "\n")
-    made.chmod(0o755)  # a temporary folder is its owner's alone
-    check_out(out)  # again, some time has passed
+    made.chmod(0o755)  # a temporary folder can be read by its owner alone
+    check_out(out)  # once more: somebody may have written there meanwhile
     if out.exists():
         shutil.rmtree(out)
     made.rename(out)
@@ -129,31 +127,57 @@ def _empty_model(folder: Path, found: Checkpoint) -> PreTrainedModel:
     return model
 
 
-def _read_weights(
-    model: PreTrainedModel, found: Checkpoint, target: Target, *, dtype: Dtype | None
-) -> dict[str, torch.Tensor]:
-    """The weights by name; tied names share one tensor. The model is cast to their dtype."""
+def _write_weights(
+    model: PreTrainedModel, made: Path, found: Checkpoint, target: Target, *, dtype: Dtype | None
+) -> None:
+    """Write the files of weights, config and generation config to the folder `made`.
+
+    The model is cast to the type of its weights. Of a store, only the files with weights are fetched.
+    """
     import torch
 
     from .store import METADATA_NAME
-    from .tensors import needed_files, read_tensors, stored_tensors
+    from .tensors import files_with, read_metadata, read_tensors, stored_tensors
+    from .weight_files import write_weights
 
-    folder = target.fetch(found, [METADATA_NAME])
-    stored = stored_tensors(folder, "model.")
-    wanted = model.state_dict()
-    if missing := sorted(wanted.keys() - stored.keys()):
+    metadata = read_metadata(target.fetch(found, [METADATA_NAME]))
+    stored = stored_tensors(metadata, "model.")
+    if missing := sorted(model.state_dict().keys() - stored.keys()):
         raise CheckpointError(f"{found.where} lacks {missing[0]} and {len(missing) - 1} more tensors of its model")
-    first_name: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        first_name.setdefault(id(parameter), name)
-    tied = {name: first_name[id(each)] for name, each in model.named_parameters(remove_duplicate=False)}
-    weights: dict[str, Any] = {}
-    for name in wanted:
+    weights: dict[str, torch.Tensor] = {}
+    for name in model.state_dict():
         as_stored = stored[name].properties.dtype
         wanted_dtype = getattr(torch, dtype) if dtype and as_stored.is_floating_point else as_stored
-        if tied.get(name, name) == name:
-            weights[name] = torch.empty(stored[name].size, dtype=wanted_dtype)
-    target.fetch(found, needed_files(folder, {"model": weights}))
-    read_tensors(folder, {"model": weights})
-    model.to(next(each.dtype for each in weights.values() if each.is_floating_point()))
-    return {name: weights[tied.get(name, name)] for name in wanted}
+        weights[name] = torch.empty(stored[name].size, dtype=wanted_dtype, device="meta")
+    main_dtype: Any = next(each.dtype for each in weights.values() if each.is_floating_point())
+    model.to(main_dtype)
+    names = _save_config(model, made)
+    folder = target.fetch(found, files_with(metadata, names.values()))
+
+    def fill(tensors: dict[str, torch.Tensor]) -> None:
+        read_tensors(folder, {"model": {names[name]: tensor for name, tensor in tensors.items()}}, metadata=metadata)
+
+    write_weights(made, {saved: weights[name] for saved, name in names.items()}, fill)
+
+
+def _save_config(model: PreTrainedModel, made: Path) -> dict[str, str]:
+    """Write config and generation config; the names of weights in transformers' files, with those in the model.
+
+    transformers renames the weights of some models, and leaves out those that are tied to others. It is given a number
+    instead of each, and its file says what it makes of them.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    parameter_of = dict(model.named_parameters(remove_duplicate=False))
+    names = list(model.state_dict())
+    numbers: dict[int, torch.Tensor] = {}  # by the id of a parameter: its tied names share one tensor
+    as_numbers = {
+        name: numbers.setdefault(id(parameter_of.get(name, name)), torch.tensor([number]))
+        for number, name in enumerate(names)
+    }
+    model.save_pretrained(made, state_dict=as_numbers)
+    path = made / "model.safetensors"
+    number_of = {saved: int(number) for saved, number in load_file(path).items()}
+    path.unlink()
+    return {saved: names[number] for saved, number in sorted(number_of.items(), key=lambda item: item[1])}

@@ -28,7 +28,7 @@ from ...storage.storage import Storage, open_storage
 COMPLETE_NAME = "complete.json"
 STATE_NAME = "trainer.json"
 METADATA_NAME = ".metadata"
-MODEL_FOLDER = "model"  # a transformers folder but for the weights
+MODEL_FOLDER = "model"  # a transformers folder without the weights
 FORMAT = 1
 _FOLDER = re.compile(r"step-(\d{8})")
 _TEMPORARY = re.compile(r"\.step-\d{8}\.tmp")
@@ -159,7 +159,7 @@ class FolderTarget:
         write_synced(temporary / COMPLETE_NAME, _manifest(step, files))
         for folder in {temporary, *(path.parent for path in map(temporary.joinpath, files))}:
             _sync(folder)
-        if final.exists():  # an earlier run got here, and its checkpoint was passed over at resume
+        if final.exists():  # an earlier run saved this step, and resuming passed its checkpoint over
             remove(self.storage, step)
             if final.exists():
                 raise CheckpointError(f"{final} holds files that no checkpoint wrote: move them elsewhere")

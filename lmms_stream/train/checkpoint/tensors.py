@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ from torch.futures import Future
 from ...errors import CheckpointError, StorageError
 from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
 
-Tensors = dict[str, Any]  # nested: "model" and "optimizer", then the parameters' names
-NO_ROOM_BYTES = 1 << 16  # with less free, a failure of torch's writer, which gives no cause, is a full disk
+Tensors = dict[str, Any]  # by "model" or "optimizer", then by the names of parameters
+NO_ROOM_BYTES = 1 << 16  # torch's writer names no cause: with less free, it is a full disk
 
 
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
@@ -61,40 +61,53 @@ def set_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, values
 
 def saved_part(folder: Path, values: Tensors) -> Tensors:
     """`values` without the optimizer's state of parameters that had none when the checkpoint in `folder` was saved."""
-    stored = {name.rpartition(".")[0] for name in stored_tensors(folder, "optimizer.")}
+    stored = {name.rpartition(".")[0] for name in stored_tensors(read_metadata(folder), "optimizer.")}
     return {**values, "optimizer": {name: each for name, each in values["optimizer"].items() if name in stored}}
 
 
-def needed_files(folder: Path, values: Tensors) -> list[str]:
-    """The names of the files that hold what `values` has room for, by the .metadata in `folder`."""
-    metadata, _, plan = _plan(folder, values)
+def read_metadata(folder: Path) -> Metadata:
+    """What DCP's .metadata says of the tensors of a checkpoint, and of the files that hold them."""
+    return FileSystemReader(folder).read_metadata()
+
+
+def needed_files(metadata: Metadata, values: Tensors) -> list[str]:
+    """The names of the files that hold what `values` has room for."""
+    _, plan = _plan(metadata, values)
     return sorted({metadata.storage_data[item.storage_index].relative_path for item in plan.items})
 
 
-def read_tensors(folder: Path, values: Tensors) -> None:
-    """Read into the tensors of `values`, without other ranks. CheckpointError where names or shapes differ."""
-    metadata, planner, plan = _plan(folder, values)
+def files_with(metadata: Metadata, names: Iterable[str]) -> list[str]:
+    """The names of the files that hold the model's tensors of these names."""
+    wanted = {f"model.{name}" for name in names}
+    return sorted({file.relative_path for index, file in metadata.storage_data.items() if index.fqn in wanted})
+
+
+def read_tensors(folder: Path, values: Tensors, *, metadata: Metadata | None = None) -> None:
+    """Read into the tensors of `values`, without other ranks. CheckpointError where names or shapes differ.
+
+    metadata: that of `folder`, where it was read before.
+    """
+    metadata = metadata or read_metadata(folder)
+    planner, plan = _plan(metadata, values)
     reader = FileSystemReader(folder)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     reader.read_data(planner.finish_plan(plan), planner).wait()
 
 
-def stored_tensors(folder: Path, prefix: str) -> dict[str, TensorStorageMetadata]:
+def stored_tensors(metadata: Metadata, prefix: str) -> dict[str, TensorStorageMetadata]:
     """Sizes and types of the tensors whose names begin with `prefix`, without it."""
-    found = FileSystemReader(folder).read_metadata().state_dict_metadata
     return {
         name.removeprefix(prefix): each
-        for name, each in found.items()
+        for name, each in metadata.state_dict_metadata.items()
         if name.startswith(prefix) and isinstance(each, TensorStorageMetadata)
     }
 
 
-def _plan(folder: Path, values: Tensors) -> tuple[Metadata, DefaultLoadPlanner, LoadPlan]:
-    metadata = FileSystemReader(folder).read_metadata()
+def _plan(metadata: Metadata, values: Tensors) -> tuple[DefaultLoadPlanner, LoadPlan]:
     planner = DefaultLoadPlanner()
     try:
         planner.set_up_planner(values, metadata, is_coordinator=True)
-        return metadata, planner, planner.create_local_plan()
+        return planner, planner.create_local_plan()
     except (RuntimeError, KeyError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint does not fit this model and optimizer ({' '.join(str(error).split())[:300]}): "
@@ -119,7 +132,7 @@ class CheckpointWriter(FileSystemWriter):
         super().__init__(target.writing(step))
         self.target = target
         self.step = step
-        self.warnings: list[str] = []  # of old checkpoints that could not be removed
+        self.warnings: list[str] = []  # about old checkpoints that could not be removed
         self._folder = target.writing(step)
         self._documents = documents
         self._keep = keep
@@ -139,7 +152,8 @@ class CheckpointWriter(FileSystemWriter):
         with _failures(self._folder):
             self.target.begin(self.step)
             if plan.items:
-                first, *others = super().write_data(plan, planner).value()
+                write = super().write_data
+                first, *others = [each for part in _parts(plan) for each in write(part, planner).value()]
                 names = {result.storage_data.relative_path for result in (first, *others)}
                 files = {name: FileDigest.of(self._folder / name) for name in sorted(names)}
                 self.target.publish(self.step, files)
@@ -161,6 +175,16 @@ class CheckpointWriter(FileSystemWriter):
             remove_old(self.target, self.step, keep=self._keep)
         except StorageError as error:  # the new one is complete: old ones may stay
             self.warnings.append(f"old checkpoints stay: {error}")
+
+
+def _parts(plan: SavePlan) -> list[SavePlan]:
+    """What a rank writes, cut in two: an export fetches the files with the model's tensors, not the optimizer's."""
+    of_model = [item for item in plan.items if item.index.fqn.startswith("model.")]
+    others = [item for item in plan.items if not item.index.fqn.startswith("model.")]
+    prefix = plan.storage_data.prefix  # the names of a rank's files begin with it: __3_0.distcp, __3_10.distcp
+    named = replace(plan.storage_data, prefix=f"{prefix}1")
+    parts = [replace(plan, items=of_model), replace(plan, items=others, storage_data=named)]
+    return [part for part in parts if part.items]
 
 
 def remove_old(target: Target, newest: int, *, keep: int | None) -> None:

@@ -4,7 +4,7 @@ attention   which implementations of attention to try; varlen: each sample by it
 loss        a loss of each target token; router: that of a mixture of experts
 head        gradients of what makes the logits, some at a time
 model       how a model is built, and how it is run on packs
-isolation   the proof that it keeps the samples of a pack apart
+isolation   the proof that it keeps the samples of a pack apart; choice: the attention that passes it
 sharding    what each rank holds; weights: how it gets there; unused: gradients of what a rank does not use
 flops       how much arithmetic its training takes
 """

@@ -18,34 +18,47 @@ _FLAGS = {
     "flex_attention": ("_supports_flex_attn",),
     "sdpa": ("_supports_sdpa",),
 }
+_BEST_FIRST = ("flash_attention_2", "flex_attention", varlen.SDPA_VARLEN, "sdpa")
 
 
-def implementations(attention: Attention, model_class: Any, config: PretrainedConfig) -> list[str]:
-    """The implementations to try for a transformers class, the best first; a named attention is the only one.
+def implementations(
+    attention: Attention, model_class: Any, config: PretrainedConfig
+) -> tuple[list[str], dict[str, str]]:
+    """The implementations to try for a transformers class, the best first, and why others are not tried, by name.
 
-    ConfigError for an attention that this machine or this class cannot train with.
+    A named attention is the only one. ConfigError for one that this machine or this class cannot train with.
     """
+    varlen.register()
+    reasons = {name: _reason(name, model_class, config) for name in _BEST_FIRST}
+    if attention in ("flex_attention", "flash_attention_2") and (reason := _reason_of_machine(attention)):
+        raise ConfigError(f"attention {attention} {reason}: choose sdpa, eager or auto")
+    if attention == varlen.SDPA_VARLEN and (reason := reasons[attention]):
+        raise ConfigError(f"attention {attention} {reason}: choose sdpa or auto")
+    if attention != "auto":
+        return [attention], {}
+    left_out = {name: reason for name, reason in reasons.items() if reason is not None}
+    return [*(name for name in _BEST_FIRST if name not in left_out), "eager"], left_out
+
+
+def _reason(attention: str, model_class: Any, config: PretrainedConfig) -> str | None:
+    """Why an implementation is none for a class on this machine; None where it is one."""
+    if attention == varlen.SDPA_VARLEN:
+        if varlen.has_varlen(model_class, config):
+            return None
+        return (
+            f"is for models of text whose layers see all before them, or a window, and {model_class.__name__} is none"
+        )
+    if reason := _reason_of_machine(attention):
+        return reason
+    has = any(getattr(model_class, flag, False) for flag in _FLAGS[attention])
+    return None if has else f"is not in transformers' {model_class.__name__}"
+
+
+def _reason_of_machine(attention: str) -> str | None:
     from transformers.utils.import_utils import is_flash_attn_2_available
 
-    cuda = torch.cuda.is_available()
-    if attention == "flex_attention" and not cuda:
-        raise ConfigError("attention flex_attention has no backward pass on the CPU: choose sdpa, eager or auto")
-    has_flash = is_flash_attn_2_available()
-    if attention == "flash_attention_2" and not has_flash:
-        raise ConfigError("attention flash_attention_2 needs CUDA and pip install flash-attn: or choose sdpa or auto")
-    varlen.register()
-    if attention == varlen.SDPA_VARLEN and not varlen.has_varlen(model_class, config):
-        raise ConfigError(
-            f"attention {attention} is for models of text whose layers see all before them, or a window, and "
-            f"{model_class.__name__} is none: choose sdpa or auto"
-        )
-    if attention != "auto":
-        return [attention]
-    here = ["flash_attention_2"] * has_flash + ["flex_attention"] * cuda + [varlen.SDPA_VARLEN, "sdpa"]
-    return [*(each for each in here if _has(each, model_class, config)), "eager"]
-
-
-def _has(attention: str, model_class: Any, config: PretrainedConfig) -> bool:
-    if attention == varlen.SDPA_VARLEN:
-        return varlen.has_varlen(model_class, config)
-    return any(getattr(model_class, flag, False) for flag in _FLAGS[attention])
+    if attention == "flash_attention_2" and not is_flash_attn_2_available():
+        return "needs CUDA and pip install flash-attn"
+    if attention == "flex_attention" and not torch.cuda.is_available():
+        return "has no backward pass on the CPU"
+    return None

@@ -64,7 +64,7 @@ class ModelConfig:
                     f"model type {config.model_type!r} is no model that writes text: name a causal language model or "
                     "one of images and text"
                 )
-            choices = implementations(self.attention, auto._model_mapping[type(config)], config)
+            choices, left_out = implementations(self.attention, auto._model_mapping[type(config)], config)
             named = None if self.attention == "auto" else self.attention
             options = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}
             with torch.random.fork_rng(devices=[]):
@@ -78,7 +78,7 @@ class ModelConfig:
                     model = auto.from_config(config, **options)
         except (LookupError, ValueError, OSError, TypeError, ImportError, ArithmeticError, RuntimeError) as error:
             raise ConfigError(f"model cannot be built: {' '.join(str(error).split())}") from error
-        model.attention_choices = choices if named is None else []
+        model.attention_choices, model.attention_left_out = choices if named is None else [], left_out
         built: PreTrainedModel = model
         return built
 
@@ -110,7 +110,7 @@ class PackedModel(torch.nn.Module):
 
     logits_way: how the logits that predict a target are computed, always by the model's own forward, so that its
     scales, caps and biases are applied. "chunks": some tokens at a time, from hidden states computed once. "kept": for
-    all these tokens at once, by its argument logits_to_keep. "whole": for all tokens. isolation.prove_packing finds
+    all these tokens at once, by its argument logits_to_keep. "whole": for all tokens. choice.prove_packing finds
     the thriftiest that gives the same losses.
     """
 
@@ -181,9 +181,9 @@ class PackedModel(torch.nn.Module):
         return head
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """The model's own logits, of every token: float[T, V]."""
+        """The model's own logits, of every token: float[1, T, V], no view, which FSDP's hooks would not follow."""
         logits: torch.Tensor = self.model(**self._inputs(batch)).logits
-        return logits[0]
+        return logits
 
     def check_tokens(self, pack: Batch) -> None:
         """ConfigError for a pack, on the CPU, with a token id that the model does not have."""
@@ -216,7 +216,7 @@ class PackedModel(torch.nn.Module):
         """
         positions = batch.position_ids
         if self._has_text_axis and positions.ndim == 2:
-            positions = positions.expand(4, *positions.shape)  # of text alone all four axes are the same
+            positions = positions.expand(4, *positions.shape)  # the four axes of a text have the same positions
         inputs: dict[str, Any] = {
             "input_ids": batch.input_ids,
             "position_ids": positions,
@@ -224,7 +224,7 @@ class PackedModel(torch.nn.Module):
             "use_cache": False,
         }
         if self.model.config._attn_implementation == SDPA_VARLEN:
-            inputs["cu_seq_lens_q"] = batch.cu_seqlens.tolist()
+            inputs["cu_seq_lens_q"] = batch.cu_seqlens.cpu()
         elif self.model.config._attn_implementation == "flash_attention_2":
             bounds = {"cu_seq_lens_q": batch.cu_seqlens, "cu_seq_lens_k": batch.cu_seqlens}
             inputs |= {**bounds, "max_length_q": batch.max_seqlen, "max_length_k": batch.max_seqlen}

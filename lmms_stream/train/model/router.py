@@ -19,6 +19,11 @@ _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num
 _NUM_CHOSEN = ("num_experts_per_tok", "moe_k")
 
 
+def has_experts(config: Any) -> bool:
+    """Whether tokens go to experts by the model's config, so that how many meet in one depends on all of a pack."""
+    return _field(config.get_text_config(), _NUM_EXPERTS) > 0
+
+
 def router_weight(model: torch.nn.Module) -> float:
     """The weight of the auxiliary loss by the model's config; 0 where it has none, or does not return its router."""
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]

@@ -51,13 +51,13 @@ def reshard(model: torch.nn.Module) -> None:
 
 
 def compile_blocks(model: PackedModel) -> None:
-    """Compile each block that was sharded.
+    """Compile each block that was sharded, for packs of any length and number of samples.
 
-    Call it after the proof of packing: else the blocks would be compiled for each length of the proof's small packs.
+    Call it once the attention is chosen: for another one blocks would be compiled again.
     """
     for block in model.model.modules():
         if isinstance(block, FSDPModule):
-            block.compile()
+            block.compile(dynamic=True)
 
 
 def blocks_to_shard(model: torch.nn.Module, wrap: Sequence[str] = ()) -> list[torch.nn.Module]:

@@ -6,7 +6,6 @@ t x t of each sample of t tokens. transformers makes no mask for an implementati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -31,7 +30,7 @@ def register() -> None:
     """Make this attention known to transformers."""
     from transformers import AttentionInterface
 
-    # not compiled: the number of samples differs from pack to pack
+    # Not compiled: each sample is attended to by itself, and packs have any number of them.
     AttentionInterface.register(SDPA_VARLEN, torch.compiler.disable(_attend))
 
 
@@ -42,7 +41,7 @@ def _attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    cu_seq_lens_q: Sequence[int] | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -52,7 +51,8 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """query: float[1, heads, T, d]; key, value: float[1, groups of heads, T, d] -> float[1, T, heads, d].
 
-    cu_seq_lens_q: offsets at which samples begin and end. ValueError for what sdpa cannot do.
+    cu_seq_lens_q: int32[samples + 1] on the CPU, offsets at which samples begin and end; a tensor, as a block would be
+    compiled again for each list of numbers that it is given. ValueError for what sdpa cannot do.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -64,7 +64,7 @@ def _attend(
     if softcap is not None or s_aux is not None:
         raise ValueError(f"{SDPA_VARLEN} has no softcap and no sinks")
     attended = []
-    for start, stop in pairwise(cu_seq_lens_q):
+    for start, stop in pairwise(cu_seq_lens_q.tolist()):
         window = _window(stop - start, sliding_window, query.device)
         queries, keys, values = (each[:, :, start:stop] for each in (query, key, value))
         found, _ = sdpa_attention_forward(module, queries, keys, values, window, dropout=dropout, scaling=scaling)

@@ -97,7 +97,7 @@ class Meter:
 
     def record(self) -> dict[str, Any]:
         """Figures of the steps since the last record: averages and rates over them, counts in all of them."""
-        fetched, losses_here = self._loader.fetched, self._losses.tolist()  # this waits for the device
+        fetched, losses_here = self._loader.fetched, self._losses.tolist()  # tolist waits for the device
         memory = self._memory()
         mine = [*losses_here, *fetched, *memory.values()]
         everyone = gather(mine, self._world.world_size)

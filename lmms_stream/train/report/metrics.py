@@ -14,7 +14,7 @@ from ...plan.assign import LINEAR_COST
 from ...types import Batch
 from ..model.flops import ModelFlops
 
-WINDOW_STEPS = 1000  # over which quantiles of waiting times are taken
+WINDOW_STEPS = 1000  # quantiles of waiting times are taken over so many steps
 
 
 class StepCounts(NamedTuple):
@@ -78,7 +78,7 @@ class StepWindow:
         self.num_steps = 0
         self.sums = StepCounts(*np.zeros(len(StepCounts._fields)))
         self._waits[:] = 0
-        self._rank_tokens: list[tuple[float, float, float]] = []  # mean, least, most
+        self._rank_tokens: list[tuple[float, float, float]] = []  # mean, least and most of each step
         self._imbalances: list[float] = []
 
     def add(self, everyone: NDArray[np.float64]) -> StepCounts:

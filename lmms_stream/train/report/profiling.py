@@ -13,7 +13,7 @@ from ...storage.disk_errors import disk_errors
 from ..run.settings import ProfileConfig
 
 ROOM = "free some, or set train.profile.folder, or no train.profile"
-_END_BYTES = 1 << 13  # the path of the trace is in them
+_END_BYTES = 1 << 13  # read from the end of a trace, which holds its path
 
 
 class StepProfiler:
@@ -52,10 +52,10 @@ class StepProfiler:
     def _write(self, traced: profile) -> None:
         with disk_errors(str(self._path), room=ROOM):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_bytes(b"")  # torch reports no error of the disk: let Python meet those of the path
+            self._path.write_bytes(b"")  # torch reports no disk errors; Python raises those of the path here
             traced.export_chrome_trace(str(self._path))
             if not _is_whole(self._path):
-                for part in self._path.parent.glob(f"{self._path.name}*"):  # with the .tmp that torch writes first
+                for part in self._path.parent.glob(f"{self._path.name}*"):  # also the .tmp file that torch writes first
                     part.unlink()
                 raise StorageError(f"{self._path}: the trace could not be written whole, as on a full disk: {ROOM}")
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-LINE_S = 60.0  # between lines where there is no terminal
+LINE_S = 60.0  # seconds between lines where there is no terminal
 _REFRESH_S = 0.2
 _SHOWN = (
     ("epoch", "epoch {:.2f}"),

@@ -80,7 +80,7 @@ def check_reporters(report_to: Sequence[Reporter]) -> None:
     """ConfigError for a reporter whose package is not installed."""
     for name in report_to:
         found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # no file: only a folder of that name, such as W&B makes
+        if found is None or found.origin is None:  # no package, but a folder of that name, such as W&B makes
             raise ConfigError(f"train.report_to {name} needs the package {name}: pip install 'lmms-stream[{name}]'")
 
 

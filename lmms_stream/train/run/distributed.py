@@ -85,7 +85,7 @@ def build_mesh(device: torch.device, *, world_size: int, shard_ranks: int | None
     groups = []
     for rows in (ranks.T, ranks):
         group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=datetime.timedelta(seconds=timeout_s))
-        assert isinstance(group, dist.ProcessGroup)  # each rank is in one
+        assert isinstance(group, dist.ProcessGroup)  # each rank is in one of the groups
         groups.append(group)
     return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=("copy", "shard"))
 

@@ -14,7 +14,7 @@ from .settings import TrainConfig
 _NAMES = {
     "wsd": "warmup_stable_decay",
     "constant": "constant_with_warmup",
-}  # transformers' other names
+}  # our names -> transformers'
 
 
 class Schedule:
@@ -57,9 +57,9 @@ class Schedule:
 
     def move(self, position: int) -> None:
         """Set the learning rate of the step that begins here."""
-        self._scheduler.last_epoch = position - 1  # LambdaLR goes on by one; tokens and a resumed run, by more
+        self._scheduler.last_epoch = position - 1  # step() adds one; positions may advance by more
         with warnings.catch_warnings():
-            # torch misses an update before; there is none where the first gradients were not finite
+            # torch warns where no update came before, as when the first gradients are not finite
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             self._scheduler.step()
 

@@ -126,7 +126,7 @@ class TrainConfig:
             if value is not None and value < 1:
                 raise ConfigError(f"train.{name} must be at least 1, got {value}")
         for name in _AT_LEAST_0:
-            if not getattr(self, name) >= 0:  # nor NaN
+            if not getattr(self, name) >= 0:  # NaN is refused too
                 raise ConfigError(f"train.{name} must be 0 or more, got {getattr(self, name)}")
         for name in _ABOVE_0:
             value = getattr(self, name)

@@ -398,7 +398,7 @@ def test_options_that_name_what_is_not_there_are_refused() -> None:
         SchemaOptions(kind="smell")
     with pytest.raises(ConfigError, match="no column has the role smell: choose of input_ids, labels"):
         SchemaOptions(columns={"smell": "x"})
-    with pytest.raises(ConfigError, match="learn must be 'assistant' or 'last', got 'all'"):
+    with pytest.raises(ConfigError, match="learn must be 'assistant', 'last' or 'each', got 'all'"):
         SchemaOptions(learn="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_image_pixels must be at least 1, got 0"):
         SchemaOptions(max_image_pixels=0)
@@ -418,8 +418,8 @@ def test_the_fingerprint_text_changes_with_what_is_stored() -> None:
         return find_mapper([row], SchemaOptions(**options)).fingerprint_text
 
     changes: list[Row] = [
-        {}, {"system": "x"}, {"learn": "last"}, {"roles": {"a": "user"}}, {"keep": ("id",)}, {"max_image_pixels": 9},
-        {"media_root": "/m"}, {"columns": {"images": ""}},
+        {}, {"system": "x"}, {"learn": "last"}, {"learn": "each"}, {"roles": {"a": "user"}}, {"keep": ("id",)},
+        {"max_image_pixels": 9}, {"media_root": "/m"}, {"columns": {"images": ""}},
     ]  # fmt: skip
     assert len({text(**options) for options in changes}) == len(changes)
     assert text() == text(keep=(), kind="messages")

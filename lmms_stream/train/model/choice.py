@@ -1,0 +1,106 @@
+"""The attention that a run trains with, which keeps the samples of a pack apart, and the way to the logits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from ...errors import ConfigError
+from .isolation import FAILURES, Tolerances, agreed, find_fault, one_line, pack_of, segments_of, tolerances_of
+from .loss import learnt_tokens, losses_of_logits
+from .model import PackedModel
+from .sharding import reshard
+
+logger = logging.getLogger("lmms_stream")
+
+
+def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = False) -> None:
+    """Choose the model's attention and the way to its logits; all ranks call it.
+
+    Where no attention was named, the first implementation that passes the proof is taken, and a line is logged that
+    says why not those before it. bf16: the model computes in bfloat16 whatever its parameters are. ConfigError where
+    none keeps samples apart.
+    """
+    tolerances = tolerances_of(model, bf16=bf16)
+    with _proving(model), torch.no_grad():
+        refused = _choose_attention(model, tolerances, device)
+        _choose_logits_way(model, tolerances, device)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        reasons = "".join(f"; not {name}, which {reason}" for name, reason in refused.items())
+        logger.info("attention: %s%s", model.model.config._attn_implementation, reasons)
+
+
+def prove_compiled(model: PackedModel, *, device: torch.device, bf16: bool = False) -> None:
+    """ConfigError where a model whose blocks were compiled since does not keep samples apart; all ranks call it."""
+    with _proving(model):  # with gradients, as in training: without them other code would be compiled
+        fault = agreed(find_fault(model, tolerances_of(model, bf16=bf16), device=device, backward=True))
+    if fault is not None:
+        attention = model.model.config._attn_implementation
+        raise ConfigError(
+            f"{type(model.model).__name__} with attention {attention}, compiled, {fault}: "
+            "set train.torch_compile to false, or another model.attention"
+        )
+
+
+def _choose_attention(model: PackedModel, tolerances: Tolerances, device: torch.device) -> Mapping[str, str]:
+    """Set the first implementation that passes the proof; returns why those before it were not taken."""
+    inner = model.model
+    refused: dict[str, str] = dict(getattr(inner, "attention_left_out", {}))
+    choices: list[str] = getattr(inner, "attention_choices", [])
+    faults: dict[str, str] = {}  # of implementations that were set, by their names
+    for choice in choices or [inner.config._attn_implementation]:
+        if (fault := agreed(_set_fault(model, choice))) is None:
+            attention = inner.config._attn_implementation  # transformers may take another than it is told to
+            if attention in faults:
+                fault = "cannot be set"
+            elif fault := agreed(find_fault(model, tolerances, device=device, backward=attention == "flex_attention")):
+                faults[attention] = fault
+            else:
+                choices.clear()
+                return refused
+        refused[choice] = fault
+    attention, fault = list((faults or refused).items())[-1]
+    raise ConfigError(
+        f"{type(inner).__name__} with attention {attention} {fault}: "
+        "set another model.attention, or take a model that transformers masks by position_ids"
+    )
+
+
+def _set_fault(model: PackedModel, attention: str) -> str | None:
+    """Why an implementation cannot be set, or None."""
+    if attention == model.model.config._attn_implementation:
+        return None
+    try:
+        model.model.set_attn_implementation(attention)
+    except FAILURES as error:
+        return f"cannot be set ({one_line(error)})"
+    return None
+
+
+def _choose_logits_way(model: PackedModel, tolerances: Tolerances, device: torch.device) -> None:
+    """Set the thriftiest way that gives the losses of the model's own logits."""
+    batch = pack_of(segments_of(model)).to(device)
+    learnt, targets = learnt_tokens(batch.labels)
+    logits = model.logits(batch)[0, learnt]
+    losses, _ = losses_of_logits(logits, targets)
+    allowed = tolerances.alone * float(logits.float().std())
+    for way in model.logits_ways:
+        model.logits_way = way
+        found = model(batch).tokens
+        fault = None if float((found - losses).abs().max()) <= allowed else "other losses"
+        if agreed(fault) is None:
+            return
+
+
+@contextmanager
+def _proving(model: PackedModel) -> Iterator[None]:
+    """Inside, nothing of the model is random; afterwards it is as it was, and sharded."""
+    was_training = model.training
+    model.eval()
+    yield
+    model.train(was_training)
+    reshard(model)
