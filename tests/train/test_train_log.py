@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,8 @@ def test_a_damaged_line_is_named(line: bytes, reason: str, tmp_path: Path) -> No
 
 RUN = """
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 import torch
 from lmms_stream.errors import StorageError
@@ -146,45 +150,49 @@ from lmms_stream.train.run.schedules import Schedule
 from lmms_stream.train.run.settings import ProfileConfig, Reporter, TrainConfig
 from lmms_stream.types import World
 
-output, kind = Path(sys.argv[1]), sys.argv[2]
-try:
+
+def run(kind, output):
     if kind == "profile":
         with StepProfiler(ProfileConfig(first=0, stop=1), output_dir=output, rank=0, step=0):
             for _ in range(2000):
                 torch.ones(2) + 1
-    else:
-        args = TrainConfig(output_dir=str(output), global_batch=1, max_steps=9, report_to=[kind] * (kind != "log"))
-        log = RunLog(args, world=World())
-        schedule = Schedule(args, torch.optim.SGD([torch.zeros(1)]), max_steps=9)
-        with log.running(schedule, step=0, position=0):
-            for step in range(1, 1000):
-                log.write({"step": step, **{f"{kind}/{n}": n / step for n in range(200)}}, position=0)
-except StorageError as error:
-    print(error)
+        return
+    args = TrainConfig(output_dir=str(output), global_batch=1, max_steps=9, report_to=[kind] * (kind != "log"))
+    log = RunLog(args, world=World())
+    schedule = Schedule(args, torch.optim.SGD([torch.zeros(1)]), max_steps=9)
+    with log.running(schedule, step=0, position=0):
+        for step in range(1, 1000):
+            log.write({"step": step, **{f"{kind}/{n}": n / step for n in range(200)}}, position=0)
+
+for kind in sys.argv[2:]:
+    try:
+        run(kind, Path(sys.argv[1], kind, "run"))
+    except StorageError as error:
+        print(error)
 """
 
 
-def run_out_of_room(folder: Path, kind: str, *, num_bytes: int) -> str:
-    """The StorageError of what a run writes to a disk of this size."""
-    with small_disk(folder, num_bytes=num_bytes) as limit:
-        command = [sys.executable, "-B", "-c", RUN, str(folder / "run"), kind]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, preexec_fn=limit)
+def run_out_of_room(folder: Path, kinds: Sequence[str], *, num_bytes: int) -> list[str]:
+    """The StorageErrors of what runs write, each to a disk of this size, in one process."""
+    with ExitStack() as disks:
+        limits = [disks.enter_context(small_disk(folder / kind, num_bytes=num_bytes)) for kind in kinds]
+        command = [sys.executable, "-B", "-c", RUN, str(folder), *kinds]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, preexec_fn=limits[0])
         assert done.returncode == 0, done.stderr
-        if kind == "profile":
-            assert list((folder / "run" / "profile").iterdir()) == []
-    return done.stdout
+        assert list((folder / "profile" / "run" / "profile").iterdir()) == []
+    return done.stdout.splitlines()
 
 
 def test_a_disk_that_fills_up_is_one_line_that_names_the_file(tmp_path: Path) -> None:
     full = r"no room on the disk of this node \((No space left on device|File too large)\): free some, and the same"
-    for kind, path, message in (
-        ("log", "train_log.jsonl", full),
-        ("tensorboard", "(train_log.jsonl|tensorboard)", full),
-        ("profile", "profile/rank-0-step-1.json", "the trace could not be written whole, as on a full disk"),
-    ):
-        folder = tmp_path / kind
-        (line,) = run_out_of_room(folder, kind, num_bytes=160_000).splitlines()
-        assert re.match(f"{re.escape(str(folder))}/run/{path}: {message}", line), line
+    expected = {
+        "log": f"train_log.jsonl: {full}",
+        "tensorboard": f"(train_log.jsonl|tensorboard): {full}",
+        "profile": "profile/rank-0-step-1.json: the trace could not be written whole, as on a full disk",
+    }
+    lines = run_out_of_room(tmp_path, list(expected), num_bytes=160_000)
+    for (kind, message), line in zip(expected.items(), lines, strict=True):
+        assert re.match(f"{re.escape(str(tmp_path / kind))}/run/{message}", line), line
 
 
 def test_a_folder_or_file_where_a_log_should_lie_is_an_error_that_names_it(tmp_path: Path) -> None:
