@@ -114,7 +114,7 @@ def test_a_conversion_out_of_disk_goes_on_once_there_is_room(
         (disk / "other").unlink(missing_ok=True)
         goes_on(*command)
         assert written(str(folders["target"])) == expected
-        assert not list(folders["work"].rglob("*.part"))
+        assert not list(folders["work"].rglob("*.samples"))
 
 
 SHARD = r"/shard\.00003\.mds"
