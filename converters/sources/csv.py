@@ -100,6 +100,10 @@ class DelimitedTable:
         self._location = location
         self._delimiter = delimiter
         self._quote = quote if location.quote is None else location.quote
+        if self._quote == delimiter:
+            raise DataError(
+                f"{location.name}: {delimiter!r} stands between fields, so that it is no quote: pass another"
+            )
 
     def num_rows(self) -> int:
         with self._open() as (_, rows):

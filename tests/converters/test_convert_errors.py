@@ -239,6 +239,25 @@ def test_rows_that_do_not_fit_each_other_or_what_is_asked_are_named(
     refused(source, tmp_path / "out", message, schema=SchemaOptions(**options), unit_bytes=5000)
 
 
+def test_quotes_are_what_is_asked_for_and_others_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.tsv", b'text\tid\n"a\tb"\t1\n')
+    assert convert([source], str(tmp_path / "quoted"), quote="double", num_workers=1).num_rows == 1
+    assert PackedStreamingDataset(tmp_path / "quoted")[0]["text"] == "a\tb"
+    refused(source, tmp_path / "none", r"a\.tsv: .*3 fields, where the header names 2", quote="none")
+    refused(
+        source,
+        tmp_path / "tab",
+        r"quote '\\t' is no quote: pass none, double, or the one",
+        error=ConfigError,
+        quote="\t",
+    )
+    other = write(tmp_path / "a.csv", b"text,id\na,1\n")
+    refused(other, tmp_path / "comma", r"a\.csv: ',' stands between fields, so that it is no quote", quote=",")
+    for quote in ("", "single"):
+        with pytest.raises(ConfigError, match=f"quote '{quote}' is no quote: pass none, double, or the one character"):
+            convert([source], str(tmp_path / "out"), quote=quote)
+
+
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_rows_of_empty_text_are_left_out_and_counted(on_error: OnError, num_workers: int, tmp_path: Path) -> None:
