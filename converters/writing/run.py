@@ -77,7 +77,7 @@ class Run:
         self._laying = laying
         self._work = work
         self._ahead = _AHEAD * num_workers
-        self._at_most_fetching = max(1, num_workers // 2)
+        self._at_most_fetching = num_workers // 2
         self._on_bytes = on_bytes
         self._on_rows = on_rows
         self._units = reading.units()
@@ -143,16 +143,15 @@ class Run:
     def _next_task(self) -> Task | None:
         """A shard before a unit, so that encoded units are removed as soon as they may.
 
-        Sources are fetched before units of others are encoded, by half of the workers, so that they are there in time.
+        Half of the workers fetch sources before units of others are encoded, so that they are there in time; one worker
+        alone fetches a source when it is needed.
         """
         if self._shards:
             shard = self._shards.popleft()
             self._work.announce(shard.output, shard.number)
             return shard
-        if not self._has_all and self._num_fetching < self._at_most_fetching:
-            fetch = self._reading.next_fetch()
-            if fetch is not None:
-                return fetch
+        if self._num_fetching < self._at_most_fetching and (fetch := self._next_fetch()) is not None:
+            return fetch
         if self._next_unit is None:
             self._cut_next()
         while (unit := self._next_unit) is not None and unit.number - self._laying.next_unit < self._ahead:
@@ -165,7 +164,10 @@ class Run:
             self._lay()
             if self._shards:
                 return self._next_task()
-        return None
+        return self._next_fetch() if self._next_unit is None and not self._num_fetching else None
+
+    def _next_fetch(self) -> FetchTask | None:
+        return None if self._has_all else self._reading.next_fetch()
 
     def _cut_next(self) -> None:
         self._next_unit = None
