@@ -89,9 +89,9 @@ def line_ranges(location: Location, first: int, last: int) -> Iterator[tuple[int
     """
     for start in range(first, last, location.unit_bytes):
         stop = min(start + location.unit_bytes, last)
-        with location.file.open(until=start + PROBE_BYTES) as file:
+        with location.file.open_raw() as file:
             file.seek(start)
-            probe = file.read(min(PROBE_BYTES, stop - start))
+            probe = file.read(min(PROBE_BYTES, stop - start)) or b""
         num_rows = probe.count(b"\n") * (stop - start) // max(1, len(probe))
         num_ranges = max(1, min(-(-num_rows // UNIT_ROWS), stop - start))
         yield from pairwise(start + (stop - start) * number // num_ranges for number in range(num_ranges + 1))

@@ -56,14 +56,13 @@ def upload(chats: list[dict[str, Any]], name: str, url: str) -> tuple[Storage, i
     return store, len(data)
 
 
-@pytest.fixture
-def expected(chats: list[dict[str, Any]], tmp_path: Path) -> dict[str, bytes]:
+@pytest.fixture(scope="module")
+def expected(chats: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The shards and index of a local conversion."""
-    source = tmp_path / "here" / "chats.jsonl"
-    source.parent.mkdir()
-    source.write_bytes(lines(chats))
-    convert([source], str(tmp_path / "local"), num_workers=1, **OPTIONS)
-    return samples(str(tmp_path / "local"))
+    folder = tmp_path_factory.mktemp("expected")
+    (folder / "chats.jsonl").write_bytes(lines(chats))
+    convert([folder / "chats.jsonl"], str(folder / "local"), num_workers=1, **OPTIONS)
+    return samples(str(folder / "local"))
 
 
 def samples(target: str) -> dict[str, bytes]:
