@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -18,9 +20,10 @@ from lmms_stream.converters.writing import reading
 from lmms_stream.errors import DataError, ObjectMissingError, StorageError
 from lmms_stream.storage.storage import Storage, open_storage
 
+from ..conftest import run_cli
 from ..mds.reading import MARKS
 from ..proxy import FaultProxy, Rule
-from .test_convert_runs import chat, written
+from .test_convert_runs import LIMIT_S, chat, convert_command, written
 
 pytestmark = MARKS
 NUM_CHATS = 2500
@@ -218,3 +221,29 @@ def test_a_conversion_that_another_release_began_is_refused_by_name(tmp_path: Pa
     with pytest.raises(StorageError, match=message):
         convert([source], str(tmp_path / "out"), on_error="skip", **options)
     assert convert([source], str(tmp_path / "out"), on_error="skip", overwrite=True, **options).num_rows == 1000
+
+
+def test_a_command_that_reads_a_store_and_is_killed_goes_on_to_the_same_bytes(
+    chats: list[dict[str, Any]], s3_folder: str, tmp_path: Path
+) -> None:
+    store = open_storage(s3_folder)
+    store.write("a.jsonl", lines(chats) * 8)
+    for name in ("b.jsonl.gz", "c.jsonl.gz"):
+        store.write(name, gzip.compress(lines(chats)))
+    arguments = (s3_folder, str(tmp_path / "out"), "--workers", "2", "--shard-size", "512kb", "--format", "jsonl")
+    with convert_command(*arguments, "--work", str(tmp_path / "work")) as process:
+        deadline = time.monotonic() + LIMIT_S
+        while not (tmp_path / "out" / "shard.00003.mds").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait(LIMIT_S)
+        _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+        assert not alive
+    assert not (tmp_path / "out" / "index.json").exists()
+    result = run_cli("convert", *arguments, "--work", str(tmp_path / "work"), timeout_s=LIMIT_S)
+    assert result.returncode == 0, result.stderr
+    convert([s3_folder], str(tmp_path / "once"), shard_bytes=512 << 10, num_workers=1, format="jsonl")
+    assert written(str(tmp_path / "out")) == written(str(tmp_path / "once"))
+    assert not list((tmp_path / "work").rglob("*.gz"))
