@@ -27,7 +27,7 @@ from .report import ConvertReport, CountedBytes, SplitReport, report_of
 from .rows import schemas
 from .rows.mapper import Mapper
 from .sources.sources import open_sources
-from .sources.units import Source
+from .sources.units import CUT_VERSION, Source
 from .writing.commit import commit, measured_lengths, other_files
 from .writing.done import digest_of, finished_before
 from .writing.encoded_units import UnitEncoder
@@ -38,8 +38,6 @@ from .writing.reading import Reading
 from .writing.run import Job, Run, task_name
 from .writing.shards import ShardMaker, entry_bytes
 from .writing.work import Work, open_work, work_folder
-
-_AHEAD = 4  # units for each worker that may be encoded before the one that is laid next
 
 
 @dataclass(slots=True)
@@ -86,7 +84,14 @@ def convert(
     targets = [open_storage(folder) for folder in folders]
     scratch = work_folder(targets[0].url, work) / "sources"
     named = [str(source) for source in sources]
-    look = partial(open_sources, named, format=options.format, scratch=scratch, unit_bytes=options.unit_bytes)
+    look = partial(
+        open_sources,
+        named,
+        format=options.format,
+        quote=options.quote_character,
+        scratch=scratch,
+        unit_bytes=options.unit_bytes,
+    )
     opened = look()
     progress = progress or Progress()
     asked = _asked(opened, options)
@@ -140,8 +145,8 @@ def _write_shards(
         closing(reading),
         workers.open_pool(job, num_workers, name=task_name, on_progress=counted.advance, marks=work.marks) as pool,
     ):
-        ahead = _AHEAD * num_workers
-        Run(pool, reading, laying, work, ahead=ahead, on_bytes=counted.advance, on_rows=progress.rows).go()
+        told = {"on_bytes": counted.advance, "on_rows": progress.rows}
+        Run(pool, reading, laying, work, num_workers=num_workers, **told).go()
     counted.finish()
     return reading, laying
 
@@ -168,7 +173,7 @@ def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     values["schema"] = options.schema.asked
     values["processor"] = options.processor and dict(options.processor.description)
-    return {**values, "sources": _described(sources), "version of lmms_stream": VERSION}
+    return {**values, "sources": _described(sources), "units": CUT_VERSION, "version of lmms_stream": VERSION}
 
 
 def _described(sources: Sequence[Source]) -> list[dict[str, Any]]:
@@ -185,7 +190,7 @@ def _commit(
     asked: Mapping[str, Any],
 ) -> None:
     measured_by = options.measured_by
-    is_first = output.number == 0  # what is left out is in no split: it is counted with the first, once
+    is_first = output.number == 0  # rows that are left out are in no split: the first counts them
     rejects = laying.rejects if is_first else []
     description = {
         "schema": reading.mapper.schema if not options.tokenize else TokensProcessor.schema,
@@ -193,6 +198,7 @@ def _commit(
         "num_samples": output.num_samples,
         "num_rejected": len(rejects),
         "num_filtered": laying.num_filtered if is_first else 0,
+        "num_empty": laying.num_empty if is_first else 0,
         "source": _described(sources),
         "asked": digest_of(asked),
         "converter": f"lmms_stream {VERSION}",
@@ -216,6 +222,7 @@ def _report(reading: Reading, laying: Laying, work: Work, *, splits: Iterable[st
         num_rows=sum(report.num_rows for report in reports),
         num_rejected=len(laying.rejects),
         num_filtered=laying.num_filtered,
+        num_empty=laying.num_empty,
         num_tokens=sum(tokens) if tokens else None,
         num_shards=sum(report.num_shards for report in reports),
         num_bytes=sum(entry_bytes(entry) for entry in work.done.values()),

@@ -14,13 +14,15 @@ from .writing.encoded_units import OnError
 from .writing.encoding import check_compression
 
 DEFAULT_SHARD_BYTES = 1 << 26
+_QUOTES = {"none": "", "double": '"'}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions:
     """What is asked of a conversion; all but the last change what is written.
 
-    format: of all sources (default: by content). schema: see SchemaOptions. processor: measures each sample, and a
+    format: of all sources (default: by content). quote: of fields of CSV and TSV, "none", "double" or the character
+    (default: double in CSV, none in TSV). schema: see SchemaOptions. processor: measures each sample, and a
     lengths index is written beside the shards; with `tokenize` its tokens are stored instead of the sample.
     compression: as MDSWriter takes it. on_error: a row that does not fit its kind ends the conversion, or goes to
     `_lmms/rejects.jsonl` with the reason and is counted. limit: samples at most. shuffle_seed: all samples are put in
@@ -31,6 +33,7 @@ class ConvertOptions:
     """
 
     format: str | None = None
+    quote: str | None = None
     schema: SchemaOptions = field(default_factory=SchemaOptions)
     processor: Processor | None = None
     tokenize: bool = False
@@ -57,6 +60,15 @@ class ConvertOptions:
             min(self.splits.values(), default=0) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6
         ):
             raise ConfigError(f"the shares of {dict(self.splits)} must be above 0 and add up to 1")
+
+        is_character = self.quote is not None and len(self.quote) == 1 and self.quote.isprintable()
+        if not is_character and self.quote not in (None, *_QUOTES):
+            raise ConfigError(f"quote {self.quote!r} is no quote: pass none, double, or the one character that it is")
+
+    @property
+    def quote_character(self) -> str | None:
+        """As open_sources takes it."""
+        return None if self.quote is None else _QUOTES.get(self.quote, self.quote)
 
     @property
     def measured_by(self) -> Processor | None:

@@ -13,12 +13,26 @@ class DataError(LmmsStreamError):
     """Source data cannot be read, or a row does not fit its schema."""
 
 
+class EmptyRowError(DataError):
+    """A row holds an empty text, as ordinary data has some: it is left out and counted."""
+
+
 class StorageError(LmmsStreamError):
     """A local path or an object store refused or failed a request."""
 
 
 class ObjectMissingError(StorageError):
     """The named object does not exist in a store that answered."""
+
+
+class ObjectChangedError(StorageError):
+    """A file or an object is not the one any more that was asked for."""
+
+    def __init__(self, where: str):
+        super().__init__(where)
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} was changed while it was read: start again once nobody writes to it"
 
 
 class ShardError(LmmsStreamError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -74,8 +75,8 @@ def s3() -> Iterator[str]:
 
 @pytest.fixture
 def s3_folder(s3: str, request: pytest.FixtureRequest) -> str:
-    """A prefix of this test's own."""
-    return f"{s3}/{request.node.name}"
+    """A prefix of this test's own, with no brackets in it, which sources take for a pattern."""
+    return f"{s3}/{re.sub(r'[^A-Za-z0-9_]+', '-', request.node.name).strip('-')}"
 
 
 @pytest.fixture(scope="module")

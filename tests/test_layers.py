@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "mds": {*BASE, "plan", "storage", "processors"},
     "converters/media": {"errors", "storage"},
     "converters/rows": {*BASE, "processors", "converters/media", "converters/sources"},
-    "converters/sources": {*BASE, "storage"},
+    "converters/sources": {*BASE, "storage", "processors"},
     "converters/engines": {"errors", "version", "storage", "processors"},
     "converters/stored": {
         *BASE, "version", "storage", "processors", "mds", "converters/media", "converters/rows", "converters/engines",

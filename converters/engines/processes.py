@@ -177,8 +177,10 @@ def _started(job: Any, num_workers: int) -> Iterator[dict[connection.Connection,
     workers: dict[connection.Connection, BaseProcess] = {}
 
     def start() -> None:
-        resource_tracker.ensure_running()  # started here, because its own start unblocks the signal below
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C reaches the command alone
+        # Started first, because its start would unblock the signal that is blocked below.
+        resource_tracker.ensure_running()
+        # Workers inherit this: Ctrl-C ends the command, and the command its workers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         for _ in range(num_workers):
             pipe, theirs = connection.Pipe()
             worker = get_context("spawn").Process(target=_work, args=(theirs, pickled), daemon=True)
@@ -187,7 +189,8 @@ def _started(job: Any, num_workers: int) -> Iterator[dict[connection.Connection,
             workers[pipe] = worker
 
     try:
-        with ThreadPoolExecutor(1) as thread:  # an interrupt is raised in the main one, so no start is cut short
+        # Interrupts are raised in the main thread, so that none cuts a start short.
+        with ThreadPoolExecutor(1) as thread:
             thread.submit(start).result()
         yield workers
     finally:
@@ -210,7 +213,7 @@ class Doing(Generic[Task]):
     """Does tasks in a worker; the error that a task raised is its answer, for the process that waits for it."""
 
     def __init__(self, pickled_job: bytes):
-        os.environ |= ONE_THREAD  # of tokenizers: each core has a worker of its own
+        os.environ |= ONE_THREAD  # tokenizers use one thread, since each core has a worker of its own
         self._pickled = pickled_job
         self._job: Any = None
 

@@ -25,16 +25,16 @@ from ...storage.locks import locked
 
 _LOCK_TIMEOUT_S = 10.0
 _STORE_BYTES = 64 << 20  # of Ray's memory for each worker: twice what a task carries
-_TOKEN = secrets.token_hex(32)  # Ray keeps the first that a process gives it
+_TOKEN = secrets.token_hex(32)  # made once, because Ray keeps the first token that a process gives it
 _LOOPBACK = "127.0.0.1"
 _KEEP_TO_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray has no other setting for it, on Linux too
 # Ray prints pages when a node is lost, and the error that follows says so in a line: no line of them is shown.
 _PRINT_NOTHING = {"RAY_DEDUP_LOGS_SKIP_REGEX": "^"}
 _LOCAL_ENVIRONMENT = {
     **_KEEP_TO_LOOPBACK,
-    "RAY_AUTH_TOKEN": _TOKEN,  # without one Ray writes one to the home folder
+    "RAY_AUTH_TOKEN": _TOKEN,  # without it Ray would write a token to the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # prevents a warning about GPUs
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # prevents a warning about GPUs on machines that have none
 }
 _LOCAL_ENVIRONMENT_WITHOUT = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")  # these would replace the token
 
@@ -152,7 +152,7 @@ def _local_settings(ray: Any, num_cpus: int) -> Iterator[dict[str, Any]]:
             "num_gpus": 0,
             "include_dashboard": False,
             "object_store_memory": _STORE_BYTES * (num_cpus + 1),
-            "_temp_dir": str(folder),  # one of the keywords that ray.init documents, for all its underscore
+            "_temp_dir": str(folder),  # ray.init documents this keyword, although it begins with an underscore
         }
 
 

@@ -21,8 +21,8 @@ from .ray_cluster import import_ray
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_SEE_TIMEOUT_S = 5.0  # for a shared folder to show what another node wrote
-_END_TIMEOUT_S = 10.0  # for workers to end
+_SEE_TIMEOUT_S = 5.0  # until a shared folder must show what another node wrote
+_END_TIMEOUT_S = 10.0  # until workers must have ended
 _POLL_S = 0.1
 _REASON_LENGTH = 300
 
@@ -47,7 +47,7 @@ class RayEngine:
         on_progress: Callable[[int], None],
         marks: Sequence[Mark],
     ) -> Iterator[Pool[Task, Result]]:
-        """Tasks are given from when the first worker has started; the others take part once they have, too."""
+        """Tasks are given from when the first worker has started; the others get tasks once they have, too."""
         check_num_workers(num_workers)
         ray = import_ray()
         try:
@@ -72,7 +72,7 @@ class _Worker:
 
     def begin(self, folder: str, version: str, marks: Sequence[Mark]) -> str:
         """What keeps this worker from its work, if anything does. folder: that relative paths start from."""
-        with suppress(OSError):  # a source that is not found then says so itself
+        with suppress(OSError):  # a source that is then not found is an error that names it
             os.chdir(folder)
         node = f"the Ray node {socket.gethostname()}"
         if version != VERSION:
@@ -159,7 +159,7 @@ class _Actors(Generic[Task, Result]):
             )
 
     def _join(self, *, timeout_s: float) -> bool:
-        """Let one worker that has started take part, if there is any."""
+        """Let one worker that has started get tasks, if there is any."""
         ready, _ = self._ray.wait(list(self._starting), num_returns=1, timeout=timeout_s)
         for reference in ready:
             actor = self._starting.pop(reference)

@@ -10,16 +10,15 @@ import re
 import stat
 import tempfile
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ...errors import DataError, ObjectMissingError
-from ...storage.storage import Storage, open_storage
+from ...storage.storage import shared_storage
 from .types import Kind, fit_image, looks_like_base64, mime_type
 
-MAX_MEDIA_BYTES = 1 << 31  # of a file, and of a sample: what a shard can hold
+MAX_MEDIA_BYTES = 1 << 31  # of a file and of a sample, as a shard can hold no more
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -46,6 +45,11 @@ class SampleMedia:
         DataError, which names the reference, for one that leads out of the root, and for media that are missing,
         unreadable, empty, too large or not of this kind.
         """
+        if kind == "video" and isinstance(reference, (list, tuple)):
+            raise DataError(
+                f"a video is given as a list of {len(reference)} frames, and videos are stored as files: write the "
+                "frames as a video file, or as images of their own"
+            )
         data = self.read(reference)
         known: Kind = "image" if kind == "image" else "audio" if kind == "audio" else "video"
         try:
@@ -63,7 +67,7 @@ class SampleMedia:
 
     def read(self, reference: Any) -> bytes:
         """The bytes that a reference leads to, of whatever kind; DataError as `add` raises it."""
-        if isinstance(reference, Mapping):  # as datasets of the hub have it
+        if isinstance(reference, Mapping):  # {"bytes", "path"}, as datasets of the hub have it
             inner = reference.get("path") if reference.get("bytes") is None else reference["bytes"]
             if inner is not None:
                 return self.read(inner)
@@ -143,7 +147,7 @@ def _read_local(reference: str, root: Path) -> bytes:
         if not path.is_relative_to(base):
             raise _outside(reference, str(root))
         return _load(path, reference)
-    except (OSError, ValueError, RuntimeError) as error:  # also null bytes, and links in a circle
+    except (OSError, ValueError, RuntimeError) as error:  # ValueError: null bytes; RuntimeError: links in a circle
         missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
         what = "is missing" if missing else f"cannot be read ({error})"
         raise DataError(
@@ -153,7 +157,7 @@ def _read_local(reference: str, root: Path) -> bytes:
 
 def _load(path: Path, reference: str) -> bytes:
     found = path.stat()
-    if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may not end
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device might never end
         raise DataError(f"media {shown(reference)} is not a file: correct the row")
     if found.st_size > MAX_MEDIA_BYTES:
         raise DataError(_too_large(reference))
@@ -168,7 +172,7 @@ def _read_object(reference: str, root: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="lmms_stream-media-") as folder:
         path = Path(folder) / "media"
         try:
-            _storage(root).download(key, path)
+            shared_storage(root).download(key, path)
         except ObjectMissingError as error:
             raise DataError(
                 f"media {shown(reference)} is missing below the media root {root}: put it there, or pass --media-root"
@@ -181,9 +185,3 @@ def _outside(reference: str, root: str) -> DataError:
         f"media {shown(reference)} leads out of the media root {root}: only what lies below it is read: move it there, "
         "or pass another --media-root"
     )
-
-
-@lru_cache(maxsize=4)
-def _storage(url: str) -> Storage:
-    """One client for all media of a process."""
-    return open_storage(url)

@@ -102,7 +102,7 @@ def image_size(data: bytes) -> tuple[int, int] | None:
     """Width and height in pixels, from the header; None for what is no image whose header Pillow reads."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of images too large to be decoded, which is not done
+            warnings.simplefilter("ignore")  # Pillow warns of images too large to be decoded, and none is decoded here
             return _open(data).size
     except DataError:
         return None
@@ -115,13 +115,13 @@ def fit_image(data: bytes, *, max_pixels: int | None) -> bytes:
     guard against decompression bombs, and for an animation, which would lose its frames.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of images beyond half of the guard, and of flaws that do no harm
+        warnings.simplefilter("ignore")  # Pillow warns of large images, and of flaws that do no harm
         image = _open(data)
         width, height = image.size
         if max_pixels is None or width * height <= max_pixels:
             return data
         num_frames = getattr(image, "n_frames", 1)
-        if num_frames > 1 and image.format != "MPO":  # what cameras write: a JPEG with previews behind it
+        if num_frames > 1 and image.format != "MPO":  # cameras write MPO: a JPEG with previews behind it
             raise DataError(
                 f"it has {width} x {height} pixels, more than {max_pixels}, in {num_frames} frames: only single images "
                 "are made smaller: do it beforehand"
@@ -169,8 +169,8 @@ def _resized(image: Image, width: int, height: int) -> bytes:
 
     kept: dict[str, Any] = {name: image.info[name] for name in ("exif", "icc_profile") if image.info.get(name)}
     form = "JPEG" if image.format == "MPO" else image.format
-    image.draft(None, (width, height))  # a JPEG is decoded at the least size that is larger
-    if image.mode in ("1", "P", "PA"):  # these are not interpolated
+    image.draft(None, (width, height))  # decodes a JPEG at the smallest of its scales that is large enough
+    if image.mode in ("1", "P", "PA"):  # Pillow does not interpolate these modes
         image = image.convert("L" if image.mode == "1" else "RGBA" if "transparency" in image.info else "RGB")
     if form in ("JPEG", "WEBP", "AVIF"):
         kept["quality"] = _LOSSY_QUALITY

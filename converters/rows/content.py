@@ -6,6 +6,7 @@ both take the next of the row's `images`, `audios` or `videos`. Without such a c
 
 from __future__ import annotations
 
+import mimetypes
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,12 @@ PART_KINDS = {
 _SOURCES = ("url", "path", "base64", "data", "bytes", "source")  # Anthropic's source: {"type", "media_type", "data"}
 
 Waiting = Mapping[str, Sequence[Any]]  # kind -> references of the row, in order; kinds without a column are absent
+
+
+def file_kind(name: Any) -> str | None:
+    """The kind of media that the name of a file says, as in the metadata of an imagefolder; None for other files."""
+    kind = (mimetypes.guess_type(name)[0] or "").partition("/")[0] if isinstance(name, str) else ""
+    return kind if kind in MEDIA_ROLES else None
 
 
 def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *, in_front: bool) -> list[Turn]:
@@ -111,7 +118,7 @@ def _source(part: Mapping[str, Any], kind: str) -> tuple[str, Any]:
         if key in part:
             value = part[key]
             if key == "source" and not isinstance(value, Mapping):
-                continue  # where it comes from, in words
+                continue  # a text that says where the image comes from
             is_base64 = key in ("base64", "data", "input_audio") or (key == "source" and value.get("url") is None)
             if isinstance(value, Mapping) and not {"bytes", "path"} & set(value):
                 value = next((value[name] for name in ("url", "data") if value.get(name) is not None), value)

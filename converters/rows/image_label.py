@@ -7,13 +7,16 @@ from typing import Any
 from ...errors import DataError
 from ..media.references import SampleMedia
 from .chat import MEDIA_COLUMNS
-from .fields import Fields, check_text
+from .content import file_kind
+from .fields import Fields, check_text, named_alike
 from .row_kind import ReadOptions, RowKind
 from .schemas import columns_schema
 
 
 def _read_image_label(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
     references = fields.references("images")
+    if not references and fields.get("file_name") is not None:
+        references = [fields.get("file_name")]
     if len(references) != 1:
         raise DataError(
             f"{len(references)} images in column {fields.column('images')!r}, expected one: correct the row"
@@ -24,9 +27,16 @@ def _read_image_label(fields: Fields, options: ReadOptions, media: SampleMedia) 
     return {"image": media.data, "label": label}
 
 
+def _shows(fields: Fields) -> bool:
+    return bool(fields.references("images")) or file_kind(fields.get("file_name")) == "image"
+
+
 IMAGE_LABEL = RowKind(
     name="image-label",
-    needs={"images": MEDIA_COLUMNS["images"], "label": ("label",)},
+    needs=named_alike("label"),
+    may={"images": MEDIA_COLUMNS["images"], **named_alike("file_name")},
+    accepts=_shows,
+    needs_text="image (or file_name) and label",
     schema=columns_schema({"image": "bytes", "label": "str"}),
     read=_read_image_label,
 )

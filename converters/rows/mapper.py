@@ -15,12 +15,13 @@ from .columns import COLUMNS
 from .fields import Fields, value_at
 from .kept_columns import column_encoding, fit_value
 from .kinds import KINDS
+from .nearest import no_kind
 from .options import SchemaOptions
 from .preferences import check_pairs, check_verdict, check_verdicts
 from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
 
-_VERSION = 2  # of what is stored for a row
+_VERSION = 2  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,11 +141,7 @@ def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options:
     if options.keep:
         return COLUMNS
     check_pairs(names, options.columns)
-    known = "; ".join(f"{kind.name}: {kind.needed}" for kind in KINDS.values() if kind.needs)
-    raise DataError(
-        f"columns {', '.join(names)} fit no kind of rows ({known}): name one's columns with --columns ROLE=COLUMN and "
-        "--kind, or keep columns as they are with --keep"
-    )
+    raise no_kind(names, KINDS.values())
 
 
 def _insisted_kind(
@@ -162,7 +159,7 @@ def _kept_names(
     kind: RowKind, names: Sequence[str], read: Sequence[str], options: SchemaOptions
 ) -> dict[str, str | None]:
     """Columns that are kept, and the encoding that the user named for them (COLUMN:json)."""
-    keeps_all = not kind.columns  # of a kind that reads nothing, all that nobody chose from is kept
+    keeps_all = not kind.columns  # a kind that reads no column keeps all of them, unless some were chosen
     kept: dict[str, str | None]
     if isinstance(options.keep, bool):
         kept = {name: None for name in names if name not in read} if options.keep or keeps_all else {}

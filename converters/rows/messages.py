@@ -93,7 +93,7 @@ def _plain_chat(messages: Any, roles: Roles) -> str | None:
         is_learnt = is_learnt or (role == "assistant" and content != "")
     try:
         return orjson.dumps(messages).decode() if is_learnt else None
-    except TypeError:  # a text is not UTF-8: the general way says which
+    except TypeError:  # a text is not UTF-8: the general way says which one
         return None
 
 

@@ -4,11 +4,9 @@ Pure.
 
 from __future__ import annotations
 
-import mimetypes
-
 from ...errors import DataError
 from .chat import MEDIA_COLUMNS, Roles, chat_kind, exchange, turn_of
-from .content import MEDIA_ROLES, Turn
+from .content import MEDIA_ROLES, Turn, file_kind
 from .fields import Fields, named_alike
 
 
@@ -51,25 +49,18 @@ def _read_caption(fields: Fields, roles: Roles) -> list[Turn]:
             f"the text has {slot} in it, so that it is no caption: write the row as messages, or pass --kind text"
         )
     turns = exchange("", text)
-    kind = _file_kind(fields)
+    kind = file_kind(fields.get("file_name"))
     if kind and not _has_media(fields):
         turns[0]["content"] = [{"type": kind, "path": fields.get("file_name")}]
     return turns
 
 
 def _shows(fields: Fields) -> bool:
-    return _has_media(fields) or _file_kind(fields) is not None
+    return _has_media(fields) or file_kind(fields.get("file_name")) is not None
 
 
 def _has_media(fields: Fields) -> bool:
     return any(fields.references(role) for role in MEDIA_COLUMNS)
-
-
-def _file_kind(fields: Fields) -> str | None:
-    """The kind of media that file_name names, as in the metadata of an imagefolder; None for other files."""
-    name = fields.get("file_name")
-    kind = (mimetypes.guess_type(name)[0] or "").partition("/")[0] if isinstance(name, str) else ""
-    return kind if kind in MEDIA_ROLES else None
 
 
 PROMPT_RESPONSE = chat_kind(

@@ -5,11 +5,12 @@ listing         which files of a folder are data
 splits          which of them are of one split
 detect          what a file holds, by its name and its first bytes
 sources         what specs name, opened
+files           files that rows lie in, on this machine or in a store
 table_source    a source whose rows are a table, fetched and opened when its turn comes
 table           what all formats share: where the rows lie, rows that units carry
 units           what a source is cut into
+slices          slices of large row groups and record batches
 jsonl, json_array, csv, arrow, webdataset, folders, saved_datasets, hub     a format each
 arrow_values    values of Arrow columns as their types and features mean them
-json_text       JSON texts as values
 compression     files as streams of plain bytes
 """

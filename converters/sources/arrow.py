@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -16,11 +16,14 @@ from pyarrow.lib import ArrowException
 
 from ...errors import DataError
 from .arrow_values import Convert, convert_row, converters
+from .files import File, LocalFile
+from .slices import GROUPS, OpenGroup
 from .table import Location, share_of
-from .units import Row, Unit
+from .units import UNIT_ROWS, Row, Unit
 
 STEP_BYTES = 1 << 23  # of columns, turned into rows at once
 STEP_ROWS = 1024
+LOCAL_BUFFER, STORE_BUFFER = 1 << 20, 1 << 22  # of each column of Parquet; what a request to a store asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +35,39 @@ class Piece:
     skip: int  # rows
     num_rows: int
     num_bytes: int  # of the file
+    is_slice: bool  # of one group, of which other pieces are other slices
 
 
 def cut(rows: list[int], sizes: list[int], *, start: int, stop: int | None, location: Location) -> Iterator[Piece]:
-    """Pieces of about `unit_bytes` that hold rows start <= number < stop of groups with so many rows and bytes each."""
+    """Pieces of about `unit_bytes`, and UNIT_ROWS at most, that hold rows start <= number < stop of groups.
+
+    rows, sizes: of each group, its rows and bytes. A group that has more than a piece holds is cut into slices of rows.
+    """
     ends = list(accumulate(rows))
     total = ends[-1] if ends else 0
     stop = total if stop is None else min(stop, total)
     bytes_before = [0, *accumulate(sizes)]
-    file_bytes = location.path.stat().st_size
+    file_bytes = location.file.num_bytes
+
+    def share(row: int, group: int) -> int:
+        """Bytes of the file before a row of a group, by the group's bytes."""
+        passed = sizes[group] * (row - ends[group] + rows[group]) // max(1, rows[group])
+        return share_of(file_bytes, before=bytes_before[group] + passed, whole=bytes_before[-1])
+
     while start < stop:
         first = bisect_right(ends, start)
-        last = max(first + 1, bisect_right(bytes_before, bytes_before[first] + location.unit_bytes) - 1)
-        last = min(last, bisect_right(ends, stop - 1) + 1)
-        until = min(stop, ends[last - 1])
-        shares = [share_of(file_bytes, before=bytes_before[group], whole=bytes_before[-1]) for group in (first, last)]
-        yield Piece(first, last, start - (ends[first] - rows[first]), until - start, shares[1] - shares[0])
+        begin = ends[first] - rows[first]
+        slice_rows = min(UNIT_ROWS, max(1, location.unit_bytes * rows[first] // max(1, sizes[first])))
+        is_slice = slice_rows < rows[first]
+        if is_slice:
+            last = first + 1
+            until = min(stop, ends[first], begin + ((start - begin) // slice_rows + 1) * slice_rows)
+        else:
+            last = bisect_right(bytes_before, bytes_before[first] + location.unit_bytes) - 1
+            last = max(first + 1, min(last, bisect_right(ends, begin + UNIT_ROWS)))
+            until = min(stop, ends[last - 1])
+        num_bytes = share(until, last - 1) - share(start, first)
+        yield Piece(first, last, start - begin, until - start, num_bytes, is_slice)
         start = until
 
 
@@ -97,9 +117,20 @@ def check_columns(names: list[str], name: str) -> None:
         raise DataError(f"{name}: column {twice[0]!r} is there more than once: rename one of them")
 
 
+def piece_rows(piece: Piece, key: Hashable, open_groups: OpenGroup) -> Iterator[Row]:
+    """Its rows. key: of the file. open_groups: the record batches of its groups."""
+    if piece.is_slice:
+        stop = piece.skip + piece.num_rows
+        batches = GROUPS.slice((key, piece.first), open_groups, start=piece.skip, stop=stop)
+        yield from rows_of(batches, skip=0, num_rows=piece.num_rows)
+        return
+    with closing(open_groups()) as batches:
+        yield from rows_of(batches, skip=piece.skip, num_rows=piece.num_rows)
+
+
 @dataclass(frozen=True, slots=True)
 class RowGroups:
-    path: Path
+    file: File
     name: str
     piece: Piece
     folder: str | None
@@ -109,20 +140,23 @@ class RowGroups:
         return self.piece.num_bytes
 
     def rows(self) -> Iterator[Row]:
-        piece = self.piece
+        with arrow_errors(self.name, "Parquet"):
+            yield from piece_rows(self.piece, self.file.key, self._batches)
+
+    def _batches(self) -> Generator[Any, None, None]:
+        piece, buffer_bytes = self.piece, LOCAL_BUFFER if isinstance(self.file, LocalFile) else STORE_BUFFER
         # Without pre_buffer and with a buffer, columns are read piece by piece and not as whole row groups.
         with (
-            arrow_errors(self.name, "Parquet"),
-            pyarrow.parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20) as file,
+            self.file.open_raw() as stream,
+            pyarrow.parquet.ParquetFile(stream, pre_buffer=False, buffer_size=buffer_bytes) as file,
         ):
             groups = [file.metadata.row_group(group) for group in range(piece.first, piece.stop)]
             row_bytes = max(group.total_byte_size // max(1, group.num_rows) for group in groups)
-            batches = file.iter_batches(
+            yield from file.iter_batches(
                 batch_size=max(1, min(STEP_ROWS, STEP_BYTES // max(1, row_bytes))),
                 row_groups=list(range(piece.first, piece.stop)),
                 use_threads=False,
             )
-            yield from rows_of(batches, skip=piece.skip, num_rows=piece.num_rows)
 
     def count(self) -> int:
         return self.piece.num_rows
@@ -131,7 +165,11 @@ class RowGroups:
 class ParquetTable:
     def __init__(self, location: Location):
         self._location = location
-        with arrow_errors(location.name, "Parquet"), pyarrow.parquet.ParquetFile(location.path) as file:
+        with (
+            arrow_errors(location.name, "Parquet"),
+            location.file.open_raw() as stream,
+            pyarrow.parquet.ParquetFile(stream) as file,
+        ):
             groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
             self._rows = [group.num_rows for group in groups]
             self._sizes = [group.total_byte_size for group in groups]
@@ -143,7 +181,7 @@ class ParquetTable:
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         location = self._location
         for piece in cut(self._rows, self._sizes, start=start, stop=stop, location=location):
-            yield RowGroups(location.path, location.name, piece, location.folder)
+            yield RowGroups(location.file, location.name, piece, location.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +199,14 @@ class RecordBatches:
         return self.piece.num_bytes
 
     def rows(self) -> Iterator[Row]:
-        with arrow_errors(self.name, "Arrow"), pyarrow.memory_map(str(self.path)) as file:
-            yield from rows_of(self._batches(file), skip=self.piece.skip, num_rows=self.piece.num_rows)
+        with arrow_errors(self.name, "Arrow"):
+            yield from piece_rows(self.piece, LocalFile(self.path).key, self._batches)
 
-    def _batches(self, file: Any) -> Iterator[Any]:
+    def _batches(self) -> Generator[Any, None, None]:
+        with pyarrow.memory_map(str(self.path)) as file:
+            yield from self._read_batches(file)
+
+    def _read_batches(self, file: Any) -> Iterator[Any]:
         numbers = range(self.piece.first, self.piece.stop)
         if self.offset is None:
             reader = pyarrow.ipc.open_file(file)
@@ -215,7 +257,7 @@ class ArrowTable:
         reader = pyarrow.ipc.open_stream(file)
         check_columns(reader.schema.names, self._location.name)
         if any(pyarrow.types.is_dictionary(kind) for kind in _nested_types(reader.schema)):
-            for batch in reader:  # a batch needs the dictionaries before it: it is found only from the start
+            for batch in reader:  # a batch is only read from the start on, because dictionaries before it belong to it
                 self._offsets.append(0)
                 self._add(batch)
             return

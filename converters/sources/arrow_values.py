@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 import pyarrow
 
-from .json_text import parsed
+from ...processors.json_text import parsed
 
 Convert = Callable[[Any], Any]  # a value that is not null, as pyarrow gives it -> as its row has it
 
-_MEDIA_FIELDS = {"bytes", "path"}  # of images, audio and video: a struct that is read as a whole
+_MEDIA_FIELDS = {"bytes", "path"}  # a struct of these is an image, audio or video, and read as a whole
 
 
 def converters(schema: Any) -> dict[str, Convert]:

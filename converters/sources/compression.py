@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import pyarrow
 
 from ...errors import DataError
+from .files import File
 
 GZIP, ZSTD, ZSTD_SKIPPABLE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
 
@@ -25,9 +25,9 @@ def compression_of(head: bytes) -> str | None:
 class PlainStream(io.RawIOBase):
     """The bytes of a file, decompressed. DataError where compressed data is damaged or breaks off."""
 
-    def __init__(self, path: Path, *, name: str):
+    def __init__(self, file: File, *, name: str):
         self._name = name
-        self._raw = path.open("rb", buffering=0)
+        self._raw = file.open_raw()
         self._data: Any = self._raw
         self.compression = compression_of(self._raw.read(4))
         self._raw.seek(0)

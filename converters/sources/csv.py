@@ -1,10 +1,13 @@
-"""CSV and TSV -> units, read as a stream: quoted fields may hold line ends, so that only reading finds the rows."""
+"""CSV and TSV -> units. Quoted fields may hold line ends, so that only reading finds the rows, which are carried then.
+Without quotes each line is a row, and units are byte ranges of a plain file.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -15,8 +18,12 @@ import orjson
 
 from ...errors import DataError
 from .compression import PlainStream
+from .files import REST_BYTES, File
+from .jsonl import ENDLESS, line_ranges, lines_between
 from .table import MAX_ROW_BYTES, Location, carried, carry, in_units
 from .units import Row, Unit
+
+_TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into rows"
 
 
 @dataclass(slots=True)
@@ -31,21 +38,45 @@ class FieldBlock:
 
     def rows(self) -> Iterator[Row]:
         for number, line in enumerate(carried(self.payload).splitlines()):
-            yield self._row(number, orjson.loads(line))
-
-    def _row(self, number: int, fields: list[str] | str) -> Row:
-        if isinstance(fields, str):
-            return Row(number, None, fields)
-        if len(fields) != len(self.header):
-            return Row(
-                number, None, f"{len(fields)} fields, where the header names {len(self.header)}: correct the row"
-            )
-        values = dict(zip(self.header, fields, strict=True))
-        values.pop("", None)
-        return Row(number, values)
+            yield _row(self.header, number, orjson.loads(line))
 
     def count(self) -> int:
         return self.num_rows
+
+
+@dataclass(slots=True)
+class FieldLines:
+    """The rows, each a line, that start in a range of a file's bytes. num_bytes: with a header before it."""
+
+    file: File
+    delimiter: str
+    header: tuple[str, ...]
+    start: int
+    stop: int
+    num_bytes: int
+    folder: str | None
+    num_rows: int = -1
+
+    def rows(self) -> Iterator[Row]:
+        number = -1
+        with self.file.open(until=self.stop + REST_BYTES) as file:
+            lines = _texts(lines_between(file, start=self.start, stop=self.stop))
+            for number, fields in enumerate(_rows(_reader(lines, self.delimiter, ""))):
+                yield _row(self.header, number, _TOO_LONG if isinstance(fields, str) else _utf8(fields))
+        self.num_rows = number + 1
+
+    def count(self) -> int:
+        return self.num_rows
+
+
+def _row(header: tuple[str, ...], number: int, fields: list[str] | str) -> Row:
+    if isinstance(fields, str):
+        return Row(number, None, fields)
+    if len(fields) != len(header):
+        return Row(number, None, f"{len(fields)} fields, where the header names {len(header)}: correct the row")
+    values = dict(zip(header, fields, strict=True))
+    values.pop("", None)
+    return Row(number, values)
 
 
 class _Quoted(csv.excel):
@@ -61,20 +92,49 @@ class DelimitedTable:
 
     A first column without a name is the index of a pandas table, and left out.
 
-    quoted: whether fields may stand in double quotes, which are no part of them; otherwise a quote is text like other
-    text.
+    quote: the character that fields may stand in, which does not belong to them then; the location may say another. ""
+    for none: a quote is text like other text.
     """
 
-    def __init__(self, location: Location, *, delimiter: str, quoted: bool):
+    def __init__(self, location: Location, *, delimiter: str, quote: str):
         self._location = location
         self._delimiter = delimiter
-        self._quoted = quoted
+        self._quote = quote if location.quote is None else location.quote
+        if self._quote == delimiter:
+            raise DataError(
+                f"{location.name}: {delimiter!r} stands between fields, so that it is no quote: pass another"
+            )
 
     def num_rows(self) -> int:
         with self._open() as (_, rows):
             return sum(1 for _ in rows) - 1
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
+        with self._open() as (stream, _):
+            has_lines = stream.compression is None and not self._quote
+        rows_from = self._end_of_header() if has_lines and start == 0 and stop is None else None
+        return self._blocks(start, stop) if rows_from is None else self._ranges(rows_from)
+
+    def _end_of_header(self) -> int | None:
+        """The offset after the first line that is not blank; None where lines end otherwise than by a line feed."""
+        with self._location.file.open(until=REST_BYTES) as file:
+            for line in lines_between(file, start=0, stop=ENDLESS):
+                texts = list(_texts([line]))
+                if len(texts) > 1:
+                    return None
+                if texts[0].strip("\r\n"):
+                    break
+            return file.tell()
+
+    def _ranges(self, rows_from: int) -> Iterator[Unit]:
+        location, before = self._location, 0
+        with self._open() as (_, rows):
+            header = self._header(next(rows, []))
+        for begin, end in line_ranges(location, rows_from, location.file.num_bytes):
+            yield FieldLines(location.file, self._delimiter, header, begin, end, end - before, location.folder)
+            before = end
+
+    def _blocks(self, start: int, stop: int | None) -> Iterator[Unit]:
         with self._open() as (stream, rows):
             header = self._header(next(rows, []))
             location, before = self._location, 0
@@ -88,9 +148,8 @@ class DelimitedTable:
         name = self._location.name
         if isinstance(fields, str):
             raise DataError(f"{name}: its first row, which names the columns, is broken: {fields}")
-        if not self._quoted and all(len(field) > 1 and field[0] == field[-1] == '"' for field in fields):
-            kind = "csv" if self._delimiter == "," else "tsv-quoted"
-            raise DataError(f"{name}: the columns of its header stand in quotes, {fields[0]}: pass --format {kind}")
+        if self._quote != '"' and all(len(field) > 1 and field[0] == field[-1] == '"' for field in fields):
+            raise DataError(f"{name}: the columns of its header stand in quotes, {fields[0]}: pass --quote double")
         for number, field in enumerate(fields):
             if not field and number == 0 and len(fields) > 1 and fields.count("") == 1:
                 continue
@@ -105,15 +164,30 @@ class DelimitedTable:
     @contextmanager
     def _open(self) -> Iterator[tuple[PlainStream, Iterator[list[str] | str]]]:
         """The file, and its rows with the header: lists of fields, or what is wrong with one."""
-        # The csv module's own limit is 128 KiB, for all of a process.
-        csv.field_size_limit(max(MAX_ROW_BYTES, csv.field_size_limit()))
-        with PlainStream(self._location.path, name=self._location.name) as stream:
-            # Bytes that are no UTF-8 become surrogates, which only the row that holds them cannot be written with.
+        with PlainStream(self._location.file, name=self._location.name) as stream:
+            # Bytes that are no UTF-8 become surrogates, so that only the row that holds them is an error.
             text = io.TextIOWrapper(
                 io.BufferedReader(stream, 1 << 20), encoding="utf-8-sig", errors="surrogateescape", newline=""
             )
-            dialect = _Quoted if self._quoted else _Unquoted
-            yield stream, _rows(csv.reader(text, dialect, delimiter=self._delimiter))
+            yield stream, _rows(_reader(text, self._delimiter, self._quote))
+
+
+def _reader(lines: Iterable[str], delimiter: str, quote: str) -> Any:
+    # The csv module's own limit is 128 KiB, for all of a process.
+    csv.field_size_limit(max(MAX_ROW_BYTES, csv.field_size_limit()))
+    return csv.reader(lines, _Quoted if quote else _Unquoted, delimiter=delimiter, quotechar=quote or None)
+
+
+def _texts(lines: Iterable[bytes]) -> Iterator[str]:
+    """Lines as text streams give them, which end at a lone carriage return, too."""
+    for line in lines:
+        text = line.decode(errors="surrogateescape")
+        if len(line) > MAX_ROW_BYTES:  # what is left of such a line is replaced by a field that is too long, an error
+            text = "x" * (MAX_ROW_BYTES + 1)
+        if "\r" in text.removesuffix("\n").removesuffix("\r"):
+            yield from re.split(r"(?<=\r)(?!\n)", text)
+        else:
+            yield text
 
 
 def _rows(reader: Any) -> Iterator[list[str] | str]:
@@ -132,6 +206,15 @@ def _rows(reader: Any) -> Iterator[list[str] | str]:
 def _encode(fields: list[str] | str) -> bytes:
     try:
         return orjson.dumps(fields)
-    except TypeError:  # what orjson raises for surrogates
+    except TypeError:  # orjson refuses surrogates
+        return orjson.dumps(_utf8(fields))
+
+
+def _utf8(fields: list[str] | str) -> list[str] | str:
+    """The fields, or what is wrong with them where their bytes are no UTF-8."""
+    try:
+        "".join(fields).encode()
+    except UnicodeEncodeError:
         bad = next(field for field in fields if any("\ud800" <= character <= "\udfff" for character in field))
-        return orjson.dumps(f"not valid UTF-8 near {bad[:60]!a}: write the file as UTF-8")
+        return f"not valid UTF-8 near {bad[:60]!a}: write the file as UTF-8"
+    return fields

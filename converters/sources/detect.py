@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import orjson
 
@@ -13,25 +13,24 @@ from ...errors import DataError
 from .arrow import ArrowTable, ParquetTable
 from .compression import PlainStream
 from .csv import DelimitedTable
+from .files import HEAD_BYTES, File, LocalFile
 from .json_array import JsonTable
 from .jsonl import LinesTable
 from .table import BOM, Location, Table
 from .webdataset import TarTable
 
-HEAD_BYTES = 1 << 20
 EXTENSIONS = {
     ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
     ".arrow": "arrow", ".feather": "arrow", ".tar": "webdataset", ".txt": "text", ".jpg": "images", ".jpeg": "images",
     ".png": "images", ".webp": "images", ".gif": "images", ".bmp": "images", ".tif": "images", ".tiff": "images",
 }  # fmt: skip
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+QUOTES = {"csv": '"', "tsv": ""}  # what fields stand in, unless it is said
 TABLES: dict[str, Callable[[Location], Table]] = {
     "json": JsonTable,
     "jsonl": LinesTable,
-    "csv": partial(DelimitedTable, delimiter=",", quoted=True),
-    "csv-unquoted": partial(DelimitedTable, delimiter=",", quoted=False),
-    "tsv": partial(DelimitedTable, delimiter="\t", quoted=False),
-    "tsv-quoted": partial(DelimitedTable, delimiter="\t", quoted=True),
+    "csv": partial(DelimitedTable, delimiter=",", quote=QUOTES["csv"]),
+    "tsv": partial(DelimitedTable, delimiter="\t", quote=QUOTES["tsv"]),
     "parquet": ParquetTable,
     "arrow": ArrowTable,
     "webdataset": TarTable,
@@ -49,21 +48,28 @@ def named_format(name: str) -> tuple[str | None, str | None]:
     return EXTENSIONS.get(path.with_suffix("").suffix if compression else path.suffix), compression
 
 
-def format_of(path: Path, *, name: str, insisted: str | None) -> str:
+def reads_ranges(format: str | None, quote: str | None) -> bool:
+    """Whether units of a plain file of this format read ranges of it; of delimited text, without quotes alone."""
+    if format in QUOTES:
+        return not (QUOTES[format] if quote is None else quote)
+    return format in ("jsonl", "parquet")
+
+
+def format_of(file: File, *, name: str, insisted: str | None) -> str:
     """The format to read a file as: the one insisted on, or what name and content say.
 
     DataError where it is no file or empty, where they contradict each other, and where neither says anything. OSError.
     """
-    if not path.is_file():  # a pipe ends never, and is read only once
+    if isinstance(file, LocalFile) and not file.path.is_file():  # a pipe can be read only once, and may never end
         raise DataError(f"{name} is not a file: write what it gives to one, and name that")
-    if path.stat().st_size == 0:
+    if file.num_bytes == 0:
         raise DataError(f"{name} is empty (0 bytes): leave it out, or write it again")
-    head, compression = _read_head(path, name)
+    head, compression = _read_head(file, name)
     if insisted:
         return insisted
     told, told_compression = named_format(name)
     found = _content(head, name)
-    if told == "json" and found == "jsonl":  # as many programs name JSON lines
+    if told == "json" and found == "jsonl":  # many programs name JSON lines so
         told = "jsonl"
     if told and (compression != told_compression or not _fits(told, found, head)):
         raise _contradiction(name, told, told_compression, found, compression)
@@ -90,9 +96,9 @@ def _contradiction(
     )
 
 
-def _read_head(path: Path, name: str) -> tuple[bytes, str | None]:
+def _read_head(file: File, name: str) -> tuple[bytes, str | None]:
     """The first bytes from the first that is not white space, decompressed; and the compression."""
-    with PlainStream(path, name=name) as stream:
+    with PlainStream(file, name=name) as stream:
         while chunk := stream.read(HEAD_BYTES):
             head = chunk.removeprefix(BOM).lstrip(b" \t\r\n")
             if head:
@@ -129,7 +135,7 @@ def _kind_of_json(head: bytes) -> str:
 
 
 def _fits(told: str, found: str, head: bytes) -> bool:
-    if told == "jsonl":  # whose first line may be broken
+    if told == "jsonl":  # the first line may be broken, which is an error of that row
         return found in ("jsonl", "object", "text") or (found == "json" and head.startswith(b"{"))
     if told in ("csv", "tsv"):
         return found == "text"

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from ...storage.local import LocalStorage
+from ...storage.storage import Storage, shared_storage
 from ...types import StoredObject
+from .files import StoredFile
 from .splits import split_of
 from .table import BOM, MAX_ROW_BYTES, Location, in_units
 from .units import Row, Unit
 
-MAX_FILES = 1 << 12  # of a unit
-
-MakeUnit = Callable[[Sequence[StoredObject], int, str | None], Unit]  # of files, their bytes and the folder of media
+# Arguments: files, their bytes, the folder of media.
+MakeUnit = Callable[[Sequence[StoredObject], int, str | None], Unit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,37 @@ class TextFiles:
         return len(self.names)
 
 
+@dataclass(frozen=True, slots=True)
+class TextObjects:
+    """Objects of a store, each a text."""
+
+    url: str
+    objects: tuple[StoredObject, ...]
+    num_bytes: int
+    folder: str | None
+
+    def rows(self) -> Iterator[Row]:
+        store = shared_storage(self.url)
+        for number, described in enumerate(self.objects):
+            name = described.key
+            if described.num_bytes > MAX_ROW_BYTES:
+                yield _too_long(number, name)
+            elif described.tag and described.num_bytes:
+                yield _text_row(number, name, StoredFile(store, described).read(0, described.num_bytes))
+            else:
+                yield _text_row(number, name, store.read(name))
+
+    def count(self) -> int:
+        return len(self.objects)
+
+
+def _too_long(number: int, name: str) -> Row:
+    return Row(number, None, f"{name} is longer than {MAX_ROW_BYTES >> 20} MiB: break it into several files")
+
+
 def _text_row(number: int, name: str, data: bytes) -> Row:
     if len(data) > MAX_ROW_BYTES:
-        return Row(number, None, f"{name} is longer than {MAX_ROW_BYTES >> 20} MiB: break it into several files")
+        return _too_long(number, name)
     try:
         return Row(number, {"text": data.removeprefix(BOM).decode(), "name": name})
     except UnicodeDecodeError as error:
@@ -63,7 +93,7 @@ class ImageFiles:
 
     def rows(self) -> Iterator[Row]:
         for number, name in enumerate(self.names):
-            classes = [part for part in name.split("/")[:-1] if split_of(part) is None]
+            classes = [folder for folder in name.split("/")[:-1] if split_of(folder) is None]
             if classes:
                 yield Row(number, {"image": name, "label": classes[0]})
             else:
@@ -86,19 +116,17 @@ class FolderTable:
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         found, unit_bytes = islice(self._files, start, stop), self._location.unit_bytes
-        for files in in_units(found, _num_bytes, unit_bytes=unit_bytes, max_items=MAX_FILES):
+        for files in in_units(found, _num_bytes, unit_bytes=unit_bytes):
             yield self._make_unit(files, sum(map(_num_bytes, files)), self._location.folder)
 
 
 def text_unit(
-    files: Sequence[StoredObject],
-    num_bytes: int,
-    folder: str | None,
-    *,
-    fetch: Callable[[Sequence[StoredObject]], Path],
-) -> TextFiles:
-    """Rows {"text": all of a file, "name": its name below the folder}. fetch: makes files local, and says where."""
-    return TextFiles(fetch(files), _names(files), num_bytes, folder)
+    files: Sequence[StoredObject], num_bytes: int, folder: str | None, *, store: Storage
+) -> TextFiles | TextObjects:
+    """Rows {"text": all of a file, "name": its name below the folder}."""
+    if isinstance(store, LocalStorage):
+        return TextFiles(store.folder, _names(files), num_bytes, folder)
+    return TextObjects(store.url, tuple(files), num_bytes, folder)
 
 
 def image_unit(files: Sequence[StoredObject], num_bytes: int, folder: str | None) -> ImageFiles:

@@ -16,10 +16,10 @@ from pyarrow.lib import ArrowException
 from ...errors import DataError, StorageError
 from .arrow import check_columns, rows_of
 from .table import Location, carried, carry, in_units
-from .units import Row, Unit
+from .units import UNIT_ROWS, Row, Unit
 
 BATCH_ROWS, BATCH_BYTES = 1000, 1 << 22
-STREAM_ROWS = 32  # at once while streaming, where nothing says how large they are
+STREAM_ROWS = 32  # read at once while streaming, since nothing says how large rows are
 SETTINGS = ("config", "split", "streaming", "revision", "data_dir", "data_files")
 # Of the library's builders, those that only parse files: others unpickle, run queries or run code.
 BUILDERS = ("arrow", "audiofolder", "csv", "imagefolder", "json", "parquet", "text", "videofolder", "webdataset")
@@ -149,7 +149,8 @@ class HubTable:
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         found = (table.to_batches() for table in self._tables(start, stop))
-        for block in in_units(found, _num_bytes, unit_bytes=self._location.unit_bytes):
+        max_items = UNIT_ROWS // (STREAM_ROWS if self._streaming else BATCH_ROWS)
+        for block in in_units(found, _num_bytes, unit_bytes=self._location.unit_bytes, max_items=max_items):
             yield self._unit(list(chain.from_iterable(block)))
 
     def _tables(self, start: int, stop: int | None) -> Iterator[Any]:

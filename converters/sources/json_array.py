@@ -17,7 +17,6 @@ from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, excerpt, in_uni
 from .units import Row, Unit
 
 CHUNK_BYTES = 1 << 20
-MAX_ELEMENTS = 1 << 16  # of a unit
 # These match a whole string; of one with more than 100 escapes, or that goes on beyond the buffer, they match the first
 # quote alone, and its end is looked for. (An expression for any number of escapes would keep a state for each of them.)
 IN_STRING = rb'[^"\\]*(?:\\.[^"\\]*){0,100}'
@@ -104,7 +103,7 @@ class JsonScanner:
             self._at += 1
         while not empty:
             if self.peek() != b'"':
-                self.take(b'"')  # which it refuses
+                self.take(b'"')  # raises: it is no quote
             end = self._end_of_string(self._at + 1)
             text, self._at = self._buffer[self._at : end], end
             self.take(b":")
@@ -123,11 +122,11 @@ class JsonScanner:
         """One past the quote that ends the string whose first byte, after its quote, is at `at`."""
         while True:
             rest = STRING_REST.match(self._buffer, at)
-            assert rest is not None  # an empty one at least
+            assert rest is not None  # the expression also matches nothing
             at = rest.end()
             if self._buffer[at : at + 1] == b'"':
                 return at + 1
-            if at + 1 >= len(self._buffer):  # its end, or a backslash whose character is not there yet
+            if at + 1 >= len(self._buffer):  # the buffer ends here, or after a backslash
                 at = self._extend(at)
 
     def _extend(self, position: int) -> int:
@@ -189,7 +188,7 @@ class JsonTable:
         unit_bytes, before = self._location.unit_bytes, 0
         with self._open() as stream:
             elements = islice(self._elements(stream), start, stop)
-            for block in in_units(elements, len, unit_bytes=unit_bytes, max_items=MAX_ELEMENTS):
+            for block in in_units(elements, len, unit_bytes=unit_bytes):
                 yield self._unit(block, stream.position() - before)
                 before = stream.position()
 
@@ -198,7 +197,7 @@ class JsonTable:
         return ElementBlock(payload, tuple(map(len, block)), num_bytes, self._location.folder)
 
     def _open(self) -> PlainStream:
-        return PlainStream(self._location.path, name=self._location.name)
+        return PlainStream(self._location.file, name=self._location.name)
 
     def _elements(self, stream: PlainStream) -> Iterator[bytes]:
         scanner = JsonScanner(stream, name=self._location.name)

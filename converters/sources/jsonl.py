@@ -5,23 +5,25 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO
 
 from .compression import PlainStream
+from .files import REST_BYTES, File
 from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, in_units, json_row
-from .units import Row, Unit
+from .units import UNIT_ROWS, Row, Unit
 
 CHUNK_BYTES = 1 << 20
 ENDLESS = 1 << 62
+PROBE_BYTES = 1 << 16  # of a unit's bytes, whose lines are counted to tell how many rows it has
 
 
 @dataclass(slots=True)
 class LineRange:
     """The lines of a file that start in a range of its bytes, the last as far as it goes."""
 
-    path: Path
+    file: File
     start: int
     stop: int
     folder: str | None
@@ -33,7 +35,7 @@ class LineRange:
 
     def rows(self) -> Iterator[Row]:
         number = -1
-        with self.path.open("rb", buffering=CHUNK_BYTES) as file:
+        with self.file.open(until=self.stop + REST_BYTES) as file:
             for number, line in enumerate(lines_between(file, start=self.start, stop=self.stop)):
                 if not line.isspace():
                     yield json_row(number, line)
@@ -80,6 +82,21 @@ def lines_between(file: IO[bytes], *, start: int, stop: int) -> Iterator[bytes]:
         position += length
 
 
+def line_ranges(location: Location, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Ranges of the bytes of a file of lines, each of unit_bytes at most.
+
+    Of as many bytes the first lines are counted; ranges are smaller where these say that there are more than UNIT_ROWS.
+    """
+    for start in range(first, last, location.unit_bytes):
+        stop = min(start + location.unit_bytes, last)
+        with location.file.open_raw() as file:
+            file.seek(start)
+            probe = file.read(min(PROBE_BYTES, stop - start)) or b""
+        num_rows = probe.count(b"\n") * (stop - start) // max(1, len(probe))
+        num_ranges = max(1, min(-(-num_rows // UNIT_ROWS), stop - start))
+        yield from pairwise(start + (stop - start) * number // num_ranges for number in range(num_ranges + 1))
+
+
 def _pass_line(file: IO[bytes], limit: int | None) -> int:
     """Read to the end of the line; or, where it does not end before `limit` bytes, at least so far. Bytes passed."""
     passed = 0
@@ -98,7 +115,7 @@ class LinesTable:
         self._location = location
 
     def num_rows(self) -> int:
-        with PlainStream(self._location.path, name=self._location.name) as stream:
+        with PlainStream(self._location.file, name=self._location.name) as stream:
             num_lines, last = 0, b"\n"
             while chunk := stream.read(CHUNK_BYTES):
                 num_lines += chunk.count(b"\n")
@@ -106,24 +123,24 @@ class LinesTable:
         return num_lines + (last != b"\n")
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
-        with PlainStream(self._location.path, name=self._location.name) as stream:
+        with PlainStream(self._location.file, name=self._location.name) as stream:
             compressed = stream.compression is not None
         return self._blocks(start, stop) if compressed else self._ranges(start, stop)
 
     def _ranges(self, start: int, stop: int | None) -> Iterator[Unit]:
         location = self._location
-        first, last = 0, location.path.stat().st_size
+        first, last = 0, location.file.num_bytes
         if start or stop is not None:
-            with location.path.open("rb") as file:
+            with location.file.open() as file:
                 first = _offset_of_line(file, start)
                 last = last if stop is None else first + _offset_of_line(file, max(0, stop - start))
-        for at in range(first, last, location.unit_bytes):
-            yield LineRange(location.path, at, min(at + location.unit_bytes, last), location.folder)
+        for begin, end in line_ranges(location, first, last):
+            yield LineRange(location.file, begin, end, location.folder)
 
     def _blocks(self, start: int, stop: int | None) -> Iterator[Unit]:
         location, before = self._location, 0
-        with PlainStream(location.path, name=location.name) as stream:
-            file = io.BufferedReader(stream, CHUNK_BYTES)  # when it is collected it closes the stream
+        with PlainStream(location.file, name=location.name) as stream:
+            file = io.BufferedReader(stream, CHUNK_BYTES)  # closes the stream when it is garbage
             lines = islice(lines_between(file, start=0, stop=ENDLESS), start, stop)
             for block in in_units(lines, len, unit_bytes=location.unit_bytes):
                 payload = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in block)

@@ -16,17 +16,17 @@ from .detect import format_of, named_format
 from .table import Location
 
 ALIKE = {  # formats -> what files of them are often named as
-    "jsonl": "json", "json": "jsonl", "tsv": "csv", "csv": "tsv", "tsv-quoted": "tsv", "csv-unquoted": "csv"
+    "jsonl": "json", "json": "jsonl", "tsv": "csv", "csv": "tsv"
 }  # fmt: skip
 
 
-DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # of a dataset, beside its files
+DESCRIPTIONS = ("dataset_infos.json", "dataset_info.json")  # files that describe a dataset and lie beside its data
 
 
 def is_shown(key: str) -> bool:
     """Hidden files (.git, .cache, …), marks of other programs (_SUCCESS, _metadata) and descriptions are no data."""
-    parts = PurePosixPath(key).parts
-    return not any(part.startswith((".", "_")) for part in parts) and parts[-1] not in DESCRIPTIONS
+    names = PurePosixPath(key).parts
+    return not any(name.startswith((".", "_")) for name in names) and names[-1] not in DESCRIPTIONS
 
 
 def matching_files(base: Path, pattern: str) -> list[str]:
@@ -73,7 +73,7 @@ def _found(counts: Mapping[str, int]) -> str:
 def checked_format(location: Location, *, insisted: str | None) -> str:
     """The format of a location's file; DataError where it is none, or has no members and one is asked for."""
     with disk_errors(location.name):
-        format = format_of(location.path, name=location.name.removesuffix(f"#{location.key}"), insisted=insisted)
+        format = format_of(location.file, name=location.name.removesuffix(f"#{location.key}"), insisted=insisted)
     if location.key is not None and format != "json":
         raise DataError(f"{location.name}: {format} has no members to choose from: leave out #{location.key}")
     return format

@@ -20,8 +20,8 @@ from .table import Location
 from .units import Row, Unit
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
-INDICES_KEYS = ("_indices_files", "_indices_data_files")  # of datasets 1, which later versions write no more
-MAX_SELECTED = 1 << 16  # rows of a unit
+MAX_SELECTED = 1 << 14  # rows of a unit: more than elsewhere, because each unit lists all batches of all files
+INDICES_KEYS = ("_indices_files", "_indices_data_files")  # what datasets 1 wrote; later versions do not
 
 
 def saved_kind(folder: Path) -> str | None:

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...errors import DataError, ObjectMissingError, StorageError
+from ...errors import DataError, ObjectMissingError
 from ...storage.disk_errors import disk_errors
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
-from .detect import FILE_FORMATS, TABLES, named_format
+from .detect import FILE_FORMATS, TABLES, named_format, reads_ranges
+from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .hub import HubDataset, HubSpec
 from .listing import checked_format, data_files, identity_of, is_shown, matching_files
@@ -24,26 +25,33 @@ from .table import Location, Table
 from .table_source import TableSource
 from .units import UNIT_BYTES, Source
 
-FOLDER_FORMATS = ("text", "images")  # of which many files are one source
+FOLDER_FORMATS = ("text", "images")  # all files of a folder in such a format are one source
 
 
 def open_sources(
-    specs: Sequence[str], *, format: str | None = None, scratch: Path, unit_bytes: int = UNIT_BYTES
+    specs: Sequence[str],
+    *,
+    format: str | None = None,
+    quote: str | None = None,
+    scratch: Path,
+    unit_bytes: int = UNIT_BYTES,
 ) -> list[Source]:
     """The sources that specs name, in their order; of folders and globs sorted by name.
 
     A spec is a file, a folder, a glob, each local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); or a
     YAML list of such. FOLDER?split=train is one of several splits of a folder, PATH@[START:STOP] a slice of the rows of
     one source, FILE.json#KEY a member of an object.
-    format: how to read what specs name, whatever its name and content say. scratch: a folder for what is fetched from
+    format: how to read what specs name, whatever its name and content say. quote: the character that fields of CSV and
+    TSV stand in, "" for none (default: a double quote in CSV, none in TSV). scratch: a folder for what is fetched from
     object stores, each file from its turn to the close of its source. unit_bytes: of a unit, about; cuts depend on it.
 
     Raises DataError for what is empty, unknown or contradictory, StorageError for what is missing or cannot be read.
-    Files in object stores are looked into when their turn comes, and their errors are raised by `units`.
+    Files in object stores are looked into when their turn comes, and their errors are raised by `units`. Of those whose
+    name says that they are of a format that allows it, units read ranges; others are fetched first (see Source).
     """
     if format is not None and format not in FILE_FORMATS:
         raise DataError(f"unknown format {format!r}: expected one of {', '.join(FILE_FORMATS)}")
-    opener = _Opener(scratch, unit_bytes)
+    opener = _Opener(scratch, unit_bytes, quote)
     for text in specs:
         with disk_errors(text):
             opener.open(parse_spec(text, format=format))
@@ -53,10 +61,11 @@ def open_sources(
 class _Opener:
     """Collects the sources of specs."""
 
-    def __init__(self, scratch: Path, unit_bytes: int):
+    def __init__(self, scratch: Path, unit_bytes: int, quote: str | None):
         self.sources: list[TableSource] = []
         self._scratch = scratch
         self._unit_bytes = unit_bytes
+        self._quote = quote
         self._stores: dict[str, Storage] = {}
 
     def open(self, spec: Spec) -> None:
@@ -182,6 +191,7 @@ class _Opener:
             return
         if told not in TABLES and (told or PurePosixPath(name).suffix.lower() in LISTS):
             raise DataError(f"{name}: a list of sources is read from a file of this machine: download it first")
+        fetch: Fetch | None = None
         if isinstance(store, LocalStorage):
             path = store.folder / file.key
             location = self._location(path, spec, name=name, folder=path.parent)
@@ -189,11 +199,16 @@ class _Opener:
             open_table = partial(TABLES[format], location)
         else:
             prefix, _, last = file.key.rpartition("/")
-            location = self._location(
-                Path(last), spec, name=name, folder=f"{store.url}/{prefix}" if prefix else store.url
-            )
-            open_table = partial(_fetch_table, store, file, location, spec.format)
-        self._add(spec, open_table, location, identity=identity_of(name, [file]), num_bytes=file.num_bytes)
+            folder = f"{store.url}/{prefix}" if prefix else store.url
+            location, stored = self._location(Path(last), spec, name=name, folder=folder), StoredFile(store, file)
+            if file.tag and reads_ranges(told, self._quote) and named_format(name)[1] is None:
+                location = replace(location, stored=stored)
+            else:
+                location = replace(location, path=location.scratch / last)
+                fetch = Fetch(stored, location.path)
+            open_table = partial(_found_table, location, spec.format)
+        identity = identity_of(name, [file])
+        self._add(spec, open_table, location, identity=identity, num_bytes=file.num_bytes, fetch=fetch)
 
     def _add_folder(
         self, spec: Spec, store: Storage, files: Sequence[StoredObject], format: str, *, name: str | None = None
@@ -201,7 +216,7 @@ class _Opener:
         location = self._location(Path(), spec, name=name or spec.path.rstrip("/"))
         if spec.key:
             raise DataError(f"{location.name}: a folder has no members to choose from: leave out #{spec.key}")
-        make_unit: MakeUnit = partial(text_unit, fetch=partial(_fetch_files, store, location.scratch))
+        make_unit: MakeUnit = partial(text_unit, store=store)
         if format == "images":
             if name is not None:
                 raise DataError(f"{name}: one image is no source: name the folder of its class folders")
@@ -220,6 +235,7 @@ class _Opener:
             key=spec.key,
             scratch=self._scratch / f"source-{len(self.sources):06d}",
             unit_bytes=self._unit_bytes,
+            quote=self._quote,
         )
 
     def _add(
@@ -230,6 +246,7 @@ class _Opener:
         *,
         identity: Mapping[str, Any],
         num_bytes: int,
+        fetch: Fetch | None = None,
     ) -> None:
         self.sources.append(
             TableSource(
@@ -239,6 +256,7 @@ class _Opener:
                 num_bytes=num_bytes,
                 rows=spec.rows,
                 scratch=location.scratch,
+                fetch=fetch,
             )
         )
 
@@ -248,25 +266,6 @@ class _Opener:
         return self._stores[url]
 
 
-def _fetch_table(store: Storage, file: StoredObject, location: Location, insisted: str | None) -> Table:
-    """The table of an object, downloaded into the source's scratch folder."""
-    location.scratch.mkdir(parents=True, exist_ok=True)
-    path = location.scratch / location.path
-    store.download(file.key, path)
-    if file.tag and path.stat().st_size != file.num_bytes:
-        raise StorageError(
-            f"{location.name}: was {file.num_bytes} bytes when it was listed, {path.stat().st_size} when it was read: "
-            "start again once nobody writes it"
-        )
-    location = replace(location, path=path)
+def _found_table(location: Location, insisted: str | None) -> Table:
+    """The table of an object, by its name and what it holds."""
     return TABLES[checked_format(location, insisted=insisted)](location)
-
-
-def _fetch_files(store: Storage, scratch: Path, files: Sequence[StoredObject]) -> Path:
-    if isinstance(store, LocalStorage):
-        return store.folder
-    for file in files:
-        path = scratch / "files" / file.key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        store.download(file.key, path)
-    return scratch / "files"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ...errors import DataError
 from ...types import StoredObject
 
-# https://huggingface.co/docs/datasets/repository_structure: between these marks in the path of a file
+# Names that stand alone in the path of a file, see https://huggingface.co/docs/datasets/repository_structure
 _NAMES = {
     "train": "train", "training": "train", "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",

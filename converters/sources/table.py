@@ -9,11 +9,12 @@ from typing import Protocol, TypeVar
 
 import orjson
 
-from .json_text import parsed
-from .units import Row, Unit
+from ...processors.json_text import parsed
+from .files import File, LocalFile, StoredFile
+from .units import UNIT_ROWS, Row, Unit
 
-MAX_ROW_BYTES = 1 << 28  # of text: beyond it a bracket, a quote or the end of a line is missing
-MAX_CARRIED_BYTES = 30 << 20  # in a unit; what is longer waits in a file
+MAX_ROW_BYTES = 1 << 28  # of text; if a row is longer, a bracket, a quote or the end of a line is missing
+MAX_CARRIED_BYTES = 30 << 20  # of rows in a unit; what is longer waits in a file
 BOM = b"\xef\xbb\xbf"
 EXCERPT_BYTES = 60
 Item = TypeVar("Item")
@@ -25,6 +26,8 @@ class Location:
 
     key: which member of a JSON object holds the rows. scratch: a folder of this source's own, gone at its close.
     unit_bytes: of a unit, about.
+    quote: of fields of delimited text, "" for none; None as is usual for the format. stored: the file in a store whose
+    ranges are read; then nothing lies at the path.
     """
 
     path: Path
@@ -33,6 +36,12 @@ class Location:
     key: str | None
     scratch: Path
     unit_bytes: int
+    quote: str | None = None
+    stored: StoredFile | None = None
+
+    @property
+    def file(self) -> File:
+        return self.stored or LocalFile(self.path)
 
 
 class Table(Protocol):
@@ -48,7 +57,7 @@ class Table(Protocol):
 
 
 def in_units(
-    items: Iterable[Item], num_bytes: Callable[[Item], int], *, unit_bytes: int, max_items: int | None = None
+    items: Iterable[Item], num_bytes: Callable[[Item], int], *, unit_bytes: int, max_items: int = UNIT_ROWS
 ) -> Iterator[list[Item]]:
     """Consecutive items, as many together as first have unit_bytes, or max_items of them."""
     together: list[Item] = []

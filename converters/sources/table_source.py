@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import DataError
 from ...storage.disk_errors import disk_errors
+from .files import Fetch
 from .table import Table
 from .units import Unit
 
@@ -25,14 +26,20 @@ class TableSource:
         num_bytes: int,
         rows: slice,
         scratch: Path,
+        fetch: Fetch | None = None,
     ):
         self.name = name
         self.identity = identity
         self.num_bytes = num_bytes
+        self._fetch = fetch
         self._open_table = open_table
         self._rows = rows
         self._scratch = scratch
         self._table: Table | None = None
+
+    @property
+    def fetch(self) -> Fetch | None:
+        return None if self._table is not None else self._fetch
 
     @property
     def first_row(self) -> int:
@@ -59,6 +66,8 @@ class TableSource:
     def _opened(self) -> Table:
         if self._table is None:
             with disk_errors(self.name):
+                if self._fetch is not None and not self._fetch.path.exists():
+                    self._fetch()
                 self._table = self._open_table()
         return self._table
 

@@ -11,7 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .files import Fetch
+
 UNIT_BYTES = 1 << 24  # of a source, about: what a process reads, maps and keeps at once, and does again after a kill
+UNIT_ROWS = 1 << 12  # at most, about: rows that name media are short, and what they name takes long to read
+CUT_VERSION = 2  # of how sources are cut: units that an earlier run encoded are those of this one only if it agrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Source(Protocol):
     name: as messages call it; row n of it is `name:n`, counted from 1 (lines of text files are their rows).
     identity: JSON values that change when its content does (size and modification time; an object's entity tag).
     num_bytes: of all its units. first_row: the number of rows that a slice passes over before its first.
+    fetch: what brings it to this machine, which any process may do before units are asked for, and else is done then;
+    None where it lies here already, or units read it where it lies.
     """
 
     @property
@@ -67,6 +73,9 @@ class Source(Protocol):
 
     @property
     def first_row(self) -> int: ...
+
+    @property
+    def fetch(self) -> Fetch | None: ...
 
     def units(self) -> Iterator[Unit]:
         """In order, one after another: what a unit needs is there when it is given, and stays until `close`."""

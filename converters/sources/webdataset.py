@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
-from .json_text import parsed
+from ...processors.json_text import parsed
 from .table import Location, in_units
 from .units import Row, Unit
 
 MAX_SAMPLE_BYTES = 1 << 30
-MAX_SAMPLES = 1 << 12  # of a unit
-BLOCK_BYTES = 512  # of a tar
+BLOCK_BYTES = 512  # of which a tar consists
 NAME = re.compile(
     r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL
 )  # key, and what follows the first dot of the file's name
@@ -89,7 +88,7 @@ class TarTable:
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         location = self._location
         found = islice(self._samples(), start, stop)
-        for samples in in_units(found, _num_bytes, unit_bytes=location.unit_bytes, max_items=MAX_SAMPLES):
+        for samples in in_units(found, _num_bytes, unit_bytes=location.unit_bytes):
             num_bytes = sum(map(_num_bytes, samples))
             yield TarSamples(location.path, location.name, tuple(samples), num_bytes, location.folder)
 

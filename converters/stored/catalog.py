@@ -103,7 +103,7 @@ def write_json(storage: Storage, name: str, value: Mapping[str, Any]) -> None:
 
 def own_files(dataset: Mapping[str, Any]) -> list[str]:
     """Files that are a dataset's alone, besides its `dataset.json`: shards in folders below are others' as well."""
-    files = [shard.get("file", shard["name"]) for shard in dataset["shards"]]  # compressed ones have another name
+    files = [shard.get("file", shard["name"]) for shard in dataset["shards"]]  # "file" is the name of a compressed one
     return [*dataset["other_files"], *(name for name in files if "/" not in name)]
 
 

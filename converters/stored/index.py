@@ -112,15 +112,16 @@ def _work_folder(url: str, fingerprint: str, work: Path | None) -> Iterator[tupl
         with locked(locks / f"{folder.name}.lock", timeout_s=0) as ours:
             if ours is None:
                 raise StorageError(f"another process indexes {url} for this processor: wait until it ends")
-            for left in base.glob(f"{locks.parent.name}-*/downloads-*"):  # by killed runs, also for other processors
+            # Left by killed runs, also of other processors.
+            for left in base.glob(f"{locks.parent.name}-*/downloads-*"):
                 lock = locks / f"{left.parent.name}.lock"
                 with nullcontext(ours) if left.parent == folder else locked(lock, timeout_s=0) as free:
-                    if free is not None:  # a worker that outlives its command may write there yet
+                    if free is not None:  # it is held while a worker that outlived its command still writes
                         shutil.rmtree(left, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix="downloads-", dir=folder, ignore_cleanup_errors=True) as downloads:
                 yield folder, Path(downloads)
-            shutil.rmtree(folder, ignore_errors=True)  # over NFS a file that is still mapped stays
+            shutil.rmtree(folder, ignore_errors=True)  # over NFS a file stays while it is mapped
     except OSError as error:
         raise StorageError(f"{folder}: {error}: correct it, or name another folder with --work") from error
 
@@ -137,7 +138,7 @@ def _digest(info: ShardInfo, lengths: bytes = b"") -> bytes:
 
 
 def _keep_lengths(folder: Path, info: ShardInfo, lengths: bytes) -> None:
-    temporary = folder / "lengths.tmp"  # the folder has one writer
+    temporary = folder / "lengths.tmp"  # a fixed name, since the folder has one writer
     temporary.write_bytes(_digest(info, lengths) + lengths)
     temporary.replace(folder / f"{_digest(info).hex()}.lengths")
 

@@ -36,7 +36,7 @@ from .catalog import (
     write_json,
 )
 
-_THREADS = 16  # that read catalogs; each waits for its store
+_THREADS = 16  # threads that read catalogs mostly wait for their stores
 _CHUNK = 1 << 20  # lengths copied together
 
 

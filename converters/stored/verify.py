@@ -33,7 +33,7 @@ from .catalog import (
 )
 from .verify_shards import Problem, ShardChecker, check_shards
 
-NUM_THREADS = 8  # of checks that mostly wait for the store
+NUM_THREADS = 8  # checks mostly wait for the store
 _CHUNK = 1 << 20  # lengths looked at together
 _INDEX_AGAIN = "write it again with lmms-stream index"
 

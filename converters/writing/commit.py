@@ -38,7 +38,8 @@ def commit(
 
     replaced: files of the dataset that lies there until now; those that the new one does not have are removed.
     """
-    for name in sorted(replaced, key=DATASET_NAME.__ne__):  # what makes it ours first
+    # The file dataset.json goes first: without it none of them is taken for a dataset's.
+    for name in sorted(replaced, key=DATASET_NAME.__ne__):
         if name != INDEX_NAME and not is_shard(name):
             target.delete(name)
     target.write(INDEX_NAME, index_json(entries))
@@ -55,7 +56,7 @@ def commit(
     }
     write_json(target, DATASET_NAME, dataset)
     for name in replaced:
-        if is_shard(name):  # the new ones have other numbers
+        if is_shard(name):  # of the old dataset, since the new shards have other numbers
             target.delete(name)
 
 

@@ -15,7 +15,7 @@ from ...storage.storage import Storage
 from ..stored.catalog import read_if_there
 from .replacing import read_claim, read_described
 
-_CHANGES_NOTHING = ("unit_bytes", "on_error")  # of what is written, where no row is rejected
+_CHANGES_NOTHING = ("unit_bytes", "units", "on_error")  # in what is written, as long as no row is rejected
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

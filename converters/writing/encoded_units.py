@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ...errors import DataError, StorageError
+from ...errors import DataError, EmptyRowError, StorageError
 from ...processors.base import Processor, or_error, through
 from ...processors.text import TokensProcessor
 from ...storage.disk_errors import disk_errors
@@ -31,8 +31,8 @@ from ..stored.catalog import check_processed, checked_length
 from .encoding import ShardFormat
 
 OnError = Literal["fail", "skip"]
-_PROCESS_EACH = 1000  # rows, counted in a unit from its first: the others are only measured
-_TOKENIZED_TOGETHER = 64  # rows: one by one, tokenizer and Python push each other out of the CPU's caches
+_PROCESS_EACH = 1000  # of so many rows of a unit one is processed, the others are only measured
+_TOKENIZED_TOGETHER = 64  # rows; one at a time, the tokenizer and Python would push each other out of the CPU's caches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,8 @@ class EncodedUnit:
 
     sizes: int64[n], bytes of each sample. rows: int64[n], the number of its row in the unit. lengths: uint32[n], its
     tokens; None where nothing measures them. rejects: number of the row in the unit, and what is wrong with it.
-    filtered: int64[k], rows of samples that were left out for their length. num_rows: rows and blank lines.
+    filtered: int64[k], rows of samples that were left out for their length. empty: int64[m], rows of empty texts.
+    num_rows: rows and blank lines.
     """
 
     sizes: NDArray[np.int64]
@@ -49,6 +50,7 @@ class EncodedUnit:
     lengths: NDArray[np.uint32] | None
     rejects: list[tuple[int, str]]
     filtered: NDArray[np.int64]
+    empty: NDArray[np.int64]
     num_rows: int
 
     def first(self, num_samples: int) -> EncodedUnit:
@@ -60,6 +62,7 @@ class EncodedUnit:
             lengths=None if self.lengths is None else self.lengths[:num_samples],
             rejects=[reject for reject in self.rejects if reject[0] < last_row],
             filtered=self.filtered[self.filtered < last_row],
+            empty=self.empty[self.empty < last_row],
             num_rows=int(last_row) + 1,
         )
 
@@ -68,7 +71,8 @@ class EncodedUnit:
         lengths = {} if self.lengths is None else {"lengths": self.lengths}
         temporary = temporary_beside(path)
         with temporary.open("wb") as file:
-            np.savez(file, sizes=self.sizes, rows=self.rows, filtered=self.filtered, about=about, **lengths)
+            arrays = {"sizes": self.sizes, "rows": self.rows, "filtered": self.filtered, "empty": self.empty}
+            np.savez(file, about=about, **arrays, **lengths)
         temporary.replace(path)
 
     @staticmethod
@@ -82,6 +86,7 @@ class EncodedUnit:
                     lengths=arrays.get("lengths"),
                     rejects=[(int(number), str(reason)) for number, reason in about["rejects"]],
                     filtered=arrays["filtered"],
+                    empty=arrays["empty"],
                     num_rows=about["num_rows"],
                 )
         except (ValueError, KeyError, EOFError, OSError) as error:
@@ -132,7 +137,7 @@ class UnitEncoder:
 
 def samples_path(folder: Path, number: int) -> Path:
     """The samples of an encoded unit."""
-    return folder / f"{number:06}.part"
+    return folder / f"{number:06}.samples"
 
 
 def about_path(folder: Path, number: int) -> Path:
@@ -163,6 +168,7 @@ class _Encoding:
         self._lengths: list[int] = []
         self._rejects: list[tuple[int, str]] = []
         self._filtered: list[int] = []
+        self._empty: list[int] = []
         self._measures = TokensProcessor() if encoder.tokenize else encoder.processor
 
     def samples(self) -> Iterator[bytes]:
@@ -201,6 +207,9 @@ class _Encoding:
                 raise sample
             length = self._measured(sample, row)
             data = self._encoder.format.encode(sample)
+        except EmptyRowError:
+            self._empty.append(row.number)
+            return None
         except DataError as error:
             self._reject(row.number, str(error))
             return None
@@ -246,5 +255,7 @@ class _Encoding:
             lengths=np.array(self._lengths, np.uint32) if self._measures else None,
             rejects=self._rejects,
             filtered=np.array(self._filtered, np.int64),
-            num_rows=0 if self.has_failed or self._is_full else self._unit.count(),  # no unit follows one that ended
+            empty=np.array(self._empty, np.int64),
+            # Not needed: no unit follows one that ended early.
+            num_rows=0 if self.has_failed or self._is_full else self._unit.count(),
         )

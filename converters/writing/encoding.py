@@ -98,7 +98,7 @@ def index_json(entries: Sequence[Mapping[str, Any]]) -> bytes:
 def compress(compression: str, data: bytes) -> bytes:
     """A shard's file compressed, as MDSWriter does it."""
     kind, _, level = compression.partition(":")
-    if kind == "zstd":  # the usual one, without seconds of imports
+    if kind == "zstd":  # the usual compression, without the seconds that importing streaming takes
         import zstd
 
         return bytes(zstd.compress(data, int(level or 3)))

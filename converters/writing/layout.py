@@ -46,13 +46,14 @@ class Laying:
         self.next_unit = 0
         self.rejects: list[tuple[str, int, str]] = []
         self.num_filtered = 0
+        self.num_empty = 0
         self.is_finished = False
         self._asked = asked
         self._work = work
         self.num_samples = 0
-        self._draws = np.random.default_rng(asked.split_seed)  # one of each sample, in order
-        self._bytes_left: dict[int, int] = {}  # of each unit, in shards that are not made
-        self._kept: list[tuple[Samples, NDArray[np.uint32] | None]] = []  # until all are there to be shuffled
+        self._draws = np.random.default_rng(asked.split_seed)  # draws a number for each sample, in order
+        self._bytes_left: dict[int, int] = {}  # of each unit, bytes that go into shards which are not made yet
+        self._kept: list[tuple[Samples, NDArray[np.uint32] | None]] = []  # kept until all are there and can be shuffled
 
     @property
     def is_full(self) -> bool:
@@ -74,6 +75,7 @@ class Laying:
             raise RowError(f"{source}:{row}: {reason} (or pass --on-error skip to leave such rows out)")
         self.rejects += rejects
         self.num_filtered += len(encoded.filtered)
+        self.num_empty += len(encoded.empty)
         sizes = encoded.sizes
         self._bytes_left[task.number] = int(sizes.sum())
         self._remove_if_unused(task.number)
@@ -90,6 +92,7 @@ class Laying:
         if not self.num_samples:
             reasons = [f"{source}:{row}: {reason}" for source, row, reason in self.rejects[:1]]
             reasons += [f"{self.num_filtered} were left out for their length"] if self.num_filtered else []
+            reasons += [f"the text of {self.num_empty} is empty"] if self.num_empty else []
             raise DataError(f"no sample is left to write ({'; '.join(reasons)}): check the sources and the options")
         if self._asked.shuffle_seed is not None:
             order = np.random.default_rng(self._asked.shuffle_seed).permutation(self.num_samples)

@@ -29,7 +29,7 @@ class Output:
     num_shards: int = 0
     num_samples: int = 0
     lengths: list[NDArray[np.uint32]] = field(default_factory=list)
-    _waiting: list[NDArray[np.int64]] = field(default_factory=list)  # rows of unit, first byte, size; one a sample
+    _waiting: list[NDArray[np.int64]] = field(default_factory=list)  # a row for each sample: unit, first byte, size
     _bytes: int = 0  # of the shard that the waiting samples will make
 
     def add(self, samples: NDArray[np.int64], lengths: NDArray[np.uint32] | None) -> Iterator[ShardTask]:
@@ -38,14 +38,14 @@ class Output:
             self.lengths.append(lengths)
         self.num_samples += len(samples)
         ends = np.cumsum(samples[:, 2] + 4)
-        first, before = 0, 0  # of the samples that no shard has yet; bytes of those before it
+        first, before = 0, 0  # the first sample that no shard has yet; bytes of all before it
         while first < len(samples):
             if not self._waiting:
                 self._bytes = self.format.empty_bytes
             room = self.format.shard_bytes - self._bytes
             end = int(np.searchsorted(ends, before + room, side="right"))
             if end <= first and not self._waiting:
-                end = first + 1  # larger than a shard by itself
+                end = first + 1  # this sample alone is larger than a shard may be
             if end > first:
                 self._waiting.append(samples[first:end])
                 self._bytes += int(ends[end - 1]) - before

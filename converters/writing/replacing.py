@@ -58,7 +58,8 @@ def remove_unreadable(target: Storage) -> list[str]:
     for name in sorted(ours - kept):
         target.delete(name)
     if kept and claim is None:
-        target.delete(UNFINISHED_NAME)  # nothing; but a store without deletion says so now, not once all is done
+        # There is none; a store that cannot delete says so now, and not once all is done.
+        target.delete(UNFINISHED_NAME)
     return sorted(kept)
 
 

@@ -7,53 +7,68 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import DataError
+from ...errors import DataError, LmmsStreamError
 from ..engines.processes import Pool
 from .encoded_units import UnitEncoder, UnitTask, about_path
 from .layout import Laying
-from .reading import Reading
+from .reading import FetchTask, Reading
 from .shards import ShardMaker, ShardTask
 from .work import Work
+
+Task = UnitTask | ShardTask | FetchTask
+_AHEAD = 4  # units for each worker that may be encoded before the one that is laid next
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker does: it encodes units, and makes shards of encoded units.
+    """What a worker does: it fetches sources, encodes units, and makes shards of encoded units.
 
-    Of a shard comes back its entry in index.json; of a unit whether it is whole, or the error that it gave.
+    Of a shard comes back its entry in index.json; of a unit whether it is whole, or the error that it gave; of a source
+    the error, if it gave one.
     """
 
     units: UnitEncoder
     shards: Sequence[ShardMaker]
 
-    def __call__(self, task: UnitTask | ShardTask, on_bytes: Callable[[int], None]) -> dict[str, Any]:
+    def __call__(self, task: Task, on_bytes: Callable[[int], None]) -> dict[str, Any]:
         if isinstance(task, ShardTask):
             return self.shards[task.output].make(task)
+        if isinstance(task, FetchTask):
+            return _fetched(task)
         try:
             return {"is_whole": self.units.encode(task, on_bytes)}
         except DataError as error:
             return {"error": error}
 
 
-def task_name(task: UnitTask | ShardTask) -> str:
-    return task.name if isinstance(task, ShardTask) else f"unit {task.number}, of {task.source_name}"
+def _fetched(task: FetchTask) -> dict[str, Any]:
+    try:
+        task.fetch()
+    except LmmsStreamError as error:
+        return {"error": error}
+    return {}
+
+
+def task_name(task: Task) -> str:
+    if isinstance(task, ShardTask):
+        return task.name
+    return task.source_name if isinstance(task, FetchTask) else f"unit {task.number}, of {task.source_name}"
 
 
 class Run:
     """Has all units encoded, and the encoded units, in the order of the sources, made into shards.
 
-    ahead: units that may be encoded before the one that is laid next. on_bytes, on_rows: told how many bytes of the
-    sources earlier runs have done already, and how many samples were laid.
+    on_bytes: told how many bytes of the sources earlier runs have done already. on_rows: how many samples were laid.
     """
 
     def __init__(
         self,
-        pool: Pool[UnitTask | ShardTask, dict[str, Any]],
+        pool: Pool[Task, dict[str, Any]],
         reading: Reading,
         laying: Laying,
         work: Work,
         *,
-        ahead: int,
+        num_workers: int,
         on_bytes: Callable[[int], None],
         on_rows: Callable[[int], None],
     ):
@@ -61,18 +76,21 @@ class Run:
         self._reading = reading
         self._laying = laying
         self._work = work
-        self._ahead = ahead
+        self._ahead = _AHEAD * num_workers
+        self._at_most_fetching = num_workers // 2
         self._on_bytes = on_bytes
         self._on_rows = on_rows
         self._units = reading.units()
-        self._next_unit: UnitTask | None = next(self._units, None)
-        self._num_cut = 1  # units that the sources gave
+        self._next_unit: UnitTask | None = None  # also None while its source is being fetched
+        self._has_all = False  # whether all units were cut
+        self._num_cut = 0  # units
         self._encoded: dict[int, UnitTask] = {}  # units that wait for those before them to be laid
         self._failed: set[int] = set()  # those of them that ended early, at a row that does not fit
-        self._errors: dict[int, DataError] = {}  # of units, to be raised when their turn comes
+        self._errors: dict[int, LmmsStreamError] = {}  # of units, to be raised when their turn comes
         self._shards: deque[ShardTask] = deque()  # to be made
         self._num_given = 0
-        self._num_making = 0  # of those given, shards
+        self._num_making = 0  # shards among the tasks that were given
+        self._num_fetching = 0  # sources among the tasks that were given
         # Listed once: a network folder that is asked for a file by name may remember for a while that it was missing,
         # also when another machine has written it since.
         self._encoded_before = {path.name for path in work.units.iterdir()}
@@ -94,6 +112,7 @@ class Run:
                 self._pool.give(task)
                 self._num_given += 1
                 self._num_making += isinstance(task, ShardTask)
+                self._num_fetching += isinstance(task, FetchTask)
             elif self._num_given:
                 self._wait()
             elif self._laying.is_finished and not self._shards:
@@ -116,44 +135,65 @@ class Run:
             self._shards.extend(self._laying.lay(task, self._reading, is_whole=number not in self._failed))
             self._on_rows(self._laying.num_samples - before)
         if self._laying.is_full:
-            self._next_unit = None
-        if self._next_unit is None and not self._num_given and not self._shards and not self._laying.is_finished:
+            self._next_unit, self._has_all = None, True
+        is_laid = self._has_all and self._next_unit is None and not self._num_given
+        if is_laid and not self._shards and not self._laying.is_finished:
             self._shards.extend(self._laying.finish())
 
-    def _next_task(self) -> UnitTask | ShardTask | None:
-        """A shard before a unit, so that encoded units are removed as soon as they may."""
+    def _next_task(self) -> Task | None:
+        """A shard before a unit, so that encoded units are removed as soon as they may.
+
+        Half of the workers fetch sources before units of others are encoded, so that they are there in time; one worker
+        alone fetches a source when it is needed.
+        """
         if self._shards:
             shard = self._shards.popleft()
             self._work.announce(shard.output, shard.number)
             return shard
+        if self._num_fetching < self._at_most_fetching and (fetch := self._next_fetch()) is not None:
+            return fetch
+        if self._next_unit is None:
+            self._cut_next()
         while (unit := self._next_unit) is not None and unit.number - self._laying.next_unit < self._ahead:
             self._cut_next()
             if about_path(self._work.units, unit.number).name not in self._encoded_before:
                 return unit
-            self._encoded[unit.number] = unit  # by an earlier run
+            self._encoded[unit.number] = unit  # an earlier run encoded it
             self._reading.has_read(unit)
             self._on_bytes(unit.unit.num_bytes)
             self._lay()
             if self._shards:
                 return self._next_task()
-        return None
+        return self._next_fetch() if self._next_unit is None and not self._num_fetching else None
+
+    def _next_fetch(self) -> FetchTask | None:
+        return None if self._has_all else self._reading.next_fetch()
 
     def _cut_next(self) -> None:
+        self._next_unit = None
+        if self._has_all:
+            return
         try:
-            self._next_unit = next(self._units, None)
-        except DataError as error:
-            self._next_unit = None
+            self._next_unit = next(self._units)
+        except StopIteration:
+            self._has_all = True
+        except LmmsStreamError as error:
+            self._has_all = True
             self._errors[self._num_cut] = error
-        self._num_cut += 1
+        self._num_cut += self._next_unit is not None
 
     def _wait(self) -> None:
         """For some of the tasks that were given."""
         for task, entry in self._pool.wait():
             self._num_given -= 1
             self._num_making -= isinstance(task, ShardTask)
+            self._num_fetching -= isinstance(task, FetchTask)
             self._has_done(task, entry)
 
-    def _has_done(self, task: UnitTask | ShardTask, entry: dict[str, Any]) -> None:
+    def _has_done(self, task: Task, entry: dict[str, Any]) -> None:
+        if isinstance(task, FetchTask):
+            self._reading.has_fetched(task, entry.get("error"))
+            return
         if isinstance(task, ShardTask):
             self._work.keep_shard(task.output, task.number, entry)
             self._laying.has_made(task)

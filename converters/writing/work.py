@@ -31,8 +31,8 @@ from .replacing import UNFINISHED_NAME, read_described, remove_unreadable
 
 _HALF_WRITTEN = re.compile(r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished)\.json|rejects\.jsonl)\.\d+\.tmp")
 _ABOUT_NAME = "conversion.json"
-_MAY_CHANGE = ("on_error",)  # between the runs of a conversion: units that ended at a row are not kept
-_FIRST_ANNOUNCED = 16  # shards that the target is told of at first; then twice as many each time
+_MAY_CHANGE = ("on_error",)  # between the runs of a conversion, because units that ended at a bad row are not kept
+_FIRST_ANNOUNCED = 16  # shards that the claim lists at first; each time that they are made, it lists twice as many
 
 
 class RowError(DataError):
@@ -189,7 +189,8 @@ def _begun(
     claims = [_look(target) for target in targets]
     replaced: list[list[str]] = [[] for _ in targets]
     if overwrite:
-        shutil.rmtree(folder, ignore_errors=True)  # first: it says of shards that they are there
+        # Before the target's files, because it says of shards that they are there.
+        shutil.rmtree(folder, ignore_errors=True)
         replaced = [remove_unreadable(target) for target in targets]
         claims = []
     if any(claims):
@@ -225,7 +226,7 @@ def _remove_half_written(target: Storage) -> None:
 
 def _look(target: Storage) -> dict[str, Any] | None:
     """Who has begun to write there, if anyone; StorageError for a dataset that is not a conversion's to replace."""
-    for name in (UNFINISHED_NAME, DATASET_NAME):  # both, when a run was killed at its very end
+    for name in (UNFINISHED_NAME, DATASET_NAME):  # both are there when a run was killed at its very end
         described = read_described(target, name)
         if described:
             return described | {"is_finished": name == DATASET_NAME}
@@ -252,6 +253,11 @@ def _check_claims(
         for name in asked
         if before["asked"].get(name) != json.loads(json.dumps(asked[name])) and name not in _MAY_CHANGE
     )
+    if "units" in changed:
+        raise StorageError(
+            f"{targets[0].url} holds a conversion that was begun by another release, which cut sources into other "
+            "units: run the command with that release, or pass --overwrite to begin anew"
+        )
     if changed:
         raise StorageError(
             f"{targets[0].url} holds a conversion that was begun with other {', '.join(changed)}: run the command that "

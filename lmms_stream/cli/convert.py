@@ -84,8 +84,12 @@ def _add_engine(group: Group) -> None:
 
 
 def _add_rows(group: Group) -> None:
+    group.add_argument("--format", help="read all sources as this: jsonl, json, csv, tsv, parquet, arrow, …")
     group.add_argument(
-        "--format", help="read all sources as this: jsonl, json, csv, tsv, tsv-quoted, parquet, arrow, …"
+        "--quote",
+        metavar="QUOTE",
+        help="take QUOTE for what fields of CSV and TSV may stand in: none, double, or a character; default: double "
+        "in CSV, none in TSV",
     )
     group.add_argument(
         "--kind",
@@ -211,6 +215,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
     )
     return ConvertOptions(
         format=options.format,
+        quote=options.quote,
         schema=schema,
         processor=_processor(options.tokenizer, options.processor),
         tokenize=options.tokenize,

@@ -3,6 +3,7 @@
 base            what a processor is; spans: which tokens are learnt
 tokenizers      fast tokenizers, the only file that imports transformers; parallelism: their threads
 byte_tokens     where the tokens of byte-level tokenizers lie, told from their ids
+json_text       JSON texts -> values, integers of any size as they are
 stored_chat     a stored conversation -> its messages, checked
 chat_template   a conversation -> its text, and what of it is learnt
 chat, text      the processors; token_kernels: the compiled loop that fills packs from shards

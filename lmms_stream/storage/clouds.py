@@ -26,6 +26,9 @@ class CloudStorage:
             self.download(key, path)
             return path.read_bytes()
 
+    def read_range(self, key: str, *, start: int, stop: int, tag: str) -> bytes:
+        raise StorageError(f"{self.url}/{key}: ranges are not read from this kind of store: download it first")
+
     def write(self, key: str, data: bytes) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / Path(key).name

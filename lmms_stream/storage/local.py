@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import ObjectMissingError
+from ..errors import ObjectChangedError, ObjectMissingError
 from ..types import StoredObject
 from .disk_errors import disk_error, disk_errors
 
@@ -23,6 +23,16 @@ class LocalStorage:
 
     def read(self, key: str) -> bytes:
         return self._run(key, lambda: (self.folder / key).read_bytes())
+
+    def read_range(self, key: str, *, start: int, stop: int, tag: str) -> bytes:
+        def read() -> bytes:
+            with (self.folder / key).open("rb") as file:
+                if str(os.fstat(file.fileno()).st_mtime_ns) != tag:
+                    raise ObjectChangedError(str(self.folder / key))
+                file.seek(start)
+                return file.read(stop - start)
+
+        return self._run(key, read)
 
     def write(self, key: str, data: bytes) -> None:
         def write(temporary: Path) -> None:

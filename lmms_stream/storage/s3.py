@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import ObjectMissingError, StorageError
+from ..errors import ObjectChangedError, ObjectMissingError, StorageError
 from ..types import StoredObject
 from .disk_errors import disk_error
 from .retry import DEFAULT_RETRY, Retry, persist
@@ -44,6 +44,17 @@ class S3Storage:
     def read(self, key: str) -> bytes:
         def read(client: S3Client, at: Any, proceed: Callable[[], None]) -> bytes:
             return b"".join(self._chunks(client.get_object(**at), proceed))
+
+        return self._run(key, read)
+
+    def read_range(self, key: str, *, start: int, stop: int, tag: str) -> bytes:
+        def read(client: S3Client, at: Any, proceed: Callable[[], None]) -> bytes:
+            answer = client.get_object(**at, Range=f"bytes={start}-{stop - 1}")
+            proceed()
+            if answer["ETag"].strip('"') != tag:
+                answer["Body"].close()
+                raise ObjectChangedError(f"s3://{at['Bucket']}/{at['Key']}")
+            return b"".join(self._chunks(answer, proceed))
 
         return self._run(key, read)
 
@@ -131,6 +142,8 @@ class S3Storage:
         """The error to raise at once, or None when another attempt may help (a reset, a short body, a 5xx)."""
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
+        if isinstance(error, ObjectChangedError):
+            return error
         if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
             return StorageError(
                 f"{where}: no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -153,6 +166,8 @@ class S3Storage:
             return StorageError(f"{where}: bucket {self.bucket!r} does not exist: create it or correct the URL")
         if "NoSuchKey" in text or text == "404":
             return ObjectMissingError(f"{where} does not exist: check the URL")
+        if text == "InvalidRange":  # it has become shorter
+            return ObjectChangedError(where)
         if any(code in text for code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403")):
             return StorageError(
                 f"{where}: the credentials are refused ({text}): check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "

@@ -6,6 +6,8 @@ by MosaicML Streaming's downloaders and uploaders.
 
 from __future__ import annotations
 
+import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -21,12 +23,14 @@ class Storage(Protocol):
 
     All methods raise StorageError; `read`, `download` and `stat` raise ObjectMissingError for a key that is not there.
     Writes are atomic: a key holds all of its bytes or is unchanged. `list_objects` gives those whose keys begin with
-    `prefix`, sorted by key; there may be none.
+    `prefix`, sorted by key; there may be none. `read_range` gives bytes start <= offset < stop of an object whose tag
+    is still `tag`; ObjectChangedError for another. Only stores that tell tags have it.
     """
 
     url: str
 
     def read(self, key: str) -> bytes: ...
+    def read_range(self, key: str, *, start: int, stop: int, tag: str) -> bytes: ...
     def write(self, key: str, data: bytes) -> None: ...
     def download(self, key: str, path: Path) -> None: ...
     def upload(self, path: Path, key: str) -> None: ...
@@ -44,3 +48,13 @@ def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
     if scheme == "s3":
         return S3Storage(text, retry=retry)
     return CloudStorage(text, retry=retry)
+
+
+def shared_storage(url: str) -> Storage:
+    """The store at a URL, with one client for all that this process reads there."""
+    return _shared_storage(url, os.environ.get("S3_ENDPOINT_URL"))
+
+
+@lru_cache(maxsize=16)
+def _shared_storage(url: str, endpoint: str | None) -> Storage:
+    return open_storage(url)

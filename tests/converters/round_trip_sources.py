@@ -128,8 +128,8 @@ def comma_separated(rows: Rows, folder: Path) -> Written:
 
 def tab_separated(rows: Rows, folder: Path) -> Written:
     write(folder / "rows.tsv", delimited(rows, "\t"))
-    entries = orjson.dumps({"datasets": [{"path": "rows.tsv", "data_type": "tsv-quoted"}]})
-    return str(write(folder / "rows.yaml", entries)), {}
+    entries = orjson.dumps({"datasets": [{"path": "rows.tsv", "data_type": "tsv"}]})
+    return str(write(folder / "rows.yaml", entries)), {"quote": "double"}
 
 
 def tar(rows: Rows, folder: Path) -> Written:

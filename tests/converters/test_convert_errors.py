@@ -18,6 +18,7 @@ import pyarrow.parquet
 import pytest
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.converters.writing.encoded_units import OnError
 from lmms_stream.converters.writing.encoding import MAX_SAMPLE_BYTES, ShardFormat
 from lmms_stream.errors import ConfigError, DataError, LmmsStreamError, StorageError
 from lmms_stream.mds.dataset import PackedStreamingDataset
@@ -229,7 +230,6 @@ TEXT = {"text": "some words"}
         ([{"note": "x"}], {}, "columns note fit no kind of rows .*: name one's columns with --columns ROLE=COLUMN"),
         ([TEXT | {"id": 1}] * 200 + [TEXT | {"id": "x"}], {"keep": ("id",)}, r"a\.jsonl:201: column 'id' holds str"),
         ([], {}, r"a\.jsonl is empty \(0 bytes\): leave it out, or write it again"),
-        ([TEXT, {"text": ""}], {}, r"a\.jsonl:2: column 'text' is empty, so nothing would be learnt: complete"),
     ],
 )  # fmt: skip
 def test_rows_that_do_not_fit_each_other_or_what_is_asked_are_named(
@@ -237,6 +237,46 @@ def test_rows_that_do_not_fit_each_other_or_what_is_asked_are_named(
 ) -> None:
     source = write(tmp_path / "a.jsonl", json_lines(rows))
     refused(source, tmp_path / "out", message, schema=SchemaOptions(**options), unit_bytes=5000)
+
+
+def test_quotes_are_what_is_asked_for_and_others_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.tsv", b'text\tid\n"a\tb"\t1\n')
+    assert convert([source], str(tmp_path / "quoted"), quote="double", num_workers=1).num_rows == 1
+    assert PackedStreamingDataset(tmp_path / "quoted")[0]["text"] == "a\tb"
+    refused(source, tmp_path / "none", r"a\.tsv: .*3 fields, where the header names 2", quote="none")
+    refused(
+        source,
+        tmp_path / "tab",
+        r"quote '\\t' is no quote: pass none, double, or the one",
+        error=ConfigError,
+        quote="\t",
+    )
+    other = write(tmp_path / "a.csv", b"text,id\na,1\n")
+    refused(other, tmp_path / "comma", r"a\.csv: ',' stands between fields, so that it is no quote", quote=",")
+    for quote in ("", "single"):
+        with pytest.raises(ConfigError, match=f"quote '{quote}' is no quote: pass none, double, or the one character"):
+            convert([source], str(tmp_path / "out"), quote=quote)
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_rows_of_empty_text_are_left_out_and_counted(on_error: OnError, num_workers: int, tmp_path: Path) -> None:
+    rows = [{"text": "" if number % 10 == 3 else f"text {number}"} for number in range(5000)]
+    source, target = write(tmp_path / "a.jsonl", json_lines(rows)), str(tmp_path / "out")
+    report = convert([source], target, on_error=on_error, num_workers=num_workers, unit_bytes=5000)
+    assert (report.num_rows, report.num_empty, report.num_rejected) == (4500, 500, 0)
+    assert json.loads((tmp_path / "out" / "_lmms" / "dataset.json").read_text())["num_empty"] == 500
+    assert not (tmp_path / "out" / "_lmms" / "rejects.jsonl").exists()
+    assert convert([source], target, on_error=on_error).num_empty == 500  # it is there already
+    few = convert([source], str(tmp_path / "few"), on_error=on_error, num_workers=num_workers, limit=3, unit_bytes=5000)
+    assert (few.num_rows, few.num_empty) == (3, 0)
+    few = convert([source], str(tmp_path / "few"), num_workers=num_workers, limit=4, unit_bytes=5000, overwrite=True)
+    assert (few.num_rows, few.num_empty) == (4, 1)
+
+
+def test_a_source_of_empty_texts_alone_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", json_lines([{"text": ""}] * 7))
+    refused(source, tmp_path / "out", r"no sample is left to write \(the text of 7 is empty\): check the sources")
 
 
 def test_sources_of_different_columns_are_named(tmp_path: Path) -> None:

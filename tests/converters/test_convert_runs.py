@@ -155,7 +155,7 @@ def test_a_command_that_is_killed_at_any_moment_goes_on_to_the_same_bytes(
         assert result.returncode == 0, result.stderr
     convert([many_chats], str(tmp_path / "once"), shard_bytes=2 << 20, num_workers=1)
     assert written(target) == written(str(tmp_path / "once"))
-    assert not list((tmp_path / "work").rglob("*.part"))
+    assert not list((tmp_path / "work").rglob("*.samples"))
 
 
 def test_a_second_command_for_a_target_is_refused_while_the_first_is_at_work(many_chats: Path, tmp_path: Path) -> None:

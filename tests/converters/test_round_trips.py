@@ -88,9 +88,10 @@ def plain_reader() -> PlainReader:
 def check(case: Case, kind: str, written: Written, *, media: Path, out: Path, plain_reader: PlainReader) -> None:
     spec, options = written
     asked: dict[str, Any] = {"media_root": str(media)} | case.options | options
+    quote = asked.pop("quote", None)
     told: list[int] = []  # bytes in all, then those that are done
     progress = Progress(begin=told.append, advance=told.append)
-    report = convert([spec], str(out), schema=SchemaOptions(**asked), num_workers=1, progress=progress)
+    report = convert([spec], str(out), schema=SchemaOptions(**asked), quote=quote, num_workers=1, progress=progress)
     assert told[0] == sum(told[1:]) or (told[0] == 0 and spec.startswith("hf:"))
     assert min(told) >= 0
     wanted = case.wanted_from(kind)

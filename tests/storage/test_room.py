@@ -144,6 +144,9 @@ class Remote:
     def read(self, key: str) -> bytes:
         return key.encode().ljust(OBJECT_BYTES)
 
+    def read_range(self, key: str, *, start: int, stop: int, tag: str) -> bytes:
+        raise NotImplementedError
+
     def download(self, key: str, path: Path) -> None:
         path.write_bytes(self.read(key))
 

@@ -13,8 +13,8 @@ from .sample import MediaView, SampleView, TokensView
 from .summary import Inspection, LengthsView, describe_lengths, summary
 from .visible import clip, visible
 
-MAX_IMAGE_BYTES = 1 << 20  # of one image that is put into the page
-MAX_PAGE_IMAGE_BYTES = 1 << 24  # of all of them
+MAX_IMAGE_BYTES = 1 << 20  # an image of more bytes is not put into the page
+MAX_PAGE_IMAGE_BYTES = 1 << 24  # all images of the page together
 MAX_TEXT = 50_000  # characters of one text
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp")
 _STYLE = """
@@ -48,7 +48,8 @@ def write_page(inspection: Inspection, path: Path) -> None:
 
 def render_page(inspection: Inspection) -> str:
     budget = [MAX_PAGE_IMAGE_BYTES]
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # a second lock, should escaping fail
+    # Protects the reader even if some text were not escaped.
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     lines = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',

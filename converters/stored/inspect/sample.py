@@ -24,7 +24,7 @@ from ...media.types import shown_mime
 if TYPE_CHECKING:
     from ....processors.tokenizers import FastTokenizer
 
-_MAX_VALUES = 32  # of an array that are shown
+_MAX_VALUES = 32  # shown of an array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

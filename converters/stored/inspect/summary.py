@@ -22,8 +22,8 @@ from ....storage.storage import open_storage
 from ..catalog import Catalog, columns_of, open_lengths, read_catalog, schema_of
 from .sample import SampleView, Viewer
 
-MAX_HEADERS = 4096  # shards of a local dataset whose samples' sizes are read from their headers
-MAX_FETCHED = 4  # shards that are downloaded or decompressed for that
+MAX_HEADERS = 4096  # shards of a local dataset, of which the headers are read for the sizes of samples
+MAX_FETCHED = 4  # shards that are downloaded or decompressed for the same
 MAX_LENGTHS_BYTES = 1 << 28  # of a remote lengths index, which is downloaded
 NUM_BINS = 16
 

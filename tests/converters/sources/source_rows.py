@@ -18,11 +18,13 @@ MESSY = [{"id": number, "text": "x" * (number % 40) + '"\\,[{é\n'} for number i
 
 @contextmanager
 def opened(
-    *specs: str | Path, format: str | None = None, unit_bytes: int = UNIT_BYTES
+    *specs: str | Path, format: str | None = None, quote: str | None = None, unit_bytes: int = UNIT_BYTES
 ) -> Iterator[tuple[list[Source], Path]]:
     """The sources, and their folder for what they fetch; closed at the end, and then nothing is left in it."""
     with tempfile.TemporaryDirectory() as scratch:
-        sources = open_sources(list(map(str, specs)), format=format, scratch=Path(scratch), unit_bytes=unit_bytes)
+        sources = open_sources(
+            list(map(str, specs)), format=format, quote=quote, scratch=Path(scratch), unit_bytes=unit_bytes
+        )
         yield sources, Path(scratch)
         for source in sources:
             source.close()
@@ -42,9 +44,11 @@ def numbered_rows(source: Source, *, on_unit: Callable[[Unit], None] = lambda un
         first += travelled.count()
 
 
-def read(*specs: str | Path, format: str | None = None, unit_bytes: int = UNIT_BYTES) -> list[dict[str, Any]]:
+def read(
+    *specs: str | Path, format: str | None = None, quote: str | None = None, unit_bytes: int = UNIT_BYTES
+) -> list[dict[str, Any]]:
     """Values of all rows of all sources, which have no errors."""
-    with opened(*specs, format=format, unit_bytes=unit_bytes) as (sources, _):
+    with opened(*specs, format=format, quote=quote, unit_bytes=unit_bytes) as (sources, _):
         rows = [row for source in sources for _, row in numbered_rows(source)]
     assert not [row.error for row in rows if row.error]
     return [row.values for row in rows if row.values is not None]

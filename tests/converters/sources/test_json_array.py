@@ -180,8 +180,7 @@ def test_fields_of_delimited_files_are_text_as_it_stands(
             csv.writer(file, delimiter=delimiter, lineterminator=end, quoting=csv.QUOTE_ALL).writerows(
                 [("id", "te xt"), *rows]
             )
-        format = "csv" if delimiter == "," else "tsv-quoted"
-        assert read(path, format=format, unit_bytes=unit_bytes) == [
+        assert read(path, quote='"', unit_bytes=unit_bytes) == [
             {"id": first, "te xt": second} for first, second in rows
         ]
 
@@ -191,12 +190,33 @@ def test_quotes_of_tsv_are_text_unless_it_is_said_that_they_are_quotes(tmp_path:
     rows = [{"id": "1", "text": '"so it began'}, {"id": "2", "text": "no quote"}, {"id": "3", "text": '""'}]
     assert read(path) == read(tmp_path, format="tsv") == rows
     quoted = write(tmp_path / "q" / "a.tsv", b'"id"\t"text"\n"1"\t"a\tb ""c"""\n')
-    assert read(quoted, format="tsv-quoted") == read(quoted.parent, format="tsv-quoted")
-    assert read(quoted, format="tsv-quoted") == [{"id": "1", "text": 'a\tb "c"'}]
-    with pytest.raises(DataError, match=r'columns of its header stand in quotes, "id": pass --format tsv-quoted'):
+    assert read(quoted, quote='"') == read(quoted.parent, quote='"') == [{"id": "1", "text": 'a\tb "c"'}]
+    with pytest.raises(DataError, match=r'columns of its header stand in quotes, "id": pass --quote double'):
         read(quoted)
     plain = write(tmp_path / "a.csv", b'id,text\n1,"x\n')
-    assert read(plain, format="csv-unquoted") == [{"id": "1", "text": '"x'}]
+    assert read(plain, quote="") == [{"id": "1", "text": '"x'}]
+    single = write(tmp_path / "single.csv", b"id,text\n1,'a, \"b\"'\n")
+    assert read(single, quote="'") == [{"id": "1", "text": 'a, "b"'}]
+
+
+@given(
+    lines=st.lists(
+        st.sampled_from([b"1\ta", b"", b"2", b"\xff\t3", b'"\t"', b"4\t\xc3\xa9", b"x\ry\tz", b"5\t6\t7"]), max_size=9
+    ),
+    end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    before=st.sampled_from([b"", b"\n", b"\xef\xbb\xbf"]),
+    is_ended=st.booleans(),
+    unit_bytes=st.integers(1, 30),
+)
+@examples(150)
+def test_rows_without_quotes_are_the_same_by_ranges_as_in_a_stream(
+    lines: list[bytes], end: bytes, before: bytes, is_ended: bool, unit_bytes: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        data = before + end.join([b"a\tb", b"0\t0", *lines]) + (end if is_ended else b"")
+        path = write(Path(folder) / "a.tsv", data)
+        ranges = read_numbered(path, unit_bytes=unit_bytes)
+        assert ranges == read_numbered(f"{path}@[:1000]", unit_bytes=unit_bytes)  # of a slice rows are counted
 
 
 def test_rows_of_csv_that_do_not_fit_are_errors_of_their_own(tmp_path: Path) -> None:

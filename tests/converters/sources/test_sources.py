@@ -14,7 +14,7 @@ from lmms_stream.errors import DataError, LmmsStreamError, ObjectMissingError, S
 from lmms_stream.storage.storage import open_storage
 
 from ...conftest import run_command
-from .source_rows import MESSY, json_lines, opened, read, read_numbered, write
+from .source_rows import MESSY, json_lines, numbered_rows, opened, read, read_numbered, write
 from .test_folders import write_tar
 from .test_tables import TABLE, write_file, write_parquet
 
@@ -327,23 +327,54 @@ def test_objects_are_read_as_files_are(bucket: str) -> None:
         assert not list(scratch.iterdir())
 
 
-def test_an_object_is_fetched_at_its_turn_and_gone_at_the_close(bucket: str) -> None:
-    with opened(f"{bucket}/chats") as (sources, scratch):
+@pytest.mark.parametrize("is_fetched", [True, False])
+def test_an_object_is_fetched_at_its_turn_if_at_all_and_gone_at_the_close(is_fetched: bool, bucket: str) -> None:
+    """JSON arrays are fetched whole, JSON lines are read in ranges where they lie."""
+    store, folder, suffix = open_storage(bucket), f"{bucket}/more", "json" if is_fetched else "jsonl"
+    for number in range(3):
+        rows = MESSY[number * 10 : number * 10 + 10]
+        data = orjson.dumps(rows) if is_fetched else json_lines(rows) + b"\n" * (1 << 20)
+        store.write(f"more/part{number}/a.{suffix}", data)
+    with opened(folder) as (sources, scratch):
         identities = [dict(source.identity) for source in sources]
         assert len({identity["tag"] for identity in identities}) == 3
         for source, identity in zip(sources, identities, strict=True):
             assert not list(scratch.iterdir())
+            assert (source.fetch is not None) == is_fetched
             units = list(source.units())
-            (path,) = scratch.rglob("*.jsonl")
-            assert path.stat().st_size == identity["size"] == source.num_bytes == sum(unit.num_bytes for unit in units)
+            paths = list(scratch.rglob("*.json*"))
+            assert [path.stat().st_size for path in paths] == ([identity["size"]] if is_fetched else [])
+            assert identity["size"] == source.num_bytes == sum(unit.num_bytes for unit in units)
             source.close()
-        open_storage(bucket).write("chats/part0/a.jsonl", b'{"a": 1}')
-        with opened(f"{bucket}/chats") as (again, _):
+        store.write(f"more/part0/a.{suffix}", b'[{"a": 1}]' if is_fetched else b'{"a": 1}')
+        with opened(folder) as (again, _):
             assert [dict(source.identity) == before for source, before in zip(again, identities, strict=True)] == [
                 False, True, True,
             ]  # fmt: skip
-        with pytest.raises(StorageError, match=r"a.jsonl: was \d+ bytes when it was listed, 8 when it was read: start"):
-            list(sources[0].units())
+        with pytest.raises(DataError, match=r"a.jsonl? was changed while it was read: start again once nobody writes"):
+            _ = [row for unit in sources[0].units() for row in unit.rows()]
+
+
+def test_text_without_quotes_and_parquet_of_a_store_are_read_in_ranges(bucket: str, tmp_path: Path) -> None:
+    store = open_storage(bucket)
+    data = b"a\tb\n" + b"".join(f"{number}\t{'x' * number}\n".encode() for number in range(100))
+    for name in "a.tsv", "b.csv":
+        store.write(f"delimited/{name}", data.replace(b"\t", b"," if name == "b.csv" else b"\t"))
+    rows = [{"a": str(number), "b": "x" * number} for number in range(100)]
+    for name, quote, is_fetched in (
+        ("a.tsv", None, False),
+        ("a.tsv", '"', True),
+        ("b.csv", None, True),
+        ("b.csv", "", False),
+    ):
+        with opened(f"{bucket}/delimited/{name}", quote=quote, unit_bytes=500) as ((source,), scratch):
+            assert (source.fetch is not None) == is_fetched
+            assert [row.values for _, row in numbered_rows(source)] == rows
+            assert bool(list(scratch.iterdir())) == is_fetched
+    with opened(f"{bucket}/kinds/a.parquet", unit_bytes=500) as ((source,), scratch):
+        assert source.fetch is None
+        assert len(list(source.units())) > 2
+        assert not list(scratch.iterdir())
 
 
 def test_objects_that_are_not_there_or_not_what_they_say_are_named(bucket: str) -> None:
