@@ -106,8 +106,9 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
     def _limit_cache(self) -> None:
         limit = self.fetch.limit_bytes
         if limit is not None:
-            room = CacheRoom([folder for stored in self.stored for folder in stored.shard_folders], limit)
-            for stored in self.stored:
+            copied = [stored for stored in self.stored if stored.is_copied]
+            room = CacheRoom([folder for stored in copied for folder in stored.shard_folders], limit)
+            for stored in copied:
                 stored.limit(room)
 
     def _open_reader(self, columns: Sequence[str] | None) -> ShardReader:

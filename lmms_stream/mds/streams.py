@@ -90,9 +90,8 @@ class StoredDataset:
         return self.cache.folders([info.name for info in self.shards])
 
     def limit(self, room: CacheRoom) -> None:
-        """Keep the copies of this dataset within the room, unless it is read where it lies."""
-        if self.is_copied:
-            self.cache.room = room
+        """Keep the copies of this dataset within the room."""
+        self.cache.room = room
 
     @property
     def is_copied(self) -> bool:

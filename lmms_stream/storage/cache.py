@@ -215,24 +215,39 @@ class LocalCache:
 
     def _download(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
         """Download, check and rename; False when what comes is not valid."""
-        remove_leftovers(path)
-        if self.room is not None and path.parent in self.room.folders:  # shards; the lengths index is always kept
-            self.room.reserve(record_path, wanted.num_bytes, timeout_s=self.retry.timeout_s)
+        if Record.read(record_path) != Record():  # of a process that is dead, or an attempt that failed
+            remove_leftovers(path)
+        room = self.room if self.room is not None and path.parent in self.room.folders else None
+        if room is not None:  # for shards; the lengths index is always kept
+            room.reserve(record_path, wanted.num_bytes, timeout_s=self.retry.timeout_s)
+        else:
+            with record_path.open("r+b") as file:
+                Record.reserved(wanted.num_bytes).write(file)
         temporary = temporary_name(path)
+        size = 0
         try:
             self.storage.download(key, temporary)
             self.tally.add(num_bytes=temporary.stat().st_size)
-            if wanted.decode is not None:
-                try:
-                    temporary.write_bytes(wanted.decode(temporary.read_bytes()))
-                except ValueError:
-                    return False
-            if not wanted.valid(temporary):
-                return False
-            temporary.replace(path)
-            return True
+            if self._decoded(temporary, wanted):
+                size = temporary.stat().st_size
+                with record_path.open("r+b") as file:  # before it has its name: who is killed between leaves no file
+                    Record.of(temporary, self._identity(key, wanted), ours=True).write(file)  # that is nobody's
+                temporary.replace(path)
+            return size > 0
         finally:
             temporary.unlink(missing_ok=True)
+            if room is not None:
+                room.settle(record_path, size)
+
+    @staticmethod
+    def _decoded(temporary: Path, wanted: Wanted) -> bool:
+        """Whether what was downloaded is what is wanted, once it is decoded, which it is then."""
+        if wanted.decode is not None:
+            try:
+                temporary.write_bytes(wanted.decode(temporary.read_bytes()))
+            except ValueError:
+                return False
+        return wanted.valid(temporary)
 
     def clean(self, folders: Sequence[Path]) -> None:
         """Remove temporary files that killed processes left in folders of this cache."""
