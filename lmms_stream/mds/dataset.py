@@ -153,12 +153,14 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
     @cached_property
     def plan(self) -> PackPlan:
         """The packs of every epoch; ConfigError without processor and packing, LengthsError without an index."""
+        counts = PackCountsFolder(self.one.cache.folder / "_lmms" / "counts")
         return PackPlan(
             self.length_index(),
             self.samples_per_shard,
             order=self.order,
             packing=self.needed_packing,
-            counts_cache=PackCountsFolder(self.one.cache.folder / "_lmms" / "counts"),
+            counts_cache=counts,
+            counting=counts.counting,
         )
 
     @property

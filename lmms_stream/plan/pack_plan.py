@@ -12,8 +12,9 @@ import hashlib
 import json
 import os
 from collections import OrderedDict
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ PLAN_VERSION = 2  # changes when the same inputs give other packs
 _NODE_BITS = 40  # below a canonical node's number; its packs are fewer
 
 CountsCache = MutableMapping[str, NDArray[np.int64]]
+Counting = Callable[[str], AbstractContextManager[object]]
 
 
 class PackPlan:
@@ -38,6 +40,8 @@ class PackPlan:
 
     samples_per_shard: in stored order; their sum must be the number of lengths (LengthsError otherwise).
     counts_cache: keeps pack counts by plan fingerprint and epoch; a dict unless given, a folder in the dataset.
+    counting: entered with the key of counts that the cache lacks, while they are made; one process after another where
+    several share the cache, so that the first one counts and the others find what it kept.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class PackPlan:
         order: OrderConfig,
         packing: PackingConfig,
         counts_cache: CountsCache | None = None,
+        counting: Counting = nullcontext,
     ):
         if isinstance(lengths, Lengths):
             index = lengths
@@ -68,10 +73,16 @@ class PackPlan:
         self.num_canonical_nodes = first_epoch.num_canonical_nodes
         self.fingerprint = self._fingerprint(index.content_hash)
         self._counts_cache: CountsCache = {} if counts_cache is None else counts_cache
+        self._counting = counting
         self._epochs: OrderedDict[int, _EpochPlan] = OrderedDict()
 
     def num_packs(self, epoch: int) -> int:
         return self._epoch(epoch).num_packs
+
+    def count(self, epoch: int) -> None:
+        """See that the pack counts of an epoch are kept, before anybody needs them: by one thread, for it has time."""
+        key, order = f"{self.fingerprint}-{epoch}", EpochOrder(self.samples_per_shard, config=self.order, epoch=epoch)
+        _counts(self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting, num_threads=1)
 
     def num_overlong(self, epoch: int) -> int:
         """Samples of the epoch that are longer than a pack, and dropped or truncated as configured."""
@@ -109,15 +120,17 @@ class PackPlan:
 
     def _epoch(self, epoch: int) -> _EpochPlan:
         if epoch not in self._epochs:
-            inputs = _Inputs(
-                index=self.index, samples_per_shard=self.samples_per_shard, order=self.order, packing=self.packing
-            )
-            self._epochs[epoch] = _EpochPlan(
-                inputs, epoch, fingerprint=self.fingerprint, counts_cache=self._counts_cache
-            )
+            order = EpochOrder(self.samples_per_shard, config=self.order, epoch=epoch)
+            key = f"{self.fingerprint}-{epoch}"
+            counts = _counts(self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting)
+            self._epochs[epoch] = _EpochPlan(self._inputs, order, counts)
             if len(self._epochs) > 2:
                 self._epochs.popitem(last=False)
         return self._epochs[epoch]
+
+    @property
+    def _inputs(self) -> _Inputs:
+        return _Inputs(index=self.index, order=self.order, packing=self.packing)
 
     def _fingerprint(self, lengths_hash: str) -> str:
         """Hashes with dashes between them, so that two can be compared field by field (cursor.py)."""
@@ -159,7 +172,6 @@ class _Inputs:
     """What the packs of a plan follow from, apart from the epoch."""
 
     index: Lengths
-    samples_per_shard: NDArray[np.int64]
     order: OrderConfig
     packing: PackingConfig
 
@@ -203,19 +215,57 @@ def _pack_block(
     return ids, lengths, pack(lengths, config=inputs.packing, seed=seed)
 
 
-class _EpochPlan:
-    """One epoch of a plan: block counts, and the map from a pack's number to its node, block and position."""
+def _counts(
+    inputs: _Inputs,
+    order: EpochOrder,
+    key: str,
+    *,
+    counts_cache: CountsCache,
+    counting: Counting,
+    num_threads: int | None = None,
+) -> NDArray[np.int64]:
+    """Packs, tokens and overlong samples of each block of an epoch, as they are kept, or counted: int64[num_blocks, 3].
 
-    def __init__(self, inputs: _Inputs, epoch: int, *, fingerprint: str, counts_cache: CountsCache):
+    num_threads: that count, one for each core unless given.
+    """
+    blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
+    counts = counts_cache.get(key)
+    if counts is not None and counts.shape == (len(blocks), 3):
+        return counts
+    with counting(key):
+        counts = counts_cache.get(key)  # another process may have counted
+        if counts is None or counts.shape != (len(blocks), 3):
+            counts = counts_cache[key] = _count(inputs, order, blocks, num_threads=num_threads)
+    return counts
+
+
+def _count(
+    inputs: _Inputs, order: EpochOrder, blocks: list[tuple[int, int]], *, num_threads: int | None
+) -> NDArray[np.int64]:
+    def count(node_and_block: tuple[int, int]) -> tuple[int, int, int]:
+        packs = _pack_block(inputs, order, *node_and_block)[2]
+        return len(packs), packs.num_tokens, packs.num_overlong
+
+    if num_threads == 1:  # of a thread that does not keep the process from ending, as those of a pool do
+        counted = [count(each) for each in blocks]
+    else:
+        with ThreadPoolExecutor(max_workers=num_threads or len(os.sched_getaffinity(0))) as pool:
+            counted = list(pool.map(count, blocks))
+    _give_back_memory()
+    return np.array(counted, dtype=np.int64).reshape(-1, 3)
+
+
+class _EpochPlan:
+    """One epoch of a plan: the map from a pack's number to its node, block and position.
+
+    counts: of each block, see _counts.
+    """
+
+    def __init__(self, inputs: _Inputs, order: EpochOrder, counts: NDArray[np.int64]):
         self._inputs = inputs
-        self.order = EpochOrder(inputs.samples_per_shard, config=inputs.order, epoch=epoch)
+        self.order = order
         self._blocks: dict[int, tuple[int, _BlockPacks]] = {}  # of each canonical node: a block, 16 bytes a sample
         num_blocks = [self.order.num_blocks(node) for node in range(self.order.num_canonical_nodes)]
-        key = f"{fingerprint}-{epoch}"
-        counts = counts_cache.get(key)
-        if counts is None or counts.shape != (sum(num_blocks), 3):
-            counts = self._count([(node, b) for node, count in enumerate(num_blocks) for b in range(count)])
-            counts_cache[key] = counts
         self.num_packs, self.num_tokens, self.num_overlong = (int(n) for n in counts.sum(axis=0))
         ends = np.cumsum(num_blocks)
         self._first_blocks = ends - num_blocks  # of each canonical node, in the row of all blocks of all
@@ -225,18 +275,6 @@ class _EpochPlan:
         self._packs_before_block = packs_before - packs_before[self._first_blocks[nodes]]
         self._block_keys = nodes << _NODE_BITS | self._packs_before_block
         self._interleave([int(counts[end - count : end, 0].sum()) for count, end in zip(num_blocks, ends, strict=True)])
-
-    def _count(self, blocks: list[tuple[int, int]]) -> NDArray[np.int64]:
-        """Packs, tokens and overlong samples of each block: int64[num_blocks, 3]."""
-
-        def count(node_and_block: tuple[int, int]) -> tuple[int, int, int]:
-            packs = _pack_block(self._inputs, self.order, *node_and_block)[2]
-            return len(packs), packs.num_tokens, packs.num_overlong
-
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            counts = np.array(list(pool.map(count, blocks)), dtype=np.int64).reshape(-1, 3)
-        _give_back_memory()
-        return counts
 
     def _interleave(self, packs_per_node: list[int]) -> None:
         """Rounds take one pack of every canonical node that has packs left.
