@@ -21,6 +21,10 @@ class ObjectMissingError(StorageError):
     """The named object does not exist in a store that answered."""
 
 
+class ObjectHiddenError(ObjectMissingError):
+    """The named object does not exist, or a store shows it to known users alone, and does not say which."""
+
+
 class ShardError(LmmsStreamError):
     """A shard or its index is malformed, truncated or corrupt."""
 

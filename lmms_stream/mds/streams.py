@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
+from ..errors import ConfigError, LengthsError, ObjectHiddenError, ObjectMissingError, ShardError, StorageError
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import LocalCache, Wanted, default_cache_folder
 from ..storage.fetch_config import FetchConfig
@@ -61,6 +61,8 @@ class StoredDataset:
         source = f"{self.url}/{INDEX_NAME}"
         try:
             index = self.storage.read(INDEX_NAME)
+        except ObjectHiddenError:
+            raise
         except ObjectMissingError as error:
             raise StorageError(
                 f"{self.url} holds no dataset ({INDEX_NAME} is missing): check the URL, or write it with "
