@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,7 +95,8 @@ class BlockPacks:
         self._node = node
         self._seed = block_seed(order.config.seed, epoch=order.epoch, node=node, block=block)
         self._most = max(1, inputs.kept_segments // order.num_canonical_nodes)
-        self._memory = (np.empty(0, np.int64), np.empty(0, np.int64)) if before is None else before._memory
+        nothing = np.empty(0, np.int64)
+        self._memory: tuple[_Numbers, _Numbers] = (nothing, nothing) if before is None else before._memory
         self._next: _Start | None = None
         self.first = self.stop = 0
         self.sample_ids = self.lengths = np.empty(0, np.int64)
@@ -177,7 +178,7 @@ class BlockPacks:
         self,
         ids: _Numbers,
         segments: Segments,
-        order: NDArray[np.integer],
+        order: NDArray[np.integer[Any]],
         offsets: _Numbers,
         *,
         first: int,

@@ -113,12 +113,11 @@ _Facts = tuple[Any, Any]  # size and tag
 
 def _on_gs(downloader: Any, remote: str) -> _Facts:
     from google.api_core.exceptions import NotFound
-    from google.cloud.storage import Client
 
     if downloader._gcs_client is None:
         downloader._create_gcs_client()
     client, url = downloader._gcs_client, urlsplit(remote)
-    if not isinstance(client, Client):  # boto3's, with HMAC keys
+    if hasattr(client, "head_object"):  # boto3's, with HMAC keys
         head = client.head_object(Bucket=url.netloc, Key=url.path.lstrip("/"))
         return head["ContentLength"], head["ETag"]
     blob = client.bucket(url.netloc).blob(url.path.lstrip("/"))

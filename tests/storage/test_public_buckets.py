@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Literal
 
 import boto3
 import pytest
@@ -96,7 +97,8 @@ def without_credentials(server: Recorded, upstream: str, monkeypatch: pytest.Mon
     owner = boto3.client(
         "s3", endpoint_url=upstream, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1"
     )
-    for bucket, access in (("public", "public-read"), ("private", "private")):
+    accesses: dict[str, Literal["public-read", "private"]] = {"public": "public-read", "private": "private"}
+    for bucket, access in accesses.items():
         owner.create_bucket(Bucket=bucket)
         owner.put_object(Bucket=bucket, Key="x/a/index.json", Body=b"{}", ACL=access)
         owner.put_object(Bucket=bucket, Key="x/a", Body=b"content", ACL=access)
@@ -164,11 +166,12 @@ def test_nothing_is_written_without_credentials(server: Recorded, tmp_path: Path
     store.read("a")
     (tmp_path / "file").write_bytes(b"x")
     server.requests.clear()
-    for write in (
+    writes: list[Callable[[], None]] = [
         lambda: store.write("b", b"x"),
         lambda: store.upload(tmp_path / "file", "b"),
         lambda: store.delete("a"),
-    ):
+    ]
+    for write in writes:
         with pytest.raises(StorageError, match="no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET"):
             write()
     assert server.requests == []
