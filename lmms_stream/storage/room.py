@@ -83,13 +83,13 @@ class CacheRoom:
 
     def _make_room(self, ledgers: _Opened, record_path: Path, num_bytes: int) -> bool:
         """Delete files until `num_bytes` more fit; False when what is left is being downloaded."""
-        wanted = record_path.name
-        for ledger, file in ledgers.values():
-            ledger.catch_up(file, wanted=wanted)
+        wanted = {record_path.parent: record_path.name}  # other folders may have a file of the same name
+        for folder, (ledger, file) in ledgers.items():
+            ledger.catch_up(file, wanted=wanted.get(folder, ""))
         if self._evict(ledgers, record_path, num_bytes):
             return True
-        for ledger, file in ledgers.values():  # a download that died may hold what is left
-            ledger.look(file, wanted=wanted)
+        for folder, (ledger, file) in ledgers.items():  # a download that died may hold what is left
+            ledger.look(file, wanted=wanted.get(folder, ""))
         return self._evict(ledgers, record_path, num_bytes)
 
     def _evict(self, ledgers: _Opened, wanted: Path, num_bytes: int) -> bool:
