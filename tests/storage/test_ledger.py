@@ -145,13 +145,13 @@ def test_a_ledger_that_was_cut_short_or_is_of_another_boot_is_made_anew(tmp_path
 
 def test_files_of_one_name_in_two_folders_are_both_counted(tmp_path: Path) -> None:
     folders = tmp_path / "one", tmp_path / "two"
-    room = CacheRoom(folders, 10 * OBJECT_BYTES)
+    room = CacheRoom(folders, 6 * OBJECT_BYTES)
     one, two = (LocalCache(Remote(), folder, room=room) for folder in folders)
     for number in range(12):
         one.fetch(f"a{number:02}", object_wanted(f"a{number:02}"))
         two.fetch(f"a{number:02}", object_wanted(f"a{number:02}"))
-        assert sum(len(held(folder)) for folder in folders) == min(10, 2 * number + 2)
-    assert held(folders[0]) == held(folders[1]) == [f"a{number:02}" for number in range(7, 12)]
+        assert sum(len(held(folder)) for folder in folders) == min(6, 2 * number + 2)
+    assert held(folders[0]) == held(folders[1]) == [f"a{number:02}" for number in range(9, 12)]
 
 
 def test_two_sets_of_folders_that_share_one_keep_what_it_holds_in_one_ledger(tmp_path: Path) -> None:
