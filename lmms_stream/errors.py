@@ -35,6 +35,10 @@ class ObjectChangedError(StorageError):
         return f"{self.args[0]} was changed while it was read: start again once nobody writes to it"
 
 
+class ObjectHiddenError(ObjectMissingError):
+    """The named object does not exist, or a store shows it to known users alone, and does not say which."""
+
+
 class ShardError(LmmsStreamError):
     """A shard or its index is malformed, truncated or corrupt."""
 

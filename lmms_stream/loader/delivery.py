@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from ..errors import ConfigError, WorkerError
+from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..mds.dataset import PackedStreamingDataset
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
@@ -13,6 +15,7 @@ from ..plan.lanes import LaneState
 from ..plan.mixture import Mixture
 from ..plan.pack_plan import plan_fingerprint
 from ..processors.base import processor_fingerprint
+from ..storage.threads import start_thread
 from ..types import Batch
 from .batch_maker import LoaderSettings, processor_of
 from .worker import Made
@@ -28,6 +31,7 @@ class PlanDelivery:
         self.settings = settings
         self.cursor = mixture.start()
         self.num_dropped_packs = 0
+        self._counted: set[tuple[str, int]] = set()  # sources and epochs, by a thread ahead of the workers
 
     @property
     def packs_left(self) -> int | None:
@@ -39,11 +43,22 @@ class PlanDelivery:
         return num_packs * plan.num_samples // plan.num_packs(self.cursor.sources[name].epoch)
 
     def begin(self) -> dict[str, Any]:
+        """What workers are told; the packs of the epoch that they begin with are counted."""
+        for name, epoch in self.mixture.epochs_at(self.cursor):
+            self.mixture.plans[name].num_packs(epoch)
         return self.cursor.to_dict()
 
     def deliver(self, batch: Batch, made: Made) -> None:
         if batch.micro_batch == self.settings.micro_batches - 1:
             self.cursor = self.mixture.step(self.cursor, global_batch=self.settings.global_batch).after
+            self._count_ahead()
+
+    def _count_ahead(self) -> None:
+        """Have epochs that workers come to by themselves, and will soon, counted by a thread."""
+        for name, epoch in self.mixture.epochs_ahead(self.cursor):
+            if (name, epoch) not in self._counted:
+                self._counted.add((name, epoch))
+                start_thread(partial(_count, self.mixture, name, epoch), name="lmms-count")
 
     def end(self) -> None:
         """Pass over a short last step that was dropped."""
@@ -59,6 +74,11 @@ class PlanDelivery:
 
     def skip(self, num_steps: int) -> None:
         self.cursor = self.mixture.skip(self.cursor, num_steps, global_batch=self.settings.global_batch)
+
+
+def _count(mixture: Mixture, name: str, epoch: int) -> None:
+    with suppress(LmmsStreamError):  # it is raised by the worker that needs the counts
+        mixture.plans[name].count(epoch)
 
 
 class LaneDelivery:

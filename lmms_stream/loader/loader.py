@@ -28,7 +28,7 @@ from .delivery import LaneDelivery, PlanDelivery
 from .wire import WireBatch, from_wire
 from .worker import PREFETCH_PACKS, Item, LaneWorker, Made, PackWorker, PlanWorker
 from .worker_counts import FetchMeter
-from .worker_end import end_workers, is_of_worker_code
+from .worker_end import end_with, is_of_worker_code
 from .worker_start import Running, iterate_running
 
 SOURCE = "data"  # the name of a single source in the cursor
@@ -248,7 +248,7 @@ class PackedLoader:
         finally:
             if not keep:
                 self._batches = None
-                end_workers(waiting)
+                self._end_workers()
 
     def worker_error(self, cause: BaseException) -> WorkerError:
         """What to raise where torch says that a worker is dead or silent."""
@@ -262,6 +262,7 @@ class PackedLoader:
         if self._batches is not None and self.persistent_workers:
             return iter(self._batches)
         self._batches, waiting = iterate_running(self._make_workers)
+        self._end_workers = end_with(self, waiting)
         return waiting
 
     @property

@@ -1,16 +1,47 @@
 """How workers of a DataLoader end: in bounded time, whatever they are at.
 
-torch waits 5 s for each worker, and then sends it a SIGTERM, which workers of ours outlive for a while (signals.py).
+torch waits 5 s for each worker, and then sends it a SIGTERM, which workers of ours outlive for a while (signals.py). At
+the end of a process multiprocessing sends that, too, and waits for the workers.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import time
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 ENDS_S = 1.0  # for workers to end by themselves
 _POLL_S = 0.005
+_running: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators whose workers were not ended
+
+
+def end_with(owner: object, batches: Any) -> Callable[[], object]:
+    """End the workers of a DataLoader's iterator when what is returned is called, at the latest with their owner.
+
+    That is when the owner is deleted, or this process ends.
+    """
+    _running.add(batches)
+    end = weakref.finalize(owner, _end_in, os.getpid(), batches)
+    end.atexit = False  # its handler may come after multiprocessing's
+    return end
+
+
+def _end_in(pid: int, batches: Any) -> None:
+    if pid == os.getpid():  # a fork has the iterator, too, and not its workers
+        end_workers(batches)
+
+
+@atexit.register
+def _end_all() -> None:
+    for batches in list(_running):
+        end_workers(batches)
+
+
+os.register_at_fork(after_in_child=_running.clear)
 
 
 def end_workers(batches: Any) -> None:
@@ -18,6 +49,7 @@ def end_workers(batches: Any) -> None:
 
     They hold nothing that outlives them: their locks are the kernel's, and what they download has a temporary name.
     """
+    _running.discard(batches)
     workers = batches._workers
     with suppress(RuntimeError):  # torch raises the death of a worker wherever we happen to be
         _tell(batches)

@@ -106,8 +106,9 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
     def _limit_cache(self) -> None:
         limit = self.fetch.limit_bytes
         if limit is not None:
-            room = CacheRoom([folder for stored in self.stored for folder in stored.shard_folders], limit)
-            for stored in self.stored:
+            copied = [stored for stored in self.stored if stored.is_copied]
+            room = CacheRoom([folder for stored in copied for folder in stored.shard_folders], limit)
+            for stored in copied:
                 stored.limit(room)
 
     def _open_reader(self, columns: Sequence[str] | None) -> ShardReader:
@@ -152,12 +153,14 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
     @cached_property
     def plan(self) -> PackPlan:
         """The packs of every epoch; ConfigError without processor and packing, LengthsError without an index."""
+        counts = PackCountsFolder(self.one.cache.folder / "_lmms" / "counts")
         return PackPlan(
             self.length_index(),
             self.samples_per_shard,
             order=self.order,
             packing=self.needed_packing,
-            counts_cache=PackCountsFolder(self.one.cache.folder / "_lmms" / "counts"),
+            counts_cache=counts,
+            counting=counts.counting,
         )
 
     @property

@@ -39,5 +39,6 @@ def _wanted(info: ShardInfo) -> Wanted:
         num_bytes=info.size + (info.zip_size or 0),
         valid=valid,
         by_size=info.checksum is None,
+        remember=info.checksum is not None,
         decode=None if info.zip_name is None else decode,
     )

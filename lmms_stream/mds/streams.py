@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
+from ..errors import ConfigError, LengthsError, ObjectHiddenError, ObjectMissingError, ShardError, StorageError
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import LocalCache, Wanted, default_cache_folder
 from ..storage.fetch_config import FetchConfig
@@ -61,6 +61,8 @@ class StoredDataset:
         source = f"{self.url}/{INDEX_NAME}"
         try:
             index = self.storage.read(INDEX_NAME)
+        except ObjectHiddenError:
+            raise
         except ObjectMissingError as error:
             raise StorageError(
                 f"{self.url} holds no dataset ({INDEX_NAME} is missing): check the URL, or write it with "
@@ -90,9 +92,8 @@ class StoredDataset:
         return self.cache.folders([info.name for info in self.shards])
 
     def limit(self, room: CacheRoom) -> None:
-        """Keep the copies of this dataset within the room, unless it is read where it lies."""
-        if self.is_copied:
-            self.cache.room = room
+        """Keep the copies of this dataset within the room."""
+        self.cache.room = room
 
     @property
     def is_copied(self) -> bool:

@@ -5,6 +5,7 @@ order           the shuffled sequence of an epoch, a block at a time
 shares, sample_order    how many samples of each stream an epoch takes, and their order without packs
 packing         lengths in that order -> packs; kernels/: its compiled loops
 pack_range      consecutive packs as arrays
+block_packs     the packs of a shuffle block, a stretch at a time; block_counts: how many there are
 pack_plan       the numbered packs of an epoch, any of them at once
 measured_block, lanes   the same where lengths are measured on the way
 weights         shares of several sources along a run

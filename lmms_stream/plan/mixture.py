@@ -140,6 +140,24 @@ class Mixture:
                 total += sum(self.plans[name].num_packs(e) for e in range(at.epoch + 1, self.max_epochs[name]))
         return total
 
+    def epochs_at(self, cursor: Cursor) -> list[tuple[str, int]]:
+        """The sources that packs come from and the epochs that they are in."""
+        return [(name, cursor.sources[name].epoch) for name in self._mixed(cursor)]
+
+    def epochs_ahead(self, cursor: Cursor) -> list[tuple[str, int]]:
+        """Of sources past the middle of an epoch, the next one; none without weights, when all end together."""
+        if self.schedule is None:
+            return []
+        found = []
+        for name in self._mixed(cursor):
+            at = cursor.sources[name]
+            if 2 * at.packs >= self.plans[name].num_packs(at.epoch) and at.epoch + 1 < self._num_epochs(name):
+                found.append((name, at.epoch + 1))
+        return found
+
+    def _mixed(self, cursor: Cursor) -> list[str]:
+        return [name for name in self._weighted if self._has_epochs_left(name, cursor.sources[name])]
+
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         """The next step; one without packs at an end. Without weights, an epoch's last step may be short."""
         sources = dict(cursor.sources)
@@ -204,7 +222,10 @@ class Mixture:
         return not any(self._has_packs(name, sources[name]) for name in self._weighted)
 
     def _has_epochs_left(self, name: str, at: SourceCursor) -> bool:
-        return at.epoch < self.max_epochs.get(name, math.inf)
+        return at.epoch < self._num_epochs(name)
+
+    def _num_epochs(self, name: str) -> float:
+        return self.max_epochs.get(name, math.inf)
 
     def _left_in_epoch(self, name: str, at: SourceCursor) -> int:
         return self.plans[name].num_packs(at.epoch) - at.packs

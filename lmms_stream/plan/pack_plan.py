@@ -6,31 +6,28 @@ one pack count per shuffle block; a block's packs are computed again when they a
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import hashlib
 import json
-import os
 from collections import OrderedDict
-from collections.abc import MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LengthsError, PackingError
+from .block_counts import Counting, CountsCache, block_counts
+from .block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS, BlockPacks, PlanInputs
 from .lengths import Lengths, hash_lengths
 from .order import EpochOrder, OrderConfig, in_stored_order, streams_digest
 from .pack_range import PackRange, ends_of, runs
-from .packing import PackingConfig, Packs, block_seed, pack
+from .packing import PackingConfig
 
 PLAN_VERSION = 2  # changes when the same inputs give other packs
 
 _NODE_BITS = 40  # below a canonical node's number; its packs are fewer
-
-CountsCache = MutableMapping[str, NDArray[np.int64]]
 
 
 class PackPlan:
@@ -38,6 +35,9 @@ class PackPlan:
 
     samples_per_shard: in stored order; their sum must be the number of lengths (LengthsError otherwise).
     counts_cache: keeps pack counts by plan fingerprint and epoch; a dict unless given, a folder in the dataset.
+    counting: entered with the key of counts that the cache lacks, while they are made; one process after another where
+    several share the cache, so that the first one counts and the others find what it kept. kept_segments: of packs
+    that are kept in memory, 16 bytes each, for all canonical nodes together; more of them are replayed less often.
     """
 
     def __init__(
@@ -48,6 +48,8 @@ class PackPlan:
         order: OrderConfig,
         packing: PackingConfig,
         counts_cache: CountsCache | None = None,
+        counting: Counting = nullcontext,
+        kept_segments: int | None = None,
     ):
         if isinstance(lengths, Lengths):
             index = lengths
@@ -68,10 +70,17 @@ class PackPlan:
         self.num_canonical_nodes = first_epoch.num_canonical_nodes
         self.fingerprint = self._fingerprint(index.content_hash)
         self._counts_cache: CountsCache = {} if counts_cache is None else counts_cache
+        self._counting = counting
+        self._kept_segments = kept_segments or max(KEPT_SEGMENTS, LEAST_SEGMENTS * self.num_canonical_nodes)
         self._epochs: OrderedDict[int, _EpochPlan] = OrderedDict()
 
     def num_packs(self, epoch: int) -> int:
         return self._epoch(epoch).num_packs
+
+    def count(self, epoch: int) -> None:
+        """See that the pack counts of an epoch are kept, before anybody needs them: by one thread, for it has time."""
+        key, order = f"{self.fingerprint}-{epoch}", EpochOrder(self.samples_per_shard, config=self.order, epoch=epoch)
+        block_counts(self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting, num_threads=1)
 
     def num_overlong(self, epoch: int) -> int:
         """Samples of the epoch that are longer than a pack, and dropped or truncated as configured."""
@@ -109,15 +118,17 @@ class PackPlan:
 
     def _epoch(self, epoch: int) -> _EpochPlan:
         if epoch not in self._epochs:
-            inputs = _Inputs(
-                index=self.index, samples_per_shard=self.samples_per_shard, order=self.order, packing=self.packing
-            )
-            self._epochs[epoch] = _EpochPlan(
-                inputs, epoch, fingerprint=self.fingerprint, counts_cache=self._counts_cache
-            )
+            order = EpochOrder(self.samples_per_shard, config=self.order, epoch=epoch)
+            key = f"{self.fingerprint}-{epoch}"
+            counts = block_counts(self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting)
+            self._epochs[epoch] = _EpochPlan(self._inputs, order, counts)
             if len(self._epochs) > 2:
                 self._epochs.popitem(last=False)
         return self._epochs[epoch]
+
+    @property
+    def _inputs(self) -> PlanInputs:
+        return PlanInputs(index=self.index, order=self.order, packing=self.packing, kept_segments=self._kept_segments)
 
     def _fingerprint(self, lengths_hash: str) -> str:
         """Hashes with dashes between them, so that two can be compared field by field (cursor.py)."""
@@ -154,68 +165,17 @@ def short_digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Inputs:
-    """What the packs of a plan follow from, apart from the epoch."""
+class _EpochPlan:
+    """One epoch of a plan: the map from a pack's number to its node, block and position.
 
-    index: Lengths
-    samples_per_shard: NDArray[np.int64]
-    order: OrderConfig
-    packing: PackingConfig
-
-
-class _BlockPacks:
-    """The packs of one shuffle block: segments in pack order, and where each pack begins.
-
-    They lie in the arrays of the block before, if those are given and large enough: pieces of this size that come and
-    go would leave an allocator with holes that nothing fits.
+    counts: of each block, see block_counts.
     """
 
-    _memory: tuple[NDArray[np.int64], NDArray[np.int64]]
-
-    def __init__(self, inputs: _Inputs, order: EpochOrder, node: int, block: int, *, before: _BlockPacks | None):
-        ids, lengths, packs = _pack_block(inputs, order, node, block)
-        limit = inputs.packing.packing_length
-        num_segments = len(packs.order)
-        if before is not None and len(before._memory[0]) >= num_segments:
-            self._memory = before._memory
-        else:
-            room = max(num_segments, order.config.shuffle_block_size if order.num_blocks(node) > 1 else 0)
-            self._memory = np.empty(room, np.int64), np.empty(room, np.int64)
-        self.sample_ids, self.lengths = (memory[:num_segments] for memory in self._memory)
-        np.take(ids, packs.order, out=self.sample_ids)
-        self.lengths[:] = lengths[packs.order]
-        self.starts = None if packs.pieces is None else packs.pieces.astype(np.int64) * limit
-        if self.starts is not None:
-            self.lengths -= self.starts
-        np.minimum(self.lengths, limit, out=self.lengths)
-        self.offsets = packs.offsets
-
-
-def _pack_block(
-    inputs: _Inputs, order: EpochOrder, node: int, block: int
-) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]], Packs]:
-    """Sample ids of a block, their lengths, and its packs over them."""
-    ids = order.block(node, block)
-    lengths = inputs.index.lengths[ids]
-    inputs.index.release()
-    seed = block_seed(order.config.seed, epoch=order.epoch, node=node, block=block)
-    return ids, lengths, pack(lengths, config=inputs.packing, seed=seed)
-
-
-class _EpochPlan:
-    """One epoch of a plan: block counts, and the map from a pack's number to its node, block and position."""
-
-    def __init__(self, inputs: _Inputs, epoch: int, *, fingerprint: str, counts_cache: CountsCache):
+    def __init__(self, inputs: PlanInputs, order: EpochOrder, counts: NDArray[np.int64]):
         self._inputs = inputs
-        self.order = EpochOrder(inputs.samples_per_shard, config=inputs.order, epoch=epoch)
-        self._blocks: dict[int, tuple[int, _BlockPacks]] = {}  # of each canonical node: a block, 16 bytes a sample
+        self.order = order
+        self._blocks: dict[int, BlockPacks] = {}  # of each canonical node one
         num_blocks = [self.order.num_blocks(node) for node in range(self.order.num_canonical_nodes)]
-        key = f"{fingerprint}-{epoch}"
-        counts = counts_cache.get(key)
-        if counts is None or counts.shape != (sum(num_blocks), 3):
-            counts = self._count([(node, b) for node, count in enumerate(num_blocks) for b in range(count)])
-            counts_cache[key] = counts
         self.num_packs, self.num_tokens, self.num_overlong = (int(n) for n in counts.sum(axis=0))
         ends = np.cumsum(num_blocks)
         self._first_blocks = ends - num_blocks  # of each canonical node, in the row of all blocks of all
@@ -225,18 +185,6 @@ class _EpochPlan:
         self._packs_before_block = packs_before - packs_before[self._first_blocks[nodes]]
         self._block_keys = nodes << _NODE_BITS | self._packs_before_block
         self._interleave([int(counts[end - count : end, 0].sum()) for count, end in zip(num_blocks, ends, strict=True)])
-
-    def _count(self, blocks: list[tuple[int, int]]) -> NDArray[np.int64]:
-        """Packs, tokens and overlong samples of each block: int64[num_blocks, 3]."""
-
-        def count(node_and_block: tuple[int, int]) -> tuple[int, int, int]:
-            packs = _pack_block(self._inputs, self.order, *node_and_block)[2]
-            return len(packs), packs.num_tokens, packs.num_overlong
-
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            counts = np.array(list(pool.map(count, blocks)), dtype=np.int64).reshape(-1, 3)
-        _give_back_memory()
-        return counts
 
     def _interleave(self, packs_per_node: list[int]) -> None:
         """Rounds take one pack of every canonical node that has packs left.
@@ -284,16 +232,19 @@ class _EpochPlan:
                 canonical_nodes=nothing, sources=nothing,
             )  # fmt: skip
         nodes, blocks, positions = self._locate(numbers)
-        copied = []  # of each block: which packs, and their segments, copied before the next block takes the memory
+        copied = []  # of each stretch: which packs, and their segments, copied before the next one is replayed
         counts = np.empty(len(numbers), np.int64)
         for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
-            here = (nodes == node) & (blocks == block)
-            packs = self._block(node, block)
-            begins = packs.offsets[positions[here]]
-            counts[here] = packs.offsets[positions[here] + 1] - begins
-            source = runs(begins, counts[here])
-            starts_here = None if packs.starts is None else packs.starts[source]
-            copied.append((here, packs.sample_ids[source], packs.lengths[source], starts_here))
+            left = np.flatnonzero((nodes == node) & (blocks == block))
+            while len(left):
+                packs = self._block(node, block)
+                packs.replay_to(int(positions[left[0]]))
+                num_here = int(np.searchsorted(positions[left], packs.stop))
+                here, left = left[:num_here], left[num_here:]
+                begins = packs.offsets[positions[here] - packs.first]
+                counts[here] = packs.offsets[positions[here] - packs.first + 1] - begins
+                source = runs(begins, counts[here])
+                copied.append((here, packs.sample_ids[source], packs.lengths[source], packs.starts_of(source)))
         offsets = ends_of(counts)
         sample_ids, lengths = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
         starts = np.zeros(offsets[-1], np.int64)
@@ -301,8 +252,7 @@ class _EpochPlan:
             target = runs(offsets[:-1][here], counts[here])
             sample_ids[target] = ids_here
             lengths[target] = lengths_here
-            if starts_here is not None:
-                starts[target] = starts_here
+            starts[target] = starts_here
         return PackRange(
             sample_ids=sample_ids,
             starts=starts,
@@ -316,19 +266,10 @@ class _EpochPlan:
         """Let go of the blocks that were replayed, all but their counts."""
         self._blocks.clear()
 
-    def _block(self, node: int, block: int) -> _BlockPacks:
+    def _block(self, node: int, block: int) -> BlockPacks:
         """The packs of a block; of each canonical node the last one is kept, for packs are read one after another."""
         kept = self._blocks.get(node)
-        if kept is None or kept[0] != block:
-            before = None if kept is None else kept[1]
+        if kept is None or kept.block != block:
             self._blocks.pop(node, None)
-            kept = self._blocks[node] = block, _BlockPacks(self._inputs, self.order, node, block, before=before)
-            _give_back_memory()
-        return kept[1]
-
-
-def _give_back_memory() -> None:
-    """Return to the system what packing a block took; glibc would keep it for each thread that ever did so."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+            kept = self._blocks[node] = BlockPacks(self._inputs, self.order, node, block, before=kept)
+        return kept

@@ -82,12 +82,13 @@ class Segments:
     """What there is to pack of a sequence of samples.
 
     lengths: int32[num_segments], tokens, each from 1 to packing_length. positions: int32[num_segments], the sample of
-    each segment. pieces: None, or int32[num_segments], as in Packs.
+    each segment. pieces: None, or int32[num_segments], as in Packs. num_overlong: as in Packs, where it is known.
     """
 
     lengths: NDArray[np.int32]
     positions: NDArray[np.int32]
     pieces: NDArray[np.int32] | None = None
+    num_overlong: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +135,20 @@ def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int 
     Raises PackingError for a length below 1 or above MAX_LENGTH, and for one above packing_length where overlong
     is "error".
     """
+    segments = to_segments(lengths, config=config)
+    packs = pack_segments(segments.lengths, config, seed)
+    if not segments.num_overlong:
+        return packs
+    return replace(
+        packs,
+        order=segments.positions[packs.order],
+        num_overlong=segments.num_overlong,
+        pieces=None if segments.pieces is None else segments.pieces[packs.order],
+    )
+
+
+def to_segments(lengths: NDArray[np.integer[Any]], *, config: PackingConfig) -> Segments:
+    """What is packed of samples of these lengths, by the policy of the config; raises what `pack` does."""
     lengths = np.asarray(lengths)
     if len(lengths) and int(lengths.min()) < 1:
         at = int(lengths.argmin())
@@ -144,25 +159,13 @@ def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int 
     tokens = np.ascontiguousarray(lengths, dtype=np.int32)
     num_overlong = int(np.count_nonzero(tokens > config.packing_length))
     if not num_overlong:
-        return _pack_tokens(tokens, config, seed)
-    return _pack_overlong(tokens, config, seed, num_overlong)
-
-
-def _pack_overlong(tokens: NDArray[np.int32], config: PackingConfig, seed: int, num_overlong: int) -> Packs:
-    """Packs where some lengths are above packing_length, by the policy of the config."""
+        return Segments(lengths=tokens, positions=np.arange(len(tokens), dtype=np.int32))
     if config.overlong == "error":
         raise PackingError(
             f"{num_overlong} of {len(tokens)} samples are longer than packing_length {config.packing_length} (the "
             f"longest has {tokens.max()} tokens): raise packing_length, or set overlong to drop, truncate or split"
         )
-    segments = cut_overlong(tokens, config=config)
-    packs = _pack_tokens(segments.lengths, config, seed)
-    return replace(
-        packs,
-        order=segments.positions[packs.order],
-        num_overlong=num_overlong,
-        pieces=None if segments.pieces is None else segments.pieces[packs.order],
-    )
+    return replace(cut_overlong(tokens, config=config), num_overlong=num_overlong)
 
 
 def block_seed(seed: int, *, epoch: int, node: int, block: int) -> int:
@@ -199,18 +202,18 @@ def pack_window(
     tokens = np.concatenate([waiting.lengths, lengths])
     if config.strategy == "next_fit":
         # The pack that waited begins where a pack begins, so that packing it again gives it again.
-        packs = _pack_tokens(tokens, config, seed)
+        packs = pack_segments(tokens, config, seed)
         num_closed = len(packs) if last else max(0, len(packs) - 1)
         firsts = packs.offsets[num_closed:-1] + (position - len(waiting.lengths))
         return WindowPacks(order=packs.order, offsets=packs.offsets, num_closed=num_closed, firsts=firsts)
     if config.strategy == "first_fit":
-        packs = _pack_tokens(tokens, config, seed)
+        packs = pack_segments(tokens, config, seed)
         return WindowPacks(order=packs.order, offsets=packs.offsets, num_closed=len(packs), firsts=waiting.firsts)
     order, offsets, firsts = _best_fit(tokens, config, seed, waiting=waiting, position=position, last=last)
     return WindowPacks(order=order, offsets=offsets, num_closed=len(offsets) - 1 - len(firsts), firsts=firsts)
 
 
-def _pack_tokens(tokens: NDArray[np.int32], config: PackingConfig, seed: int) -> Packs:
+def pack_segments(tokens: NDArray[np.int32], config: PackingConfig, seed: int) -> Packs:
     """Packs of lengths that all fit, by the strategy of the config."""
     tokens = np.ascontiguousarray(tokens, dtype=np.int32)
     limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1

@@ -9,6 +9,6 @@ temporaries     names of files while they are written
 fetch_config    how shards come to this node
 cache           copies of a remote dataset's files on this node; tally: how many were there
 record          what is known of a copy
-room            the limit that copies keep to
+ledger          what downloads take in a folder; room: the limit that they keep to
 prefetch        downloads ahead of their reader
 """

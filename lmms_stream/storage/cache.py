@@ -4,6 +4,8 @@ A file in the cache is complete: it is downloaded under a temporary name, checke
 record `.NAME.lock`. Who downloads holds the kernel's lock on it, which is released when the process dies, so nobody
 waits for the dead; what it says vouches for a file that was checked since this machine was started, and for what is
 ours to delete.
+
+A local dataset's files are read where they lie. Records of those that were checked are in a folder of this user's.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Wanted:
     name: of the copy, in the cache folder. num_bytes: room it takes there, and while it is made.
     by_size: `valid` knows the size alone, so that the store's tag of the object must tell whether a copy is current.
     decode: what makes it of the downloaded bytes (decompression; ValueError when they are damaged).
-    remember: of a local dataset's own object too, that it was found valid, so that it is read through once.
+    remember: of a local dataset's own object too, that it was found valid, so that it is read through once a node.
     """
 
     name: str
@@ -90,6 +92,7 @@ class LocalCache:
         self.retry = retry
         self.room = room
         self.tally = FetchTally()
+        self._checked: Path | None = None  # the folder of records of a local dataset's own objects
         self._tags: dict[str, str] = {}  # of objects that no checksum is known of, asked for once in each process
 
     def fetch(self, key: str, wanted: Wanted, *, wait: bool = True) -> Path | None:
@@ -101,12 +104,13 @@ class LocalCache:
         path = self.folder / wanted.name
         record_path = path.with_name(f".{path.name}.lock")
         try:
-            if isinstance(self.storage, LocalStorage):
-                original = self.storage.folder / (key if wanted.decode is None else wanted.name)
-                if original.exists() and self._is_valid(original, wanted, record_path):
-                    return original
+            original = self._original(key, wanted)
+            if original is not None:
+                is_valid = self._is_valid(original, wanted, wait=wait)
+                if is_valid is None or is_valid:
+                    return original if is_valid else None
             identity = self._identity(key, wanted)
-            if self.at_hand(key, wanted) is not None:
+            if Record.read(record_path).vouches_for(path, identity):
                 self.tally.add(hits=1)
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,9 +137,31 @@ class LocalCache:
 
         A look that takes no time, but for the first at an object that is known by its size alone: its tag is asked for.
         """
+        original, checked = self._original(key, wanted), self._record_of_original(wanted)
+        if original is not None and checked is not None and Record.read(checked).vouches_for(original, wanted.identity):
+            return original
         path = self.folder / wanted.name
         record = Record.read(path.with_name(f".{path.name}.lock"))
         return path if record.vouches_for(path, self._identity(key, wanted)) else None
+
+    def _original(self, key: str, wanted: Wanted) -> Path | None:
+        """A local dataset's own object, decoded, if it is there."""
+        if not isinstance(self.storage, LocalStorage):
+            return None
+        original = self.storage.folder / (key if wanted.decode is None else wanted.name)
+        return original if original.exists() else None
+
+    def _record_of_original(self, wanted: Wanted) -> Path | None:
+        """Where it is noted that a local dataset's own object was found valid; None where that cannot be kept."""
+        if not wanted.remember or not isinstance(self.storage, LocalStorage):
+            return None
+        if self._checked is None:
+            try:
+                self._checked = home_folder(self.storage.url) / "checked"
+                self._checked.mkdir(parents=True, exist_ok=True)
+            except (OSError, StorageError):
+                return None
+        return self._checked / f"{wanted.name}.lock"
 
     def _identity(self, key: str, wanted: Wanted) -> str:
         """What the record of a current copy says: the content's name, and the store's tag where that is the size."""
@@ -145,20 +171,30 @@ class LocalCache:
             self._tags[key] = self.storage.stat(key).tag
         return f"{wanted.identity} {self._tags[key]}".rstrip()  # without a tag: of stores that give none
 
-    @staticmethod
-    def _is_valid(original: Path, wanted: Wanted, record_path: Path) -> bool:
-        """Whether a local dataset's own object is what is wanted."""
-        if not wanted.remember:
+    def _is_valid(self, original: Path, wanted: Wanted, *, wait: bool) -> bool | None:
+        """Whether a local dataset's own object is what is wanted; None when another process is about to find out.
+
+        Each version of a file, by its inode, size and time, is read through by one process of a node.
+        """
+        record_path = self._record_of_original(wanted)
+        if record_path is None:
             return wanted.valid(original)
         if Record.read(record_path).vouches_for(original, wanted.identity):
             return True
-        valid = wanted.valid(original)
-        if valid:
+        try:
             record_path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(record_path, timeout_s=0) as lock:
-                if lock is not None:  # else another process is about to note the same
-                    Record.of(original, wanted.identity, ours=False).write(lock)
-        return valid
+            with locked(record_path, timeout_s=self.retry.timeout_s if wait else 0) as lock:
+                if lock is None and not wait:
+                    return None
+                if Record.read(record_path).vouches_for(original, wanted.identity):
+                    return True
+                found = Record.of(original, wanted.identity, ours=False)
+                valid = wanted.valid(original)
+                if valid and lock is not None and found.fits(original):
+                    found.write(lock)
+                return valid
+        except OSError:  # no room for a record, say: each process reads it through then
+            return wanted.valid(original)
 
     def folders(self, names: Sequence[str]) -> list[Path]:
         """Where copies of these objects lie: the folder, and those below it that their names lead into."""
@@ -215,24 +251,39 @@ class LocalCache:
 
     def _download(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
         """Download, check and rename; False when what comes is not valid."""
-        remove_leftovers(path)
-        if self.room is not None and path.parent in self.room.folders:  # shards; the lengths index is always kept
-            self.room.reserve(record_path, wanted.num_bytes, timeout_s=self.retry.timeout_s)
+        if Record.read(record_path) != Record():  # of a process that is dead, or an attempt that failed
+            remove_leftovers(path)
+        room = self.room if self.room is not None and path.parent in self.room.folders else None
+        if room is not None:  # for shards; the lengths index is always kept
+            room.reserve(record_path, wanted.num_bytes, timeout_s=self.retry.timeout_s)
+        else:
+            with record_path.open("r+b") as file:
+                Record.reserved(wanted.num_bytes).write(file)
         temporary = temporary_name(path)
+        size = 0
         try:
             self.storage.download(key, temporary)
             self.tally.add(num_bytes=temporary.stat().st_size)
-            if wanted.decode is not None:
-                try:
-                    temporary.write_bytes(wanted.decode(temporary.read_bytes()))
-                except ValueError:
-                    return False
-            if not wanted.valid(temporary):
-                return False
-            temporary.replace(path)
-            return True
+            if self._decoded(temporary, wanted):
+                size = temporary.stat().st_size
+                with record_path.open("r+b") as file:  # before it has its name: who is killed between leaves no file
+                    Record.of(temporary, self._identity(key, wanted), ours=True).write(file)  # that is nobody's
+                temporary.replace(path)
+            return size > 0
         finally:
             temporary.unlink(missing_ok=True)
+            if room is not None:
+                room.settle(record_path, size)
+
+    @staticmethod
+    def _decoded(temporary: Path, wanted: Wanted) -> bool:
+        """Whether what was downloaded is what is wanted, once it is decoded, which it is then."""
+        if wanted.decode is not None:
+            try:
+                temporary.write_bytes(wanted.decode(temporary.read_bytes()))
+            except ValueError:
+                return False
+        return wanted.valid(temporary)
 
     def clean(self, folders: Sequence[Path]) -> None:
         """Remove temporary files that killed processes left in folders of this cache."""

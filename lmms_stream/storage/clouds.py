@@ -1,16 +1,24 @@
-"""Stores of other clouds (gs://, azure://, oci://, hf://, …), through MosaicML Streaming's own code."""
+"""Stores of other clouds (gs://, azure://, oci://, hf://, …), through MosaicML Streaming's own code.
+
+Whether a copy without a checksum is current is decided by the entity tag that the store gives: gs:// (its generation,
+with HMAC keys its entity tag), azure://, azure-dl://, oci:// and hf://. sftp:// and dbfs:// give none: there the size
+in the index decides alone, and of two versions of one size the copy stays.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import ObjectMissingError, StorageError
 from ..types import StoredObject
 from .disk_errors import disk_error
 from .retry import DEFAULT_RETRY, Retry, persist
+
+_HUB_TIMEOUT_S = 60.0  # for an answer without a body
 
 
 class CloudStorage:
@@ -77,8 +85,21 @@ class CloudStorage:
         return [StoredObject(key, 0, "") for key in keys if key.startswith(prefix)]
 
     def stat(self, key: str) -> StoredObject:
-        """Asks nothing: whether it is there is found by `download`."""
-        return StoredObject(key, 0, "")
+        """Its size and tag. Stores that give no tag are asked nothing: whether it is there is found by `download`."""
+        from streaming.base.storage import CloudDownloader
+
+        remote = f"{self.url}/{key}"
+        asks = _FACTS.get(urlsplit(remote).scheme)
+        if asks is None:
+            return StoredObject(key, 0, "")
+        facts: list[_Facts] = []
+
+        def ask(proceed: Callable[[], None]) -> None:
+            facts[:] = [asks(CloudDownloader.get(remote), remote)]
+
+        self._run(remote, ask)
+        num_bytes, tag = facts[0]
+        return StoredObject(key, int(num_bytes or 0), str(tag).strip('"')) if tag else StoredObject(key, 0, "")
 
     def _run(self, where: str, action: Callable[[Callable[[], None]], None]) -> None:
         persist(
@@ -88,6 +109,70 @@ class CloudStorage:
             refusal=lambda error: (_explain_hub if where.startswith("hf://") else _explain)(error, where),
             remedy="check the network and the store, or try again",
         )
+
+
+_Facts = tuple[Any, Any]  # size and tag
+
+
+def _on_gs(downloader: Any, remote: str) -> _Facts:
+    from google.api_core.exceptions import NotFound
+
+    if downloader._gcs_client is None:
+        downloader._create_gcs_client()
+    client, url = downloader._gcs_client, urlsplit(remote)
+    if hasattr(client, "head_object"):  # boto3's, with HMAC keys
+        head = client.head_object(Bucket=url.netloc, Key=url.path.lstrip("/"))
+        return head["ContentLength"], head["ETag"]
+    blob = client.bucket(url.netloc).blob(url.path.lstrip("/"))
+    try:
+        blob.reload()
+    except NotFound as error:
+        raise FileNotFoundError(remote) from error
+    return blob.size, blob.generation
+
+
+def _on_azure(downloader: Any, remote: str) -> _Facts:
+    if downloader._azure_client is None:
+        downloader._create_azure_client(remote)
+    container, _, name = urlsplit(remote).path.lstrip("/").partition("/")
+    facts = downloader._azure_client.get_blob_client(container=container, blob=name).get_blob_properties()
+    return facts.size, facts.etag
+
+
+def _on_azure_dl(downloader: Any, remote: str) -> _Facts:
+    if downloader._azure_dl_client is None:
+        downloader._create_azure_dl_client(remote)
+    url = urlsplit(remote)
+    file = downloader._azure_dl_client.get_file_client(file_system=url.netloc, file_path=url.path.lstrip("/"))
+    facts = file.get_file_properties()
+    return facts.size, facts.etag
+
+
+def _on_oci(downloader: Any, remote: str) -> _Facts:
+    if downloader._oci_client is None:
+        downloader._create_oci_client()
+    client, url = downloader._oci_client, urlsplit(remote)
+    namespace = client.get_namespace().data
+    headers = client.head_object(namespace, url.netloc.split(f"@{namespace}")[0], url.path.strip("/")).headers
+    return headers["content-length"], headers["etag"]
+
+
+def _on_hub(downloader: Any, remote: str) -> _Facts:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    organization, name, path = urlsplit(remote).path.lstrip("/").split("/", 2)
+    url = hf_hub_url(f"{organization}/{name}", path, repo_type="dataset")
+    facts = get_hf_file_metadata(url, timeout=_HUB_TIMEOUT_S)
+    return facts.size, facts.etag  # which is a hash of the content
+
+
+_FACTS: dict[str, Callable[[Any, str], _Facts]] = {  # each finds the object as the store's downloader does
+    "gs": _on_gs,
+    "azure": _on_azure,
+    "azure-dl": _on_azure_dl,
+    "oci": _on_oci,
+    "hf": _on_hub,
+}
 
 
 def _explain(error: Exception, where: str) -> StorageError | None:

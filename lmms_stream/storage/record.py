@@ -48,6 +48,11 @@ class Record:
         )
 
     @staticmethod
+    def reserved(num_bytes: int) -> Record:
+        """Of a file of ours that is about to be downloaded."""
+        return Record(size=num_bytes, boot=boot_id(), ours=True)
+
+    @staticmethod
     def read(path: Path) -> Record:
         """An empty record where there is none, or a damaged one."""
         for _ in range(_READS):

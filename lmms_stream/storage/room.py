@@ -1,25 +1,27 @@
 """Room for downloads under a limit: the files used least recently give way, none that is not ours.
 
-All processes of a node that share a cache folder share its limit. What is where is read from the records that lie
-beside the files (see record.py).
+All processes of a node that share a cache folder share its limit, and the ledger of what is there (see ledger.py).
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, StorageError
+from .ledger import LEDGER_NAME, Entry, Ledger, file_of, find_download
 from .locks import locked
-from .record import Record, boot_id, touch
+from .record import Record, touch
 
 _POLL_S = 0.05
+_Opened = Mapping[Path, tuple[Ledger, IO[bytes]]]  # the ledger of each folder, and its file, which is locked
 
 
 class CacheRoom:
@@ -28,6 +30,7 @@ class CacheRoom:
     def __init__(self, folders: Sequence[Path], limit_bytes: int):
         self.folders = sorted(set(folders))
         self.limit_bytes = limit_bytes
+        self._ledgers = [Ledger(folder) for folder in self.folders]
 
     def reserve(self, record_path: Path, num_bytes: int, *, timeout_s: float) -> None:
         """Take room for a download whose record the caller holds locked; files used least recently are deleted.
@@ -40,12 +43,9 @@ class CacheRoom:
             )
         deadline = time.monotonic() + timeout_s
         while True:
-            self.folders[0].mkdir(parents=True, exist_ok=True)
-            with locked(self.folders[0] / ".room.lock", timeout_s=math.inf):  # held for a look at the folder
-                if self._make_room(record_path, num_bytes):
-                    with record_path.open("r+b") as file:
-                        Record(size=num_bytes, boot=boot_id(), ours=True).write(file)
-                    touch(record_path)
+            with self._opened() as ledgers:
+                if self._make_room(ledgers, record_path, num_bytes):
+                    self._note_reserved(ledgers, record_path, num_bytes)
                     return
             if time.monotonic() > deadline:
                 raise StorageError(
@@ -54,45 +54,76 @@ class CacheRoom:
                 )
             time.sleep(_POLL_S)
 
-    def _make_room(self, wanted_by: Path, num_bytes: int) -> bool:
+    def settle(self, record_path: Path, num_bytes: int) -> None:
+        """Note that a download for which room was reserved has ended, and what it takes; 0 when it failed.
+
+        The caller holds its record locked.
+        """
+        name, folder = record_path.name, record_path.parent
+        with locked(folder / LEDGER_NAME, timeout_s=math.inf) as file:
+            assert file is not None
+            ledger = self._ledgers[self.folders.index(folder)]
+            ledger.catch_up(file, wanted=name)
+            if num_bytes:
+                ledger.note(file, Entry(record_path.stat().st_mtime_ns, name, num_bytes))
+            else:
+                ledger.strike_out(file, name)
+
+    @contextmanager
+    def _opened(self) -> Iterator[_Opened]:
+        """The ledger of each folder and its file, locked: in one order, so that nobody waits for who waits for him."""
+        with ExitStack() as stack:
+            opened = {}
+            for ledger in self._ledgers:
+                ledger.folder.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(locked(ledger.folder / LEDGER_NAME, timeout_s=math.inf))
+                assert file is not None
+                opened[ledger.folder] = ledger, file
+            yield opened
+
+    def _make_room(self, ledgers: _Opened, record_path: Path, num_bytes: int) -> bool:
         """Delete files until `num_bytes` more fit; False when what is left is being downloaded."""
-        used = 0
-        ours: list[tuple[int, int, Path]] = []
-        for entry in (entry for folder in self.folders if folder.is_dir() for entry in os.scandir(folder)):
-            if not (entry.name.startswith(".") and entry.name.endswith(".lock")) or entry.path == str(wanted_by):
-                continue
-            record_path = Path(entry.path)
-            record = Record.read(record_path)
-            if record.size and not record.inode:
-                if _is_locked(record_path):
-                    used += record.size
-                    continue
-                record = Record.read(record_path)  # the download ended since, or its process is dead
-            if record.owns(_file_of(record_path)):
-                used += record.size
-                ours.append((_last_use(entry, record), record.size, record_path))
-        for _, size, record_path in sorted(ours):
-            if used + num_bytes <= self.limit_bytes:
+        wanted = {record_path.parent: record_path.name}  # other folders may have a file of the same name
+        for folder, (ledger, file) in ledgers.items():
+            ledger.catch_up(file, wanted=wanted.get(folder, ""))
+        if self._evict(ledgers, record_path, num_bytes):
+            return True
+        for folder, (ledger, file) in ledgers.items():  # a download that died may hold what is left
+            ledger.look(file, wanted=wanted.get(folder, ""))
+        return self._evict(ledgers, record_path, num_bytes)
+
+    def _evict(self, ledgers: _Opened, wanted: Path, num_bytes: int) -> bool:
+        """Delete what was used least recently until `num_bytes` more fit; False when that is not enough."""
+        left_alone: list[tuple[Ledger, Entry]] = []  # what is being downloaded, or looked at
+        most = self.limit_bytes - num_bytes + ledgers[wanted.parent][0].bytes_of(wanted.name)
+        while sum(ledger.num_bytes for ledger, _ in ledgers.values()) > most:
+            oldest = [(entry, each) for each, _ in ledgers.values() if (entry := each.oldest()) is not None]
+            if not oldest:
                 break
-            if _delete(record_path):
-                used -= size
-        return used + num_bytes <= self.limit_bytes
+            entry, ledger = min(oldest, key=lambda each: each[0])
+            ledger.take_oldest()
+            record_path = ledger.folder / entry.name
+            found = None if record_path == wanted else find_download(record_path)
+            if record_path == wanted or (found is not None and found.is_reserved):
+                left_alone.append((ledger, entry))
+            elif found is not None and found.last_use > entry.last_use:
+                ledger.put_back(found)  # it was used since
+            elif found is None or _delete(record_path):
+                ledger.strike_out(ledgers[ledger.folder][1], entry.name)
+            else:
+                left_alone.append((ledger, entry))
+        for ledger, entry in left_alone:
+            ledger.put_back(entry)
+        return sum(ledger.num_bytes for ledger, _ in ledgers.values()) <= most
 
-
-def _last_use(entry: os.DirEntry[str], record: Record) -> int:
-    """When a file was used last, in nanoseconds since the machine was started; 0 if before, or not known."""
-    stamp = entry.stat().st_mtime_ns
-    known = record.boot == boot_id() and stamp <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    return stamp if known else 0
-
-
-def _file_of(record_path: Path) -> Path:
-    return record_path.with_name(record_path.name[1 : -len(".lock")])
-
-
-def _is_locked(path: Path) -> bool:
-    with locked(path, timeout_s=0) as lock:
-        return lock is None
+    @staticmethod
+    def _note_reserved(ledgers: _Opened, record_path: Path, num_bytes: int) -> None:
+        ledger, file = ledgers[record_path.parent]
+        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        ledger.note(file, Entry(now, record_path.name, num_bytes, is_reserved=True))
+        with record_path.open("r+b") as record_file:
+            Record.reserved(num_bytes).write(record_file)
+        touch(record_path)
 
 
 def _delete(record_path: Path) -> bool:
@@ -100,7 +131,7 @@ def _delete(record_path: Path) -> bool:
     with locked(record_path, timeout_s=0) as lock:
         if lock is None:
             return False
-        path = _file_of(record_path)
+        path = file_of(record_path)
         if Record.read(record_path).owns(path):
             path.unlink(missing_ok=True)
         record_path.unlink(missing_ok=True)

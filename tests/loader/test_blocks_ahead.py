@@ -12,7 +12,8 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import World
 
-from ..storage.test_room import held, upload_tokens
+from ..storage.counting import held
+from ..storage.test_room import upload_tokens
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

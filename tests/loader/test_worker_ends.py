@@ -108,6 +108,51 @@ def test_a_loop_that_is_left_while_a_worker_is_busy_ends_in_two_seconds(tmp_path
     assert {child.pid for child in multiprocessing.active_children()} <= before
 
 
+def test_a_loader_with_persistent_workers_that_is_deleted_ends_them_in_two_seconds(tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=50)
+    before = {child.pid for child in multiprocessing.active_children()}
+    kept = loader(tmp_path, Busy(), timeout_s=60, persistent_workers=True)
+    batches = iter(kept)
+    next(batches)
+    time.sleep(1)  # now the worker is at the tenth sample
+    batches.close()  # type: ignore[attr-defined]
+    assert {child.pid for child in multiprocessing.active_children()} > before  # it is kept for the next iteration
+    started = time.monotonic()
+    del kept, batches
+    assert time.monotonic() - started < 2
+    assert {child.pid for child in multiprocessing.active_children()} <= before
+
+
+SCRIPT = """
+import atexit, multiprocessing, os, sys, time
+from pathlib import Path
+
+@atexit.register  # before all others, and so it is called after them: what follows is the interpreter's own end
+def say() -> None:
+    print(time.monotonic(), len(multiprocessing.active_children()), flush=True)
+
+from tests.loader.test_worker_ends import Busy, loader
+
+batches = iter(loader(Path(sys.argv[1]), Busy(), timeout_s=60, persistent_workers=sys.argv[2] == "kept"))
+next(batches)
+time.sleep(1)
+print(time.monotonic(), flush=True)
+if sys.argv[2] == "error":
+    raise SystemExit("an error")
+"""
+
+
+@pytest.mark.parametrize("how", ["kept", "error"])
+def test_a_process_whose_worker_is_busy_ends_in_two_seconds(how: str, tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=50)
+    result = run_command(sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path), how, timeout_s=100)
+    assert result.returncode == (1 if how == "error" else 0), result.stderr
+    assert result.stderr.replace("an error", "").strip() == ""
+    began, ended, num_workers = map(float, result.stdout.split())
+    assert ended - began < 2
+    assert num_workers == 0
+
+
 def test_the_start_method_of_the_program_is_left_open(tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=50, with_index=True)
     script = (

@@ -33,8 +33,8 @@ class PlanCase(NamedTuple):
     order: OrderConfig
     packing: PackingConfig
 
-    def plan(self) -> PackPlan:
-        return PackPlan(self.lengths, self.sizes, order=self.order, packing=self.packing)
+    def plan(self, *, kept_segments: int | None = None) -> PackPlan:
+        return PackPlan(self.lengths, self.sizes, order=self.order, packing=self.packing, kept_segments=kept_segments)
 
 
 @st.composite
@@ -416,3 +416,67 @@ def test_other_random_streams_are_another_plan_and_the_error_says_so() -> None:
     assert built == plan.fingerprint != other
     with pytest.raises(CursorError, match=r"they differ in the random streams \(the NumPy that is installed\)"):
         Cursor(sources={"data": SourceCursor(plan=other)}).check_plans({"data": built})
+
+
+def assert_alike(packs: PackRange, expected: PackRange) -> None:
+    for field in dataclasses.fields(PackRange):
+        assert getattr(packs, field.name).tolist() == getattr(expected, field.name).tolist()
+
+
+@examples(100)
+@given(case=plan_cases(overlongs=("drop", "truncate", "split")), kept=st.integers(1, 300), data=st.data())
+def test_packs_are_the_same_however_few_of_them_are_kept(case: PlanCase, kept: int, data: st.DataObject) -> None:
+    whole, plan = case.plan(), case.plan(kept_segments=kept)
+    assert_alike(all_packs(plan, 0), all_packs(whole, 0))
+    for _ in range(3):  # also backwards
+        first, stop = sorted(data.draw(st.tuples(*[st.integers(0, whole.num_packs(0))] * 2)))
+        assert_alike(plan.packs(0, first, stop), whole.packs(0, first, stop))
+
+
+@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
+@pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "next_fit", "window_300"])
+def test_blocks_of_many_windows_are_replayed_in_stretches_alike(strategy: str, overlong: Overlong) -> None:
+    rng = np.random.default_rng(1)
+    case = PlanCase(
+        np.minimum(rng.geometric(1 / 150, 120_000), 3000),
+        [40_000] * 3,
+        OrderConfig(num_canonical_nodes=2, shuffle_block_size=50_000),
+        PackingConfig(packing_length=1024, strategy=strategy, window=5000, overlong=overlong),
+    )
+    expected = all_packs(case.plan(), 0)
+    for kept in (9000, 60_000):
+        plan = case.plan(kept_segments=kept)
+        assert_alike(all_packs(plan, 0), expected)
+        middle = plan.num_packs(0) // 2
+        resumed = case.plan(kept_segments=kept).packs(0, middle, middle + 500)
+        assert_alike(resumed, expected.take(np.arange(middle, middle + 500)))
+
+
+def test_a_step_of_64_canonical_nodes_needs_little_memory_and_no_whole_blocks(tmp_path: Path) -> None:
+    """In a process of its own, whose private memory is measured."""
+    script = (
+        "import numpy as np\n"
+        "from lmms_stream.plan.order import OrderConfig\n"
+        "from lmms_stream.plan.pack_plan import PackPlan\n"
+        "from lmms_stream.plan.packing import PackingConfig\n"
+        "def private_mib():\n"
+        "    lines = open('/proc/self/smaps_rollup').read().splitlines()\n"
+        "    return sum(int(line.split()[1]) for line in lines if line.startswith('Private_')) / 1024\n"
+        "def plan(num_samples, **settings):\n"
+        "    lengths = np.arange(num_samples, dtype=np.uint32) ** 2 % 1009 + 1\n"
+        "    order, packing = OrderConfig(num_canonical_nodes=64), PackingConfig(packing_length=4096)\n"
+        "    return PackPlan(lengths, [num_samples], order=order, packing=packing, **settings)\n"
+        "plan(640).packs(0, 0, 64)\n"
+        "counts = {}\n"
+        "plan(64 << 18, counts_cache=counts).num_packs(0)\n"
+        "resumed = plan(64 << 18, counts_cache=counts)\n"
+        "middle = resumed.num_packs(0) // 2\n"
+        "before = private_mib()\n"
+        "resumed.packs(0, middle, middle + 1024)\n"
+        "print(private_mib() - before)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) <= 64

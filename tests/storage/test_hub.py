@@ -95,3 +95,35 @@ def test_a_dataset_of_the_hub_that_mdswriter_wrote_is_read(tmp_path: Path, monke
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
         result = run_command(sys.executable, "-c", SCRIPT, str(tmp_path / "cache"), timeout_s=80)
     assert result.returncode == 0, result.stderr
+
+
+AGAIN = """
+import shutil, sys
+from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.storage.fetch_config import FetchConfig
+from streaming import MDSWriter
+
+folder, cache = sys.argv[1:]
+for values, num_misses in (([1, 2, 3], 1), ([1, 2, 3], 0), ([4, 5, 6], 1)):
+    shutil.rmtree(folder, ignore_errors=True)
+    with MDSWriter(columns={"x": "int"}, out=folder) as writer:
+        for value in values:
+            writer.write({"x": value})
+    dataset = PackedStreamingDataset("hf://datasets/org/name", cache, fetch=FetchConfig(attempts=2, timeout_s=30))
+    assert [sample["x"] for sample in dataset[:]] == values
+    assert dataset.one.cache.tally.total.misses == num_misses
+facts = dataset.storage.stat("index.json")
+assert facts.num_bytes > 100
+assert len(facts.tag) == 64
+"""
+
+
+def test_a_dataset_of_the_hub_that_was_written_again_at_the_same_size_gives_its_new_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without checksums in its index, as MDSWriter writes it: the hub's entity tags tell."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with hub(tmp_path / "data") as endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        result = run_command(sys.executable, "-c", AGAIN, str(tmp_path / "data"), str(tmp_path / "cache"), timeout_s=80)
+    assert result.returncode == 0, result.stderr

@@ -15,19 +15,15 @@ from lmms_stream.mds.shard_files import fetch_shard
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.storage.cache import LocalCache, Wanted
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.record import Record
-from lmms_stream.storage.retry import Retry
-from lmms_stream.storage.room import CacheRoom, least_room
+from lmms_stream.storage.room import least_room
 from lmms_stream.storage.sizes import parse_bytes
 from lmms_stream.storage.storage import open_storage
-from lmms_stream.types import StoredObject
 
 from ..conftest import write_tokens
 from ..proxy import fault_proxy
-
-OBJECT_BYTES = 1000
+from .counting import OBJECT_BYTES, held, limited_cache, object_wanted
 
 
 def upload_tokens(url: str, folder: Path, *, num_samples: int, compression: str | None = None) -> None:
@@ -128,51 +124,6 @@ def test_under_a_limit_shards_give_way_and_each_is_still_fetched_once(
     assert most[0] <= least
     names = [info.name for info in limited.shard_infos]
     assert [traffic.num_requests("GET", name) for name in names] == [1] * len(names)
-
-
-def object_wanted(name: str) -> Wanted:
-    return Wanted(
-        name=name, identity=name, num_bytes=OBJECT_BYTES, valid=lambda path: path.stat().st_size == OBJECT_BYTES
-    )
-
-
-class Remote:
-    """A store of objects of OBJECT_BYTES bytes that are made as they are asked for."""
-
-    url = "made://objects"
-
-    def read(self, key: str) -> bytes:
-        return key.encode().ljust(OBJECT_BYTES)
-
-    def read_range(self, key: str, *, start: int, stop: int, tag: str) -> bytes:
-        raise NotImplementedError
-
-    def download(self, key: str, path: Path) -> None:
-        path.write_bytes(self.read(key))
-
-    def write(self, key: str, data: bytes) -> None:
-        raise NotImplementedError
-
-    def upload(self, path: Path, key: str) -> None:
-        raise NotImplementedError
-
-    def delete(self, key: str) -> None:
-        raise NotImplementedError
-
-    def list_objects(self, prefix: str) -> list[StoredObject]:
-        raise NotImplementedError
-
-    def stat(self, key: str) -> StoredObject:
-        raise NotImplementedError
-
-
-def limited_cache(folder: Path, *, objects: int, timeout_s: float = 5) -> LocalCache:
-    room = CacheRoom([folder], objects * OBJECT_BYTES)
-    return LocalCache(Remote(), folder, room=room, retry=Retry(attempts=2, timeout_s=timeout_s))
-
-
-def held(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def test_the_files_used_least_recently_give_way(tmp_path: Path) -> None:

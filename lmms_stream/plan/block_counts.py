@@ -1,0 +1,60 @@
+"""How many packs each shuffle block of an epoch has. lengths + order + packing -> [this] -> counts.
+
+Counting packs all blocks once, so that counts are kept, and one of several processes that share them counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .block_packs import PlanInputs, give_back_memory, pack_block
+from .order import EpochOrder
+
+CountsCache = MutableMapping[str, NDArray[np.int64]]
+Counting = Callable[[str], AbstractContextManager[object]]
+
+
+def block_counts(
+    inputs: PlanInputs,
+    order: EpochOrder,
+    key: str,
+    *,
+    counts_cache: CountsCache,
+    counting: Counting,
+    num_threads: int | None = None,
+) -> NDArray[np.int64]:
+    """Packs, tokens and overlong samples of each block of an epoch, as they are kept, or counted: int64[num_blocks, 3].
+
+    num_threads: that count, one for each core unless given.
+    """
+    blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
+    counts = counts_cache.get(key)
+    if counts is not None and counts.shape == (len(blocks), 3):
+        return counts
+    with counting(key):
+        counts = counts_cache.get(key)  # another process may have counted meanwhile
+        if counts is None or counts.shape != (len(blocks), 3):
+            counts = counts_cache[key] = _count(inputs, order, blocks, num_threads=num_threads)
+    return counts
+
+
+def _count(
+    inputs: PlanInputs, order: EpochOrder, blocks: list[tuple[int, int]], *, num_threads: int | None
+) -> NDArray[np.int64]:
+    def count(node_and_block: tuple[int, int]) -> tuple[int, int, int]:
+        packs = pack_block(inputs, order, *node_and_block)
+        return len(packs), packs.num_tokens, packs.num_overlong
+
+    if num_threads == 1:  # in this thread, which does not keep the process from ending as those of a pool do
+        counted = [count(each) for each in blocks]
+    else:
+        with ThreadPoolExecutor(max_workers=num_threads or len(os.sched_getaffinity(0))) as pool:
+            counted = list(pool.map(count, blocks))
+    give_back_memory()
+    return np.array(counted, dtype=np.int64).reshape(-1, 3)

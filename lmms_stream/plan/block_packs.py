@@ -1,0 +1,202 @@
+"""The packs of one shuffle block, replayed a stretch at a time. lengths + order + packing -> [this] -> segments.
+
+A step reads from a block of each canonical node. With many of them whole blocks would take too long to replay before
+the first step, and too much memory. So the packs that come next are kept, and where packing stands after them: it goes
+window by window, and a stretch of windows has the packs that the whole block has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .lengths import Lengths
+from .order import EpochOrder, OrderConfig
+from .packing import (
+    NO_OPEN_PACKS,
+    OpenPacks,
+    PackingConfig,
+    Packs,
+    Segments,
+    block_seed,
+    pack,
+    pack_segments,
+    pack_window,
+    to_segments,
+)
+
+KEPT_SEGMENTS = 1 << 21  # of all canonical nodes together: whole blocks of 8
+LEAST_SEGMENTS = 1 << 12  # of each canonical node, however many there are
+WINDOW_SEGMENTS = 1 << 14  # packed in one go, at least: calls of smaller windows would cost more than their packs
+
+_Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanInputs:
+    """What the packs of a plan follow from, apart from the epoch. kept_segments: see PackPlan."""
+
+    index: Lengths
+    order: OrderConfig
+    packing: PackingConfig
+    kept_segments: int
+
+
+def pack_block(inputs: PlanInputs, order: EpochOrder, node: int, block: int) -> Packs:
+    """All packs of a block, over its samples in epoch order."""
+    lengths = inputs.index.lengths[order.block(node, block)]
+    inputs.index.release()
+    seed = block_seed(order.config.seed, epoch=order.epoch, node=node, block=block)
+    return pack(lengths, config=inputs.packing, seed=seed)
+
+
+class _Start(NamedTuple):
+    """Where packing stands before a window: the window's first pack and segment, and the packs that wait for it.
+
+    carried: of the packs that wait, the indices of their segments in the block.
+    """
+
+    pack: int = 0
+    segment: int = 0
+    waiting: OpenPacks = NO_OPEN_PACKS
+    carried: _Numbers = np.empty(0, np.int64)
+
+
+class _Window(NamedTuple):
+    """The packs that a window closes: the indices of their segments in the block, and where each pack begins.
+
+    after: where the next window starts; None at the end of the block.
+    """
+
+    segments: _Numbers
+    offsets: _Numbers
+    after: _Start | None
+
+
+class BlockPacks:
+    """The packs of a block, of which those with the numbers [first, stop) are at hand; see replay_to.
+
+    sample_ids, lengths: int64[num_segments] of these packs, in pack order. offsets: int64[num_packs + 1].
+
+    They lie in the arrays of `before`, another block's packs that are needed no more, if those are large enough: pieces
+    of this size that come and go would leave an allocator with holes that nothing fits.
+    """
+
+    def __init__(
+        self, inputs: PlanInputs, order: EpochOrder, node: int, block: int, *, before: BlockPacks | None = None
+    ):
+        self.block = block
+        self._inputs = inputs
+        self._order = order
+        self._node = node
+        self._seed = block_seed(order.config.seed, epoch=order.epoch, node=node, block=block)
+        self._most = max(1, inputs.kept_segments // order.num_canonical_nodes)
+        nothing = np.empty(0, np.int64)
+        self._memory: tuple[_Numbers, _Numbers] = (nothing, nothing) if before is None else before._memory
+        self._next: _Start | None = None
+        self.first = self.stop = 0
+        self.sample_ids = self.lengths = np.empty(0, np.int64)
+        self.offsets = np.zeros(1, np.int64)
+        self._pieces: NDArray[np.int32] | None = None
+
+    def starts_of(self, segments: _Numbers) -> _Numbers | int:
+        """The token of its sample that each of some segments begins with."""
+        if self._pieces is None:
+            return 0
+        starts: _Numbers = self._pieces[segments].astype(np.int64) * self._inputs.packing.packing_length
+        return starts
+
+    def replay_to(self, number: int) -> None:
+        """Have a pack at hand, and of those that follow it as many as there is room for."""
+        if self.first <= number < self.stop:
+            return
+        ids = self._order.block(self._node, self.block)
+        segments = to_segments(self._inputs.index.lengths[ids], config=self._inputs.packing)
+        self._inputs.index.release()
+        if len(segments.lengths) <= self._most:
+            packs = pack_segments(segments.lengths, self._inputs.packing, self._seed)
+            self._keep(ids, segments, packs.order, packs.offsets, first=0)
+        else:
+            self._keep(ids, segments, *self._stretch(segments, number), first=number)
+        give_back_memory()
+
+    def _stretch(self, segments: Segments, number: int) -> tuple[_Numbers, _Numbers]:
+        """The packs from `number` on that there is room for, as in _Window."""
+        start = self._next if self._next is not None and self._next.pack <= number else _Start()
+        found = [np.empty(0, np.int64)]
+        ends = [np.zeros(1, np.int64)]
+        num_kept = 0
+        following: _Start | None = start
+        while following is not None and num_kept < self._most:
+            start = following
+            window = self._pack_window(segments, start)
+            first = min(max(number - start.pack, 0), len(window.offsets) - 1)
+            room = int(window.offsets[first]) + self._most - num_kept
+            stop = int(np.searchsorted(window.offsets, room, side="right")) - 1
+            if first < len(window.offsets) - 1:
+                stop = max(stop, first + (not num_kept))  # one pack, however many segments it has
+                begin, end = int(window.offsets[first]), int(window.offsets[stop])
+                found.append(window.segments[begin:end])
+                ends.append(window.offsets[first + 1 : stop + 1] - begin + num_kept)
+                num_kept += end - begin
+                if stop < len(window.offsets) - 1:
+                    break  # the rest of this window is for the next stretch, which packs it again
+            following = window.after
+        self._next = following
+        return np.concatenate(found), np.concatenate(ends)
+
+    def _pack_window(self, segments: Segments, start: _Start) -> _Window:
+        """The packs of the window at a start, which is some of the config's windows where these are small."""
+        config, num_segments = self._inputs.packing, len(segments.lengths)
+        size = config.samples_at_once or num_segments
+        stop = min(num_segments, start.segment + size * max(1, WINDOW_SEGMENTS // size))
+        packs = pack_window(
+            segments.lengths[start.segment : stop],
+            config=config,
+            seed=self._seed,
+            waiting=start.waiting,
+            position=start.segment,
+            last=stop == num_segments,
+        )
+        indices = np.concatenate([start.carried, np.arange(start.segment, stop)])[packs.order]
+        closed = int(packs.offsets[packs.num_closed])
+        after = None
+        if stop < num_segments:
+            waiting = OpenPacks(
+                lengths=segments.lengths[indices[closed:]],
+                offsets=packs.offsets[packs.num_closed :] - closed,
+                firsts=packs.firsts,
+            )
+            after = _Start(start.pack + packs.num_closed, stop, waiting, indices[closed:])
+        return _Window(indices[:closed], packs.offsets[: packs.num_closed + 1], after)
+
+    def _keep(
+        self,
+        ids: _Numbers,
+        segments: Segments,
+        order: NDArray[np.integer[Any]],
+        offsets: _Numbers,
+        *,
+        first: int,
+    ) -> None:
+        """Have these packs at hand. order: of their segments, indices in the block."""
+        if len(self._memory[0]) < len(order):
+            room = max(len(order), min(self._most, self._order.config.shuffle_block_size))
+            self._memory = np.empty(room, np.int64), np.empty(room, np.int64)
+        self.sample_ids, self.lengths = (memory[: len(order)] for memory in self._memory)
+        np.take(ids, segments.positions[order], out=self.sample_ids)
+        self.lengths[:] = segments.lengths[order]
+        self._pieces = None if segments.pieces is None else segments.pieces[order]
+        self.offsets = offsets
+        self.first, self.stop = first, first + len(offsets) - 1
+
+
+def give_back_memory() -> None:
+    """Return to the system what packing a block took; glibc would keep it for each thread that ever did so."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
