@@ -20,11 +20,11 @@ from .corpus import VOCABULARY, Corpus, build_corpus, train_tokenizer
 from .endpoint import BUCKET, s3_endpoint
 from .jobs import run_job
 
-STEPS = 28
+STEPS = 20
 SAVE_STEPS = 5
 KILL_AT = 13  # three steps after a checkpoint
 PACKING_LENGTH = 2048
-GLOBAL_BATCH = 8
+GLOBAL_BATCH = 4
 LOSS_TOLERANCE_OTHER_WORLD = 1e-3
 MARKER = ".lmms-stream-demo"
 
