@@ -25,7 +25,7 @@ from lmms_stream.train.trainer import FSDP2SFTTrainer
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0  # a rank may wait for another one that compiles
 
 
 def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cases = {**CASES, "saved": {"model": {"pretrained": str(folder / "saved")}, "on": [2]}}
     (folder / "job.json").write_text(json.dumps({"dataset": str(folder / "data"), "cases": cases}))
     for nproc in (1, 2, 4):
-        done = run_job(nproc, "tests.jobs.sharding_job", str(folder / "job.json"), timeout_s=250)
+        done = run_job(nproc, "tests.jobs.sharding_job", str(folder / "job.json"), timeout_s=500)
         assert done.returncode == 0, last_words(done.stderr)
     of_first = {path.stem[:-2]: torch.load(path) for path in folder.glob("*-0.pt")}
     of_second = {f"{path.stem[:-2]}-second": torch.load(path) for path in folder.glob("*-2-1.pt")}
