@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, as torchrun gives
 PROCESSES: ForkServerContext = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.preloaded"])
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}  # of child processes
+ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}  # of child processes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..storage.disk_errors import disk_errors
-from ..storage.locks import locked
+from ..storage.locks import file_of, lock_of, locked
 from ..storage.temporaries import leftovers, remove_leftovers, temporary_name
 
 KEPT_FILES = 32  # those used last: two epochs of sixteen plans, say
@@ -66,7 +66,7 @@ class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
         It is the kernel's lock, so that nobody waits for a process that was killed.
         """
         path = self._folder / f"{key}.npy"
-        lock_path = path.with_name(f".{path.name}.lock")
+        lock_path = lock_of(path)
         with disk_errors(str(path)):
             self._folder.mkdir(parents=True, exist_ok=True)
             with locked(lock_path, timeout_s=WAIT_S) as lock:
@@ -86,15 +86,10 @@ class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
                 used.append((path.stat().st_mtime_ns, path))
         for _, path in sorted(used, reverse=True)[KEPT_FILES:]:
             path.unlink(missing_ok=True)
-        unfinished = {*leftovers(self._folder), *(_counted(path) for path in self._folder.glob(".*.npy.lock"))}
+        unfinished = {*leftovers(self._folder), *(file_of(path) for path in self._folder.glob(".*.npy.lock"))}
         for path in unfinished:
-            lock_path = path.with_name(f".{path.name}.lock")
+            lock_path = lock_of(path)
             with locked(lock_path, timeout_s=0) as lock:
                 if lock is not None:  # else its process is at it
                     remove_leftovers(path)
                     lock_path.unlink(missing_ok=True)
-
-
-def _counted(lock_path: Path) -> Path:
-    """The file of counts that a lock is for."""
-    return lock_path.with_name(lock_path.name[1 : -len(".lock")])

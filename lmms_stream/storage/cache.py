@@ -22,7 +22,7 @@ from pathlib import Path
 from ..errors import StorageError
 from .disk_errors import disk_error, disk_errors
 from .local import LocalStorage
-from .locks import locked
+from .locks import lock_of, locked
 from .record import Record, touch
 from .retry import DEFAULT_RETRY, Retry
 from .room import CacheRoom
@@ -102,7 +102,7 @@ class LocalCache:
         downloads it. Raises StorageError when it cannot be had in time, and when what comes is not valid.
         """
         path = self.folder / wanted.name
-        record_path = path.with_name(f".{path.name}.lock")
+        record_path = lock_of(path)
         try:
             original = self._original(key, wanted)
             if original is not None:
@@ -141,7 +141,7 @@ class LocalCache:
         if original is not None and checked is not None and Record.read(checked).vouches_for(original, wanted.identity):
             return original
         path = self.folder / wanted.name
-        record = Record.read(path.with_name(f".{path.name}.lock"))
+        record = Record.read(lock_of(path))
         return path if record.vouches_for(path, self._identity(key, wanted)) else None
 
     def _original(self, key: str, wanted: Wanted) -> Path | None:
@@ -203,7 +203,7 @@ class LocalCache:
     def touch(self, path: Path) -> None:
         """Note that a file is in use, which keeps it longer than others where there is a limit."""
         if self.room is not None:
-            touch(path.with_name(f".{path.name}.lock"))
+            touch(lock_of(path))
 
     def _have(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
         """Make a valid copy lie at `path`; returns whether it is a download of ours."""
@@ -288,6 +288,6 @@ class LocalCache:
     def clean(self, folders: Sequence[Path]) -> None:
         """Remove temporary files that killed processes left in folders of this cache."""
         for path in [path for folder in folders for path in leftovers(folder)]:
-            with locked(path.with_name(f".{path.name}.lock"), timeout_s=0) as lock:
+            with locked(lock_of(path), timeout_s=0) as lock:
                 if lock is not None:
                     remove_leftovers(path)

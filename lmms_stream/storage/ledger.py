@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from .locks import locked
+from .locks import file_of, locked
 from .record import Record, boot_id
 
 LEDGER_NAME = ".room.lock"
@@ -98,8 +98,9 @@ class Ledger:
             self.look(file, wanted=wanted)
             return
         self._end += len(lines)
-        for entry in [each for each in self.entries if is_new and each.is_reserved and each.name != wanted]:
-            self._settle(file, entry)
+        if is_new:
+            for entry in [each for each in self.entries if each.is_reserved and each.name != wanted]:
+                self._settle(file, entry)
         if self._num_changes > len(self._entries) // LOOKS_AFTER:
             self.look(file, wanted=wanted)
 
@@ -127,12 +128,12 @@ class Ledger:
 
     def note(self, file: IO[bytes], entry: Entry) -> None:
         """Count a file, or room that is reserved for it, instead of what was noted of it before."""
-        self._append(file, _line(b"+" if entry.is_reserved else b"=", entry))
+        self._append(file, _line(entry))
 
     def strike_out(self, file: IO[bytes], name: str) -> None:
         """Count a file no more."""
         if name in self._entries:
-            self._append(file, _line(b"-", Entry(0, name, 0)))
+            self._append(file, _line(Entry(0, name, 0), is_gone=True))
 
     def _append(self, file: IO[bytes], line: bytes) -> None:
         if os.pwrite(file.fileno(), line, self._end) != len(line):
@@ -144,7 +145,7 @@ class Ledger:
         """Look at every record of the folder, and write down what is found."""
         self._forget()
         entries = [find_download(Path(each.path)) for each in os.scandir(self.folder) if _is_record(each.name, wanted)]
-        lines = [_line(b"+" if each.is_reserved else b"=", each) for each in entries if each is not None]
+        lines = [_line(each) for each in entries if each is not None]
         body = b"".join(lines)
         os.ftruncate(file.fileno(), 0)  # without a header until all of it is there
         if os.pwrite(file.fileno(), body, HEADER_BYTES) == len(body):
@@ -169,11 +170,6 @@ def find_download(record_path: Path) -> Entry | None:
     return Entry(_last_use(record_path, record), record_path.name, record.size)
 
 
-def file_of(record_path: Path) -> Path:
-    """The file that a record is of."""
-    return record_path.with_name(record_path.name[1 : -len(".lock")])
-
-
 def _read_header(file: IO[bytes]) -> tuple[str, int]:
     """The name of the look that a file holds, and how many files it found; no name where it holds none of this boot."""
     try:
@@ -183,7 +179,8 @@ def _read_header(file: IO[bytes]) -> tuple[str, int]:
         return "", 0
 
 
-def _line(kind: bytes, entry: Entry) -> bytes:
+def _line(entry: Entry, *, is_gone: bool = False) -> bytes:
+    kind = b"-" if is_gone else b"+" if entry.is_reserved else b"="
     return b"%s %d %d %s\n" % (kind, entry.num_bytes, entry.last_use, os.fsencode(entry.name))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 _POLL_S = 0.02
+_SUFFIX = ".lock"
 
 
 @contextmanager
@@ -35,6 +36,16 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[IO[bytes] | None]:
             yield None
             return
         time.sleep(_POLL_S)
+
+
+def lock_of(path: Path) -> Path:
+    """The hidden file beside `path` that processes lock to work on it; the cache keeps its record in it."""
+    return path.with_name(f".{path.name}{_SUFFIX}")
+
+
+def file_of(lock_path: Path) -> Path:
+    """The file that lock_of gave this one for."""
+    return lock_path.with_name(lock_path.name[1 : -len(_SUFFIX)])
 
 
 def _take(file: IO[bytes], *, wait: bool) -> bool:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, StorageError
-from .ledger import LEDGER_NAME, Entry, Ledger, file_of, find_download
-from .locks import locked
+from .ledger import LEDGER_NAME, Entry, Ledger, find_download
+from .locks import file_of, locked
 from .record import Record, touch
 
 _POLL_S = 0.05
@@ -39,7 +39,7 @@ class CacheRoom:
         """
         if num_bytes > self.limit_bytes:
             raise ConfigError(
-                f"cache_limit is {self.limit_bytes} bytes and {record_path.name[1:-5]} takes {num_bytes}: raise it"
+                f"cache_limit is {self.limit_bytes} bytes and {file_of(record_path).name} takes {num_bytes}: raise it"
             )
         deadline = time.monotonic() + timeout_s
         while True:
