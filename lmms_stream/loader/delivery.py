@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
-from ..mds.dataset import PackedStreamingDataset
+from ..mds.core import PackedDataset
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import LaneState
@@ -87,7 +87,7 @@ class LaneDelivery:
     packs_left = None
     num_dropped_packs = 0
 
-    def __init__(self, dataset: PackedStreamingDataset, settings: LoaderSettings):
+    def __init__(self, dataset: PackedDataset, settings: LoaderSettings):
         self.settings = settings
         self._plan = plan_fingerprint(
             LANES_VERSION,

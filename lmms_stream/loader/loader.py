@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
-from ..mds.dataset import PackedStreamingDataset
+from ..mds.core import HasCore, PackedDataset, core_of
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
@@ -58,7 +58,7 @@ class PackedLoader:
 
     def __init__(
         self,
-        dataset: PackedStreamingDataset | Mapping[str, PackedStreamingDataset],
+        dataset: PackedDataset | HasCore | Mapping[str, PackedDataset | HasCore],
         *,
         global_batch: int,
         weights: Weights | Mapping[int, Weights] | None = None,
@@ -73,9 +73,10 @@ class PackedLoader:
         timeout_s: float = 600.0,
         collator: Collator = collate,
     ):
-        if not dataset:
+        named = dataset if isinstance(dataset, Mapping) else {SOURCE: dataset}
+        if not named:
             raise ConfigError("a PackedLoader needs at least one dataset")
-        datasets = {SOURCE: dataset} if isinstance(dataset, PackedStreamingDataset) else dict(dataset)
+        datasets = {name: core_of(each) for name, each in named.items()}
         for name, each in datasets.items():
             if each.processor is None:
                 raise ConfigError(f"a PackedLoader needs a processor: give dataset {name!r} one")
@@ -312,7 +313,7 @@ class PackedLoader:
         self._delivery.skip(num_steps)
 
 
-def _with_items(settings: LoaderSettings, datasets: Mapping[str, PackedStreamingDataset]) -> LoaderSettings:
+def _with_items(settings: LoaderSettings, datasets: Mapping[str, PackedDataset]) -> LoaderSettings:
     """The settings with what workers hand over at once: whole steps where packs are only fetched, else single packs."""
     fast = settings.collator is collate and all(isinstance(each.processor, PackFiller) for each in datasets.values())
     if not fast or any(each.mode == "lanes" for each in datasets.values()):
@@ -325,9 +326,7 @@ def _as_it_is(made: Any) -> Any:
     return made
 
 
-def _check_lanes(
-    datasets: Mapping[str, PackedStreamingDataset], weights: object, world: World, num_workers: int
-) -> None:
+def _check_lanes(datasets: Mapping[str, PackedDataset], weights: object, world: World, num_workers: int) -> None:
     if len(datasets) > 1 or weights is not None:
         lacking = [name for name, each in datasets.items() if each.mode == "lanes"]
         raise ConfigError(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import ConfigError, DataError, LmmsStreamError
-from ..mds.dataset import PackedStreamingDataset
+from ..mds.core import PackedDataset
 from ..plan.assign import assign_steps
 from ..plan.cursor import Cursor
 from ..plan.kernels.deal import PAD
@@ -76,7 +76,7 @@ class PackWorker(IterableDataset[Item]):
 
     def __init__(
         self,
-        datasets: Mapping[str, PackedStreamingDataset],
+        datasets: Mapping[str, PackedDataset],
         settings: LoaderSettings,
         *,
         num_workers: int = 0,
@@ -168,7 +168,7 @@ class PlanWorker(PackWorker):
 
     def __init__(
         self,
-        datasets: Mapping[str, PackedStreamingDataset],
+        datasets: Mapping[str, PackedDataset],
         settings: LoaderSettings,
         *,
         weights: Weights | Mapping[int, Weights] | None,
@@ -325,7 +325,7 @@ class LaneWorker(PackWorker):
                 yield at, made._replace(lane=number, state=lanes[number].state)
 
 
-def measure(dataset: PackedStreamingDataset, sample_ids: Ids) -> Ids:
+def measure(dataset: PackedDataset, sample_ids: Ids) -> Ids:
     """The tokens of samples, as the dataset's processor measures them: int64."""
     processor = processor_of(dataset)
     lengths = np.empty(len(sample_ids), np.int64)

@@ -1,290 +1,335 @@
-"""A streaming.StreamingDataset that knows its packs. plan + shards -> [dataset] -> samples, and what packs them.
+"""MosaicML Streaming's classes over our core: the same keywords and samples, our reader, cache and errors.
 
-The only file that touches MosaicML's internals. Kept from the parent: the type, NumPy indexing, streams and their
-shares, the state that StreamingDataLoader saves, its clouds and compressions. Replaced: the constructor's shared
-memory, barriers and epoch state. What is on this node is what lies in the cache folder, and locks belong to the
-kernel, so a killed run leaves nothing that stops the next.
+Its arithmetic is called (partitions, shuffles, sampling, weights of streams), so its orders are the same to the sample
+and its checkpoints load. Replaced are shared memory with names, barriers, polling threads and the cache. What is on
+this node is what lies in the cache folder, and locks belong to the kernel, so a killed run leaves nothing that stops
+the next. Only the files that are named mosaic import streaming when they are loaded.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from operator import index
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+import streaming
 from numpy.typing import NDArray
-from streaming import StreamingDataset
+from streaming.base.format import reader_from_json
+from streaming.base.spanner import Spanner
+from streaming.base.util import number_abbrev_to_int
+from streaming.base.world import World as MosaicWorld
 from torch.utils.data import get_worker_info
 
-from ..errors import ConfigError, CursorError
-from ..plan.lanes import default_lanes
-from ..plan.order import OrderConfig, default_canonical_nodes, in_stored_order
-from ..plan.pack_plan import PackPlan
-from ..plan.packing import PackingConfig
+from ..errors import ConfigError
+from ..plan.order import OrderConfig
 from ..plan.sample_order import Reader, SampleOrder
-from ..plan.shares import StreamShare, samples_chosen
-from ..processors.base import Processor
 from ..storage.fetch_config import FetchConfig
-from ..storage.room import CacheRoom, least_room
-from ..storage.storage import Storage
 from ..types import Sample, World
-from .epochs import EpochCounter
-from .index import ShardInfo
-from .lengths import LengthIndex
-from .pack_counts import PackCountsFolder
-from .reader import CHUNK, ShardReader
-from .streams import StoredDataset, Stream
+from .core import PackedDataset
+from .epoch_work import epoch_work
+from .epochs import EpochCounter, check_state
+from .mosaic_settings import BLOCKS, check_settings
+from .mosaic_streams import config_of, registered_stream
+from .reader import CHUNK
+from .shard_files import try_fetch_shard
+from .streams import StreamConfig
 
-PackingMode = Literal["auto", "plan", "lanes"]
-logger = logging.getLogger("lmms_stream")
+_SHARDS_UNDER_LIMIT = 4  # as many as the largest must fit into a cache_limit, as with the parent
+_HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shard_part", "_download_file")
 
 
-class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
-    """Samples of MDS datasets by number, and the plan of their packs.
+class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
+    """MosaicML Streaming's StreamingDataset: its keywords, defaults, samples, order, lengths and checkpoints.
 
-    remote: a local folder or a URL (s3://, gs://, …). local: where shards are kept on this node (default: a
-    folder of this user's below the system's temporary folder); one of the two will do for a local dataset. streams:
-    several datasets instead of one, iterated as one; epoch_size: samples of an epoch of theirs.
-
-    processor and packing are needed for packs. packing_mode: "plan" takes packs from a lengths index, "lanes" packs
-    as lengths are measured, "auto" (the default) uses the index if there is one for this processor.
-
-    `ds[i]`, `ds[-1]`, slices, lists and arrays of numbers read samples as dicts of decoded columns. Iterating
-    gives this rank's and worker's share of one epoch after another in the epoch order, unpacked: batch_size samples
-    at a time, of which each replication of ranks reads the same. Raises StorageError, ShardError; see also `plan`.
+    See its documentation, and docs/mosaicml.md for what differs. shuffle_algo: also "blocks", our own order, which
+    needs no array of the epoch, so that any size begins at once. cache_limit is kept to by all processes of a node.
+    Raises ConfigError, CursorError, StorageError, ShardError.
     """
 
     def __init__(
         self,
+        *,
+        streams: Sequence[streaming.Stream] | None = None,
         remote: str | Path | None = None,
         local: str | Path | None = None,
-        *,
-        streams: Sequence[Stream] | None = None,
         split: str | None = None,
-        processor: Processor | None = None,
-        packing: PackingConfig | None = None,
-        packing_mode: PackingMode = "auto",
-        order: OrderConfig | None = None,
-        epoch_size: int | None = None,
-        batch_size: int = 1,
+        download_retry: int = 2,
+        download_timeout: float = 60.0,
+        validate_hash: str | None = None,
+        keep_zip: bool = False,
+        epoch_size: int | str | None = None,
+        predownload: int | None = None,
+        cache_limit: int | str | None = None,
+        sampling_method: str = "balanced",
+        sampling_granularity: int = 1,
+        partition_algo: str = "relaxed",
+        num_canonical_nodes: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_algo: str = "py1e",
+        shuffle_seed: int = 9176,
+        shuffle_block_size: int | None = None,
+        batching_method: str = "random",
+        allow_unsafe_types: bool = False,
         replication: int | None = None,
-        world: World | None = None,
-        fetch: FetchConfig | None = None,
+        stream_name: str = "stream",
+        stream_config: dict[str, Any] | None = None,
     ):
-        if streams is not None and (remote is not None or local is not None or split is not None):
+        self.sampling_method = sampling_method
+        self.sampling_granularity = sampling_granularity
+        self.partition_algo = partition_algo
+        self.num_canonical_nodes = num_canonical_nodes
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.shuffle_algo = shuffle_algo
+        self.shuffle_seed = shuffle_seed
+        self.shuffle_block_size = shuffle_block_size
+        self.batching_method = batching_method
+        self.allow_unsafe_types = allow_unsafe_types
+        self.replication = replication
+        self.initial_physical_nodes = None
+        self.epoch_seed_change = shuffle and sampling_method == "balanced"
+        self.predownload = predownload or (CHUNK if self._is_ours else 8 * (batch_size or 8))
+        check_settings(self)
+        self._set_world(World.detect())
+        if streams is not None and not (remote is None and local is None and split is None):
             raise ConfigError("a dataset has either streams, or remote, local and split")
         if streams is not None and not streams:
             raise ConfigError("streams is empty: name at least one")
-        self.processor = processor
-        self.packing = packing
-        self.packing_mode = packing_mode
-        self.order = order or OrderConfig()
-        self.world = world or World.detect()
-        if replication is not None:
-            self.world = dataclasses.replace(self.world, replication=replication)
-        self.replication = self.world.replication
-        self.batch_size = batch_size
-        self.fetch = fetch or FetchConfig()
-        chosen = list(streams) if streams is not None else [Stream(remote=remote, local=local, split=split)]
-        self.stored = [StoredDataset(stream, config=self.fetch) for stream in chosen]
-        self.counts = samples_chosen(
-            [stored.num_samples for stored in self.stored],
-            [StreamShare(proportion=s.proportion, repeat=s.repeat, choose=s.choose) for s in chosen],
-            epoch_size=epoch_size,
+        defaults = {
+            "remote": remote, "local": local, "split": split, "download_retry": download_retry,
+            "download_timeout": download_timeout, "validate_hash": validate_hash, "keep_zip": keep_zip,
+        }  # fmt: skip
+        self.streams = (
+            list(streams) if streams is not None else [registered_stream(stream_name, stream_config, defaults)]
         )
-        self.epoch_size = sum(self.counts)
-        self.num_samples = sum(stored.num_samples for stored in self.stored)
-        self._limit_cache()
-        self.reader = self._open_reader(None)
+        for stream in self.streams:
+            stream.apply_default(defaults)
+        fetch = FetchConfig(
+            attempts=1 + download_retry, timeout_s=float(download_timeout), cache_limit=cache_limit or None
+        )
+        self.core = self._open_core([config_of(stream) for stream in self.streams], fetch)
+        self.cache_limit = self.core.fetch.limit_bytes
+        self._set_sizes(None if epoch_size is None else number_abbrev_to_int(epoch_size))
+        self._check_cache_limit()
         self._epochs = EpochCounter()
 
-    def _limit_cache(self) -> None:
-        limit = self.fetch.limit_bytes
-        if limit is not None:
-            copied = [stored for stored in self.stored if stored.is_copied]
-            room = CacheRoom([folder for stored in copied for folder in stored.shard_folders], limit)
-            for stored in copied:
-                stored.limit(room)
+    @property
+    def _is_ours(self) -> bool:
+        return self.shuffle_algo == BLOCKS
 
-    def _open_reader(self, columns: Sequence[str] | None) -> ShardReader:
-        shards = [(stored.cache, info) for stored in self.stored for info in stored.shards]
-        return ShardReader(shards, config=self.fetch, columns=columns)
+    def _set_world(self, world: World) -> None:
+        if self.replication is not None:
+            world = dataclasses.replace(world, replication=self.replication)
+        self.world = world
+        ranks = world.world_size // world.num_nodes
+        self._unique_rank_world = MosaicWorld(world.num_nodes, ranks, 1, world.rank)
+        self._parallel_rank_world = self._unique_rank_world.replicate(world.replication)
+
+    def _open_core(self, streams: Sequence[StreamConfig], fetch: FetchConfig) -> PackedDataset:
+        return PackedDataset(streams, order=self._order if self._is_ours else None, fetch=fetch, world=self.world)
+
+    @property
+    def _order(self) -> OrderConfig:
+        """Our order, as the keywords say it."""
+        block_size = {} if self.shuffle_block_size is None else {"shuffle_block_size": self.shuffle_block_size}
+        return OrderConfig(
+            seed=self.shuffle_seed, shuffle=self.shuffle, num_canonical_nodes=self.num_canonical_nodes, **block_size
+        )
+
+    def _set_sizes(self, epoch_size: int | None) -> None:
+        """What the parent's arithmetic asks a dataset for; and how many samples an epoch takes of each stream."""
+        if epoch_size is not None and epoch_size < 0:
+            raise ConfigError(f"epoch_size must be 0 or more samples, got {epoch_size}")
+        streams = self.core.stored
+        self.num_samples = self.core.num_samples
+        self.num_streams, self.num_shards = len(streams), len(self.core.shard_infos)
+        self.samples_per_shard = self.core.samples_per_shard
+        self.sample_offset_per_shard = np.cumsum(self.samples_per_shard) - self.samples_per_shard
+        self.shards_per_stream = np.array([len(stream.shards) for stream in streams], np.int64)
+        self.shard_offset_per_stream = np.cumsum(self.shards_per_stream) - self.shards_per_stream
+        self.stream_per_shard = np.repeat(np.arange(len(streams)), self.shards_per_stream)
+        self.samples_per_stream = np.array([stream.num_samples for stream in streams], np.int64)
+        self.sample_offset_per_stream = np.cumsum(self.samples_per_stream) - self.samples_per_stream
+        try:
+            streaming.Stream.validate_weights(self.streams)
+            self.epoch_size = streaming.Stream.apply_weights(
+                self.streams, self.samples_per_stream, epoch_size, self.shuffle_seed
+            )
+        except ValueError as error:
+            raise ConfigError(f"the weights of the streams do not fit: {error}") from error
+        if not self.epoch_size:
+            raise ConfigError("an epoch takes no sample of any stream: raise repeat, choose or epoch_size")
+        self.length = math.ceil(self.epoch_size / self._parallel_rank_world.num_ranks)
+
+    def _check_cache_limit(self) -> None:
+        largest = max(info.size + (info.zip_size or 0) for info in self.core.shard_infos)
+        if not self._is_ours and self.cache_limit is not None and self.cache_limit < _SHARDS_UNDER_LIMIT * largest:
+            raise ConfigError(
+                f"cache_limit is {self.cache_limit} bytes and the largest shard takes {largest}: raise it to at least "
+                f"{_SHARDS_UNDER_LIMIT * largest}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("plan", "pack_reader")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("shards", "spanner")}
 
-    # One stored dataset, as packs need it
+    # Samples by number
 
-    @property
-    def one(self) -> StoredDataset:
-        """The only stream; ConfigError where there are several, which packs do not mix."""
-        if len(self.stored) > 1:
-            raise ConfigError(
-                f"a pack holds samples of one dataset, this one has {len(self.stored)} streams: give PackedLoader a "
-                "dataset for each, by name, and weights"
-            )
-        return self.stored[0]
+    def get_item(self, sample_id: int, retry: int = 7) -> Sample:
+        """Sample `sample_id` (0 <= sample_id < size); its shard is fetched first when it is not on this node."""
+        return self.core.reader[sample_id]
 
-    @property
-    def storage(self) -> Storage:
-        return self.one.storage
-
-    @cached_property
-    def mode(self) -> Literal["plan", "lanes"]:
-        """Where packs come from: the packing_mode that was asked for, or what "auto" finds."""
-        if self.packing_mode != "auto":
-            return self.packing_mode
-        if self.processor is None or self.one.has_lengths(self.processor):
-            return "plan"
-        logger.warning(
-            "%s has no lengths index for this processor: packing with lanes, by lengths measured on the way", self.url
-        )
-        return "lanes"
-
-    @property
-    def url(self) -> str:
-        return ", ".join(stored.url for stored in self.stored)
-
-    @cached_property
-    def plan(self) -> PackPlan:
-        """The packs of every epoch; ConfigError without processor and packing, LengthsError without an index."""
-        counts = PackCountsFolder(self.one.cache.folder / "_lmms" / "counts")
-        return PackPlan(
-            self.length_index(),
-            self.samples_per_shard,
-            order=self.order,
-            packing=self.needed_packing,
-            counts_cache=counts,
-            counting=counts.counting,
-        )
-
-    @property
-    def needed_packing(self) -> PackingConfig:
-        if self.packing is None:
-            raise ConfigError("packs need packing: give the dataset a PackingConfig (packing_length)")
-        return self.packing
-
-    def length_index(self) -> LengthIndex:
-        """The lengths that this dataset's processor measured, memory-mapped; LengthsError when there is none.
-
-        Without a processor: the index that was written last.
-        """
-        return self.one.length_index(self.processor)
-
-    @property
-    def lane_order(self) -> OrderConfig:
-        """The order in which lanes read: a canonical node each, as many as are set or fit the dataset."""
-        lanes = self.order.num_canonical_nodes or default_lanes(self.num_samples, self.needed_packing.window)
-        return dataclasses.replace(self.order, num_canonical_nodes=lanes)
-
-    @cached_property
-    def pack_reader(self) -> ShardReader:
-        """Reads what packs are made of: of each sample the processor's columns."""
-        columns = {info.columns for info in self.one.shards}
-        if len(columns) > 1:
-            raise ConfigError(f"the shards of {self.url} differ in their columns: convert the dataset again")
-        return self._open_reader(self.processor.columns if self.processor is not None else None)
-
-    # Samples
-
-    @property
-    def shard_infos(self) -> list[ShardInfo]:
-        """The index entries of all shards, stream after stream."""
-        return [info for stored in self.stored for info in stored.shards]
-
-    @property
-    def samples_per_shard(self) -> NDArray[np.int64]:
-        return self.reader.samples_per_shard
-
-    def get_item(self, idx: int, retry: int = 0) -> Sample:
-        """Sample `idx` (0 <= idx < size); its shard is fetched first when it is not on this node."""
-        return self.reader[idx]
+    def __getitem__(self, at: Any) -> Any:
+        """A sample by its number, or a list of samples by a slice, a list or an array of numbers, as in NumPy."""
+        if isinstance(at, slice):
+            return [self.get_item(sample_id) for sample_id in range(*at.indices(self.size))]
+        return super().__getitem__(at)
 
     def read(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[Sample]:
-        """The samples of these ids, in this order."""
-        return list(self.reader.samples(np.asarray(sample_ids, np.int64)))
+        """The samples of these ids, in this order; negative ones count from the end."""
+        return self.core.read(sample_ids)
 
-    def check_cache_limit(self, *, samples_ahead: int) -> None:
-        """ConfigError for a cache_limit under which shards would be fetched again and again.
-
-        samples_ahead: how far loader workers of this node read ahead of one another.
-        """
-        limit = self.fetch.limit_bytes
-        if limit is None or not any(stored.is_copied for stored in self.stored):
-            return
-        infos = self.shard_infos
-        nodes = in_stored_order(self.order).num_canonical_nodes or default_canonical_nodes(self.num_samples)
-        if self.mode == "lanes" and self.packing is not None:
-            nodes = int(self.lane_order.num_canonical_nodes or 1)
-        num_nodes = self.world.num_group_nodes
-        served = nodes // num_nodes if nodes % num_nodes == 0 else nodes
-        block = min(self.order.shuffle_block_size, -(-self.num_samples // nodes))
-        least = least_room(
-            np.array([info.size for info in infos]),
-            self.samples_per_shard,
-            num_spans=served,
-            span=2 * block + samples_ahead // nodes,
-        ) + max(info.zip_size or 0 for info in infos)
-        if limit < least:
-            raise ConfigError(
-                f"cache_limit is {limit} bytes, and this order reads from {least} bytes of shards at a time: raise it "
-                f"to {least}, or lower shuffle_block_size (now {self.order.shuffle_block_size} samples) or "
-                "num_canonical_nodes"
-            )
-
-    # Iteration without packs
-
-    def __len__(self) -> int:
-        """Samples of an epoch for each group of ranks that read the same; some groups have one less."""
-        return -(-self.epoch_size // self.world.num_groups)
+    # Iteration
 
     def __iter__(self) -> Iterator[Sample]:
         """This rank's and worker's share of the next epoch, in its order, from where a loaded state says."""
         worker = get_worker_info()
-        epoch, start = self._epochs.begin(worker)
-        self.check_cache_limit(samples_ahead=CHUNK)
-        order = SampleOrder(
-            [np.array([info.num_samples for info in stored.shards], np.int64) for stored in self.stored],
-            counts=self.counts,
-            config=self.order,
-            epoch=epoch,
+        epoch, position = self._resume(self._parallel_rank_world.detect_workers(), self._epochs.begin(worker))
+        chunks = _pieces(
+            self._our_share(epoch, position) if self._is_ours else self._share(epoch, position), self.predownload
         )
+        reader, mine = self.core.reader, type(self)
+        if mine.__getitem__ is StreamingDataset.__getitem__ and mine.get_item is StreamingDataset.get_item:
+            yield from reader.read_all(chunks)
+            return
+        for sample_ids, *_ in reader.ahead(chunks):
+            yield from map(self.__getitem__, sample_ids.tolist())
+
+    def _share(self, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
+        """The sample ids of this rank and worker, by the parent's arithmetic."""
+        if not isinstance(self.batch_size, int):
+            raise ConfigError(
+                f"batch_size must be a whole number of samples, got {self.batch_size!r}: give the dataset that of the "
+                "DataLoader"
+            )
+        world, folder = self._parallel_rank_world.detect_workers(), self.core.stored[0].cache.folder
+        yield epoch_work(self, world, epoch, position, folder=folder)
+
+    def _our_share(self, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
+        self.core.check_cache_limit(samples_ahead=CHUNK)
+        worker = get_worker_info()
         share = Reader(
-            batch_size=self.batch_size,
+            batch_size=self.batch_size or 1,
             num_groups=self.world.num_groups,
             group=self.world.group,
             num_workers=worker.num_workers if worker else 1,
             worker=worker.id if worker else 0,
             num_nodes=self.world.num_group_nodes,
         )
-        yield from self.reader.read_all(order.share(start, reader=share))
+        return self._sample_order(epoch).share(min(position, self.epoch_size), reader=share)
+
+    def _sample_order(self, epoch: int) -> SampleOrder:
+        return SampleOrder(
+            [np.array([info.num_samples for info in stored.shards], np.int64) for stored in self.core.stored],
+            counts=[int(stream.choose) for stream in self.streams],
+            config=self.core.order,
+            epoch=epoch,
+        )
+
+    # State
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next iteration gives."""
+        return self._epochs.next_epoch
+
+    @next_epoch.setter
+    def next_epoch(self, next_epoch: int) -> None:
+        self._epochs.next_epoch = next_epoch
+
+    def _resume(self, world: MosaicWorld, epoch: int) -> tuple[int, int]:
+        """The epoch of an iteration and the position that it begins at, by the state that was loaded last."""
+        saved = self._epochs.loaded()
+        is_resumed = saved is not None and saved["epoch"] >= epoch
+        if saved is not None and is_resumed:
+            epoch, position = saved["epoch"], saved["sample_in_epoch"]
+            self.num_canonical_nodes, self.shuffle_seed = saved["num_canonical_nodes"], saved["shuffle_seed"]
+            self.initial_physical_nodes = saved.get("initial_physical_nodes")
+        if self._is_ours:
+            order = self._sample_order(epoch)
+            self.num_canonical_nodes, self.shuffle_block_size = (
+                order.num_canonical_nodes,
+                self.core.order.shuffle_block_size,
+            )
+        elif not self.num_canonical_nodes:
+            self.num_canonical_nodes = (64 if self.shuffle_algo in ("py1s", "py2s") else 1) * world.num_nodes
+        self._set_shuffle_block_size(world)
+        return epoch, position if is_resumed else 0
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """The state after `num_samples` samples of all ranks; counted from the epoch's start, or from a loaded state.
 
-        It is what MosaicML's StreamingDataLoader saves. It fits any number of ranks and workers, exactly where
-        batch_size is the loader's. Packs have a cursor of their own: PackedLoader.state_dict.
+        It is what StreamingDataLoader saves: the parent's, and what else the order depends on. It fits any number of
+        ranks and workers. Packs have a cursor of their own: PackedLoader.state_dict.
         """
-        epoch, start = self._epochs.current()
-        position = num_samples if from_beginning else start + num_samples
-        return {"epoch": epoch, "sample_in_epoch": position, "seed": self.order.seed, "epoch_size": self.epoch_size}
+        state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
+        return state | {name: getattr(self, name) for name in ("shuffle_algo", "shuffle_block_size", "epoch_size")}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Go on from a state that state_dict gave; CursorError when it belongs to another order."""
-        for name, ours in (("seed", self.order.seed), ("epoch_size", self.epoch_size)):
-            if obj.get(name) != ours:
-                raise CursorError(
-                    f"the saved state has {name} {obj.get(name)!r}, this dataset has {ours}: restore it, or start over"
-                )
-        try:
-            epoch, position = index(obj["epoch"]), index(obj["sample_in_epoch"])
-        except (KeyError, TypeError) as error:
-            raise CursorError(f"the saved state is damaged ({error!r}): use another checkpoint") from error
-        if position >= self.epoch_size:
-            epoch, position = epoch + 1, 0
-        self._epochs.resume(epoch, position)
+        """Go on from a state that state_dict gave, or the parent's; CursorError when it belongs to another order.
+
+        As with the parent, its num_canonical_nodes and shuffle_seed are taken over; with "blocks" they must be ours.
+        """
+        if self._is_ours:
+            ours = {"shuffle_algo": BLOCKS, "shuffle_seed": self.shuffle_seed, "epoch_size": self.epoch_size}
+            ours["num_canonical_nodes"] = self._sample_order(0).num_canonical_nodes
+            ours["shuffle_block_size"] = self.core.order.shuffle_block_size
+            self._epochs.load(check_state(obj, ours, unsaved={"shuffle_algo": "one of MosaicML's"}))
+        else:
+            ours = {"shuffle_algo": self.shuffle_algo, "epoch_size": self.epoch_size}
+            if self.shuffle_block_size is not None:
+                ours["shuffle_block_size"] = self.shuffle_block_size
+            self._epochs.load(check_state(obj, ours, unsaved=ours))
+
+    # Shards
+
+    @cached_property
+    def shards(self) -> list[Any]:
+        """MosaicML's readers of the shards, which read those that are on this node (see prepare_shard)."""
+        return [
+            reader_from_json(str(stored.folder_of_files), None, dict(info.entry))
+            for stored in self.core.stored
+            for info in stored.shards
+        ]
+
+    @cached_property
+    def spanner(self) -> Spanner:
+        return Spanner(self.samples_per_shard)
+
+    @property
+    def cache_usage(self) -> int:
+        """Bytes that the shards on this node take, in the cache folders, with their indexes."""
+        return sum(stored.cache_usage for stored in self.core.stored)
+
+    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+        """Fetch a shard; not blocking: not where another process is at it."""
+        cache, info = self.core.reader.shards[shard_id]
+        try_fetch_shard(cache, info, wait=blocking)
+
+    def evict_shard(self, shard_id: int) -> None:
+        """Delete the copy of a shard that we downloaded; what we did not download stays."""
+        cache, info = self.core.reader.shards[shard_id]
+        cache.evict(info.name)
+
+    def evict_coldest_shard(self) -> None:
+        """Evict the shard whose copy was used least recently; ConfigError where there is none."""
+        self.evict_shard(self.core.coldest_shard())
+
+
+def _pieces(chunks: Iterable[NDArray[np.int64]], size: int) -> Iterator[NDArray[np.int64]]:
+    for chunk in chunks:
+        yield from (chunk[first : first + size] for first in range(0, len(chunk), size))

@@ -13,7 +13,7 @@ from lmms_stream.converters import convert as conversion
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import DataError, StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import Storage
