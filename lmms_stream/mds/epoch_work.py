@@ -33,6 +33,8 @@ def epoch_work(dataset: Any, world: Any, epoch: int, position: int, *, folder: P
 
     dataset, world: a StreamingDataset, and MosaicML's World with this worker in it. folder: for files of the node.
     """
+    if position >= dataset.epoch_size:  # the parent's arithmetic refuses some ends of epochs
+        return np.empty(0, np.int64)
     if dataset.epoch_size <= MAX_SAMPLES_EACH:
         work = _all_work(dataset, world, epoch, position)
     else:

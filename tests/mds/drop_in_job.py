@@ -1,0 +1,118 @@
+"""A job: MosaicML's StreamingDataset and ours, with the same keywords. Arguments: folders of data and of output, cases.
+
+Each rank writes what it read of each to `<rank>.json`: the batches of two epochs, the length, a state in the middle of
+an epoch and at its end, and what the *other* class reads from that state on.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lmms_stream
+import streaming
+import torch
+from streaming.base.stream import streams_registry
+
+from ..rounds import LONG
+from .drop_in_cases import CASES, Case
+
+streams_registry.register("for_tests", func=streaming.Stream)
+CLASSES = {"parent": streaming, "ours": lmms_stream}
+Numbers = list[list[int]]
+
+
+class Reading:
+    """A dataset of one of the classes with the keywords of a case, and its loader."""
+
+    def __init__(self, which: str, case: Case, *, num_workers: int, data: Path, caches: Path):
+        home = CLASSES[which]
+        caches.mkdir(parents=True, exist_ok=True)
+        keywords: dict[str, Any] = dict(case.keywords)
+        if case.streams:
+            keywords["streams"] = [
+                home.Stream(**({"remote": str(data / name), "local": str(caches / name)} | weights))
+                for name, weights in case.streams.items()
+            ]
+        else:
+            keywords |= {"remote": str(data / case.name_of_data), "local": str(caches / "one")}
+        self.dataset = home.StreamingDataset(**keywords)
+        self.loader = home.StreamingDataLoader(
+            self.dataset,
+            batch_size=self.dataset.batch_size,
+            num_workers=num_workers,
+            collate_fn=_numbers,
+            timeout=60 if num_workers else 0,
+        )
+
+    def batches(self, count: int | None = None) -> Numbers:
+        return [batch["number"] for batch in islice(self.loader, count)]
+
+
+def _numbers(samples: list[dict[str, Any]]) -> dict[str, list[int]]:
+    return {"number": [int(sample["number"]) for sample in samples]}
+
+
+def main() -> None:
+    data, out = Path(sys.argv[1]), Path(sys.argv[2])
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # the parent would make and end a group for each dataset
+        torch.distributed.init_process_group("gloo")
+    read: dict[str, Any] = {}
+    for said in sys.argv[3:]:
+        name, num_workers = said.split(":")
+        caches = out / f"caches-{said}"
+        read[said] = compare(CASES[name], num_workers=int(num_workers), data=data, caches=caches)
+        shutil.rmtree(caches, ignore_errors=True)
+    Path(out, f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(read))
+
+
+def compare(case: Case, *, num_workers: int, data: Path, caches: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"parent": {}, "ours": {}}
+    for which, other in (("parent", "ours"), ("ours", "parent")):
+        one = _open(which, case, num_workers, data, caches / f"{which}-whole")
+        found[which]["length"] = len(one.dataset)
+        found[which]["epochs"] = epochs = [one.batches(), one.batches()]
+        found[which]["end"] = one.loader.state_dict()
+        _close(one)
+        if not (case.is_resumed or LONG):
+            continue
+        found[which]["resumed"] = []
+        for count in sorted({1, len(epochs[1]) // 2, len(epochs[1]) - 1} - {0}):
+            begun = _open(which, case, num_workers, data, caches / f"{which}-begun-{count}")
+            begun.batches()
+            begun.batches(count)
+            state = begun.loader.state_dict()
+            _close(begun)
+            resumed = _open(other, case, num_workers, data, caches / f"{which}-resumed-{count}")
+            resumed.loader.load_state_dict(state)
+            found[which]["resumed"].append([count, resumed.batches(), resumed.batches()])
+            _close(resumed)
+        after = _open(other, case, num_workers, data, caches / f"{which}-after")
+        after.loader.load_state_dict(found[which]["end"])
+        found[which]["after end"] = [after.batches(), after.batches()]
+        _close(after)
+    return found
+
+
+def _open(which: str, case: Case, num_workers: int, data: Path, caches: Path) -> Reading:
+    return Reading(which, case, num_workers=num_workers, data=data, caches=caches)
+
+
+def _close(reading: Reading) -> None:
+    """Let go of a dataset; the parent's would otherwise leave its state in shared memory, which the next takes over."""
+    iterator = getattr(reading.dataset, "_iterator", None)
+    if iterator is not None:
+        iterator.non_blocking_exit()
+    del reading.loader, reading.dataset
+    gc.collect()
+    streaming.base.util.clean_stale_shared_memory()
+
+
+if __name__ == "__main__":
+    main()

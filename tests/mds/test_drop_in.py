@@ -1,0 +1,65 @@
+"""Our StreamingDataset beside MosaicML's: the same samples, in the same order, on each rank and worker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streaming import MDSWriter
+
+from ..conftest import last_words
+from ..jobs.launcher import run_job
+from ..rounds import LONG, rounds
+from .drop_in_cases import CASES, SIZES
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("drop-in")
+    first = 0
+    for name, size in (*SIZES.items(), ("zipped", SIZES["a"])):
+        compression = "zstd" if name == "zipped" else None
+        with MDSWriter(
+            columns={"number": "int"}, out=str(root / name), hashes=["sha1"], size_limit=200, compression=compression
+        ) as writer:
+            for number in range(first, first + size):
+                writer.write({"number": number})
+        first += size
+    return root
+
+
+def runs(world_size: int) -> list[str]:
+    """Cases, each with a number of workers: some in short rounds, in long ones all with all."""
+    names = [name for name in CASES if name != "replication" or world_size > 1]
+    if LONG:
+        return [f"{name}:{num_workers}" for name in names for num_workers in range(4)]
+    if world_size == 1:
+        return [f"{name}:{0 if number % 6 else 1 + number // 6 % 3}" for number, name in enumerate(names)]
+    return ["shuffled:0", "streams:1", "device per stream:2", "replication:3"]
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("world_size", [1, 2, 4][: rounds(2, 3)])
+def test_every_keyword_gives_the_samples_of_the_parent_and_states_load_in_both_directions(
+    data: Path, tmp_path: Path, world_size: int
+) -> None:
+    asked = runs(world_size)
+    done = run_job(world_size, "tests.mds.drop_in_job", str(data), str(tmp_path), *asked, timeout_s=rounds(300, 1400))
+    assert done.returncode == 0, last_words(done.stderr)
+    for rank in range(world_size):
+        read: dict[str, Any] = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert list(read) == asked
+        for said, found in read.items():
+            parent, ours = found["parent"], found["ours"]
+            assert ours["epochs"] == parent["epochs"], (rank, said)
+            assert ours["length"] == parent["length"], (rank, said)
+            assert parent["end"].items() <= ours["end"].items(), (rank, said)
+            assert sum(map(len, ours["epochs"][0])) > 0, said
+            assert ("resumed" in ours) == (LONG or CASES[said.split(":")[0]].is_resumed)
+            if "resumed" in ours:
+                assert ours["resumed"] == parent["resumed"], (rank, said)
+                assert ours["after end"] == parent["after end"], (rank, said)
+                for count, rest, _ in ours["resumed"]:
+                    assert parent["epochs"][1][count:] == rest, (rank, said)
