@@ -157,9 +157,10 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
         self.sample_offset_per_stream = np.cumsum(self.samples_per_stream) - self.samples_per_stream
         try:
             streaming.Stream.validate_weights(self.streams)
-            self.epoch_size = streaming.Stream.apply_weights(
-                self.streams, self.samples_per_stream, epoch_size, self.shuffle_seed
-            )
+            with np.errstate(invalid="ignore"):  # 0 of 0 samples
+                self.epoch_size = streaming.Stream.apply_weights(
+                    self.streams, self.samples_per_stream, epoch_size, self.shuffle_seed
+                )
         except ValueError as error:
             raise ConfigError(f"the weights of the streams do not fit: {error}") from error
         if not self.epoch_size:

@@ -1,0 +1,387 @@
+"""What users of MosaicML's StreamingDataset do, with ours: subclasses, states, shards, streams, other formats."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import streaming
+import torch
+from lmms_stream import PackedStreamingDataset, Stream, StreamingDataLoader, StreamingDataset
+from lmms_stream.errors import ConfigError, CursorError, ShardError, StorageError
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.types import World
+from streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+from streaming.base.format.mds import encodings
+from torch.utils.data import DataLoader
+
+NUM_SAMPLES = 33
+SMALL: dict[str, Any] = {"batch_size": 4, "shuffle": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbers(tmp_path_factory.mktemp("mosaic") / "plain")
+
+
+@pytest.fixture(scope="module")
+def zipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbers(tmp_path_factory.mktemp("mosaic") / "zipped", compression="zstd")
+
+
+def write_numbers(folder: Path, *, compression: str | None = None) -> Path:
+    with MDSWriter(
+        columns={"number": "int"}, out=str(folder), hashes=["sha1"], size_limit=200, compression=compression
+    ) as writer:
+        for number in range(NUM_SAMPLES):
+            writer.write({"number": number})
+    return folder
+
+
+def numbers(samples: Any) -> list[int]:
+    return [int(sample["number"]) for sample in samples]
+
+
+def as_lists(samples: list[dict[str, Any]]) -> dict[str, list[int]]:
+    return {"number": numbers(samples)}
+
+
+class Doubled(StreamingDataset):
+    """A subclass as users write it: keywords to the parent, and a transform in __getitem__."""
+
+    def __init__(self, *, factor: int, **keywords: Any):
+        super().__init__(**keywords)
+        self.factor = factor
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = super().__getitem__(index)
+        return {"number": sample["number"] * self.factor}
+
+
+# Iteration
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iterating_gives_what_a_subclass_makes_of_samples(folder: Path, num_workers: int) -> None:
+    dataset = Doubled(factor=2, remote=str(folder), **SMALL)
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_size=4, num_workers=num_workers, collate_fn=as_lists, timeout=60 if num_workers else 0
+    )
+    assert sorted(n for batch in loader for n in batch["number"]) == list(range(0, 2 * NUM_SAMPLES, 2))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("algorithm", ["py1e", "blocks"])
+def test_epochs_differ_though_the_seed_of_torch_is_set_before_each(
+    folder: Path, algorithm: str, persistent: bool
+) -> None:
+    dataset = StreamingDataset(remote=str(folder), shuffle_algo=algorithm, **SMALL)
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_size=4, num_workers=2, collate_fn=as_lists, timeout=60, persistent_workers=persistent
+    )
+    epochs = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        epochs.append([n for batch in loader for n in batch["number"]])
+        assert sorted(epochs[-1]) == list(range(NUM_SAMPLES))
+    assert len(set(map(tuple, epochs))) == 3
+    assert dataset.next_epoch == 3
+
+
+@pytest.mark.parametrize("batch_size", [4, 5])
+def test_ranks_get_equally_many_samples_by_our_order_too(folder: Path, batch_size: int) -> None:
+    read = []
+    for rank in range(2):
+        world = World(rank=rank, world_size=2)
+        dataset = PackedStreamingDataset(folder, batch_size=batch_size, world=world)
+        read.append(numbers(dataset))
+        assert len(read[-1]) == len(dataset) == 17
+        state = dataset.state_dict(34, True)
+        assert state["sample_in_epoch"] == 34
+    assert set(read[0]) | set(read[1]) == set(range(NUM_SAMPLES))
+
+
+def test_a_long_epoch_is_worked_out_by_one_process_for_all(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [numbers(dataset) for dataset in [StreamingDataset(remote=str(folder), **SMALL)] for _ in range(2)]
+    monkeypatch.setattr("lmms_stream.mds.epoch_work.MAX_SAMPLES_EACH", 10)
+    dataset = StreamingDataset(remote=str(folder), local=str(tmp_path), **SMALL)
+    assert [numbers(dataset), numbers(dataset)] == expected
+    files = list((tmp_path / "_lmms" / "orders").glob("*.npy"))
+    assert len(files) == 1  # that of the epoch before is gone
+    again = StreamingDataset(remote=str(folder), local=str(tmp_path), **SMALL)
+    again.next_epoch = 1
+    assert numbers(again) == expected[1]
+    assert list((tmp_path / "_lmms" / "orders").glob("*.npy")) == files
+
+
+# States
+
+
+@pytest.mark.parametrize("algorithm", ["py1e", "blocks"])
+def test_a_state_that_is_loaded_and_saved_is_the_same_and_an_ended_epoch_is_not_read_again(
+    folder: Path, algorithm: str
+) -> None:
+    def open_one() -> StreamingDataset:
+        return StreamingDataset(remote=str(folder), shuffle_algo=algorithm, **SMALL)
+
+    whole = open_one()
+    epochs = [numbers(whole) for _ in range(3)]
+    resumed = open_one()
+    resumed.load_state_dict(whole.state_dict(20, True) | {"epoch": 1})
+    state = resumed.state_dict(0, False)
+    assert (state["epoch"], state["sample_in_epoch"]) == (1, 20)
+    once_more = open_one()
+    once_more.load_state_dict(state)
+    assert numbers(once_more) == epochs[1][20:]
+    at_end = open_one()
+    at_end.load_state_dict(once_more.state_dict(NUM_SAMPLES, True))
+    ended = at_end.state_dict(0, False)
+    assert (ended["epoch"], ended["sample_in_epoch"]) == (1, NUM_SAMPLES)
+    after = open_one()
+    after.load_state_dict(ended)
+    assert [numbers(after), numbers(after)] == [[], epochs[2]]
+
+
+def test_a_state_of_another_order_is_refused_by_what_differs(folder: Path) -> None:
+    keywords: dict[str, Any] = {"remote": str(folder), "shuffle_algo": "blocks", "num_canonical_nodes": 2, **SMALL}
+    state = StreamingDataset(**keywords, shuffle_block_size=8).state_dict(8, True)
+    for name, value in (("num_canonical_nodes", 4), ("shuffle_block_size", 16), ("shuffle_seed", 1)):
+        other = StreamingDataset(**(keywords | {"shuffle_block_size": 8, name: value}))
+        with pytest.raises(CursorError, match=f"the saved state has {name} {state[name]}, this dataset has {value}"):
+            other.load_state_dict(state)
+    theirs = StreamingDataset(remote=str(folder), **SMALL)
+    with pytest.raises(CursorError, match="the saved state has shuffle_algo 'blocks', this dataset has 'py1e'"):
+        theirs.load_state_dict(state)
+    saved = {name: value for name, value in theirs.state_dict(8, True).items() if name != "shuffle_algo"}
+    with pytest.raises(CursorError, match="has shuffle_algo \"one of MosaicML's\", this dataset has 'blocks'"):
+        StreamingDataset(**keywords).load_state_dict(saved)
+
+
+def test_loaders_of_datasets_with_a_world_of_their_own_save_its_position(folder: Path) -> None:
+    dataset = PackedStreamingDataset(folder, batch_size=4, world=World(rank=1, world_size=2))
+    loader = StreamingDataLoader(dataset, batch_size=4, collate_fn=as_lists)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert state is not None
+    assert state["sample_in_epoch"] == 8
+
+
+# Numbers, shards and the cache
+
+
+def test_slices_and_numbers_from_the_end_are_those_of_numpy(folder: Path) -> None:
+    dataset = StreamingDataset(local=str(folder))
+    everything = np.arange(NUM_SAMPLES)
+    for chosen in (slice(None, None, -1), slice(5, 2, -1), slice(-3, None), slice(100), slice(None, None, 7)):
+        assert numbers(dataset[chosen]) == everything[chosen].tolist()
+    assert numbers(dataset.read([-1, 0, -33])) == [32, 0, 0]
+    with pytest.raises(IndexError, match="sample -34 of a dataset of 33"):
+        dataset.read([-34])
+
+
+@pytest.mark.parametrize("keep_zip", [False, True])
+def test_shards_are_prepared_evicted_and_counted(zipped: Path, tmp_path: Path, keep_zip: bool) -> None:
+    dataset = StreamingDataset(remote=str(zipped), local=str(tmp_path), keep_zip=keep_zip, cache_limit="1mb")
+    assert dataset.num_shards == len(dataset.shards) > 3
+    assert [len(shard) for shard in dataset.shards] == dataset.samples_per_shard.tolist()
+    assert dataset.cache_usage == 0
+    dataset.prepare_shard(1)
+    dataset.prepare_shard(2, blocking=False)
+    names = [info.name for info in dataset.core.shard_infos]
+    assert sorted(path.name for path in tmp_path.glob("*.mds")) == names[1:3]
+    assert dataset.cache_usage >= sum(info.size for info in dataset.core.shard_infos[1:3])
+    assert numbers([dataset.shards[1][0]]) == numbers([dataset[int(dataset.sample_offset_per_shard[1])]])
+    dataset.evict_coldest_shard()
+    assert [path.name for path in tmp_path.glob("*.mds")] == [names[1]]  # which was read since
+    dataset.evict_shard(1)
+    assert list(tmp_path.glob("*.mds")) == []
+    with pytest.raises(ConfigError, match="no shard on this node is a copy of ours"):
+        dataset.evict_coldest_shard()
+
+
+def test_the_only_copy_of_a_dataset_is_not_evicted(folder: Path) -> None:
+    dataset = StreamingDataset(local=str(folder))
+    before = sorted(folder.iterdir())
+    dataset.evict_shard(0)
+    assert sorted(folder.iterdir()) == before
+    assert dataset.cache_usage == sum(info.size for info in dataset.core.shard_infos)
+
+
+def test_compressed_shards_stay_where_keep_zip_says_so(zipped: Path, s3_copy: str, tmp_path: Path) -> None:
+    for keep_zip in (False, True):
+        local = tmp_path / str(keep_zip)
+        dataset = StreamingDataset(remote=s3_copy, local=str(local), keep_zip=keep_zip)
+        assert numbers(dataset[:]) == list(range(NUM_SAMPLES))
+        assert len(list(local.glob("*.mds"))) == dataset.num_shards
+        assert len(list(local.glob("*.zstd"))) == keep_zip * dataset.num_shards
+
+
+@pytest.fixture
+def s3_copy(zipped: Path, s3_folder: str) -> str:
+    from lmms_stream.storage.storage import open_storage
+
+    store = open_storage(s3_folder)
+    for path in zipped.iterdir():
+        store.upload(path, path.name)
+    return s3_folder
+
+
+def test_resampled_streams_are_those_of_the_parent(folder: Path, tmp_path: Path) -> None:
+    ours = StreamingDataset(remote=str(folder), epoch_size=20, **SMALL)
+    theirs = streaming.StreamingDataset(remote=str(folder), local=str(tmp_path), epoch_size=20, **SMALL)
+    for mine, other in zip(ours.resample_streams(3), theirs.resample_streams(3), strict=True):
+        assert mine.tolist() == other.tolist()
+    assert [stream.choose for stream in ours.streams] == [20]
+
+
+# Keywords
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"allow_unsafe_types": True}, "allow_unsafe_types is refused: to unpickle data is to run"),
+        ({"shuffle_algo": "py9"}, "shuffle_algo must be one of .*py1e.*blocks, got 'py9'"),
+        ({"batching_method": "none"}, "batching_method must be one of random, stratified"),
+        ({"sampling_granularity": 0}, "sampling_granularity must be at least 1, got 0"),
+        ({"shuffle_seed": -1}, "shuffle_seed must be 0 or more, got -1"),
+        ({"predownload": -1}, "predownload must be at least 1 sample"),
+        ({"cache_limit": 500}, r"cache_limit is 500 bytes and the largest shard takes \d+: raise it to at least"),
+        ({"validate_hash": "md5"}, r"no checksum of the kind validate_hash asks for \(md5\): choose one of sha1"),
+        (
+            {"epoch_size": 10, "shuffle_algo": "blocks", "batching_method": "stratified"},
+            "shuffle_algo 'blocks' goes with",
+        ),
+    ],
+)
+def test_keywords_that_are_wrong_are_named(folder: Path, keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StreamingDataset(remote=str(folder), **keywords)
+
+
+def test_batches_need_a_batch_size_and_weights_must_fit(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="batch_size must be a whole number of samples, got None"):
+        next(iter(StreamingDataset(remote=str(folder))))
+    with pytest.raises(ConfigError, match="the weights of the streams do not fit: "):
+        StreamingDataset(streams=[Stream(remote=folder, proportion=1), Stream(remote=folder, repeat=2)])
+    with pytest.raises(ConfigError, match="an epoch takes no sample of any stream"):
+        StreamingDataset(streams=[Stream(remote=folder, choose=0)])
+
+
+@pytest.mark.parametrize(
+    ("twice", "message"),
+    [
+        ({"order": OrderConfig(), "shuffle_seed": 1}, "order and shuffle_seed say the same"),
+        ({"fetch": FetchConfig(), "cache_limit": "1gb"}, "fetch and cache_limit say the same"),
+        ({"world": World(world_size=2, replication=2), "replication": 2}, "world.replication and replication say"),
+    ],
+)
+def test_what_is_said_twice_is_an_error(folder: Path, twice: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PackedStreamingDataset(folder, **twice)
+
+
+# Streams of other classes, and shards of other formats
+
+
+class Copying(streaming.Stream):
+    """A stream as users write it, which fetches in its own way."""
+
+    def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
+        target = Path(self.local, self.split, to_basename or from_basename)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(self.remote, self.split, from_basename), target)
+        self.fetched.append(from_basename)
+        return str(target)
+
+    fetched: list[str] = []  # noqa: RUF012
+
+
+class Preparing(streaming.Stream):
+    prepared = 0
+
+    def prepare_shard(self, shard: Any) -> int:
+        Preparing.prepared += 1
+        return int(super().prepare_shard(shard))
+
+
+def test_streams_that_fetch_in_their_own_way_do_so(folder: Path, tmp_path: Path) -> None:
+    dataset = StreamingDataset(streams=[Copying(remote=str(folder), local=str(tmp_path / "copied"))], batch_size=4)
+    assert sorted(numbers(dataset)) == list(range(NUM_SAMPLES))
+    assert set(Copying.fetched) == {"index.json", *(info.name for info in dataset.core.shard_infos)}
+    assert len(Copying.fetched) == 1 + dataset.num_shards
+    prepared = StreamingDataset(streams=[Preparing(remote=str(folder), local=str(tmp_path / "prepared"))], batch_size=4)
+    assert sorted(numbers(prepared)) == list(range(NUM_SAMPLES))
+    assert Preparing.prepared == prepared.num_shards
+
+
+WRITERS: dict[str, Any] = {"jsonl": JSONWriter, "csv": CSVWriter, "tsv": TSVWriter, "xsv": XSVWriter}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the parent leaves files open
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_shards_of_other_formats_are_read_as_the_parent_reads_them(
+    kind: str, compression: str | None, tmp_path: Path
+) -> None:
+    columns = {"number": "int", "name": "str", "weight": "float"}
+    separator = {"separator": "|"} if kind == "xsv" else {}
+    with WRITERS[kind](
+        columns=columns,
+        out=str(tmp_path / "data"),
+        size_limit=300,
+        hashes=["sha1"],
+        compression=compression,
+        **separator,
+    ) as writer:
+        for number in range(NUM_SAMPLES):
+            writer.write({"number": number, "name": f"ü{number}", "weight": number / 4})
+    keywords: dict[str, Any] = {"remote": str(tmp_path / "data"), "batch_size": 4, "shuffle": True}
+    ours = StreamingDataset(**keywords, local=str(tmp_path / "ours"))
+    theirs = streaming.StreamingDataset(**keywords, local=str(tmp_path / "theirs"))
+    assert ours.num_shards > 1
+    assert [ours[number] for number in range(NUM_SAMPLES)] == [theirs[number] for number in range(NUM_SAMPLES)]
+    assert list(ours) == list(theirs)
+
+
+def test_a_shard_of_another_format_that_is_cut_short_or_has_unsafe_columns_is_an_error(tmp_path: Path) -> None:
+    with JSONWriter(columns={"number": "int"}, out=str(tmp_path), hashes=["sha1"]) as writer:
+        for number in range(NUM_SAMPLES):
+            writer.write({"number": number})
+    index = (tmp_path / "index.json").read_text()
+    (tmp_path / "index.json").write_text(index.replace('"number": "int"', '"number": "pkl"'))
+    with pytest.raises(ShardError, match="column 'number' has the encoding 'pkl', expected str, int or float"):
+        StreamingDataset(local=str(tmp_path))
+    (tmp_path / "index.json").write_text(index)
+    path = min(tmp_path.glob("shard*"))
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(StorageError, match="does not match the size or checksum in its index"):
+        _ = StreamingDataset(local=str(tmp_path))[:]
+
+
+class Reversed(encodings.Encoding):
+    """An encoding that a program registers."""
+
+    def encode(self, obj: Any) -> bytes:
+        return bytes(str(obj)[::-1], "utf-8")
+
+    def decode(self, data: bytes) -> Any:
+        return data.decode()[::-1]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(encodings._encodings, "reversed", Reversed)
+
+
+def test_encodings_that_the_program_registered_are_read(registered: None, tmp_path: Path) -> None:
+    with MDSWriter(columns={"text": "reversed"}, out=str(tmp_path)) as writer:
+        writer.write({"text": "packs"})
+    assert StreamingDataset(local=str(tmp_path))[0] == {"text": "packs"}

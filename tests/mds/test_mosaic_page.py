@@ -1,0 +1,22 @@
+"""The page of docs/ about MosaicML's class names every keyword of the installed one, with its default."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import streaming
+from lmms_stream import StreamingDataset
+
+PAGE = Path(__file__).parents[2] / "docs" / "mosaicml.md"
+
+
+def test_every_keyword_of_the_installed_class_is_ours_with_its_default_and_is_on_the_page() -> None:
+    theirs, ours = (
+        {name: each.default for name, each in inspect.signature(cls).parameters.items()}
+        for cls in (streaming.StreamingDataset, StreamingDataset)
+    )
+    assert ours == theirs
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", PAGE.read_text(), re.MULTILINE))
+    assert {name: repr(default).replace("'", '"') for name, default in theirs.items()} == rows
