@@ -9,7 +9,6 @@ kernel, so a killed run leaves nothing that stops the next.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from operator import index
@@ -33,6 +32,7 @@ from ..storage.fetch_config import FetchConfig
 from ..storage.room import CacheRoom, least_room
 from ..storage.storage import Storage
 from ..types import Sample, World
+from .auto import ensure_lengths
 from .epochs import EpochCounter
 from .index import ShardInfo
 from .lengths import LengthIndex
@@ -41,7 +41,6 @@ from .reader import CHUNK, ShardReader
 from .streams import StoredDataset, Stream
 
 PackingMode = Literal["auto", "plan", "lanes"]
-logger = logging.getLogger("lmms_stream")
 
 
 class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
@@ -52,7 +51,7 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
     several datasets instead of one, iterated as one; epoch_size: samples of an epoch of theirs.
 
     processor and packing are needed for packs. packing_mode: "plan" takes packs from a lengths index, "lanes" packs
-    as lengths are measured, "auto" (the default) uses the index if there is one for this processor.
+    as lengths are measured, "auto" (the default) takes them from the index, which it measures once where there is none.
 
     `ds[i]`, `ds[-1]`, slices, lists and arrays of numbers read samples as dicts of decoded columns. Iterating
     gives this rank's and worker's share of one epoch after another in the epoch order, unpacked: batch_size samples
@@ -136,15 +135,12 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
 
     @cached_property
     def mode(self) -> Literal["plan", "lanes"]:
-        """Where packs come from: the packing_mode that was asked for, or what "auto" finds."""
+        """Where packs come from: what packing_mode says; "auto" is a plan, whose lengths it measures if need be."""
         if self.packing_mode != "auto":
             return self.packing_mode
-        if self.processor is None or self.one.has_lengths(self.processor):
-            return "plan"
-        logger.warning(
-            "%s has no lengths index for this processor: packing with lanes, by lengths measured on the way", self.url
-        )
-        return "lanes"
+        if self.processor is not None:
+            ensure_lengths(self.one, self.processor, world=self.world)
+        return "plan"
 
     @property
     def url(self) -> str:
@@ -219,7 +215,7 @@ class PackedStreamingDataset(StreamingDataset):  # type: ignore[misc]
             return
         infos = self.shard_infos
         nodes = in_stored_order(self.order).num_canonical_nodes or default_canonical_nodes(self.num_samples)
-        if self.mode == "lanes" and self.packing is not None:
+        if self.packing is not None and self.mode == "lanes":
             nodes = int(self.lane_order.num_canonical_nodes or 1)
         num_nodes = self.world.num_group_nodes
         served = nodes // num_nodes if nodes % num_nodes == 0 else nodes
