@@ -84,7 +84,8 @@ class FastTokenizer:
     def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Encoding]:
         if self._has_threads:  # encoding a batch would start threads
             return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return encodings
 
     def ids_and_spans(self, marked: Sequence[tuple[str, Sequence[Span]]]) -> list[Tokens]:
         """The tokens of texts, without special ones around them, and which of them spans of characters became.

@@ -19,6 +19,7 @@ from lmms_stream.processors.base import Processor
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.measured import groups, measured
 from lmms_stream.processors.text import TextProcessor, TokensProcessor
+from lmms_stream.types import Sample
 from transformers import AutoTokenizer
 
 from ..converters.round_trip_cases import TEXT_CASES, Case, Row
@@ -112,7 +113,7 @@ def test_any_tokens_measure_what_they_make(learnt: list[bool], processors: dict[
     assert ((processed["labels"] >= 0) == learnt).all()
 
 
-def one_by_one(processor: Processor, samples: Sequence[Row]) -> list[int | str]:
+def one_by_one(processor: Processor, samples: Sequence[Sample]) -> list[int | str]:
     """The length of each, or what is wrong with it."""
     found: list[int | str] = []
     for sample in samples:
@@ -123,7 +124,7 @@ def one_by_one(processor: Processor, samples: Sequence[Row]) -> list[int | str]:
     return found
 
 
-def together(processor: Processor, samples: Sequence[Row]) -> list[int | str]:
+def together(processor: Processor, samples: Sequence[Sample]) -> list[int | str]:
     return [str(each) if isinstance(each, DataError) else each for each in measured(processor, samples)]
 
 
@@ -132,42 +133,42 @@ def together(processor: Processor, samples: Sequence[Row]) -> list[int | str]:
 def test_conversations_measured_together_have_the_lengths_and_errors_of_each(
     stored: list[str], processors: dict[str, Processor]
 ) -> None:
-    samples: list[Row] = [{"messages": each, "media": b""} for each in stored]
+    samples: list[Sample] = [{"messages": each, "media": b""} for each in stored]
     assert together(processors["messages"], samples) == one_by_one(processors["messages"], samples)
 
 
 @given(texts=st.lists(st.text(max_size=60), max_size=6))
 @examples(100)
 def test_texts_measured_together_have_the_lengths_of_each(texts: list[str], processors: dict[str, Processor]) -> None:
-    samples: list[Row] = [{"text": text} for text in texts]
+    samples: list[Sample] = [{"text": text} for text in texts]
     assert together(processors["text"], samples) == one_by_one(processors["text"], samples)
 
 
 class Measuring(TextProcessor):
-    def measure(self, sample: Row) -> int:
+    def measure(self, sample: Sample) -> int:
         return 7
 
 
 class Processing(TextProcessor):
-    def process(self, sample: Row) -> Any:
+    def process(self, sample: Sample) -> Any:
         return {"input_ids": np.zeros(8), "labels": np.zeros(8)}
 
-    def measure(self, sample: Row) -> int:
+    def measure(self, sample: Sample) -> int:
         return 8
 
 
 class ProcessingAlone(TextProcessor):
     """As TextProcessor, whose `measure` it has, and not known to measure several as it does each."""
 
-    def process(self, sample: Row) -> Any:
+    def process(self, sample: Sample) -> Any:
         return super().process(sample)
 
 
 class Both(TextProcessor):
-    def measure(self, sample: Row) -> int:
+    def measure(self, sample: Sample) -> int:
         return 9
 
-    def measure_all(self, samples: Sequence[Row]) -> list[int | DataError]:
+    def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
         return [9, DataError("nine"), *([9] * (len(samples) - 2))]
 
 
@@ -184,26 +185,26 @@ class Around:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def measure(self, sample: Row) -> int:
+    def measure(self, sample: Sample) -> int:
         return 10
 
 
 def test_a_measure_that_a_subclass_has_replaced_is_what_measures(tokenizer: Path) -> None:
-    samples: list[Row] = [{"text": "a b"}, {"text": "c"}]
+    samples: list[Sample] = [{"text": "a b"}, {"text": "c"}]
     loaded = TextProcessor.from_pretrained(str(tokenizer)).tokenizer
     assert together(Measuring(loaded), samples) == [7, 7]
     assert together(Processing(loaded), samples) == [8, 8]
     assert together(ProcessingAlone(loaded), samples) == together(TextProcessor(loaded), samples)
     assert together(Both(loaded), samples) == together(Below(loaded), samples) == [9, "nine"]
-    assert together(Around(TextProcessor(loaded)), samples) == [10, 10]  # type: ignore[arg-type]
+    assert together(Around(TextProcessor(loaded)), samples) == [10, 10]
 
 
 def test_a_processor_that_measures_too_few_together_is_told_so(tokenizer: Path) -> None:
     class Few(TextProcessor):
-        def measure(self, sample: Row) -> int:
+        def measure(self, sample: Sample) -> int:
             return 1
 
-        def measure_all(self, samples: Sequence[Row]) -> list[int | DataError]:
+        def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
             return [1]
 
     few = Few(TextProcessor.from_pretrained(str(tokenizer)).tokenizer)
