@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeVar
 
 from ...errors import ConfigError
-from .processes import Job, Mark, Pool, check_num_workers, num_cores, open_pool
+from ...processes.pool import Job, Mark, Pool, check_num_workers, num_cores, open_pool
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

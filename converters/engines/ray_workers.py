@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ...errors import ConfigError, WorkerError
+from ...processes.pool import Doing, Job, Mark, Pool, check_num_workers, result_of
 from ...version import VERSION
-from .processes import Doing, Job, Mark, Pool, check_num_workers, result_of
 from .ray_cluster import import_ray
 
 Task = TypeVar("Task")

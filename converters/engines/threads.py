@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from .processes import Job, Pool
+from ...processes.pool import Job, Pool
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

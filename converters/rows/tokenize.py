@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...processors.base import IGNORED_LABEL, Processor, TokenizeAll, or_error, through
+from ...processors.base import IGNORED_LABEL, Processor, TokenizeAll, or_error, through, works_together
 from ...types import Sample
 from .tokens import NOTHING_LEARNT, learnt_spans
 
@@ -21,7 +20,7 @@ def to_tokens(samples: Sequence[Sample], processor: Processor) -> list[dict[str,
     DataError instead of one in which no token would be learnt, and of one with model input that a sample of tokens
     cannot hold.
     """
-    if not _tokenizes(type(processor)):
+    if not works_together(type(processor), "process", "tokenize_all"):
         return [or_error(_as_tokens, sample, processor) for sample in samples]
     tokenize_all: TokenizeAll = processor.tokenize_all  # type: ignore[attr-defined]
     return through(tokenize_all(samples), lambda made: [_stored(*tokens) for tokens in made])
@@ -46,11 +45,3 @@ def _as_tokens(sample: Sample, processor: Processor) -> dict[str, Any]:
         "input_ids": ids.astype(np.int32),
         "loss_spans": learnt_spans(np.asarray(processed["labels"]) != IGNORED_LABEL),
     }
-
-
-@cache
-def _tokenizes(kind: type) -> bool:
-    """Whether a processor has `tokenize_all` for the `process` that it has: a subclass may have another of these."""
-    own = {"process", "tokenize_all"}
-    owner = next((each for each in kind.__mro__ if vars(each).keys() & own), object)
-    return vars(owner).keys() >= own

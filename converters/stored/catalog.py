@@ -96,11 +96,6 @@ def stored_processor(url: str, tokenizer: str) -> Processor:
     return ProcessorConfig(type="text" if is_text else "chat", tokenizer=tokenizer).build()
 
 
-def write_json(storage: Storage, name: str, value: Mapping[str, Any]) -> None:
-    """Write one of a dataset's small files, the same bytes for the same values."""
-    storage.write(name, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
-
-
 def own_files(dataset: Mapping[str, Any]) -> list[str]:
     """Files that are a dataset's alone, besides its `dataset.json`: shards in folders below are others' as well."""
     files = [shard.get("file", shard["name"]) for shard in dataset["shards"]]  # "file" is the name of a compressed one
@@ -145,13 +140,6 @@ def local_file(storage: Storage, name: str, folder: Path) -> Path:
     return path
 
 
-def checked_length(length: int, *, what: str) -> int:
-    """The length of a sample, if a lengths index can hold it; DataError otherwise. what: the sample, for the error."""
-    if not 0 < length < 1 << 32:
-        raise DataError(f"{what} has {length} tokens, one that can be packed has 1 to 2^32 - 1: remove it")
-    return length
-
-
 def check_processed(processor: Processor, sample: Sample, *, length: int) -> None:
     """DataError unless the processor makes as many tokens of a sample as it measured."""
     num_tokens = len(processor.process(sample)["input_ids"])
@@ -159,16 +147,6 @@ def check_processed(processor: Processor, sample: Sample, *, length: int) -> Non
         raise DataError(
             f"the sample is measured as {length} tokens and processed to {num_tokens}: correct the processor's measure"
         )
-
-
-def upload_lengths(storage: Storage, indexes: Sequence[LengthIndex], *, folder: Path) -> list[str]:
-    """Write lengths indexes below `folder` and upload their files; returns the names, in that order."""
-    names = []
-    for index in indexes:
-        for name in index.write(folder):
-            storage.upload(folder / name, name)
-            names.append(name)
-    return names
 
 
 def open_lengths(

@@ -21,6 +21,7 @@ import numpy as np
 from ...errors import ConfigError, LengthsError, ShardError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from ...mds.lengths import LengthIndex
+from ...mds.stored_lengths import upload_lengths, write_json
 from ...storage.storage import Storage, open_storage
 from ...version import VERSION
 from .catalog import (
@@ -32,8 +33,6 @@ from .catalog import (
     read_catalog,
     read_if_there,
     schema_of,
-    upload_lengths,
-    write_json,
 )
 
 _THREADS = 16  # threads that read catalogs mostly wait for their stores

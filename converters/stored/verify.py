@@ -15,10 +15,10 @@ import numpy as np
 from ...errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ...mds.lengths import LengthIndex, lengths_names
+from ...processes.pool import check_num_workers, num_cores
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
 from ...storage.storage import Storage, open_storage
-from ..engines.processes import check_num_workers, num_cores
 from ..rows.schemas import READ_SCHEMAS
 from .catalog import (
     columns_of,

@@ -15,12 +15,12 @@ from ...errors import DataError, LmmsStreamError, ObjectMissingError, ShardError
 from ...mds.decoding import decompress
 from ...mds.index import ShardInfo, file_matches
 from ...mds.shard import Shard
+from ...processes.pool import do_all, open_pool
 from ...processors.base import Processor
 from ...processors.stored_chat import read_chat
 from ...processors.text import TokensProcessor
 from ...storage.storage import Storage
 from ...types import Sample
-from ..engines.processes import do_all, open_pool
 from ..engines.threads import open_threads
 from ..media.stored import media_parts
 from .catalog import check_processed, local_file, schema_of

@@ -15,9 +15,9 @@ import orjson
 
 from ...mds.index import DATASET_NAME, INDEX_NAME
 from ...mds.lengths import LengthIndex, lengths_names
+from ...mds.stored_lengths import upload_lengths, write_json
 from ...processors.base import Processor, processor_fingerprint
 from ...storage.storage import Storage
-from ..stored.catalog import upload_lengths, write_json
 from .encoding import HASH, index_json
 from .replacing import is_shard
 

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -21,18 +20,18 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, EmptyRowError, StorageError
 from ...processors.base import Processor, or_error, through
+from ...processors.measured import checked_length, groups, measured, sample_bytes
 from ...processors.text import TokensProcessor
 from ...storage.disk_errors import disk_errors
 from ...types import Sample
 from ..rows.mapper import Mapper
 from ..rows.tokenize import to_tokens
 from ..sources.units import Row, Unit
-from ..stored.catalog import check_processed, checked_length
+from ..stored.catalog import check_processed
 from .encoding import ShardFormat
 
 OnError = Literal["fail", "skip"]
 _PROCESS_EACH = 1000  # of so many rows of a unit one is processed, the others are only measured
-_TOKENIZED_TOGETHER = 64  # rows; one at a time, the tokenizer and Python would push each other out of the CPU's caches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,13 +168,13 @@ class _Encoding:
         self._rejects: list[tuple[int, str]] = []
         self._filtered: list[int] = []
         self._empty: list[int] = []
-        self._measures = TokensProcessor() if encoder.tokenize else encoder.processor
+        self._measures: Processor | None = TokensProcessor() if encoder.tokenize else encoder.processor
 
     def samples(self) -> Iterator[bytes]:
         """The samples that are kept, as they lie in a shard."""
         with disk_errors(self._source_name):
-            for row, made in self._made():
-                data = self._encoded(row, made)
+            for row, made, length in self._measured():
+                data = self._encoded(row, made, length)
                 if self.has_failed:
                     return
                 if data is not None:
@@ -183,16 +182,24 @@ class _Encoding:
                 if self._is_full:
                     return
 
-    def _made(self) -> Iterator[tuple[Row, Sample | DataError]]:
-        """What is to be stored of each row, which may be several samples, or why nothing can be."""
+    def _measured(self) -> Iterator[tuple[Row, Sample | DataError, int | DataError]]:
+        """What is to be stored of each row, which may be several samples, or why nothing can be; its tokens, or why
+        they cannot be counted, 0 where nothing measures them.
+        """
         mapped = ((row, made) for row in self._unit.rows() for made in self._mapped(row))
-        processor = self._encoder.processor
-        if not self._encoder.tokenize or processor is None:
-            yield from mapped
+        if self._measures is None:
+            yield from ((row, made, 0) for row, made in mapped)
             return
-        while together := list(islice(mapped, _TOKENIZED_TOGETHER)):
-            tokens = through([made for _, made in together], partial(to_tokens, processor=processor))
-            yield from zip([row for row, _ in together], tokens, strict=True)
+        for together in groups(mapped, num_bytes=_num_bytes):
+            stored = self._stored([made for _, made in together])
+            lengths = measured(self._measures, [each for each in stored if not isinstance(each, DataError)])
+            for (row, _), each in zip(together, stored, strict=True):
+                yield row, each, 0 if isinstance(each, DataError) else next(lengths)
+
+    def _stored(self, made: Sequence[Sample | DataError]) -> Sequence[Sample | DataError]:
+        if not self._encoder.tokenize or self._encoder.processor is None:
+            return made
+        return through(made, partial(to_tokens, processor=self._encoder.processor))
 
     def _mapped(self, row: Row) -> Sequence[Sample | DataError]:
         if row.values is None:
@@ -200,12 +207,14 @@ class _Encoding:
         made = or_error(self._mapper.samples, row.values, self._unit.folder)
         return [made] if isinstance(made, DataError) else made
 
-    def _encoded(self, row: Row, sample: Sample | DataError) -> bytes | None:
+    def _encoded(self, row: Row, sample: Sample | DataError, length: int | DataError) -> bytes | None:
         """A sample as it lies in a shard; None for one that is left out."""
         try:
             if isinstance(sample, DataError):
                 raise sample
-            length = self._measured(sample, row)
+            if isinstance(length, DataError):
+                raise length
+            self._check(sample, length, row)
             data = self._encoder.format.encode(sample)
         except EmptyRowError:
             self._empty.append(row.number)
@@ -235,18 +244,17 @@ class _Encoding:
         if not self.has_failed and not (self._rejects and self._rejects[-1][0] == number):
             self._rejects.append((number, reason))
 
-    def _measured(self, stored: Sample, row: Row) -> int:
-        """The tokens of what is stored, 0 where nothing measures it.
+    def _check(self, stored: Sample, length: int, row: Row) -> None:
+        """DataError for a length that no lengths index can hold, or that training would not find.
 
-        Some rows are processed too, as training will: what no row of a kind can stand shows. Where rows that do not fit
-        are left out, all are, so that none of them stays.
+        Some rows are processed, as training will: what no row of a kind can stand shows. Where rows that do not fit are
+        left out, all are, so that none of them stays.
         """
         if self._measures is None:
-            return 0
-        length = checked_length(self._measures.measure(stored), what="the sample")
+            return
+        checked_length(length, what="the sample")
         if self._encoder.on_error == "skip" or row.number % _PROCESS_EACH == 0:
             check_processed(self._measures, stored, length=length)
-        return length
 
     def encoded_unit(self) -> EncodedUnit:
         return EncodedUnit(
@@ -259,3 +267,8 @@ class _Encoding:
             # Not needed: no unit follows one that ended early.
             num_rows=0 if self.has_failed or self._is_full else self._unit.count(),
         )
+
+
+def _num_bytes(row_and_made: tuple[Row, Sample | DataError]) -> int:
+    made = row_and_made[1]
+    return 0 if isinstance(made, DataError) else sample_bytes(made)

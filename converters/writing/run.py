@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import DataError, LmmsStreamError
-from ..engines.processes import Pool
+from ...processes.pool import Pool
 from .encoded_units import UnitEncoder, UnitTask, about_path
 from .layout import Laying
 from .reading import FetchTask, Reading

@@ -20,13 +20,14 @@ from typing import Any
 
 from ...errors import ConfigError, DataError, StorageError, WorkerError
 from ...mds.index import DATASET_NAME, INDEX_NAME
+from ...mds.stored_lengths import write_json
+from ...processes.pool import Mark
 from ...storage.cache import home_folder
 from ...storage.disk_errors import disk_error
 from ...storage.local import LocalStorage
 from ...storage.locks import locked
 from ...storage.storage import Storage
-from ..engines.processes import Mark
-from ..stored.catalog import read_if_there, write_json
+from ..stored.catalog import read_if_there
 from .replacing import UNFINISHED_NAME, read_described, remove_unreadable
 
 _HALF_WRITTEN = re.compile(r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished)\.json|rejects\.jsonl)\.\d+\.tmp")

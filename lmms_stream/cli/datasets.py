@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,17 @@ INDEX = "lmms-stream index s3://bucket/chats --tokenizer path/to/tokenizer"
 VERIFY = "lmms-stream verify s3://bucket/chats --deep --tokenizer path/to/tokenizer"
 INSPECT = "lmms-stream inspect s3://bucket/chats -i -1 --tokenizer path/to/tokenizer --html chats.html"
 MERGE = "lmms-stream merge s3://bucket/all s3://bucket/all/chats s3://bucket/all/code"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexReport:
+    """What `index` measured. seconds: of the whole command, without what earlier ones measured."""
+
+    num_samples: int
+    num_tokens: int
+    seconds: float
+    fingerprint: str
+    content_hash: str
 
 
 def add_commands(commands: Commands) -> None:
@@ -89,6 +102,7 @@ def _index(options: argparse.Namespace) -> int:
     from ..processors.text import TokensProcessor
     from .console import bar, console, print_record
 
+    started = time.monotonic()
     tokenize_in_one_thread()
     processor = stored_processor(options.remote, options.tokenizer) or TokensProcessor()
     with bar("measuring", unit="samples") as progress:
@@ -98,7 +112,7 @@ def _index(options: argparse.Namespace) -> int:
             if len(missing) < len(shards):
                 console.print(f"{len(shards) - len(missing)} of {len(shards)} shards were measured before")
 
-        report = index_dataset(
+        index = index_dataset(
             options.remote,
             processor,
             num_workers=options.workers,
@@ -106,6 +120,13 @@ def _index(options: argparse.Namespace) -> int:
             on_start=begin,
             on_samples=progress.advance,
         )
+    report = IndexReport(
+        num_samples=len(index.lengths),
+        num_tokens=index.num_tokens,
+        seconds=time.monotonic() - started,
+        fingerprint=index.fingerprint,
+        content_hash=index.content_hash,
+    )
     print_record(options.remote, report)
     return 0
 

@@ -44,8 +44,8 @@ class PackedLoader:
     current epoch, or, with weights, goes on until every source has had its max_epochs. The samples in the global
     batch of a step do not depend on world size or workers. `len` is the number of batches left.
 
-    A dataset without a lengths index is packed in lanes, without end: then `len` raises ConfigError, and world size
-    times workers must divide the number of lanes.
+    A dataset with packing_mode "lanes" is packed without end: then `len` raises ConfigError, and world size times
+    workers must divide the number of lanes.
 
     state_dict() counts only steps whose batches have all been delivered; it can be loaded at another world
     size, worker count or global_batch, and with other weights or more sources (in lanes: after merge_states).

@@ -5,9 +5,12 @@ index       what index.json says of the shards
 shard       one shard, memory-mapped
 shard_files     shards as files on this node
 lengths     the lengths index
+measuring       shards -> the lengths of their samples, in many processes
+stored_lengths  where a lengths index is kept
 pack_counts     pack counts of plans, kept on this node
 reader      samples by number, from shards fetched when they are needed
 streams     one stored dataset: index, lengths index, cache folder
+auto        the lengths index of a dataset that has none, measured once for all ranks
 core        PackedDataset: streams, samples and packs, for loaders and commands
 dataset_config      the same as a section of a YAML file
 epochs      which epoch an iteration is; epoch_work: its samples by MosaicML's arithmetic

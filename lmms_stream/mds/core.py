@@ -6,7 +6,6 @@ It is what loaders and their workers hold. MosaicML's class is wrapped around it
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -24,6 +23,7 @@ from ..storage.fetch_config import FetchConfig
 from ..storage.room import CacheRoom, least_room
 from ..storage.storage import Storage
 from ..types import Sample, World
+from .auto import ensure_lengths
 from .index import ShardInfo
 from .lengths import LengthIndex
 from .pack_counts import PackCountsFolder
@@ -31,7 +31,6 @@ from .reader import ShardReader
 from .streams import StoredDataset, StreamConfig
 
 PackingMode = Literal["auto", "plan", "lanes"]
-logger = logging.getLogger("lmms_stream")
 
 
 class PackedDataset:
@@ -111,7 +110,7 @@ class PackedDataset:
             return
         infos = self.shard_infos
         nodes = in_stored_order(self.order).num_canonical_nodes or default_canonical_nodes(self.num_samples)
-        if self.mode == "lanes" and self.packing is not None:
+        if self.packing is not None and self.mode == "lanes":
             nodes = int(self.lane_order.num_canonical_nodes or 1)
         num_nodes = self.world.num_group_nodes
         served = nodes // num_nodes if nodes % num_nodes == 0 else nodes
@@ -155,15 +154,12 @@ class PackedDataset:
 
     @cached_property
     def mode(self) -> Literal["plan", "lanes"]:
-        """Where packs come from: the packing_mode that was asked for, or what "auto" finds."""
+        """Where packs come from: what packing_mode says; "auto" is a plan, whose lengths it measures if need be."""
         if self.packing_mode != "auto":
             return self.packing_mode
-        if self.processor is None or self.one.has_lengths(self.processor):
-            return "plan"
-        logger.warning(
-            "%s has no lengths index for this processor: packing with lanes, by lengths measured on the way", self.url
-        )
-        return "lanes"
+        if self.processor is not None:
+            ensure_lengths(self.one, self.processor, world=self.world)
+        return "plan"
 
     @cached_property
     def plan(self) -> PackPlan:

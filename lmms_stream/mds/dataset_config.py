@@ -24,8 +24,10 @@ DEFAULT_LANE_WINDOW = 512  # samples a lane measures before its first pack
 class DatasetConfig:
     """What `open` and `build` make a dataset of.
 
-    The names are those of LMMS Engine's DatasetConfig where it has the setting. packing_window: samples that are
-    packed together (default: 16384 with a lengths index, 512 in lanes, which measure that many before they give packs).
+    The names are those of LMMS Engine's DatasetConfig where it has the setting. packing_mode: "auto" measures a dataset
+    that has no lengths index once, up to 2 million samples; "plan" needs an index, "lanes" none. packing_window:
+    samples that are packed together (default: 16384 with a lengths index, 512 in lanes, which measure that many before
+    they give packs).
     """
 
     remote: str
@@ -78,5 +80,5 @@ class DatasetConfig:
         }  # fmt: skip
 
     def _choose_window(self, dataset: PackedDataset) -> None:
-        if self.packing_window is None and dataset.mode == "lanes":
+        if self.packing_window is None and self.packing_mode == "lanes":
             dataset.packing = dataclasses.replace(dataset.needed_packing, window=DEFAULT_LANE_WINDOW)

@@ -99,6 +99,11 @@ class LengthIndex(Lengths):
             processor=processor or {},
         )
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all samples; reads all of the index."""
+        return int(np.sum(self.lengths, dtype=np.int64))
+
     def release(self) -> None:
         """Give pages of a memory-mapped index back to the kernel, which keeps them as long as it has room.
 
@@ -116,7 +121,7 @@ class LengthIndex(Lengths):
         description = {
             "version": 1,
             "num_samples": len(self.lengths),
-            "num_tokens": int(np.sum(self.lengths, dtype=np.int64)),
+            "num_tokens": self.num_tokens,
             "content_hash": self.content_hash,
             "processor": dict(self.processor),
         }

@@ -17,6 +17,7 @@ from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
 from .index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, is_description, lengths_names, parse_description
+from .stored_lengths import kept_lengths, node_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +76,7 @@ class StoredDataset:
         self.shards: list[ShardInfo] = parse_index(
             index, source=source, dataset=self._read(DATASET_NAME), validate_hash=stream.validate_hash
         )
+        self.node_folder = node_folder(self.cache.folder, index)
         self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there
         self.num_samples = sum(info.num_samples for info in self.shards)
         if self.num_samples == 0:
@@ -121,9 +123,11 @@ class StoredDataset:
         return not isinstance(self.storage, LocalStorage) or any(info.zip_name for info in self.shards)
 
     def has_lengths(self, processor: Processor) -> bool:
-        name = lengths_names(processor_fingerprint(processor))[1]
+        """Whether this processor measured the samples: beside the dataset, or on this node where that is read-only."""
+        fingerprint = processor_fingerprint(processor)
+        name = lengths_names(fingerprint)[1]
         self._descriptions[name] = self._read(name)
-        return self._descriptions[name] is not None
+        return self._descriptions[name] is not None or kept_lengths(self.node_folder, fingerprint) is not None
 
     def length_index(self, processor: Processor | None) -> LengthIndex:
         """The lengths that a processor measured, memory-mapped; LengthsError when there is none.
@@ -134,6 +138,9 @@ class StoredDataset:
         array_name, description_name = lengths_names(fingerprint)
         description = self._descriptions.pop(description_name, None) or self._read(description_name)
         if description is None:
+            kept = kept_lengths(self.node_folder, fingerprint)
+            if kept is not None:
+                return kept
             raise LengthsError(
                 f"{self.url} has no lengths index for this processor ({fingerprint}): write one with "
                 f"lmms-stream index {self.url} --tokenizer …"

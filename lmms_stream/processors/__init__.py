@@ -1,6 +1,7 @@
 """Sample -> tokens, labels and media inputs: one module per kind of data.
 
 base            what a processor is; spans: which tokens are learnt
+measured        the lengths of samples, several at once
 tokenizers      fast tokenizers, the only file that imports transformers; parallelism: their threads
 byte_tokens     where the tokens of byte-level tokenizers lie, told from their ids
 json_text       JSON texts -> values, integers of any size as they are

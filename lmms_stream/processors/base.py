@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -28,6 +29,11 @@ Tokens = tuple[NDArray[np.int32], list[tuple[int, int]]]
 # `tokenize_all` too, or `process` is used.
 TokenizeAll = Callable[[Sequence[Sample]], list[Tokens | DataError]]
 
+# What a processor may have besides, as `measure_all`: what `measure` gives of each of several samples, in less time
+# than one by one, or the DataError that it raises. A class that has another `measure` or `process` needs another
+# `measure_all` too, or `measure` is used.
+MeasureAll = Callable[[Sequence[Sample]], list[int | DataError]]
+
 
 def or_error(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | DataError:
     """What `make` gives, or the DataError that it raises: where several are made, each has its own."""
@@ -41,6 +47,16 @@ def through(made: Sequence[T | DataError], make: Callable[[list[T]], Iterable[U 
     """What `make` makes of all that are no errors, at once; errors stay at their indices."""
     following = iter(make([each for each in made if not isinstance(each, DataError)]))
     return [each if isinstance(each, DataError) else next(following) for each in made]
+
+
+@cache
+def works_together(kind: type, one: str, several: str) -> bool:
+    """Whether a class has the method `several` for the method `one` that it has: a subclass may have replaced `one`,
+    or `process`, which both stand for, and not `several`.
+    """
+    own = {"process", one, several}
+    owner = next((each for each in kind.__mro__ if vars(each).keys() & own), object)
+    return vars(owner).keys() >= {one, several}
 
 
 class Processor(Protocol):

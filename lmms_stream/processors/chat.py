@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -72,9 +72,18 @@ class ChatProcessor:
         }
 
     def measure(self, sample: Sample) -> int:
-        text, _ = self._render(_parse(sample["messages"]))
-        (ids,) = self.tokenizer.ids([text], add_special_tokens=False)
-        return len(ids)
+        (length,) = self.measure_all([sample])
+        if isinstance(length, DataError):
+            raise length
+        return length
+
+    def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
+        """See MeasureAll."""
+        texts = [or_error(self._text, sample) for sample in samples]
+        return through(texts, partial(self.tokenizer.num_tokens, add_special_tokens=False))
+
+    def _text(self, sample: Sample) -> str:
+        return self._render(_parse(sample["messages"]))[0]
 
     def process(self, sample: Sample) -> Processed:
         (made,) = self.tokenize_all([sample])

@@ -52,6 +52,10 @@ class TextProcessor:
     def measure(self, sample: Sample) -> int:
         return len(self._encode([sample])[0])
 
+    def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
+        """See MeasureAll."""
+        return [len(ids) for ids in self._encode(samples)]
+
     def process(self, sample: Sample) -> Processed:
         input_ids = self._encode([sample])[0].astype(np.int64)
         return {"input_ids": input_ids, "labels": input_ids.copy()}

@@ -75,11 +75,17 @@ class FastTokenizer:
 
     def ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[NDArray[np.int32]]:
         """int32[T] of each text, in less time than `encode` takes."""
+        return [_ids_of(encoding) for encoding in self._encode_all(texts, add_special_tokens=add_special_tokens)]
+
+    def num_tokens(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        """How many tokens `ids` gives of each text."""
+        return [len(encoding) for encoding in self._encode_all(texts, add_special_tokens=add_special_tokens)]
+
+    def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Encoding]:
         if self._has_threads:  # encoding a batch would start threads
-            encodings = [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-        else:
-            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        return [_ids_of(encoding) for encoding in encodings]
+            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return encodings
 
     def ids_and_spans(self, marked: Sequence[tuple[str, Sequence[Span]]]) -> list[Tokens]:
         """The tokens of texts, without special ones around them, and which of them spans of characters became.

@@ -38,6 +38,19 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[IO[bytes] | None]:
         time.sleep(_POLL_S)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock at `path`; those that only ask do not see each other."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_UN)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def lock_of(path: Path) -> Path:
     """The hidden file beside `path` that processes lock to work on it; the cache keeps its record in it."""
     return path.with_name(f".{path.name}{_SUFFIX}")

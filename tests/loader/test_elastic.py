@@ -162,18 +162,16 @@ def test_plan_and_lanes_give_the_same_packs(folder: Path, overlong: Overlong) ->
     assert read(lanes, num_steps=num_steps).steps == read(planned, num_steps=num_steps).steps
 
 
-def test_lanes_need_no_index_and_are_chosen_when_there_is_none(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lanes_need_no_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_tokens(tmp_path / "plain", num_samples=800, with_index=False)
     write_tokens(tmp_path / "indexed", num_samples=800)
     assert open_dataset(tmp_path / "indexed", "auto").mode == "plan"
-    assert not caplog.records
-    dataset = open_dataset(tmp_path / "plain", "auto")
+    dataset = open_dataset(tmp_path / "plain", "lanes")
     assert dataset.mode == "lanes"
-    assert "has no lengths index for this processor: packing with lanes" in caplog.text
     found = read(dataset, num_steps=20).steps
     assert found == read(open_dataset(tmp_path / "indexed", "lanes"), num_steps=20).steps
+    assert not (tmp_path / "plain" / "_lmms" / "lengths").exists()
+    assert not caplog.records
 
 
 def test_another_global_batch_goes_on_with_the_very_next_packs_of_the_lanes(folder: Path) -> None:

@@ -37,7 +37,7 @@ class Reading:
         keywords: dict[str, Any] = dict(case.keywords)
         if case.streams:
             keywords["streams"] = [
-                home.Stream(**({"remote": str(data / name), "local": str(caches / name)} | weights))
+                home.Stream(remote=str(data / name), local=str(caches / name), **weights)
                 for name, weights in case.streams.items()
             ]
         else:

@@ -291,7 +291,7 @@ def test_what_is_said_twice_is_an_error(folder: Path, twice: dict[str, Any], mes
 # Streams of other classes, and shards of other formats
 
 
-class Copying(streaming.Stream):
+class Copying(streaming.Stream):  # type: ignore[misc]
     """A stream as users write it, which fetches in its own way."""
 
     def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
@@ -304,7 +304,7 @@ class Copying(streaming.Stream):
     fetched: list[str] = []  # noqa: RUF012
 
 
-class Preparing(streaming.Stream):
+class Preparing(streaming.Stream):  # type: ignore[misc]
     prepared = 0
 
     def prepare_shard(self, shard: Any) -> int:
@@ -366,7 +366,7 @@ def test_a_shard_of_another_format_that_is_cut_short_or_has_unsafe_columns_is_an
         _ = StreamingDataset(local=str(tmp_path))[:]
 
 
-class Reversed(encodings.Encoding):
+class Reversed(encodings.Encoding):  # type: ignore[misc]
     """An encoding that a program registers."""
 
     def encode(self, obj: Any) -> bytes:

@@ -15,9 +15,12 @@ import boto3
 import pytest
 from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import ObjectHiddenError, ObjectMissingError, StorageError
+from lmms_stream.mds.auto import ensure_lengths
 from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.types import World
 
 from ..conftest import write_tokens
 
@@ -146,6 +149,26 @@ def test_a_dataset_of_a_public_bucket_is_streamed_without_credentials(upstream: 
             owner.put_object(Bucket="public", Key=f"data/{path.name}", Body=path.read_bytes(), ACL="public-read")
     dataset = PackedStreamingDataset("s3://public/data", tmp_path / "cache")
     assert [int(sample["input_ids"][0]) for sample in dataset[:]] == list(range(300))
+
+
+def test_a_public_dataset_without_an_index_is_measured_once_on_each_node(
+    server: Recorded, upstream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lengths = write_tokens(tmp_path / "made", num_samples=300, with_index=False)
+    owner = boto3.client(
+        "s3", endpoint_url=upstream, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1"
+    )
+    for path in (tmp_path / "made").iterdir():
+        owner.put_object(Bucket="public", Key=f"plain/{path.name}", Body=path.read_bytes(), ACL="public-read")
+    for node in (0, 1):
+        for _ in range(2):
+            dataset = PackedStreamingDataset("s3://public/plain", tmp_path / f"node{node}", processor=TokensProcessor())
+            ensure_lengths(dataset.core.one, TokensProcessor(), world=World(rank=node, world_size=2, num_nodes=2))
+            assert dataset.length_index().lengths.tolist() == lengths.tolist()
+        shards = [path for _, path, _ in server.requests if ".mds" in path]
+        assert len(shards) == len(set(shards)) == len(dataset.core.shard_infos)  # nothing was measured twice
+        server.requests.clear()
 
 
 def test_what_is_not_public_is_named_with_the_remedy() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from lmms_stream.__main__ import main
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.demo.corpus import Corpus
@@ -26,7 +28,7 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 
-from ...conftest import run_cli, run_command
+from ...conftest import run_cli, run_command, write_tokens
 from .measures import Columns, Threads, Words
 
 NUM_SAMPLES = 200
@@ -114,6 +116,17 @@ def test_the_index_of_a_plain_dataset_is_the_same_for_any_number_of_workers(tmp_
     assert started.num_reported == NUM_SAMPLES
     assert sorted(two.iterdir()) == [two / "_lmms", *before]
     assert not (two / DATASET_NAME).exists()
+
+
+def test_the_command_says_how_many_samples_and_tokens_it_measured_in_how_many_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = write_tokens(tmp_path / "tokens", num_samples=300, with_index=False)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    assert main(["index", str(tmp_path / "tokens"), "--workers", "1"]) == 0
+    rows = dict(re.findall(r"│ ([a-z ]+?) +│ ([^ ]+) +│", capsys.readouterr().out))
+    assert (rows["samples"], rows["tokens"]) == ("300", f"{lengths.sum():,}")
+    assert 0 <= float(rows["seconds"]) < LIMIT_S
 
 
 def test_only_the_columns_of_the_processor_are_decoded(tmp_path: Path) -> None:

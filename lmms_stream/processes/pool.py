@@ -18,8 +18,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from ...errors import ConfigError, LmmsStreamError, WorkerError
-from ...processors.parallelism import ONE_THREAD
+from ..errors import ConfigError, LmmsStreamError, WorkerError
+from ..processors.parallelism import ONE_THREAD
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

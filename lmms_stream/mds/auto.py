@@ -1,0 +1,197 @@
+"""packing_mode "auto": the lengths index of a dataset, measured once where there is none. One call, from all ranks.
+
+The job's first rank measures with all cores, and puts the index beside the shards; where that cannot be written, the
+first rank of each node keeps it in the dataset's cache folder there. The others wait until it is there. Whoever
+measures holds a kernel's lock, so that the ranks of its node see it die.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import ConfigError, LengthsError, StorageError
+from ..processes.alone import call_alone, is_for_itself
+from ..processors.base import Processor, processor_fingerprint
+from ..storage.disk_errors import disk_errors
+from ..storage.local import LocalStorage
+from ..storage.locks import is_locked, locked
+from ..storage.storage import Storage, open_storage
+from ..types import World
+from .lengths import LENGTHS_FOLDER
+from .measuring import BeingMeasuredError, lock_folder, measured_dataset
+from .stored_lengths import add_lengths, keep_lengths
+from .streams import StoredDataset
+
+_FEW_SAMPLES = 20_000  # are measured sooner than processes have started
+_POLL_S = (0.05, 2.0)  # the first pause, and the longest
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """max_samples: of a dataset that is measured. begin_s: how long ranks wait until another begins to; end_s: until
+    the index is there.
+    """
+
+    max_samples: int = 2_000_000
+    begin_s: float = 600.0
+    end_s: float = 7200.0
+
+
+LIMITS = Limits()
+
+
+class Measured(NamedTuple):
+    """where: a dataset, or a folder of this node, that holds the index. refused: why the dataset does not."""
+
+    where: str
+    num_samples: int
+    num_tokens: int
+    refused: str
+
+
+def ensure_lengths(stored: StoredDataset, processor: Processor, *, world: World, limits: Limits | None = None) -> None:
+    """Have a lengths index of a dataset; it is measured once, by one of the processes that call this.
+
+    Raises ConfigError for a dataset of more than max_samples, LengthsError when another rank does not measure in time,
+    and what measured_dataset raises.
+    """
+    limits = limits or LIMITS
+    if stored.has_lengths(processor):
+        return
+    if stored.num_samples > limits.max_samples:
+        raise ConfigError(
+            f"{stored.url} has {stored.num_samples} samples and no lengths index for this processor, and packing_mode "
+            f"auto measures at most {limits.max_samples}: write the index first with lmms-stream index {stored.url} "
+            '--tokenizer …, or set packing_mode="lanes", which needs none'
+        )
+    lock = lock_folder(stored.url) / f"{processor_fingerprint(processor)}.auto"
+    with disk_errors(str(lock)):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    is_first_of_node = world.rank % (world.world_size // world.num_nodes) == 0
+    if world.rank == 0 or (is_first_of_node and not _is_writable(stored.storage)):
+        _measure_once(stored, processor, lock, limits)
+    else:
+        _wait(stored, processor, lock, limits, world=world)
+
+
+def _measure_once(stored: StoredDataset, processor: Processor, lock: Path, limits: Limits) -> None:
+    """Measure, unless another run on this node does so first."""
+    deadline = time.monotonic() + limits.end_s
+    with locked(lock, timeout_s=limits.end_s) as ours:
+        while ours is not None:
+            if stored.has_lengths(processor):
+                return
+            try:
+                _measure(stored, processor)
+                return
+            except BeingMeasuredError:  # by lmms-stream index
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S[-1])
+    raise _late(stored, limits.end_s)
+
+
+def _measure(stored: StoredDataset, processor: Processor) -> None:
+    started = time.monotonic()
+    logger.warning(
+        "%s has no lengths index for this processor: measuring its %d samples, once", stored.url, stored.num_samples
+    )
+    call = partial(measure_and_keep, stored.url, stored.node_folder, processor)
+    with _bar(stored.num_samples) as on_samples:
+        if stored.num_samples > _FEW_SAMPLES and is_for_itself(processor):
+            measured: Measured = call_alone(partial(call, None), on_progress=on_samples)
+        else:
+            measured = call(1, on_samples)
+    if measured.refused:
+        logger.warning("the lengths index cannot be put beside the dataset (%s)", measured.refused)
+    logger.info(
+        "measured %d samples, %d tokens in %.1f s: the lengths index is kept in %s",
+        measured.num_samples,
+        measured.num_tokens,
+        time.monotonic() - started,
+        measured.where,
+    )
+
+
+def measure_and_keep(
+    url: str, node_folder: Path, processor: Processor, num_workers: int | None, on_samples: Callable[[int], None]
+) -> Measured:
+    """Measure a dataset, and keep its lengths index beside it, or on this node where that is refused."""
+    storage = open_storage(url)
+    refused = ""
+    with measured_dataset(storage, processor, num_workers=num_workers, on_samples=on_samples) as (index, folder):
+        where = storage.url
+        try:
+            add_lengths(storage, index, folder=folder)
+        except StorageError as error:
+            keep_lengths(node_folder, index)
+            where, refused = str(node_folder), str(error)
+        return Measured(where, len(index.lengths), index.num_tokens, refused)
+
+
+@contextmanager
+def _bar(num_samples: int) -> Iterator[Callable[[int], None]]:
+    """Told how many more samples are measured; shown on a terminal alone."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=num_samples)
+        yield lambda count: progress.advance(task, count)
+
+
+def _wait(stored: StoredDataset, processor: Processor, lock: Path, limits: Limits, *, world: World) -> None:
+    """Until the index is there; LengthsError when who measures it dies, or does not do so in time."""
+    started, pause = time.monotonic(), _POLL_S[0]
+    is_first_node = world.rank < world.world_size // world.num_nodes  # the lock of other nodes may stay free
+    has_begun = False
+    while True:
+        is_measured = is_locked(lock)
+        if stored.has_lengths(processor):
+            return
+        if has_begun and not is_measured:
+            raise LengthsError(
+                f"the rank that measured {stored.url} ended before its lengths index was written: see its error, or "
+                f"write the index first with lmms-stream index {stored.url} --tokenizer …"
+            )
+        has_begun |= is_measured
+        limit_s = limits.end_s if has_begun or not is_first_node else limits.begin_s
+        if time.monotonic() - started > limit_s:
+            raise _late(stored, limit_s)
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL_S[-1])
+
+
+def _late(stored: StoredDataset, limit_s: float) -> LengthsError:
+    return LengthsError(
+        f"{stored.url} has no lengths index for this processor, and no other process wrote one within {limit_s:g} s: "
+        f"write it first with lmms-stream index {stored.url} --tokenizer … (on each node, if each has a copy)"
+    )
+
+
+def _is_writable(storage: Storage) -> bool:
+    """Whether a lengths index can be put beside a dataset."""
+    if isinstance(storage, LocalStorage):
+        folders = (storage.folder, storage.folder / "_lmms", storage.folder / LENGTHS_FOLDER)
+        return all(os.access(folder, os.W_OK | os.X_OK) for folder in folders if folder.is_dir())
+    name = f"{LENGTHS_FOLDER}/.written-by-{os.uname().nodename}-{os.getpid()}"
+    try:
+        storage.write(name, b"")
+        storage.delete(name)
+    except StorageError:
+        return False
+    return True

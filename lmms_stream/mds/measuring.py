@@ -1,0 +1,212 @@
+"""Shards that are there -> the lengths of their samples, in many processes, restartable.
+
+A shard is the unit: once measured, its lengths are kept in the work folder, and a run that was ended goes on with the
+shards that are missing there. Only the command's own process writes lengths, so a worker that dies leaves no halves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, LmmsStreamError, StorageError
+from ..processes.pool import check_num_workers, do_all, num_cores, open_pool
+from ..processors.base import Processor, processor_fingerprint
+from ..processors.measured import checked_length, groups, measured, sample_bytes
+from ..storage.cache import LocalCache, home_folder
+from ..storage.locks import locked
+from ..storage.storage import Storage
+from ..types import Sample
+from .index import INDEX_NAME, ShardInfo, parse_index
+from .lengths import LengthIndex
+from .shard import Shard
+from .shard_files import fetch_shard
+
+_LENGTH = np.dtype("<u4")
+_DIGEST_BYTES = 16
+_REPORT_INTERVAL_S = 0.2
+_Task = tuple[ShardInfo, int]  # a shard, and the sample id of its first sample
+
+
+class BeingMeasuredError(StorageError):
+    """Another process measures the same dataset for the same processor."""
+
+
+@contextmanager
+def measured_dataset(
+    storage: Storage,
+    processor: Processor,
+    *,
+    num_workers: int | None = None,
+    work: Path | None = None,
+    on_start: Callable[[Sequence[int], Sequence[int]], None] = lambda shards, missing: None,
+    on_samples: Callable[[int], None] = lambda count: None,
+) -> Iterator[tuple[LengthIndex, Path]]:
+    """Measure every sample of a dataset: its lengths index, memory-mapped from a folder, and that folder.
+
+    The folder goes when the block succeeds, and is kept for the next run when it does not. num_workers: processes that
+    measure (default: the cores this process may use); 1 measures in this one. The index does not depend on it. work:
+    folder for the lengths of finished shards until all are (default: below the dataset's default cache folder), known
+    by the processor's fingerprint and their entry in index.json. on_start: told the numbers of samples of all shards,
+    and of those that no earlier run measured. on_samples: told how many more samples were measured. Raises what the
+    processor raises, naming the sample; DataError for one of 0 or 2^32 tokens; WorkerError when a process dies;
+    BeingMeasuredError; StorageError; ShardError; ConfigError.
+    """
+    check_num_workers(num_workers)
+    tasks = _read_tasks(storage)
+    fingerprint = processor_fingerprint(processor)
+    with _work_folder(storage.url, fingerprint, work) as (folder, downloads):
+        missing = [(info, first_id) for info, first_id in tasks if _read_lengths(folder, info) is None]
+        on_start([info.num_samples for info, _ in tasks], [info.num_samples for info, _ in missing])
+        measurer = _Measurer(processor, LocalCache(storage, downloads))
+        num_processes = max(1, min(num_workers or num_cores(), len(missing)))
+        with open_pool(measurer, num_processes, name=lambda task: task[0].name, on_progress=on_samples) as pool:
+            for (info, _), of_shard in do_all(pool, missing):
+                _keep_lengths(folder, info, of_shard)
+        lengths = _join_lengths(folder, tasks)
+        yield LengthIndex.from_array(lengths, fingerprint=fingerprint, processor=processor.description), folder
+
+
+def _read_tasks(storage: Storage) -> list[_Task]:
+    source = f"{storage.url}/{INDEX_NAME}"
+    infos = parse_index(storage.read(INDEX_NAME), source=source)
+    first_ids = list(accumulate((info.num_samples for info in infos), initial=0))
+    if not first_ids[-1]:
+        raise DataError(f"{source} lists no samples: convert the dataset again")
+    return list(zip(infos, first_ids, strict=False))
+
+
+@contextmanager
+def _work_folder(url: str, fingerprint: str, work: Path | None) -> Iterator[tuple[Path, Path]]:
+    """A folder of this dataset and processor, removed only by success, and one for downloads, removed in any case."""
+    locks = lock_folder(url)
+    base = work.absolute() if work else locks
+    folder = base / f"{locks.parent.name}-{fingerprint}"
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+        with locked(locks / f"{folder.name}.lock", timeout_s=0) as ours:
+            if ours is None:
+                raise BeingMeasuredError(f"another process indexes {url} for this processor: wait until it ends")
+            # Left by killed runs, also of other processors.
+            for left in base.glob(f"{locks.parent.name}-*/downloads-*"):
+                lock = locks / f"{left.parent.name}.lock"
+                with nullcontext(ours) if left.parent == folder else locked(lock, timeout_s=0) as free:
+                    if free is not None:  # it is held while a worker that outlived its command still writes
+                        shutil.rmtree(left, ignore_errors=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix="downloads-", dir=folder, ignore_cleanup_errors=True) as downloads:
+                yield folder, Path(downloads)
+            shutil.rmtree(folder, ignore_errors=True)  # over NFS a file stays while it is mapped
+    except OSError as error:
+        raise StorageError(f"{folder}: {error}: correct it, or name another folder with --work") from error
+
+
+def lock_folder(url: str) -> Path:
+    """Where a dataset's locks lie, whatever the work folder is and however a local path is written."""
+    return home_folder(url) / "index-work"
+
+
+def _digest(info: ShardInfo, lengths: bytes = b"") -> bytes:
+    """Of all that the index says of a shard, and of its lengths."""
+    entry = json.dumps(asdict(info), sort_keys=True).encode()
+    return hashlib.blake2b(entry + lengths, digest_size=_DIGEST_BYTES).digest()
+
+
+def _keep_lengths(folder: Path, info: ShardInfo, lengths: bytes) -> None:
+    temporary = folder / "lengths.tmp"  # a fixed name, since the folder has one writer
+    temporary.write_bytes(_digest(info, lengths) + lengths)
+    temporary.replace(folder / f"{_digest(info).hex()}.lengths")
+
+
+def _read_lengths(folder: Path, info: ShardInfo) -> bytes | None:
+    """Lengths of a shard that was measured, as bytes; None when they are not there, cut short or damaged."""
+    path = folder / f"{_digest(info).hex()}.lengths"
+    kept = path.read_bytes() if path.exists() else b""
+    lengths = kept[_DIGEST_BYTES:]
+    return lengths if kept == _digest(info, lengths) + lengths else None
+
+
+def _join_lengths(folder: Path, tasks: Sequence[_Task]) -> NDArray[np.uint32]:
+    """All lengths in shard order, mapped: 10^9 of them are 4 GB."""
+    with (folder / "all").open("wb") as file:
+        for info, _ in tasks:
+            lengths = _read_lengths(folder, info)
+            if lengths is None:
+                raise StorageError(f"lengths of {info.name} were changed in {folder}: run the same command again")
+            file.write(lengths)
+    return np.memmap(folder / "all", dtype=_LENGTH, mode="r")
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurer:
+    """Measures shards in the process it is in, one at a time; what it downloads is deleted once it is measured."""
+
+    processor: Processor
+    cache: LocalCache
+
+    def __call__(self, task: _Task, on_samples: Callable[[int], None]) -> bytes:
+        """The lengths of a shard, as bytes; on_samples is told now and then how many more samples were measured."""
+        info, first_id = task
+        path = fetch_shard(self.cache, info)
+        try:
+            shard = Shard(path, info, columns=self.processor.columns)
+            lengths = np.empty(len(shard), _LENGTH)
+            reported, reported_at = 0, time.monotonic()
+            for index, length in enumerate(self._lengths(shard, first_id)):
+                lengths[index] = length
+                if time.monotonic() - reported_at > _REPORT_INTERVAL_S:
+                    on_samples(index + 1 - reported)
+                    reported, reported_at = index + 1, time.monotonic()
+            on_samples(len(shard) - reported)
+        finally:
+            if path.is_relative_to(self.cache.folder):
+                path.unlink(missing_ok=True)
+        return lengths.tobytes()
+
+    def _lengths(self, shard: Shard, first_id: int) -> Iterator[int]:
+        """Of its samples; an error names the first that has none."""
+        index = 0
+        for group in groups(_samples(shard, first_id), num_bytes=sample_bytes):
+            lengths = measured(self.processor, group)
+            for _ in group:
+                with _named(shard, index, first_id):
+                    length = next(lengths)
+                    if isinstance(length, DataError):
+                        raise length
+                    number = operator.index(length)
+                yield checked_length(number, what=_name(shard, index, first_id))
+                index += 1
+
+
+def _samples(shard: Shard, first_id: int) -> Iterator[Sample]:
+    for index in range(len(shard)):
+        with _named(shard, index, first_id):
+            sample = shard[index]
+        yield sample
+
+
+@contextmanager
+def _named(shard: Shard, index: int, first_id: int) -> Iterator[None]:
+    """Errors inside name the sample."""
+    try:
+        yield
+    except LmmsStreamError as error:
+        raise type(error)(f"{_name(shard, index, first_id)}: {error}") from error
+    except Exception as error:
+        raise DataError(f"{_name(shard, index, first_id)}: {error!r}") from error
+
+
+def _name(shard: Shard, index: int, first_id: int) -> str:
+    return f"sample {first_id + index} (number {index} of {shard.info.name})"

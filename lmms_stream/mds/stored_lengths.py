@@ -1,0 +1,78 @@
+"""Where a lengths index is kept: beside the shards, listed in `_lmms/dataset.json`, or in a folder of this node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..errors import LengthsError, ObjectMissingError
+from ..storage.disk_errors import disk_errors
+from ..storage.locks import locked
+from ..storage.storage import Storage
+from .index import DATASET_NAME
+from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names
+from .measuring import lock_folder
+
+
+def write_json(storage: Storage, name: str, value: Mapping[str, Any]) -> None:
+    """Write one of a dataset's small files, the same bytes for the same values."""
+    storage.write(name, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
+
+
+def upload_lengths(storage: Storage, indexes: Sequence[LengthIndex], *, folder: Path) -> list[str]:
+    """Write lengths indexes below `folder` and upload their files; returns the names, in that order."""
+    names = []
+    for index in indexes:
+        for name in index.write(folder):
+            storage.upload(folder / name, name)
+            names.append(name)
+    return names
+
+
+def add_lengths(storage: Storage, index: LengthIndex, *, folder: Path) -> None:
+    """Put a lengths index beside the shards, and last in `_lmms/dataset.json`. folder: for its files.
+
+    Plain MDS datasets have no such list and get none: their indexes are found where they lie.
+    """
+    names = upload_lengths(storage, [index], folder=folder)
+    with locked(lock_folder(storage.url) / "listing", timeout_s=math.inf):
+        try:
+            dataset = json.loads(storage.read(DATASET_NAME))
+        except ObjectMissingError:
+            return
+        others = [other for other in dataset["lengths"] if other != index.fingerprint]
+        dataset["lengths"] = [*others, index.fingerprint]
+        dataset["other_files"] = sorted({*dataset["other_files"], *names})
+        write_json(storage, DATASET_NAME, dataset)
+
+
+# On this node, for datasets that cannot be written
+
+
+def node_folder(cache_folder: Path, index: bytes) -> Path:
+    """Where this node keeps lengths of a dataset. index: what its index.json holds; another one has another folder."""
+    return cache_folder / "_lmms" / "measured" / hashlib.blake2b(index, digest_size=16).hexdigest()
+
+
+def keep_lengths(folder: Path, index: LengthIndex) -> None:
+    """Keep a lengths index below a node_folder; it is there whole or not at all."""
+    with disk_errors(str(folder)):
+        (folder / LENGTHS_FOLDER).mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".writing-", dir=folder, ignore_cleanup_errors=True) as temporary:
+            for name in index.write(Path(temporary)):  # the description last, which says that it is there
+                (Path(temporary) / name).replace(folder / name)
+
+
+def kept_lengths(folder: Path, fingerprint: str) -> LengthIndex | None:
+    """A lengths index that keep_lengths kept, memory-mapped; None where there is none, or it was damaged."""
+    array_path, description_path = (folder / name for name in lengths_names(fingerprint))
+    try:
+        index = LengthIndex.open(array_path, description_path.read_bytes(), fingerprint=fingerprint)
+    except (OSError, LengthsError):
+        return None
+    return index if array_matches(array_path, content_hash=index.content_hash) else None

@@ -1,0 +1,5 @@
+"""Processes of this machine that do tasks for the one that started them: tasks out, results in.
+
+pool        the processes, what they are given and what they answer
+alone       one call in an interpreter of its own, which a script need not be written for
+"""

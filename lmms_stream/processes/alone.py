@@ -1,0 +1,76 @@
+"""One call in an interpreter of its own, which may start processes in turn. call -> its result, or its error.
+
+Spawned processes import the script that started them, and begin it again where it does not guard its main part. This
+interpreter imports what the call names and nothing else, so any script, notebook or worker may ask for it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing import Pipe, connection
+from typing import Any
+
+from ..errors import LmmsStreamError, WorkerError
+from ..processors.parallelism import ONE_THREAD
+
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from lmms_stream.processes import alone; alone.answer({pipe})"
+
+
+def is_for_itself(value: Any) -> bool:
+    """Whether another interpreter can be sent a value: not if it, or its class, is of the script that is running."""
+    try:
+        return b"__main__" not in pickle.dumps(value)
+    except Exception:  # noqa: BLE001 - whatever pickling raises, the value cannot be sent
+        return False
+
+
+def call_alone(call: Callable[[Callable[[int], None]], Any], *, on_progress: Callable[[int], None]) -> Any:
+    """What `call` returns; raises what it raises, and WorkerError when its process dies.
+
+    call: pickled, with all that it holds, and given what it may tell its progress to. Its process ends with this one.
+    """
+    ours, theirs = Pipe()
+    program = _PROGRAM.format(path=sys.path, pipe=theirs.fileno())
+    command = [sys.executable, "-c", program]
+    environment = os.environ | ONE_THREAD  # each core will have a process of its own
+    with ours, subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        try:
+            ours.send_bytes(pickle.dumps(call))
+            return _result(ours, on_progress)
+        except (EOFError, OSError) as error:
+            status = process.wait()
+            raise WorkerError(f"process {process.pid} ended (status {status}) before it was done") from error
+        finally:
+            process.kill()
+
+
+def _result(pipe: connection.Connection, on_progress: Callable[[int], None]) -> Any:
+    while True:
+        kind, value = pipe.recv()
+        if kind == "error":
+            raise value
+        if kind == "result":
+            return value
+        on_progress(value)
+
+
+def answer(descriptor: int) -> None:
+    """The process: it does the call that it is sent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that waits, which ends this one
+    pipe = connection.Connection(descriptor)
+    try:
+        call = pickle.loads(pipe.recv_bytes())
+        answered = "result", call(lambda count: pipe.send(("progress", count)))
+    except (EOFError, BrokenPipeError):  # nobody waits any more
+        return
+    except LmmsStreamError as error:
+        answered = "error", error
+    except Exception as error:  # noqa: BLE001 - it is raised by the process that waits
+        answered = "error", WorkerError(repr(error))
+    pipe.send(answered)
