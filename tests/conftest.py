@@ -22,6 +22,7 @@ from lmms_stream.processors.text import TokensProcessor
 from numpy.typing import NDArray
 from streaming import MDSWriter
 
+from .emulators import EMULATED, azure_emulator, gcs_emulator
 from .processes import ENVIRONMENT, run_module
 from .proxy import FaultProxy, fault_proxy
 
@@ -73,10 +74,40 @@ def s3() -> Iterator[str]:
         yield f"s3://{S3_BUCKET}"
 
 
+def prefix_of(request: pytest.FixtureRequest) -> str:
+    """A name of this test's own, with no brackets in it, which sources take for a pattern."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", request.node.name).strip("-")
+
+
 @pytest.fixture
 def s3_folder(s3: str, request: pytest.FixtureRequest) -> str:
-    """A prefix of this test's own, with no brackets in it, which sources take for a pattern."""
-    return f"{s3}/{re.sub(r'[^A-Za-z0-9_]+', '-', request.node.name).strip('-')}"
+    return f"{s3}/{prefix_of(request)}"
+
+
+@pytest.fixture(scope="session")
+def gs() -> Iterator[str]:
+    """The same in an emulator of Google Cloud Storage."""
+    with gcs_emulator() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def azure() -> Iterator[str]:
+    """The same in an emulator of Azure Blob Storage."""
+    with azure_emulator() as url:
+        yield url
+
+
+@pytest.fixture(params=["s3", *EMULATED])
+def store_folder(request: pytest.FixtureRequest) -> str:
+    """A prefix of this test's own, in each kind of store."""
+    return f"{request.getfixturevalue(request.param)}/{prefix_of(request)}"
+
+
+@pytest.fixture(params=EMULATED)
+def emulated_folder(request: pytest.FixtureRequest) -> str:
+    """The same, in those that the tests of S3 do not reach."""
+    return f"{request.getfixturevalue(request.param)}/{prefix_of(request)}"
 
 
 @pytest.fixture(scope="module")
