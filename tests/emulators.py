@@ -113,4 +113,4 @@ def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:
             return
         except OSError:
             time.sleep(0.05)
-    raise AssertionError(f"{server.args} does not start: exit status {server.poll()}")
+    raise AssertionError(f"{server.args!r} does not start: exit status {server.poll()}")

@@ -27,6 +27,7 @@ from .retry import DEFAULT_RETRY, Retry, persist
 T = TypeVar("T")
 Proceed = Callable[[], None]
 REQUEST_BYTES = 16 << 20  # of a large object in one request
+READ_BYTES = 1 << 20  # of an answer at once
 _KEY = "AZURE_ACCOUNT_ACCESS_KEY"
 _ENDPOINT = "AZURE_STORAGE_SERVICE_ENDPOINT"
 
@@ -126,7 +127,7 @@ class AzureStorage:
             os.environ.get(_ENDPOINT) or f"https://{account}.blob.core.windows.net",
             container,
             credential=_credential(account),
-            transport=RequestsTransport(session=session),
+            transport=RequestsTransport(session=session, connection_data_block_size=READ_BYTES),
             retry_total=0,  # `persist` counts attempts
             connection_timeout=min(10.0, self.retry.timeout_s),
             read_timeout=min(60.0, self.retry.timeout_s),

@@ -58,12 +58,14 @@ class CloudStorage:
         from streaming.base.storage import CloudUploader
 
         target = f"{self.url}/{Path(key).parent.as_posix()}".removesuffix("/.")
+        name = Path(key).name
 
         def upload(proceed: Callable[[], None]) -> None:
-            uploader = CloudUploader.get((str(path.parent), target), keep_local=True, exist_ok=True)
-            uploader.upload_file(path.name)
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / name).symlink_to(path.resolve())  # the object gets the name of the file
+                CloudUploader.get((folder, target), keep_local=True, exist_ok=True).upload_file(name)
 
-        self._run(f"{target}/{path.name}", upload)
+        self._run(f"{target}/{name}", upload)
 
     def delete(self, key: str) -> None:
         raise StorageError(f"{self.url}/{key}: deleting is not supported for this store: delete it with its own tool")

@@ -27,6 +27,7 @@ from .s3 import GOOGLE_HMAC, S3Storage
 T = TypeVar("T")
 Proceed = Callable[[], None]
 UPLOADED_BYTES = 16 << 20  # of a large file in one request
+WRITTEN_BYTES = 1 << 20  # to a disk at once: they come in pieces of 8 KiB
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _SET_KEYS = "set GOOGLE_APPLICATION_CREDENTIALS, or GCS_KEY and GCS_SECRET"
 _NO_BUCKET = "bucket does not exist"  # of Google's answers
@@ -85,7 +86,7 @@ class GoogleStorage:
 
     def download(self, key: str, path: Path) -> None:
         def download(client: Any, name: str, proceed: Proceed) -> None:
-            with path.open("wb") as file:
+            with path.open("wb", buffering=WRITTEN_BYTES) as file:
                 self._fetch(client.bucket(self.bucket).blob(name), file, proceed)
 
         self._run(key, download)
@@ -190,10 +191,11 @@ def _make_client(timeout_s: float) -> Any:
     else:
         import google.auth
 
-        credentials, _ = google.auth.default(scopes=[SCOPE])  # type: ignore[no-untyped-call]
+        credentials, _ = google.auth.default(scopes=[SCOPE])
         client = Client(project="unused", credentials=credentials)  # a project is asked for buckets alone
-    for scheme in ("http://", "https://"):
-        client._http.mount(scheme, HTTPAdapter(pool_maxsize=MAX_CONNECTIONS))
+    if not client._http.is_mtls:  # which has an adapter of its own
+        for scheme in ("http://", "https://"):
+            client._http.mount(scheme, HTTPAdapter(pool_maxsize=MAX_CONNECTIONS))
     return client
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import ObjectChangedError, ObjectHiddenError, ObjectMissingError, StorageError
 from ..types import StoredObject
@@ -43,7 +43,7 @@ class S3Service:
     secret_name: str
     endpoint: str | None = None  # where the variable is not set
     region: str | None = None
-    checksums: str | None = None
+    checksums: Literal["when_required"] | None = None
 
     def keys(self) -> dict[str, str]:
         """What boto3 does not find by itself."""

@@ -150,9 +150,7 @@ def test_missing_credentials_of_azure_are_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(StorageError, match=r"no Azure credentials were found \(.*\): set AZURE_ACCOUNT_ACCESS_KEY"):
         open_storage(AZURE_URL, retry=Retry(attempts=1)).read("data")
     monkeypatch.setenv("AZURE_ACCOUNT_ACCESS_KEY", "not a key")
-    with pytest.raises(
-        StorageError, match=r"AZURE_ACCOUNT_ACCESS_KEY is not the key of a storage account \(.*\): "
-    ):
+    with pytest.raises(StorageError, match=r"AZURE_ACCOUNT_ACCESS_KEY is not the key of a storage account \(.*\): "):
         open_storage(AZURE_URL, retry=Retry(attempts=1)).read("data")
 
 

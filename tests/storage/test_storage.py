@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import ConfigError, LengthsError, ObjectChangedError, ObjectMissingError, StorageError
+from lmms_stream.storage.clouds import CloudStorage
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.s3 import S3Storage
 from lmms_stream.storage.storage import Storage, open_storage
@@ -77,6 +78,15 @@ def test_ranges_are_read_of_the_object_that_was_asked_for_alone(storage: Storage
     storage.delete("data")
     with pytest.raises(StorageError, match="data"):
         storage.read_range("data", start=10, stop=20, tag=tag)
+
+
+def test_what_mosaicmls_code_uploads_has_the_name_that_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "file.tmp").write_bytes(b"x")
+    store = CloudStorage(str(tmp_path / "remote"))  # a folder: those of MosaicML's stores that need no server
+    store.upload(tmp_path / "file.tmp", "a/b.bin")
+    assert [path.name for path in (tmp_path / "remote" / "a").iterdir()] == ["b.bin"]
+    assert store.read("a/b.bin") == b"x"
+    assert (tmp_path / "file.tmp").read_bytes() == b"x"
 
 
 def test_urls_choose_the_store() -> None:
