@@ -61,15 +61,15 @@ class AzureStorage:
     def read_range(self, key: str, *, start: int, stop: int, tag: str) -> bytes:
         def read(container: Any, name: str, proceed: Proceed) -> bytes:
             from azure.core import MatchConditions
+            from azure.core.exceptions import ResourceModifiedError
 
-            answer = container.download_blob(
-                name,
-                offset=start,
-                length=stop - start,
-                etag=f'"{tag}"',
-                match_condition=MatchConditions.IfNotModified,
-            )
-            return b"".join(_pieces(answer, proceed))
+            unchanged = {"etag": f'"{tag}"', "match_condition": MatchConditions.IfNotModified}
+            try:
+                answer = container.download_blob(name, offset=start, length=stop - start, **unchanged)
+                return b"".join(_pieces(answer, proceed))
+            except ResourceModifiedError:
+                container.get_blob_client(name).get_blob_properties()  # an error of its own where it is gone
+                raise
 
         return self._run(key, read)
 

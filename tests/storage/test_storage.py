@@ -76,7 +76,7 @@ def test_ranges_are_read_of_the_object_that_was_asked_for_alone(storage: Storage
     with pytest.raises(ObjectChangedError, match="data was changed while it was read"):
         storage.read_range("data", start=10, stop=20, tag=tag)
     storage.delete("data")
-    with pytest.raises(StorageError, match="data"):
+    with pytest.raises(ObjectMissingError, match="data does not exist"):
         storage.read_range("data", start=10, stop=20, tag=tag)
 
 
