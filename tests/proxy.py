@@ -1,4 +1,4 @@
-"""A server in front of an S3 server that breaks its answers as it is told, and counts them.
+"""A server in front of a store's server that breaks its answers as it is told, and counts them.
 
 It runs in a process of its own, so that processes which tests fork and kill hold none of its sockets:
 
@@ -124,21 +124,21 @@ class FaultProxy:
 
 
 @contextmanager
-def fault_proxy(target: str) -> Iterator[FaultProxy]:
-    """A proxy in front of the S3 server at `target`; until the end S3_ENDPOINT_URL is its URL, here and in children."""
-    before = os.environ.get("S3_ENDPOINT_URL")
+def fault_proxy(target: str, *, variable: str = "S3_ENDPOINT_URL") -> Iterator[FaultProxy]:
+    """A proxy in front of the server at `target`; until the end `variable` is its URL, here and in children."""
+    before = os.environ.get(variable)
     command = [sys.executable, __file__, target]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             proxy = FaultProxy(process)
-            os.environ["S3_ENDPOINT_URL"] = proxy.url
+            os.environ[variable] = proxy.url + urlsplit(target).path
             yield proxy
         finally:
             process.kill()
             if before is None:
-                os.environ.pop("S3_ENDPOINT_URL", None)
+                os.environ.pop(variable, None)
             else:
-                os.environ["S3_ENDPOINT_URL"] = before
+                os.environ[variable] = before
 
 
 # The process that serves

@@ -1,6 +1,7 @@
 """Bytes in and out of folders and object stores, and their copies on this node.
 
-storage         a URL -> a store: local (folders), s3 (through boto3), clouds (through MosaicML's code)
+storage         a URL -> a store: local (folders), s3 (through boto3), gcs and azure (through the clouds' own
+                libraries), clouds (others, through MosaicML's code); clients: one for each process
 retry           requests that are tried again, and bounded in time
 disk_errors     what a disk refuses, said with the remedy
 sizes           sizes in bytes as people write them

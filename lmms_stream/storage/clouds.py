@@ -1,8 +1,8 @@
-"""Stores of other clouds (gs://, azure://, oci://, hf://, …), through MosaicML Streaming's own code.
+"""Stores of other clouds (azure-dl://, oci://, hf://, …), through MosaicML Streaming's own code.
 
-Whether a copy without a checksum is current is decided by the entity tag that the store gives: gs:// (its generation,
-with HMAC keys its entity tag), azure://, azure-dl://, oci:// and hf://. sftp:// and dbfs:// give none: there the size
-in the index decides alone, and of two versions of one size the copy stays.
+Whether a copy without a checksum is current is decided by the entity tag that the store gives: azure-dl://, oci:// and
+hf://. sftp:// and dbfs:// give none: there the size in the index decides alone, and of two versions of one size the
+copy stays.
 """
 
 from __future__ import annotations
@@ -58,12 +58,14 @@ class CloudStorage:
         from streaming.base.storage import CloudUploader
 
         target = f"{self.url}/{Path(key).parent.as_posix()}".removesuffix("/.")
+        name = Path(key).name
 
         def upload(proceed: Callable[[], None]) -> None:
-            uploader = CloudUploader.get((str(path.parent), target), keep_local=True, exist_ok=True)
-            uploader.upload_file(path.name)
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / name).symlink_to(path.resolve())  # the object gets the name of the file
+                CloudUploader.get((folder, target), keep_local=True, exist_ok=True).upload_file(name)
 
-        self._run(f"{target}/{path.name}", upload)
+        self._run(f"{target}/{name}", upload)
 
     def delete(self, key: str) -> None:
         raise StorageError(f"{self.url}/{key}: deleting is not supported for this store: delete it with its own tool")
@@ -114,31 +116,6 @@ class CloudStorage:
 _Facts = tuple[Any, Any]  # size and tag
 
 
-def _on_gs(downloader: Any, remote: str) -> _Facts:
-    from google.api_core.exceptions import NotFound
-
-    if downloader._gcs_client is None:
-        downloader._create_gcs_client()
-    client, url = downloader._gcs_client, urlsplit(remote)
-    if hasattr(client, "head_object"):  # boto3's, with HMAC keys
-        head = client.head_object(Bucket=url.netloc, Key=url.path.lstrip("/"))
-        return head["ContentLength"], head["ETag"]
-    blob = client.bucket(url.netloc).blob(url.path.lstrip("/"))
-    try:
-        blob.reload()
-    except NotFound as error:
-        raise FileNotFoundError(remote) from error
-    return blob.size, blob.generation
-
-
-def _on_azure(downloader: Any, remote: str) -> _Facts:
-    if downloader._azure_client is None:
-        downloader._create_azure_client(remote)
-    container, _, name = urlsplit(remote).path.lstrip("/").partition("/")
-    facts = downloader._azure_client.get_blob_client(container=container, blob=name).get_blob_properties()
-    return facts.size, facts.etag
-
-
 def _on_azure_dl(downloader: Any, remote: str) -> _Facts:
     if downloader._azure_dl_client is None:
         downloader._create_azure_dl_client(remote)
@@ -167,8 +144,6 @@ def _on_hub(downloader: Any, remote: str) -> _Facts:
 
 
 _FACTS: dict[str, Callable[[Any, str], _Facts]] = {  # each finds the object as the store's downloader does
-    "gs": _on_gs,
-    "azure": _on_azure,
     "azure-dl": _on_azure_dl,
     "oci": _on_oci,
     "hf": _on_hub,

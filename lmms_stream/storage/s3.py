@@ -3,19 +3,22 @@
 As MosaicML Streaming does: where no credentials are found, and where a server answers them with 400, objects are read
 without, as those of public buckets can be. Requests to buckets that MOSAICML_STREAMING_AWS_REQUESTER_PAYS
 lists, with commas between them, say that the requester pays.
+
+Google Cloud Storage answers such requests too, to the HMAC keys of GCS_KEY and GCS_SECRET: GOOGLE_HMAC.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import ObjectChangedError, ObjectHiddenError, ObjectMissingError, StorageError
 from ..types import StoredObject
+from .clients import MAX_CONNECTIONS, ProcessClients
 from .disk_errors import disk_error
 from .retry import DEFAULT_RETRY, Retry, persist
 
@@ -23,32 +26,72 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 T = TypeVar("T")
-MAX_CONNECTIONS = 64  # of one process to one store
 CHUNK_BYTES = 1 << 20
 REQUESTER_PAYS = "MOSAICML_STREAMING_AWS_REQUESTER_PAYS"
-_SET_KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class S3Service:
+    """A service that speaks S3: the scheme of its URLs, and the names of the variables that say where and who.
+
+    checksums: whether uploads carry checksums of boto3's own: None leaves that to AWS_REQUEST_CHECKSUM_CALCULATION.
+    """
+
+    scheme: str
+    endpoint_name: str
+    key_name: str
+    secret_name: str
+    endpoint: str | None = None  # where the variable is not set
+    region: str | None = None
+    checksums: Literal["when_required"] | None = None
+
+    def keys(self) -> dict[str, str]:
+        """What boto3 does not find by itself."""
+        if self.key_name == "AWS_ACCESS_KEY_ID":
+            return {}
+        return {
+            "aws_access_key_id": os.environ[self.key_name],
+            "aws_secret_access_key": os.environ[self.secret_name],
+        }
+
+
+AWS = S3Service(
+    scheme="s3",
+    endpoint_name="S3_ENDPOINT_URL",
+    key_name="AWS_ACCESS_KEY_ID",
+    secret_name="AWS_SECRET_ACCESS_KEY",
+)
+GOOGLE_HMAC = S3Service(
+    scheme="gs",
+    endpoint_name="STORAGE_EMULATOR_HOST",
+    endpoint="https://storage.googleapis.com",
+    key_name="GCS_KEY",
+    secret_name="GCS_SECRET",
+    region="auto",
+    checksums="when_required",  # it refuses boto3's: github.com/boto/boto3/issues/4400
+)
 
 
 class S3Storage:
     """A prefix of an S3 bucket. Clients are made at first use, once per process."""
 
-    def __init__(self, url: str, *, retry: Retry = DEFAULT_RETRY):
+    def __init__(self, url: str, *, retry: Retry = DEFAULT_RETRY, service: S3Service = AWS):
         self.url = url
         self.retry = retry
-        self.bucket, _, self.prefix = url.removeprefix("s3://").partition("/")
+        self.service = service
+        self.bucket, _, self.prefix = url.removeprefix(f"{service.scheme}://").partition("/")
         if not self.bucket:
-            raise StorageError(f"{url!r} names no bucket: write s3://BUCKET/PREFIX")
-        self._made: dict[tuple[int, bool], S3Client] = {}  # by process, and whether requests are signed
+            raise StorageError(f"{url!r} names no bucket: write {service.scheme}://BUCKET/PREFIX")
+        self._clients = ProcessClients(self._make_client)  # by whether requests are signed
         self._signs = True  # what is read; what is written always
         self._lacks_keys = False
         self._session: Any = None  # holds the parsed descriptions of the service, which a forked process can use
-        self._making: dict[int, threading.Lock] = {}  # by process: a fork copies a lock as it is, held or not
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url, "retry": self.retry}
+        return {"url": self.url, "retry": self.retry, "service": self.service}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["url"], retry=state["retry"])  # type: ignore[misc]
+        self.__init__(state["url"], retry=state["retry"], service=state["service"])  # type: ignore[misc]
 
     def read(self, key: str) -> bytes:
         def read(client: S3Client, at: Any, proceed: Callable[[], None]) -> bytes:
@@ -62,7 +105,7 @@ class S3Storage:
             proceed()
             if answer["ETag"].strip('"') != tag:
                 answer["Body"].close()
-                raise ObjectChangedError(f"s3://{at['Bucket']}/{at['Key']}")
+                raise ObjectChangedError(self._where(at))
             return b"".join(self._chunks(answer, proceed))
 
         return self._run(key, read)
@@ -110,6 +153,12 @@ class S3Storage:
 
         return self._run(key, stat)
 
+    def _where(self, at: Any) -> str:
+        return f"{self.service.scheme}://{at['Bucket']}/{at['Key']}"
+
+    def _set_keys(self) -> str:
+        return f"set {self.service.key_name} and {self.service.secret_name}"
+
     @staticmethod
     def _chunks(answer: Any, proceed: Callable[[], None]) -> Iterator[bytes]:
         """The body of an answer, whole; ConnectionError when it is shorter than the answer says."""
@@ -122,30 +171,29 @@ class S3Storage:
         if received != answer["ContentLength"]:
             raise ConnectionError(f"got {received} of {answer['ContentLength']} bytes")
 
-    def _client(self, *, signs: bool) -> S3Client:
-        with self._making.setdefault(os.getpid(), threading.Lock()):
-            made = os.getpid(), signs
-            if made not in self._made:
-                import boto3
-                from botocore import UNSIGNED
-                from botocore.config import Config
+    def _make_client(self, signs: bool) -> S3Client:
+        import boto3
+        from botocore import UNSIGNED
+        from botocore.config import Config
 
-                config = Config(
-                    connect_timeout=min(10.0, self.retry.timeout_s),
-                    read_timeout=min(60.0, self.retry.timeout_s),
-                    retries={"mode": "standard", "total_max_attempts": 1},  # `persist` counts attempts
-                    max_pool_connections=MAX_CONNECTIONS,
-                    response_checksum_validation="when_required",  # shards are checked with the index's own
-                    signature_version=None if signs else UNSIGNED,
-                )
-                endpoint = os.environ.get("S3_ENDPOINT_URL") or None
-                self._session = self._session or boto3.session.Session()
-                self._made[made] = self._session.client("s3", config=config, endpoint_url=endpoint)
-            return self._made[made]
+        config = Config(
+            connect_timeout=min(10.0, self.retry.timeout_s),
+            read_timeout=min(60.0, self.retry.timeout_s),
+            retries={"mode": "standard", "total_max_attempts": 1},  # `persist` counts attempts
+            max_pool_connections=MAX_CONNECTIONS,
+            request_checksum_calculation=self.service.checksums,
+            response_checksum_validation="when_required",  # shards are checked with the index's own
+            signature_version=None if signs else UNSIGNED,
+        )
+        self._session = self._session or boto3.session.Session()
+        endpoint = os.environ.get(self.service.endpoint_name) or self.service.endpoint
+        return self._session.client(  # type: ignore[no-any-return]
+            "s3", config=config, endpoint_url=endpoint, region_name=self.service.region, **self.service.keys()
+        )
 
     def _run(self, key: str, action: Callable[[S3Client, Any, Callable[[], None]], T], *, writes: bool = False) -> T:
         at = {"Bucket": self.bucket, "Key": f"{self.prefix}/{key}" if self.prefix else key}
-        where = f"s3://{at['Bucket']}/{at['Key']}"
+        where = self._where(at)
         if self.bucket in [name.strip() for name in os.environ.get(REQUESTER_PAYS, "").split(",")]:
             at["RequestPayer"] = "requester"
 
@@ -154,17 +202,17 @@ class S3Storage:
 
             signs = writes or self._signs
             try:
-                return action(self._client(signs=signs), dict(at), proceed)
+                return action(self._clients.get(signs), dict(at), proceed)
             except NoCredentialsError:
                 if writes:
                     raise
                 self._signs, self._lacks_keys = False, True
-                return action(self._client(signs=False), dict(at), proceed)
+                return action(self._clients.get(False), dict(at), proceed)
             except ClientError as error:
                 if writes or not signs or _status(error) != 400:
                     raise
                 try:
-                    found = action(self._client(signs=False), dict(at), proceed)
+                    found = action(self._clients.get(False), dict(at), proceed)
                 except ClientError:
                     raise error from None
                 self._signs = False
@@ -176,7 +224,7 @@ class S3Storage:
                 where=where,
                 retry=self.retry,
                 refusal=lambda error: self._explain(error, where),
-                remedy="check S3_ENDPOINT_URL and the network, or try again",
+                remedy=f"check {self.service.endpoint_name} and the network, or try again",
             )
         except (ObjectChangedError, ObjectMissingError):
             raise
@@ -184,7 +232,7 @@ class S3Storage:
             if writes or not self._lacks_keys:
                 raise
             raise StorageError(
-                f"{error} (no AWS credentials were found: {_SET_KEYS}, unless the bucket is public)"
+                f"{error} (no AWS credentials were found: {self._set_keys()}, unless the bucket is public)"
             ) from error
 
     def _explain(self, error: Exception, where: str) -> StorageError | None:
@@ -194,7 +242,7 @@ class S3Storage:
         if isinstance(error, ObjectChangedError):
             return error
         if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
-            return StorageError(f"{where}: no AWS credentials were found: {_SET_KEYS}")
+            return StorageError(f"{where}: no AWS credentials were found: {self._set_keys()}")
         if isinstance(error, ClientError):
             status = _status(error)
             code = error.response.get("Error", {}).get("Code", "")
@@ -218,12 +266,13 @@ class S3Storage:
         if self._lacks_keys and any(code in text for code in ("AccessDenied", "403")):
             return ObjectHiddenError(
                 f"{where} does not exist or is not public ({text}), and no AWS credentials were found: check the URL, "
-                f"or {_SET_KEYS}"
+                f"or {self._set_keys()}"
             )
         if any(code in text for code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403")):
             return StorageError(
-                f"{where}: the credentials are refused ({text}): check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
-                f"and the bucket's policy; a bucket whose requester pays belongs into {REQUESTER_PAYS}"
+                f"{where}: the credentials are refused ({text}): check {self.service.key_name}, "
+                f"{self.service.secret_name} and the bucket's policy; a bucket whose requester pays belongs into "
+                f"{REQUESTER_PAYS}"
             )
         return None
 

@@ -1,7 +1,7 @@
 """Bytes in and out of local folders and object stores. url + key -> bytes or a file.
 
-S3 (and whatever speaks it, through S3_ENDPOINT_URL or AWS_ENDPOINT_URL) is served by boto3; the other clouds
-by MosaicML Streaming's downloaders and uploaders.
+S3 (and whatever speaks it, through S3_ENDPOINT_URL or AWS_ENDPOINT_URL) is served by boto3, Google Cloud Storage and
+Azure by their own libraries, the other clouds by MosaicML Streaming's downloaders and uploaders.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Protocol
 
 from ..types import StoredObject
+from .azure import AzureStorage
 from .clouds import CloudStorage
+from .gcs import open_google
 from .local import LocalStorage
 from .retry import DEFAULT_RETRY, Retry
 from .s3 import S3Storage
+
+# Clients ask the servers that these name.
+_ENDPOINT_NAMES = ("S3_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "AZURE_STORAGE_SERVICE_ENDPOINT")
 
 
 class Storage(Protocol):
@@ -47,14 +52,18 @@ def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
         return LocalStorage(Path(rest if separator else str(url)))
     if scheme == "s3":
         return S3Storage(text, retry=retry)
+    if scheme == "gs":
+        return open_google(text, retry=retry)
+    if scheme == "azure":
+        return AzureStorage(text, retry=retry)
     return CloudStorage(text, retry=retry)
 
 
 def shared_storage(url: str) -> Storage:
     """The store at a URL, with one client for all that this process reads there."""
-    return _shared_storage(url, os.environ.get("S3_ENDPOINT_URL"))
+    return _shared_storage(url, tuple(os.environ.get(name) for name in _ENDPOINT_NAMES))
 
 
 @lru_cache(maxsize=16)
-def _shared_storage(url: str, endpoint: str | None) -> Storage:
+def _shared_storage(url: str, endpoints: tuple[str | None, ...]) -> Storage:
     return open_storage(url)

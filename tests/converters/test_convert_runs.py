@@ -26,8 +26,9 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 
-from ..conftest import run_cli
-from ..rounds import rounds
+from ..conftest import prefix_of, run_cli
+from ..emulators import EMULATED
+from ..rounds import LONG, rounds
 
 LIMIT_S = 120.0
 NUM_CHATS = 3000
@@ -117,12 +118,11 @@ def convert_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "s3", *(EMULATED if LONG else [])])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "s3":
-        folder: str = request.getfixturevalue("s3_folder")
-        return folder
-    return str(tmp_path / "out")
+    if request.param == "folder":
+        return str(tmp_path / "out")
+    return f"{request.getfixturevalue(request.param)}/{prefix_of(request)}"
 
 
 @pytest.fixture

@@ -148,27 +148,27 @@ def test_an_object_whose_connections_die_for_good_is_named_and_gone_on_with(
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_an_object_that_changes_while_it_is_read_is_an_error(
-    name: str, chats: list[dict[str, Any]], s3_folder: str, tmp_path: Path
+    name: str, chats: list[dict[str, Any]], store_folder: str, tmp_path: Path
 ) -> None:
     """The second of two objects is written again, by as many bytes, while the first is read."""
-    store, _ = upload(chats, name, s3_folder)
-    first = open_storage(f"{s3_folder}/a")
+    store, _ = upload(chats, name, store_folder)
+    first = open_storage(f"{store_folder}/a")
     first.write(name, FILES[name](chats))
     changed = FILES[name]([chat(number + 1) for number in range(NUM_CHATS)])
-    sources = [f"{s3_folder}/a/{name}", f"{s3_folder}/{name}"]
+    sources = [f"{store_folder}/a/{name}", f"{store_folder}/{name}"]
     progress = Progress(say=lambda _: store.write(name, changed))
-    with pytest.raises(DataError, match=rf"{s3_folder}/{name} was changed while it was read: start again once"):
+    with pytest.raises(DataError, match=rf"{store_folder}/{name} was changed while it was read: start again once"):
         convert(sources, str(tmp_path / "out"), num_workers=2, progress=progress, **OPTIONS)
     assert convert(sources, str(tmp_path / "out"), num_workers=2, **OPTIONS).num_rows == 2 * NUM_CHATS
 
 
 def test_what_is_fetched_whole_is_fetched_ahead_and_bounded(
-    chats: list[dict[str, Any]], s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chats: list[dict[str, Any]], store_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_storage(s3_folder)
+    store = open_storage(store_folder)
     for number in range(8):
         store.write(f"{number}.jsonl.gz", gzip.compress(lines(chats[number * 300 : (number + 1) * 300])))
-    convert([s3_folder], str(tmp_path / "once"), num_workers=1, **OPTIONS)
+    convert([store_folder], str(tmp_path / "once"), num_workers=1, **OPTIONS)
     for at_most in (1, 1 << 30):
         monkeypatch.setattr(reading, "FETCHED_BYTES", at_most)
         held: list[int] = []
@@ -178,30 +178,30 @@ def test_what_is_fetched_whole_is_fetched_ahead_and_bounded(
             )
         )
         target = str(tmp_path / f"out-{at_most}")
-        convert([s3_folder], target, num_workers=2, work=tmp_path / "work", progress=progress, **OPTIONS)
+        convert([store_folder], target, num_workers=2, work=tmp_path / "work", progress=progress, **OPTIONS)
         assert samples(target) == samples(str(tmp_path / "once"))
         assert max(held) <= (1 if at_most == 1 else 8)
         assert not list((tmp_path / "work").rglob("*.gz"))
 
 
 def test_an_object_that_is_gone_is_an_error_at_its_turn_alone(
-    chats: list[dict[str, Any]], s3_folder: str, tmp_path: Path
+    chats: list[dict[str, Any]], store_folder: str, tmp_path: Path
 ) -> None:
-    store = open_storage(s3_folder)
+    store = open_storage(store_folder)
     for name in ("a.jsonl.gz", "b.jsonl.gz"):
         store.write(name, gzip.compress(lines(chats)))
     progress = Progress(say=lambda _: store.delete("b.jsonl.gz"))
-    sources = [f"{s3_folder}/a.jsonl.gz", f"{s3_folder}/b.jsonl.gz"]
+    sources = [f"{store_folder}/a.jsonl.gz", f"{store_folder}/b.jsonl.gz"]
     with pytest.raises(ObjectMissingError, match=r"b\.jsonl\.gz does not exist: check the URL"):
         convert(sources, str(tmp_path / "out"), num_workers=2, progress=progress, **OPTIONS)
 
 
-def test_an_object_larger_than_a_request_is_read_whole(s3_folder: str, tmp_path: Path) -> None:
-    store = open_storage(s3_folder)
+def test_an_object_larger_than_a_request_is_read_whole(store_folder: str, tmp_path: Path) -> None:
+    store = open_storage(store_folder)
     words = "word " * 1000
     rows = [{"text": f"{number} {words}"} for number in range(3 * REQUEST_BYTES // len(words))]
     store.write("long.jsonl", lines(rows))
-    convert([f"{s3_folder}/long.jsonl"], str(tmp_path / "out"), num_workers=1)
+    convert([f"{store_folder}/long.jsonl"], str(tmp_path / "out"), num_workers=1)
     (tmp_path / "long.jsonl").write_bytes(lines(rows))
     convert([tmp_path / "long.jsonl"], str(tmp_path / "local"), num_workers=1)
     assert samples(str(tmp_path / "out")) == samples(str(tmp_path / "local"))
@@ -224,13 +224,13 @@ def test_a_conversion_that_another_release_began_is_refused_by_name(tmp_path: Pa
 
 
 def test_a_command_that_reads_a_store_and_is_killed_goes_on_to_the_same_bytes(
-    chats: list[dict[str, Any]], s3_folder: str, tmp_path: Path
+    chats: list[dict[str, Any]], store_folder: str, tmp_path: Path
 ) -> None:
-    store = open_storage(s3_folder)
+    store = open_storage(store_folder)
     store.write("a.jsonl", lines(chats) * 8)
     for name in ("b.jsonl.gz", "c.jsonl.gz"):
         store.write(name, gzip.compress(lines(chats)))
-    arguments = (s3_folder, str(tmp_path / "out"), "--workers", "2", "--shard-size", "512kb", "--format", "jsonl")
+    arguments = (store_folder, str(tmp_path / "out"), "--workers", "2", "--shard-size", "512kb", "--format", "jsonl")
     with convert_command(*arguments, "--work", str(tmp_path / "work")) as process:
         deadline = time.monotonic() + LIMIT_S
         while not (tmp_path / "out" / "shard.00003.mds").exists():
@@ -244,6 +244,6 @@ def test_a_command_that_reads_a_store_and_is_killed_goes_on_to_the_same_bytes(
     assert not (tmp_path / "out" / "index.json").exists()
     result = run_cli("convert", *arguments, "--work", str(tmp_path / "work"), timeout_s=LIMIT_S)
     assert result.returncode == 0, result.stderr
-    convert([s3_folder], str(tmp_path / "once"), shard_bytes=512 << 10, num_workers=1, format="jsonl")
+    convert([store_folder], str(tmp_path / "once"), shard_bytes=512 << 10, num_workers=1, format="jsonl")
     assert written(str(tmp_path / "out")) == written(str(tmp_path / "once"))
     assert not list((tmp_path / "work").rglob("*.gz"))

@@ -120,10 +120,10 @@ def test_a_truncated_checkpoint_is_passed_over_by_all_ranks(config: Path, whole:
 
 
 def test_a_run_stopped_by_a_signal_goes_on_from_a_store(
-    config: Path, whole: Path, s3_folder: str, tmp_path: Path
+    config: Path, whole: Path, store_folder: str, tmp_path: Path
 ) -> None:
     """Each rank uploads its own files; the step at which the run was told to stop is saved."""
-    output, to_store = tmp_path / "stopped", f"train.checkpoint_dir={s3_folder}"
+    output, to_store = tmp_path / "stopped", f"train.checkpoint_dir={store_folder}"
     settings = [f"train.output_dir={output}", to_store, "train.save_steps=4", "train.save_total_limit=1"]
     with start_job(2, MODULE, str(config), *settings) as job:
         wait_until(lambda: last_step(output) >= 5, job)
@@ -131,7 +131,7 @@ def test_a_run_stopped_by_a_signal_goes_on_from_a_store(
         job.wait(JOB_S)
         said = job.stderr.read_text()
     stopped_at = last_step(output)
-    storage = open_storage(s3_folder)
+    storage = open_storage(store_folder)
     names = [found.key for found in storage.list_objects("step-")]
     assert {name.split("/")[0] for name in names} == {f"step-{stopped_at:08d}"}
     assert {"__0_0.distcp", "__1_0.distcp", "complete.json"} <= {name.split("/")[1] for name in names}

@@ -18,9 +18,11 @@ from .torchrun import family, kill, start, train_command
 STEPS, KILL_AT = 6, 3
 
 
-def test_a_killed_run_goes_on_bit_by_bit(dataset_folder: Path, tokenizer: Path, s3: str, tmp_path: Path) -> None:
-    """From S3, each run with a cache of its own; against it, one on forked ranks that was never killed."""
-    remote = f"{s3}/killed-run"
+def test_a_killed_run_goes_on_bit_by_bit(
+    dataset_folder: Path, tokenizer: Path, store_folder: str, tmp_path: Path
+) -> None:
+    """From a store, each run with a cache of its own; against it, one on forked ranks that was never killed."""
+    remote = store_folder
     for path in dataset_folder.rglob("*"):
         if path.is_file():
             open_storage(remote).upload(path, str(path.relative_to(dataset_folder)))

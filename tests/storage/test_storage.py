@@ -6,19 +6,21 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.demo.endpoint import moto_server
-from lmms_stream.errors import ConfigError, LengthsError, ObjectMissingError, StorageError
+from lmms_stream.errors import ConfigError, LengthsError, ObjectChangedError, ObjectMissingError, StorageError
+from lmms_stream.storage.clouds import CloudStorage
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.s3 import S3Storage
 from lmms_stream.storage.storage import Storage, open_storage
 
 from ..conftest import run_cli
+from ..emulators import EMULATED
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "s3", *EMULATED])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "local":
         return open_storage(tmp_path / "store")
-    return open_storage(f"{request.getfixturevalue('s3')}/{request.node.name}")
+    return open_storage(f"{request.getfixturevalue(request.param)}/{request.node.name}")
 
 
 def test_what_is_written_is_read(storage: Storage, tmp_path: Path) -> None:
@@ -42,6 +44,49 @@ def test_a_missing_object_is_an_error_of_its_own(storage: Storage, tmp_path: Pat
     with pytest.raises(ObjectMissingError, match="absent does not exist"):
         storage.download("absent", tmp_path / "copy")
     storage.delete("absent")
+
+
+NAMES = ["a.bin", "a/b.bin", "a/c d.bin", "a/ü%41+&?#.bin", "ab"]
+
+
+def test_what_is_listed_has_the_sizes_and_tags_that_are_told_one_by_one(storage: Storage) -> None:
+    for number, name in enumerate(reversed(NAMES)):
+        storage.write(name, b"x" * number)
+    for prefix in ("", "a", "a/", "none"):
+        found = storage.list_objects(prefix)
+        assert [each.key for each in found] == [name for name in NAMES if name.startswith(prefix)]
+        assert found == [storage.stat(each.key) for each in found]
+    assert [each.num_bytes for each in storage.list_objects("")] == [4, 3, 2, 1, 0]
+    before = storage.stat("a.bin")
+    storage.write("a.bin", b"yyyy")
+    assert storage.stat("a.bin").num_bytes == before.num_bytes
+    assert storage.stat("a.bin").tag != before.tag
+    assert storage.read("ab") == b""
+    for name in NAMES:
+        storage.delete(name)
+    assert storage.list_objects("") == []
+
+
+def test_ranges_are_read_of_the_object_that_was_asked_for_alone(storage: Storage) -> None:
+    storage.write("data", bytes(range(100)))
+    tag = storage.stat("data").tag
+    assert storage.read_range("data", start=10, stop=20, tag=tag) == bytes(range(10, 20))
+    assert storage.read_range("data", start=90, stop=200, tag=tag) == bytes(range(90, 100))
+    storage.write("data", bytes(range(100, 200)))
+    with pytest.raises(ObjectChangedError, match="data was changed while it was read"):
+        storage.read_range("data", start=10, stop=20, tag=tag)
+    storage.delete("data")
+    with pytest.raises(ObjectMissingError, match="data does not exist"):
+        storage.read_range("data", start=10, stop=20, tag=tag)
+
+
+def test_what_mosaicmls_code_uploads_has_the_name_that_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "file.tmp").write_bytes(b"x")
+    store = CloudStorage(str(tmp_path / "remote"))  # a folder: those of MosaicML's stores that need no server
+    store.upload(tmp_path / "file.tmp", "a/b.bin")
+    assert [path.name for path in (tmp_path / "remote" / "a").iterdir()] == ["b.bin"]
+    assert store.read("a/b.bin") == b"x"
+    assert (tmp_path / "file.tmp").read_bytes() == b"x"
 
 
 def test_urls_choose_the_store() -> None:

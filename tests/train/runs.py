@@ -22,8 +22,8 @@ MODEL = {
 }
 
 
-def write_run(path: Path, dataset: Path, *, eval_dataset: dict[str, Any] | None = None, **train: Any) -> Path:
-    """The config of a run on a dataset of write_tokens. eval_dataset: its settings where they are others."""
+def write_run(path: Path, dataset: Path | str, *, eval_dataset: dict[str, Any] | None = None, **train: Any) -> Path:
+    """The config of a run on a dataset of write_tokens, at a folder or URL. eval_dataset: its settings, if others."""
     data = {
         "remote": str(dataset),
         "processor": {"type": "tokens"},

@@ -21,7 +21,9 @@ from lmms_stream.train.run.distributed import init_distributed
 from torch.distributed.fsdp import fully_shard
 
 from ..conftest import write_tokens
+from ..emulators import EMULATED
 from ..mds.test_disk_faults import small_disk
+from ..rounds import LONG
 from .runs import MODEL, trainer_of, write_run
 
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer]
@@ -36,11 +38,11 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.fixture(params=["folder", "store"])
+@pytest.fixture(params=["folder", "s3", *(EMULATED if LONG else [])])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "folder":
         return str(tmp_path / "checkpoints")
-    return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
+    return f"{request.getfixturevalue(request.param)}/{tmp_path.name}"
 
 
 def make_parts(seed: int, *, width: int = 64) -> Parts:
@@ -172,10 +174,10 @@ SHORT = r"has \d+ of \d+ bytes"
         ("folder", flip, "trainer.json", CHANGED),
         ("folder", truncate, "complete.json", "is not JSON"),
         ("folder", lose, "complete.json", "is missing"),
-        ("store", truncate, DATA, SHORT),
-        ("store", flip, DATA, CHANGED),
-        ("store", flip, "trainer.json", CHANGED),
-        ("store", lose, "complete.json", ""),
+        ("s3", truncate, DATA, SHORT),
+        ("s3", flip, DATA, CHANGED),
+        ("s3", flip, "trainer.json", CHANGED),
+        ("s3", lose, "complete.json", ""),
     ],
     indirect=["location"],
 )

@@ -1,0 +1,179 @@
+"""What goes wrong between here and the stores of Google and Azure: tried again, bounded in time, or named."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lmms_stream.errors import StorageError
+from lmms_stream.storage.azure import AzureStorage
+from lmms_stream.storage.retry import Retry
+from lmms_stream.storage.storage import open_storage
+
+from ..conftest import prefix_of, run_command
+from ..emulators import EMULATED
+from ..proxy import FaultProxy, Rule, fault_proxy
+
+VARIABLES = {"gs": "STORAGE_EMULATOR_HOST", "azure": "AZURE_STORAGE_SERVICE_ENDPOINT"}
+AZURE_URL = "azure://account.blob.core.windows.net/container/x"
+WRITES = {"gs": "POST", "azure": "PUT"}
+
+
+@pytest.fixture(params=EMULATED)
+def scheme(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def url(scheme: str, request: pytest.FixtureRequest) -> str:
+    return f"{request.getfixturevalue(scheme)}/{prefix_of(request)}"
+
+
+@pytest.fixture
+def proxy(scheme: str, url: str) -> Iterator[FaultProxy]:
+    with fault_proxy(os.environ[VARIABLES[scheme]], variable=VARIABLES[scheme]) as proxy:
+        yield proxy
+
+
+FAULTS = [
+    Rule(times=2, status=503),
+    Rule(times=2, reset=True),
+    Rule(times=2, reset_after=1000),
+    Rule(times=2, cut_after=1000),
+]
+
+
+@pytest.mark.parametrize("rule", FAULTS, ids=["503", "reset", "reset within", "short"])
+def test_what_fails_is_read_again(rule: Rule, url: str, proxy: FaultProxy, tmp_path: Path) -> None:
+    store, data = open_storage(url), os.urandom(3 << 20)
+    store.write("data", data)
+    proxy.set_rules(rule)
+    store.download("data", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == data
+    assert proxy.traffic().num_requests("GET", "/data$") == 3
+    proxy.set_rules(rule)
+    assert store.read_range("data", start=5000, stop=9000, tag=store.stat("data").tag) == data[5000:9000]
+
+
+def test_what_fails_is_written_again(scheme: str, url: str, proxy: FaultProxy, tmp_path: Path) -> None:
+    store, data = open_storage(url), os.urandom(18 << 20)
+    (tmp_path / "data").write_bytes(data)
+    proxy.set_rules(Rule(method=WRITES[scheme], times=2, status=503))
+    store.upload(tmp_path / "data", "data")
+    store.write("little", b"x")
+    assert (store.read("data"), store.read("little")) == (data, b"x")
+
+
+def test_a_server_that_hangs_is_given_up_in_time(url: str, proxy: FaultProxy) -> None:
+    store = open_storage(url, retry=Retry(timeout_s=2))
+    store.write("data", b"x")
+    proxy.set_rules(Rule(hang=True))
+    with pytest.raises(StorageError, match=r"/data: no complete answer within 2 s \(attempt 1 of 5.*: check "):
+        store.read("data")
+
+
+def test_who_is_refused_is_told_what_to_check(scheme: str, url: str, proxy: FaultProxy) -> None:
+    proxy.set_rules(Rule(status=403))
+    remedy = {"gs": "check GOOGLE_APPLICATION_CREDENTIALS", "azure": "check AZURE_ACCOUNT_NAME, AZURE_ACCOUNT_ACCESS"}
+    with pytest.raises(StorageError, match=rf"{url}/data: the credentials are refused \(.*\): {remedy[scheme]}"):
+        open_storage(url).read("data")
+    assert proxy.traffic().num_requests("GET", "/data$") == 1
+
+
+def test_an_endpoint_that_does_not_answer_is_named(
+    scheme: str, url: str, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLES[scheme], "http://127.0.0.1:9")
+    with pytest.raises(StorageError, match=rf"127\.0\.0\.1.*\(after 2 attempts\): check .*{VARIABLES[scheme]}"):
+        open_storage(url, retry=Retry(attempts=2)).read("data")
+
+
+def test_a_bucket_that_is_missing_is_named_with_the_remedy(scheme: str, url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    parts = url.split("/")
+    parts[-2] = "no-such-bucket"
+    absent = open_storage("/".join(parts))
+    kind = {"gs": "bucket", "azure": "container"}[scheme]
+    for action in (
+        lambda: absent.read("x"), lambda: absent.stat("x"), lambda: absent.list_objects(""), lambda: absent.delete("x"),
+        lambda: absent.write("x", b""), lambda: absent.upload(tmp_path / "file", "x"),
+    ):  # fmt: skip
+        with pytest.raises(StorageError, match=f"{kind} 'no-such-bucket' does not exist: create it or correct the URL"):
+            action()
+
+
+def test_a_disk_that_is_full_is_not_taken_for_the_network(url: str) -> None:
+    store = open_storage(url)
+    store.write("data", b"x" * 10_000)
+    with pytest.raises(StorageError, match=r"No space left on device"):
+        store.download("data", Path("/dev/full"))
+
+
+def test_stores_go_to_other_processes(url: str) -> None:
+    store = open_storage(url)
+    store.write("data", b"x")
+    assert pickle.loads(pickle.dumps(store)).read("data") == b"x"
+
+
+# What needs no server
+
+
+def test_urls_name_bucket_or_account_and_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_ACCOUNT_NAME", "elsewhere")
+    store = open_storage("azure://account.blob.core.windows.net/container/some/prefix/")
+    assert isinstance(store, AzureStorage)
+    assert (store.container, store.prefix) == ("container", "some/prefix")
+    for url, asked in (
+        ("gs:///prefix", "names no bucket: write gs://BUCKET/PREFIX"),
+        ("azure://account", "names no account and container: write azure://ACCOUNT.blob.core.windows.net/CONTAINER"),
+    ):
+        with pytest.raises(StorageError, match=asked):
+            open_storage(url)
+
+
+def test_missing_credentials_of_google_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("GCS_KEY", "GCS_SECRET", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    with pytest.raises(StorageError, match=r"no Google credentials were found \(.*none\.json.*set GOOGLE_APPLICATION_"):
+        open_storage("gs://bucket/x").read("data")
+
+
+def test_missing_credentials_of_azure_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_ACCOUNT_ACCESS_KEY", "AZURE_STORAGE_SERVICE_ENDPOINT", "AZURE_CLIENT_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")  # and no machine's own, which is on the net
+    with pytest.raises(StorageError, match=r"no Azure credentials were found \(.*\): set AZURE_ACCOUNT_ACCESS_KEY"):
+        open_storage(AZURE_URL, retry=Retry(attempts=1)).read("data")
+    monkeypatch.setenv("AZURE_ACCOUNT_ACCESS_KEY", "not a key")
+    with pytest.raises(StorageError, match=r"AZURE_ACCOUNT_ACCESS_KEY is not the key of a storage account \(.*\): "):
+        open_storage(AZURE_URL, retry=Retry(attempts=1)).read("data")
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "command"),
+    [
+        ("gs://bucket/x", "google.cloud.storage", "pip install google-cloud-storage"),
+        (AZURE_URL, "azure.storage.blob", "pip install azure-storage-blob azure-identity"),
+    ],
+)
+def test_a_library_that_is_missing_is_named_with_its_command(
+    url: str, module: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(StorageError, match=command):
+        open_storage(url).read("data")
+
+
+def test_libraries_of_stores_are_imported_where_they_are_asked() -> None:
+    code = (
+        "import sys; from lmms_stream.storage.storage import open_storage; "
+        f"[open_storage(url) for url in ('s3://b/x', 'gs://b/x', {AZURE_URL!r})]; "
+        "print(sorted({'boto3', 'google.cloud.storage', 'azure.core', 'requests', 'streaming'} & set(sys.modules)))"
+    )
+    result = run_command(sys.executable, "-c", code)
+    assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
