@@ -88,7 +88,7 @@ HOSTILE_INDEXES = [
     ("compression", ["zstd"], "zstd"),
     ("zip_data", {"basename": "../x", "bytes": 100, "hashes": {}}, "'../x'"),
     ("zip_data", {"basename": "x", "bytes": -1, "hashes": {}}, "-1"),
-    ("format", "csv", "'csv'"),
+    ("format", "parquet", "'parquet'"),
     ("raw_data", [], "not a valid MDS index"),
 ]
 HOSTILE_IDS = [
