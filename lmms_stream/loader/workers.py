@@ -45,10 +45,10 @@ class Workers:
     def items(self) -> Iterator[list[Ready]]:
         """What workers make, as it comes; a worker's error, its death and its silence are errors of ours."""
         if self._num_workers == 0:
-            for item in self._worker:
-                if isinstance(item, LmmsStreamError):
-                    raise item
-                yield item
+            for made in self._worker:
+                if isinstance(made, LmmsStreamError):
+                    raise made
+                yield made
             return
         waiting = self._start()
         keep = False

@@ -113,7 +113,8 @@ def packs_of(work: Work) -> list[Pack]:
 
 def packs_of_steps(case: Case) -> tuple[list[Counter[Pack]], list[Cursor], int]:
     """The packs of each step and the cursor after it, as the mixture has them; the packs of a step that is dropped."""
-    packs_of_step, cursors, cursor = [], [], case.cursor
+    packs_of_step: list[Counter[Pack]] = []
+    cursors, cursor = [], case.cursor
     for _ in range(case.num_steps):
         step = case.mixture.step(cursor, global_batch=case.config.global_batch)
         if not step.num_packs:
