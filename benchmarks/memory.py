@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from data import link_tokens, write_tokens
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from measure import MIB, in_fresh_process, print_table, status_bytes, verdict

@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 from data import SHORTEST, sample_lengths, text_samples, token_samples, write_litdata, write_texts, write_tokens
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import IGNORED_LABEL
 from lmms_stream.processors.text import TokensProcessor
@@ -258,10 +258,10 @@ def copied_tensors(limit: int, num_tokens: int) -> Iterable[int]:
 def copied_samples(folder: Path, limit: int) -> Iterable[int]:
     """memcpy of the stored bytes of each sample of each pack."""
     dataset = dataset_with_plan(folder, limit)
-    shards = [np.fromfile(folder / info.name, np.uint8) for info in dataset.shard_infos]
+    shards = [np.fromfile(folder / info.name, np.uint8) for info in dataset.core.shard_infos]
     source = np.concatenate(shards)
     bounds, begin = [], 0
-    for shard, info in zip(shards, dataset.shard_infos, strict=True):
+    for shard, info in zip(shards, dataset.core.shard_infos, strict=True):
         offsets = shard[4 : 8 + 4 * info.num_samples].view("<u4").astype(np.int64) + begin
         bounds.append(np.stack([offsets[:-1], offsets[1:]], axis=1))
         begin += len(shard)

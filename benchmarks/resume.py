@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 from data import link_tokens, token_samples, write_tokens
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from measure import MIB, in_fresh_process, keep_to_one_core, print_table, verdict

@@ -41,7 +41,7 @@ from urllib.parse import urlsplit
 
 from data import link_tokens, sample_lengths, write_tokens
 from lmms_stream.demo.endpoint import BUCKET, s3_endpoint
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor

@@ -46,7 +46,7 @@ MODEL = {
 
 
 def open_dataset(folder: Path) -> Any:
-    from lmms_stream.mds.dataset import PackedStreamingDataset
+    from lmms_stream.mds.packed import PackedStreamingDataset
     from lmms_stream.plan.packing import PackingConfig
     from lmms_stream.processors.text import TokensProcessor
 
@@ -184,7 +184,7 @@ def train_demo(folder: Path, num_steps: int) -> tuple[float, float]:
     import torch
     from lmms_stream.converters.convert import convert
     from lmms_stream.demo.corpus import build_corpus, train_tokenizer
-    from lmms_stream.mds.dataset import PackedStreamingDataset
+    from lmms_stream.mds.packed import PackedStreamingDataset
     from lmms_stream.plan.packing import PackingConfig
     from lmms_stream.processors.chat import ChatProcessor
     from lmms_stream.train.model.model import ModelConfig

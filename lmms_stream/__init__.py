@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from .errors import ConfigError as ConfigError
     from .errors import LmmsStreamError as LmmsStreamError
     from .loader.loader import PackedLoader as PackedLoader
-    from .mds.dataset import PackedStreamingDataset as PackedStreamingDataset
+    from .mds.core import PackedDataset as PackedDataset
     from .mds.dataset_config import DatasetConfig as DatasetConfig
     from .mds.lengths import LengthIndex as LengthIndex
-    from .mds.streams import Stream as Stream
+    from .mds.mosaic import StreamingDataset as StreamingDataset
+    from .mds.mosaic_loader import StreamingDataLoader as StreamingDataLoader
+    from .mds.mosaic_streams import Stream as Stream
+    from .mds.packed import PackedStreamingDataset as PackedStreamingDataset
     from .plan.cursor import Cursor as Cursor
     from .plan.order import OrderConfig as OrderConfig
     from .plan.pack_plan import PackPlan as PackPlan
@@ -56,14 +59,17 @@ _HOME = {
     "OrderConfig": "plan.order",
     "PackPlan": "plan.pack_plan",
     "PackRange": "plan.pack_range",
+    "PackedDataset": "mds.core",
     "PackedLoader": "loader.loader",
-    "PackedStreamingDataset": "mds.dataset",
+    "PackedStreamingDataset": "mds.packed",
     "PackingConfig": "plan.packing",
     "Packs": "plan.packing",
     "Processor": "processors.base",
     "ProcessorConfig": "processors",
     "RunConfig": "train.run_config",
-    "Stream": "mds.streams",
+    "Stream": "mds.mosaic_streams",
+    "StreamingDataLoader": "mds.mosaic_loader",
+    "StreamingDataset": "mds.mosaic",
     "TextProcessor": "processors.text",
     "TokensProcessor": "processors.text",
     "TrainConfig": "train.run.settings",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import boto3  # noqa: F401
 import lmms_stream.config
 import lmms_stream.loader.loader
-import lmms_stream.mds.dataset
+import lmms_stream.mds.packed
 import lmms_stream.processors.chat
 import lmms_stream.train.trainer  # noqa: F401
 import rich._emoji_codes  # noqa: F401

@@ -77,7 +77,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
     """The plan of each remote, by the last name in its path, with a number where that stands twice."""
-    from ..mds.dataset import PackedStreamingDataset
+    from ..mds.core import PackedDataset
+    from ..mds.streams import StreamConfig
     from ..plan.order import OrderConfig
     from ..plan.packing import PackingConfig
 
@@ -91,7 +92,7 @@ def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
     plans: dict[str, PackPlan] = {}
     for remote in options.remotes:
         processor = stored_processor(remote, options.tokenizer)
-        dataset = PackedStreamingDataset(remote, processor=processor, packing=packing, order=order)
+        dataset = PackedDataset([StreamConfig(remote=remote)], processor=processor, packing=packing, order=order)
         name = remote.rstrip("/").rsplit("/", 1)[-1]
         plans[f"{name} ({len(plans) + 1})" if name in plans else name] = dataset.plan
     return plans

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError
-from ..mds.dataset import PackedStreamingDataset
+from ..mds.core import PackedDataset
 from ..plan.planner import After, StepConfig, Work
 from ..processors.base import PackFiller, Processor, SegmentError
 from ..types import Batch, Processed, Rows
@@ -44,7 +44,7 @@ class Ready(NamedTuple):
 class BatchMaker:
     """Makes batches through the processor of each source: pack by pack where it can, else sample by sample."""
 
-    def __init__(self, datasets: Mapping[str, PackedStreamingDataset], settings: LoaderSettings):
+    def __init__(self, datasets: Mapping[str, PackedDataset], settings: LoaderSettings):
         self.datasets = datasets
         self.settings = settings
         processors = {name: processor_of(dataset) for name, dataset in datasets.items()}
@@ -125,13 +125,13 @@ def _padded(rows: Rows, total: int) -> Rows:
     return padded
 
 
-def processor_of(dataset: PackedStreamingDataset) -> Processor:
+def processor_of(dataset: PackedDataset) -> Processor:
     if dataset.processor is None:
         raise ConfigError(f"packs need a processor: give the dataset at {dataset.url} one")
     return dataset.processor
 
 
-def _process(dataset: PackedStreamingDataset, work: Work, segment: int) -> Processed:
+def _process(dataset: PackedDataset, work: Work, segment: int) -> Processed:
     """A segment: all of its sample, unless that is longer than a pack."""
     _, start, length, shard_id, index, expected = (int(values[segment]) for values in work.segments)
     shard = dataset.pack_reader.shard(shard_id)
@@ -147,11 +147,11 @@ def _process(dataset: PackedStreamingDataset, work: Work, segment: int) -> Proce
     return {name: value[start : start + length] for name, value in processed.items()}
 
 
-def naming(dataset: PackedStreamingDataset, sample_id: int, error: DataError) -> DataError:
+def naming(dataset: PackedDataset, sample_id: int, error: DataError) -> DataError:
     return DataError(f"sample {sample_id} of {dataset.url}: {error}")
 
 
-def _explain(dataset: PackedStreamingDataset, work: Work, error: DataError, *, segment: int = -1) -> LmmsStreamError:
+def _explain(dataset: PackedDataset, work: Work, error: DataError, *, segment: int = -1) -> LmmsStreamError:
     """An error of a processor, with the name of the sample."""
     num_tokens = None
     if isinstance(error, SegmentError):

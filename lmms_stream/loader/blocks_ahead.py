@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..mds.dataset import PackedStreamingDataset
+from ..mds.core import PackedDataset
 from ..plan.assign import home_nodes
 from ..plan.mixture import SourceBlock
 from ..types import World
@@ -20,7 +20,7 @@ class BlocksAhead:
     are requested behind them, so that they come while this one is read.
     """
 
-    def __init__(self, datasets: Mapping[str, PackedStreamingDataset], world: World):
+    def __init__(self, datasets: Mapping[str, PackedDataset], world: World):
         self._datasets = datasets
         self._world = world
         self._at: dict[tuple[str, int], tuple[int, int]] = {}  # source and canonical node -> epoch and block

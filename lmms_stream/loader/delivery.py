@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
-from ..mds.dataset import PackedStreamingDataset
+from ..mds.core import PackedDataset
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneAfter, LaneCursor
 from ..plan.mixture import Mixture
@@ -102,7 +102,7 @@ class LaneDelivery:
     packs_left = None
     epochs: Mapping[str, float] = {}
 
-    def __init__(self, dataset: PackedStreamingDataset, config: StepConfig):
+    def __init__(self, dataset: PackedDataset, config: StepConfig):
         self.config = config
         self._plan = plan_fingerprint(
             LANES_VERSION,

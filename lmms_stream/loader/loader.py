@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, WorkerError
-from ..mds.dataset import PackedStreamingDataset
+from ..mds.core import HasCore, PackedDataset, core_of
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
@@ -55,7 +55,7 @@ class PackedLoader:
 
     def __init__(
         self,
-        dataset: PackedStreamingDataset | Mapping[str, PackedStreamingDataset],
+        dataset: PackedDataset | HasCore | Mapping[str, PackedDataset | HasCore],
         *,
         global_batch: int,
         weights: Weights | Mapping[int, Weights] | None = None,
@@ -70,9 +70,10 @@ class PackedLoader:
         timeout_s: float = 600.0,
         collator: Collator = collate,
     ):
-        if not dataset:
+        named = dataset if isinstance(dataset, Mapping) else {SOURCE: dataset}
+        if not named:
             raise ConfigError("a PackedLoader needs at least one dataset")
-        datasets = {SOURCE: dataset} if isinstance(dataset, PackedStreamingDataset) else dict(dataset)
+        datasets = {name: core_of(each) for name, each in named.items()}
         for name, each in datasets.items():
             if each.processor is None:
                 raise ConfigError(f"a PackedLoader needs a processor: give dataset {name!r} one")
@@ -105,7 +106,7 @@ class PackedLoader:
 
     def _open(
         self,
-        datasets: Mapping[str, PackedStreamingDataset],
+        datasets: Mapping[str, PackedDataset],
         *,
         weights: Weights | Mapping[int, Weights] | None,
         max_epochs: Mapping[str, int] | None,
@@ -255,7 +256,7 @@ class PackedLoader:
         self._delivery.skip(num_steps)
 
 
-def _with_items(steps: StepConfig, datasets: Mapping[str, PackedStreamingDataset], collator: Collator) -> StepConfig:
+def _with_items(steps: StepConfig, datasets: Mapping[str, PackedDataset], collator: Collator) -> StepConfig:
     """The config with what workers hand over at once: whole steps where packs are only fetched, else single packs."""
     fast = collator is collate and all(isinstance(each.processor, PackFiller) for each in datasets.values())
     if not fast or any(each.mode == "lanes" for each in datasets.values()):
@@ -264,9 +265,7 @@ def _with_items(steps: StepConfig, datasets: Mapping[str, PackedStreamingDataset
     return replace(steps, packs_per_item=steps.micro_batches, packs_per_work=max(1, TOKENS_PER_FILL // longest))
 
 
-def _check_lanes(
-    datasets: Mapping[str, PackedStreamingDataset], weights: object, world: World, num_workers: int
-) -> None:
+def _check_lanes(datasets: Mapping[str, PackedDataset], weights: object, world: World, num_workers: int) -> None:
     if len(datasets) > 1 or weights is not None:
         lacking = [name for name, each in datasets.items() if each.mode == "lanes"]
         raise ConfigError(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import ConfigError, DataError, LmmsStreamError
-from ..mds.dataset import PackedStreamingDataset
+from ..mds.core import PackedDataset
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lane_planner import LanePlanner
@@ -43,7 +43,7 @@ class PackWorker(IterableDataset[Item]):
 
     def __init__(
         self,
-        datasets: Mapping[str, PackedStreamingDataset],
+        datasets: Mapping[str, PackedDataset],
         settings: LoaderSettings,
         *,
         num_workers: int = 0,
@@ -131,7 +131,7 @@ class PlanWorker(PackWorker):
 
     def __init__(
         self,
-        datasets: Mapping[str, PackedStreamingDataset],
+        datasets: Mapping[str, PackedDataset],
         settings: LoaderSettings,
         *,
         weights: Weights | Mapping[int, Weights] | None,
@@ -190,7 +190,7 @@ class LaneWorker(PackWorker):
         yield from planner.plan(LaneCursor.from_dict(start))
 
 
-def measure(dataset: PackedStreamingDataset, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def measure(dataset: PackedDataset, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """The tokens of samples, as the dataset's processor measures them: int64."""
     processor = processor_of(dataset)
     lengths = np.empty(len(sample_ids), np.int64)

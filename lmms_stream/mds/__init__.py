@@ -8,7 +8,11 @@ lengths     the lengths index
 pack_counts     pack counts of plans, kept on this node
 reader      samples by number, from shards fetched when they are needed
 streams     one stored dataset: index, lengths index, cache folder
-epochs      which epoch an iteration is
-dataset     PackedStreamingDataset
+core        PackedDataset: streams, samples and packs, for loaders and commands
 dataset_config      the same as a section of a YAML file
+epochs      which epoch an iteration is; epoch_work: its samples by MosaicML's arithmetic
+hooked_streams      MosaicML's streams of classes that fetch in their own way, as a store
+mosaic_streams      MosaicML's streams as ours; mosaic_settings: its keywords, checked
+mosaic      StreamingDataset: MosaicML's class over the core; mosaic_loader: its DataLoader
+packed      PackedStreamingDataset: StreamingDataset with our order and packs
 """

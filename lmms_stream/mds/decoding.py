@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,10 +33,18 @@ def check_encoding(encoding: str, *, column: str, source: str) -> None:
         raise ShardError(f"{source}: column {column!r} is pickled; unpickling data runs code: refused")
     kind, _, rest = str(encoding).partition(":")
     dtype = rest.partition(":")[0]
+    if kind not in _ENCODINGS and kind in _registered_encodings():
+        return
     if kind not in _ENCODINGS or (rest and kind not in ("ndarray", "jpeg", "jpeg_array", "jpegarray")):
         raise ShardError(f"{source}: column {column!r} has the encoding {encoding!r}, which MDS does not have: refused")
     if kind == "ndarray" and dtype and dtype not in _DTYPES:
         raise ShardError(f"{source}: column {column!r} holds arrays of {dtype!r}, not of one of {', '.join(_DTYPES)}")
+
+
+def _registered_encodings() -> set[str]:
+    """Encodings that the program registered with MosaicML's package, which it has imported then."""
+    encodings = sys.modules.get("streaming.base.format.mds.encodings")
+    return set() if encodings is None else encodings.get_mds_encodings() - {"pkl"}
 
 
 def decoder(encoding: str) -> Decoder:

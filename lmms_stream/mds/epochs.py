@@ -1,52 +1,105 @@
-"""Which epoch an iteration of a dataset is, where loader workers are processes that come and go."""
+"""Which epoch an iteration of a dataset is, and where a loaded state lets it begin, for workers that come and go."""
 
 from __future__ import annotations
 
+import json
 import zlib
+from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 import torch
 
+from ..errors import CursorError
+
+MAX_WORKERS = 1 << 12  # of one DataLoader
+MAX_STATE_BYTES = 1 << 12
 _COUNT_BITS = 31
+# Words of the shared memory; the iteration that each worker began last follows, then the loaded state.
+_BEGUN, _FIRST_EPOCH, _FIRST_ITERATION, _STATE_BYTES, _WORKERS = range(5)
 
 
 class EpochCounter:
     """Counts iterations; all workers of one iteration of a DataLoader get the same number.
 
-    One 64-bit word of shared memory (which has no name, so nothing of it outlives its processes) holds the count of
-    iterations begun and a hash of the last one's identity. The first worker that comes with another identity counts
-    one up; as the word is written whole, it does not matter which one that is, nor whether two do it at once.
+    It is in shared memory, which has no name, so nothing of it outlives its processes. The first word holds the count
+    of iterations begun and a hash of what the workers of the last one have in common. A worker joins that iteration if
+    it has this in common and has not begun it yet; else it begins the next. As the word is written whole, it does not
+    matter which worker that is, nor whether two do it at once.
     """
 
     def __init__(self) -> None:
-        # [hash of the last iteration << 31 | iterations begun, epoch to resume, its position]
-        self._shared = torch.tensor([0, -1, 0], dtype=torch.int64).share_memory_()
+        self._words = torch.zeros(_WORKERS + MAX_WORKERS, dtype=torch.int64).share_memory_()
+        self._state = torch.zeros(MAX_STATE_BYTES, dtype=torch.uint8).share_memory_()
         self._iterations_here = 0
 
-    def begin(self, worker: Any) -> tuple[int, int]:
-        """The epoch of the iteration that begins in this process, and the position that it begins at.
+    def begin(self, worker: Any) -> int:
+        """The epoch of the iteration that begins in this process.
 
         worker: torch's get_worker_info(). Its seed less its number is common to the workers of a DataLoader's
         iterator; persistent workers iterate several times, which each counts for itself.
         """
         self._iterations_here += 1
-        word = int(self._shared[0])
-        count = word & (1 << _COUNT_BITS) - 1
-        identity = None
+        identity, slot = 0, None
         if worker is not None:
-            identity = zlib.crc32(f"{worker.seed - worker.id} {self._iterations_here}".encode())
-        if identity is None or word >> _COUNT_BITS != identity:
-            count += 1
-            self._shared[0] = (identity or 0) << _COUNT_BITS | count
-        return self.current()
+            common = f"{worker.seed - worker.id} {worker.num_workers} {self._iterations_here}"
+            identity, slot = zlib.crc32(common.encode()), _WORKERS + worker.id % MAX_WORKERS
+        word = int(self._words[_BEGUN])
+        begun = word & (1 << _COUNT_BITS) - 1
+        if slot is None or word >> _COUNT_BITS != identity or int(self._words[slot]) == begun:
+            begun += 1
+            self._words[_BEGUN] = identity << _COUNT_BITS | begun
+        if slot is not None:
+            self._words[slot] = begun
+        return self._epoch(begun - 1)
 
-    def current(self) -> tuple[int, int]:
-        """The epoch of the iteration that was begun last (0 before the first), and where it began."""
-        epoch = max(0, (int(self._shared[0]) & (1 << _COUNT_BITS) - 1) - 1)
-        return epoch, int(self._shared[2]) if int(self._shared[1]) == epoch else 0
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the iteration that begins next, unless a state is loaded before."""
+        return self._epoch(int(self._words[_BEGUN]) & (1 << _COUNT_BITS) - 1)
 
-    def resume(self, epoch: int, position: int) -> None:
-        """The next iteration is of this epoch and begins at this position."""
-        self._shared[0] = epoch
-        self._shared[1] = epoch
-        self._shared[2] = position
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        self._words[_FIRST_EPOCH] = epoch
+        self._words[_FIRST_ITERATION] = int(self._words[_BEGUN]) & (1 << _COUNT_BITS) - 1
+
+    def _epoch(self, iteration: int) -> int:
+        return int(self._words[_FIRST_EPOCH]) + iteration - int(self._words[_FIRST_ITERATION])
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """The next iteration is of this state's "epoch", and finds the state in `loaded`."""
+        data = json.dumps(dict(state)).encode()
+        if len(data) > MAX_STATE_BYTES:
+            raise CursorError(
+                f"the saved state takes {len(data)} bytes, at most {MAX_STATE_BYTES} do: use another checkpoint"
+            )
+        self._state[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._words[_STATE_BYTES] = len(data)
+        self.next_epoch = int(state["epoch"])
+
+    def loaded(self) -> dict[str, Any] | None:
+        """The state that was loaded last, in whatever process."""
+        size = int(self._words[_STATE_BYTES])
+        state: dict[str, Any] | None = json.loads(bytes(self._state[:size].numpy())) if size else None
+        return state
+
+
+def check_state(obj: Any, ours: Mapping[str, Any], *, unsaved: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved state, checked; CursorError where it says another value than ours, on which the order depends.
+
+    unsaved: what is taken for settings that the state does not name, as MosaicML's own does not name some.
+    """
+    try:
+        numbers = {
+            name: index(obj[name]) for name in ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")
+        }
+    except (KeyError, TypeError) as error:
+        raise CursorError(f"the saved state is damaged ({error!r}): use another checkpoint") from error
+    state = {**obj, **numbers}
+    for name, value in ours.items():
+        saved = state.get(name, unsaved.get(name, value))
+        if saved != value:
+            raise CursorError(
+                f"the saved state has {name} {saved!r}, this dataset has {value!r}: restore it, or start over"
+            )
+    return state

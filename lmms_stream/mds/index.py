@@ -1,17 +1,17 @@
-"""What index.json says of a dataset's shards (MDS, version 2), checked before it is used. bytes -> entries."""
+"""What index.json says of a dataset's shards (version 2), checked before it is used. bytes -> entries."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import xxhash
 
-from ..errors import ShardError
+from ..errors import ConfigError, ShardError
 from ..types import Columns
 from .decoding import COMPRESSIONS, check_encoding
 
@@ -19,6 +19,7 @@ INDEX_NAME = "index.json"
 DATASET_NAME = "_lmms/dataset.json"  # what a converter says of the dataset; written last
 MAX_NAME_BYTES = 200  # of a name between slashes: a file system's 255, less what temporary names add
 MAX_NAMES = 8  # folders in the name of a shard: merged datasets may be merged again
+SPLIT_FORMATS = ("json", "csv", "tsv", "xsv")  # shards of two files: the samples, and where each begins
 _HASHES = sorted(
     xxhash.algorithms_available | {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")},
     key=lambda name: (name != "xxh3_64", not name.startswith("xxh"), name),  # the fastest first
@@ -27,7 +28,10 @@ _HASHES = sorted(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardInfo:
-    """One entry of index.json: file names, sizes in bytes, checksums ("algorithm:hex") and columns."""
+    """One entry of index.json: file names, sizes in bytes, checksums ("algorithm:hex") and columns.
+
+    format: "mds", or one whose shards have a second file (meta) that says where samples begin. entry: as it was read.
+    """
 
     name: str
     size: int
@@ -40,37 +44,97 @@ class ShardInfo:
     zip_name: str | None = None
     zip_size: int | None = None
     zip_checksum: str | None = None
+    format: str = "mds"
+    meta: ShardInfo | None = None
+    entry: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def columns(self) -> Columns:
         return Columns(self.column_names, self.column_encodings, self.column_sizes)
 
 
-def parse_index(data: bytes, *, source: str, dataset: bytes | None = None) -> list[ShardInfo]:
+def parse_index(
+    data: bytes, *, source: str, dataset: bytes | None = None, validate_hash: str | None = None
+) -> list[ShardInfo]:
     """The shards that an index.json lists; ShardError unless all of it is safe to follow.
 
     dataset: what `_lmms/dataset.json` holds, when there is one; its sizes must agree, and its checksums count.
+    validate_hash: the kind of checksum that is taken instead of the fastest; ConfigError for a shard without it.
     """
     try:
         index = json.loads(data)
         if index["version"] != 2:
             raise ShardError(f"{source}: MDS version {index['version']!r} is not supported, expected 2")
-        infos = [_parse_shard(entry, source=source) for entry in index["shards"]]
+        kinds = _HASHES if validate_hash is None else [validate_hash]
+        infos = [_parse_shard(entry, kinds, source=source) for entry in index["shards"]]
         _refuse_repeated_names(infos, source=source)
-        return infos if dataset is None else _with_checksums(infos, json.loads(dataset), source=source)
+        described = None if dataset is None else _with_checksums(infos, json.loads(dataset), source=source)
+        return infos if described is None or validate_hash is not None else described
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ShardError(f"{source}: not a valid MDS index ({error!r}): convert the dataset again") from error
 
 
-def _parse_shard(entry: dict[str, Any], *, source: str) -> ShardInfo:
+def _parse_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: str) -> ShardInfo:
+    if entry["format"] in SPLIT_FORMATS:
+        return _parse_split_shard(entry, kinds, source=source)
     if entry["format"] != "mds":
-        raise ShardError(f"{source}: shard format {entry['format']!r} is not supported, expected 'mds'")
-    raw, zipped = entry["raw_data"], entry.get("zip_data")
+        raise ShardError(
+            f"{source}: shard format {entry['format']!r} is not supported, expected one of mds, "
+            f"{', '.join(SPLIT_FORMATS)}"
+        )
+    info = _parse_file(entry, "data", kinds, source=source)
+    if not info.num_samples <= info.size // 4 - 2:
+        raise ShardError(
+            f"{source}: shard {info.name!r} gives {info.num_samples!r} samples, which its {info.size} bytes "
+            "cannot hold: convert the dataset again"
+        )
+    sizes = entry["column_sizes"]
+    counts = len(entry["column_names"]), len(entry["column_encodings"]), len(sizes)
+    if len(set(counts)) > 1:
+        raise ShardError(
+            f"{source}: shard {info.name!r} lists {counts[0]} column names, {counts[1]} encodings and "
+            f"{counts[2]} sizes: convert the dataset again"
+        )
+    for name, encoding, size in zip(entry["column_names"], entry["column_encodings"], sizes, strict=True):
+        check_encoding(encoding, column=name, source=source)
+        if size is not None and (type(size) is not int or not 0 <= size < 1 << 32):
+            raise ShardError(f"{source}: column {name!r} gives a size of {size!r} bytes: convert the dataset again")
+    return replace(
+        info,
+        column_names=tuple(str(name) for name in entry["column_names"]),
+        column_encodings=tuple(entry["column_encodings"]),
+        column_sizes=tuple(sizes),
+    )
+
+
+def _parse_split_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: str) -> ShardInfo:
+    """A shard of two files, whose columns are text that its own format names."""
+    columns = (
+        entry["columns"]
+        if entry["format"] == "json"
+        else dict(zip(entry["column_names"], entry["column_encodings"], strict=True))
+    )
+    for name, encoding in columns.items():
+        if encoding not in ("str", "int", "float"):
+            raise ShardError(f"{source}: column {name!r} has the encoding {encoding!r}, expected str, int or float")
+    return replace(
+        _parse_file(entry, "data", kinds, source=source),
+        column_names=tuple(columns),
+        column_encodings=tuple(columns.values()),
+        column_sizes=(None,) * len(columns),
+        format=entry["format"],
+        meta=_parse_file(entry, "meta", kinds, source=source),
+    )
+
+
+def _parse_file(entry: dict[str, Any], which: str, kinds: Sequence[str], *, source: str) -> ShardInfo:
+    """One file of a shard ("data" or "meta"): its names, sizes, checksums and compression."""
+    raw, zipped = entry[f"raw_{which}"], entry.get(f"zip_{which}")
     for data in (raw, zipped):
         if data is not None:
             _check_file(data["basename"], data["bytes"], source=source)
     num_samples, compression = entry["samples"], entry.get("compression")
-    if type(num_samples) is not int or not 0 <= num_samples <= raw["bytes"] // 4 - 2:
+    if type(num_samples) is not int or num_samples < 0:
         raise ShardError(
             f"{source}: shard {raw['basename']!r} gives {num_samples!r} samples, which its {raw['bytes']} bytes "
             "cannot hold: convert the dataset again"
@@ -80,31 +144,21 @@ def _parse_shard(entry: dict[str, Any], *, source: str) -> ShardInfo:
     ):
         raise ShardError(
             f"{source}: shard {raw['basename']!r} has the compression {compression!r}, expected one of "
-            f"{', '.join(COMPRESSIONS)}, or none and no zip_data"
+            f"{', '.join(COMPRESSIONS)}, or none and no zip_{which}"
         )
-    sizes = entry["column_sizes"]
-    counts = len(entry["column_names"]), len(entry["column_encodings"]), len(sizes)
-    if len(set(counts)) > 1:
-        raise ShardError(
-            f"{source}: shard {raw['basename']!r} lists {counts[0]} column names, {counts[1]} encodings and "
-            f"{counts[2]} sizes: convert the dataset again"
-        )
-    for name, encoding, size in zip(entry["column_names"], entry["column_encodings"], sizes, strict=True):
-        check_encoding(encoding, column=name, source=source)
-        if size is not None and (type(size) is not int or not 0 <= size < 1 << 32):
-            raise ShardError(f"{source}: column {name!r} gives a size of {size!r} bytes: convert the dataset again")
     return ShardInfo(
         name=raw["basename"],
         size=raw["bytes"],
-        checksum=_checksum(raw, source=source),
+        checksum=_checksum(raw, kinds, source=source),
         num_samples=num_samples,
-        column_names=tuple(str(name) for name in entry["column_names"]),
-        column_encodings=tuple(entry["column_encodings"]),
-        column_sizes=tuple(sizes),
+        column_names=(),
+        column_encodings=(),
+        column_sizes=(),
         compression=compression,
         zip_name=zipped["basename"] if zipped else None,
         zip_size=zipped["bytes"] if zipped else None,
-        zip_checksum=_checksum(zipped, source=source) if zipped else None,
+        zip_checksum=_checksum(zipped, kinds, source=source) if zipped else None,
+        entry=entry,
     )
 
 
@@ -131,7 +185,7 @@ def is_safe_name(name: Any) -> bool:
 
 def _refuse_repeated_names(infos: Sequence[ShardInfo], *, source: str) -> None:
     seen = {INDEX_NAME}
-    for info in infos:
+    for info in [*infos, *(info.meta for info in infos if info.meta is not None)]:
         for name in (info.name, info.zip_name):
             if name in seen:
                 raise ShardError(f"{source}: {name!r} is named twice: convert the dataset again")
@@ -143,12 +197,17 @@ def _refuse_repeated_names(infos: Sequence[ShardInfo], *, source: str) -> None:
                 raise ShardError(f"{source}: {str(folder)!r} is a shard, and a folder of {name!r}: refused")
 
 
-def _checksum(data: Mapping[str, Any], *, source: str) -> str | None:
-    """The checksum of the fastest kind that is given; None when the writer wrote none."""
+def _checksum(data: Mapping[str, Any], kinds: Sequence[str], *, source: str) -> str | None:
+    """The checksum of the first of these kinds that is given; None when the writer wrote none."""
     hashes = data.get("hashes") or {}
-    for algorithm in _HASHES:
-        if algorithm in hashes:
+    for algorithm in kinds:
+        if algorithm in hashes and algorithm in _HASHES:
             return f"{algorithm}:{hashes[algorithm]}"
+    if kinds is not _HASHES:
+        raise ConfigError(
+            f"{source}: shard {data['basename']!r} has no checksum of the kind validate_hash asks for ({kinds[0]}): "
+            f"choose one of {', '.join(hashes) or 'none, which it has'}"
+        )
     if hashes:
         raise ShardError(
             f"{source}: shard {data['basename']!r} has checksums of unknown kinds ({', '.join(map(str, hashes))}): "

@@ -22,7 +22,7 @@ from ..storage.fetch_config import FetchConfig
 from ..storage.prefetch import Prefetcher
 from ..types import Sample
 from .index import ShardInfo
-from .shard import Shard
+from .shard import AnyShard, open_shard
 from .shard_files import shard_at_hand, try_fetch_shard
 
 MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one process; each takes a file descriptor
@@ -30,6 +30,7 @@ CHUNK = 1 << 16  # samples located together
 _TOUCH_S = 0.1  # seconds after which the use of a shard is noted again, under a cache_limit
 
 Shards = Sequence[tuple[LocalCache, ShardInfo]]  # where each comes from, and its index entry
+Located = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # sample ids, their shards, indices in these
 
 
 class ShardReader:
@@ -46,7 +47,7 @@ class ShardReader:
         config: FetchConfig,
         columns: Sequence[str] | None = None,
     ):
-        self._shards = list(shards)
+        self.shards: Shards = list(shards)
         self._config = config
         self._columns = columns
         self.samples_per_shard = np.array([info.num_samples for _, info in shards], np.int64)
@@ -58,18 +59,18 @@ class ShardReader:
     def _forget(self) -> None:
         """Begin with what belongs to one process."""
         self._pid = os.getpid()
-        self._open: dict[int, Shard] = {}
-        self._addresses = np.zeros(len(self._shards), np.int64)  # of open shards
-        self._fetched = np.zeros(len(self._shards), bool)  # shards that were waited for and are not open yet
+        self._open: dict[int, AnyShard] = {}
+        self._addresses = np.zeros(len(self.shards), np.int64)  # of open shards
+        self._fetched = np.zeros(len(self.shards), bool)  # shards that were waited for and are not open yet
         self._noted, self._noted_at = -1, 0.0
         self._prefetcher: Prefetcher | None = None
         self._max_open = min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("_shards", "_config", "_columns")}
+        return {name: getattr(self, name) for name in ("shards", "_config", "_columns")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_shards"], config=state["_config"], columns=state["_columns"])  # type: ignore[misc]
+        self.__init__(state["shards"], config=state["_config"], columns=state["_columns"])  # type: ignore[misc]
 
     def _own(self) -> None:
         """Threads, locks and open files do not survive a fork: a child begins with none."""
@@ -94,19 +95,24 @@ class ShardReader:
     def read_all(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Sample]:
         """The samples of each array of ids in turn; while one is read, the shards of the next are fetched."""
         self._own()
-        ahead = iter(chunks)
-        located: deque[tuple[NDArray[np.int64], NDArray[np.int64]]] = deque()
         opened = self._open if self._config.cache_limit is None else {}
-        while True:
-            while len(located) < 2 and (sample_ids := next(ahead, None)) is not None:
-                located.append(self.locate(sample_ids))
-                self.prefetch(located[-1][0])
-            if not located:
-                return
-            shard_ids, indices = located.popleft()
+        for _, shard_ids, indices in self.ahead(chunks):
             for shard_id, index in zip(shard_ids.tolist(), indices.tolist(), strict=True):
                 shard = opened.get(shard_id)
                 yield (self.shard(shard_id) if shard is None else shard)[index]
+
+    def ahead(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Located]:
+        """Each array of ids with its shards and indices, once the shards of the next have been requested, too."""
+        self._own()
+        following = iter(chunks)
+        located: deque[Located] = deque()
+        while True:
+            while len(located) < 2 and (sample_ids := next(following, None)) is not None:
+                located.append((sample_ids, *self.locate(sample_ids)))
+                self.prefetch(located[-1][1])
+            if not located:
+                return
+            yield located.popleft()
 
     def prefetch(self, shard_ids: NDArray[np.int64]) -> None:
         """Begin to fetch, in the background, those of these shards that are not open, in this order."""
@@ -142,7 +148,7 @@ class ShardReader:
                 addresses = self._addresses[shard_ids]
         return addresses
 
-    def shard(self, shard_id: int) -> Shard:
+    def shard(self, shard_id: int) -> AnyShard:
         """A shard, open; it is fetched first when it is not on this node."""
         self._own()
         shard = self._open.get(shard_id)
@@ -152,14 +158,14 @@ class ShardReader:
             self._note_use(shard_id, shard)
         return shard
 
-    def _open_shard(self, shard_id: int) -> Shard:
-        info = self._shards[shard_id][1]
+    def _open_shard(self, shard_id: int) -> AnyShard:
+        info = self.shards[shard_id][1]
         deadline = time.monotonic() + self._config.timeout_s
         while True:
-            path = shard_at_hand(*self._shards[shard_id]) if self._prefetcher is None else None  # mostly it is there
+            path = shard_at_hand(*self.shards[shard_id]) if self._prefetcher is None else None  # mostly it is there
             path = path or self._fetching().take(shard_id)
             try:
-                shard = Shard(path, info, columns=self._columns)
+                shard = open_shard(path, info, columns=self._columns)
                 break
             except FileNotFoundError as error:  # deleted for another since it was fetched
                 if time.monotonic() > deadline:
@@ -182,16 +188,16 @@ class ShardReader:
             self._open.pop(shard_id, None)
             self._addresses[shard_id] = 0
 
-    def _note_use(self, shard_id: int, shard: Shard) -> None:
+    def _note_use(self, shard_id: int, shard: AnyShard) -> None:
         """Stamp a shard that is used after another, so that the one not used for longest gives way."""
         now = time.monotonic()
         if shard_id != self._noted or now - self._noted_at >= _TOUCH_S:
             self._noted, self._noted_at = shard_id, now
-            self._shards[shard_id][0].touch(shard.path)
+            self.shards[shard_id][0].touch(shard.path)
 
     def _fetching(self) -> Prefetcher:
         if self._prefetcher is None:  # its threads refer to the shards' sources, not to this reader, which can end
-            fetch, name = partial(_fetch, self._shards), partial(_name, self._shards)
+            fetch, name = partial(_fetch, self.shards), partial(_name, self.shards)
             self._prefetcher = Prefetcher(fetch, name=name, config=self._config)
         return self._prefetcher
 

@@ -81,3 +81,38 @@ class Shard:
         except (ValueError, struct.error, IndexError) as error:
             raise ShardError(f"{self.path}: sample {index} cannot be decoded ({error})") from error
         return sample
+
+
+class SplitShard:
+    """A shard of another format than MDS (JSON lines, CSV, …), read by MosaicML's own reader; see Shard."""
+
+    address = -1  # it is text, which nothing reads where it lies in memory
+
+    def __init__(self, path: Path, info: ShardInfo, *, columns: Sequence[str] | None = None):
+        from streaming.base.format import reader_from_json
+
+        self.path = path
+        self.info = info
+        folder = str(path)[: -len(info.name)]
+        if not path.exists():
+            raise FileNotFoundError(path)
+        self._reader = reader_from_json(folder, None, dict(info.entry))
+        self._columns = info.column_names if columns is None else columns
+
+    def __len__(self) -> int:
+        return self.info.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        try:
+            sample = self._reader[index]
+            return {name: sample[name] for name in self._columns}
+        except (ValueError, KeyError, IndexError, AttributeError) as error:
+            raise ShardError(f"{self.path}: sample {index} cannot be decoded ({error!r})") from error
+
+
+AnyShard = Shard | SplitShard
+
+
+def open_shard(path: Path, info: ShardInfo, *, columns: Sequence[str] | None = None) -> AnyShard:
+    """The shard at a path, of whichever format its index entry says."""
+    return (Shard if info.meta is None else SplitShard)(path, info, columns=columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..storage.cache import LocalCache, Wanted
+from ..storage.local import LocalStorage
 from .decoding import decompress
 from .index import ShardInfo, file_matches
 
@@ -18,11 +19,31 @@ def fetch_shard(cache: LocalCache, info: ShardInfo) -> Path:
 
 def try_fetch_shard(cache: LocalCache, info: ShardInfo, *, wait: bool = False) -> Path | None:
     """fetch_shard, but None at once when another process downloads it (unless `wait`)."""
+    if info.meta is not None and _fetch(cache, info.meta, wait=wait) is None:
+        return None
+    return _fetch(cache, info, wait=wait)
+
+
+def _fetch(cache: LocalCache, info: ShardInfo, *, wait: bool) -> Path | None:
+    """One file of a shard; where compressed files are kept, it is made of the one that is kept."""
+    if info.zip_name is not None and cache.keep_zip and not isinstance(cache.storage, LocalStorage):
+        zipped = Wanted(
+            name=info.zip_name,
+            identity=f"{info.zip_size} {info.zip_checksum}",
+            num_bytes=info.zip_size or 0,
+            valid=lambda path: file_matches(path, size=info.zip_size, checksum=info.zip_checksum),
+            by_size=info.zip_checksum is None,
+        )
+        if cache.fetch(info.zip_name, zipped, wait=wait) is None:
+            return None
+        cache = cache.of_kept()
     return cache.fetch(info.zip_name or info.name, _wanted(info), wait=wait)
 
 
 def shard_at_hand(cache: LocalCache, info: ShardInfo) -> Path | None:
     """The local path of a shard that was fetched before, by whatever process; None when it must be fetched."""
+    if info.meta is not None and shard_at_hand(cache, info.meta) is None:
+        return None
     return cache.at_hand(info.zip_name or info.name, _wanted(info))
 
 

@@ -12,6 +12,7 @@ from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import LocalCache, Wanted, default_cache_folder
 from ..storage.fetch_config import FetchConfig
 from ..storage.local import LocalStorage
+from ..storage.retry import Retry
 from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
 from .index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
@@ -19,20 +20,22 @@ from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, is_description,
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stream:
-    """Where a dataset lies, and how much of it an epoch takes; MosaicML Streaming's Stream, its settings of the shards.
+class StreamConfig:
+    """Where a dataset lies, and how its shards come to this node.
 
     remote: a folder or a URL; local: where shards are kept on this node (each may be left out for the other). split:
-    a folder below both. At most one of proportion (share of the epoch relative to other streams), repeat (times its
-    size) and choose (samples); none: each sample once.
+    a folder below both. retry: instead of the FetchConfig's. validate_hash: the kind of checksum that shards are
+    checked with (default: the fastest that the index has). keep_zip: compressed shards are kept beside the plain ones.
+    source: what is read instead of what lies at the URL.
     """
 
     remote: str | Path | None = None
     local: str | Path | None = None
     split: str | None = None
-    proportion: float | None = None
-    repeat: float | None = None
-    choose: int | None = None
+    retry: Retry | None = None
+    validate_hash: str | None = None
+    keep_zip: bool = False
+    source: Storage | None = None
 
     @property
     def url(self) -> str:
@@ -54,10 +57,11 @@ class StoredDataset:
     Raises StorageError when there is none or it cannot be had, ShardError for an index that is not safe to follow.
     """
 
-    def __init__(self, stream: Stream, *, config: FetchConfig):
-        self.storage: Storage = open_storage(stream.url, retry=config.retry)
+    def __init__(self, stream: StreamConfig, *, config: FetchConfig):
+        retry = stream.retry or config.retry
+        self.storage: Storage = stream.source or open_storage(stream.url, retry=retry)
         self.url = self.storage.url
-        self.cache = LocalCache(self.storage, self._cache_folder(stream), retry=config.retry)
+        self.cache = LocalCache(self.storage, self._cache_folder(stream), retry=retry, keep_zip=stream.keep_zip)
         source = f"{self.url}/{INDEX_NAME}"
         try:
             index = self.storage.read(INDEX_NAME)
@@ -68,14 +72,16 @@ class StoredDataset:
                 f"{self.url} holds no dataset ({INDEX_NAME} is missing): check the URL, or write it with "
                 "lmms-stream convert"
             ) from error
-        self.shards: list[ShardInfo] = parse_index(index, source=source, dataset=self._read(DATASET_NAME))
+        self.shards: list[ShardInfo] = parse_index(
+            index, source=source, dataset=self._read(DATASET_NAME), validate_hash=stream.validate_hash
+        )
         self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there
         self.num_samples = sum(info.num_samples for info in self.shards)
         if self.num_samples == 0:
             raise ShardError(f"{source} lists no samples: convert the dataset again")
         self.cache.clean([*self.shard_folders, self.cache.folder / LENGTHS_FOLDER])
 
-    def _cache_folder(self, stream: Stream) -> Path:
+    def _cache_folder(self, stream: StreamConfig) -> Path:
         """Where copies and pack counts lie: beside a local dataset that is its own cache only if it can be written."""
         folder = stream.cache_folder
         if folder is None or (
@@ -90,6 +96,20 @@ class StoredDataset:
     def shard_folders(self) -> list[Path]:
         """Where copies of the shards lie on this node."""
         return self.cache.folders([info.name for info in self.shards])
+
+    @property
+    def folder_of_files(self) -> Path:
+        """Where the shards' files lie on this node, once they are there."""
+        return (
+            self.cache.folder if self.is_copied or not isinstance(self.storage, LocalStorage) else self.storage.folder
+        )
+
+    @property
+    def cache_usage(self) -> int:
+        """Bytes of the shards' files that are on this node."""
+        names = [name for info in self.shards for name in (info.name, info.zip_name) if name is not None]
+        paths = [self.folder_of_files / name for name in names]
+        return sum(path.stat().st_size for path in paths if path.exists())
 
     def limit(self, room: CacheRoom) -> None:
         """Keep the copies of this dataset within the room."""

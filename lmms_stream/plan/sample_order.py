@@ -133,11 +133,19 @@ class SampleOrder:
     def share(self, first: int, *, reader: Reader) -> Iterator[Ids]:
         """Sample ids that a reader reads from a position on: the arrays of positions_read, so some batches at a time.
 
-        Reader(batch_size=1) reads all of the epoch. CursorError where the epoch has no such position.
+        All groups of ranks read as many: where num_groups does not divide the epoch, its last positions are read again
+        by the others. Reader(batch_size=1) reads all of it. CursorError where the epoch has no such position.
         """
         self._check(first, self.num_samples)
-        positions = positions_read(first, self.num_samples, reader=reader, num_canonical_nodes=self.num_canonical_nodes)
-        return map(self._ids_at, positions)
+        stop = first + -(-(self.num_samples - first) // reader.num_groups) * reader.num_groups
+        positions = positions_read(first, stop, reader=reader, num_canonical_nodes=self.num_canonical_nodes)
+        return (self._ids_or_again(each, reader.num_groups) for each in positions)
+
+    def _ids_or_again(self, positions: Ids, num_groups: int) -> Ids:
+        """Sample ids at ascending positions, of which fewer than num_groups may lie beyond the epoch."""
+        inside, beyond = positions[positions < self.num_samples], positions[positions >= self.num_samples]
+        again = [self._ids_at(position) for position in (beyond - num_groups).clip(0)[:, None]]
+        return np.concatenate([self._ids_at(inside), *again])
 
     def _check(self, first: int, stop: int) -> None:
         if not 0 <= first <= stop <= self.num_samples:

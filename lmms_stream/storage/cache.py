@@ -76,7 +76,8 @@ class LocalCache:
     """Local copies of the objects of `storage` in `folder` (default: see default_cache_folder).
 
     room: the limit that the copies keep to, if any. retry: how often and how long an object is tried for. tally
-    counts what was there and what was downloaded; not what is read where it lies.
+    counts what was there and what was downloaded; not what is read where it lies. keep_zip: compressed files stay
+    beside what is made of them.
     """
 
     def __init__(
@@ -86,8 +87,10 @@ class LocalCache:
         *,
         room: CacheRoom | None = None,
         retry: Retry = DEFAULT_RETRY,
+        keep_zip: bool = False,
     ):
         self.storage = storage
+        self.keep_zip = keep_zip
         self.folder = folder or default_cache_folder(storage.url)
         self.retry = retry
         self.room = room
@@ -195,6 +198,29 @@ class LocalCache:
                 return valid
         except OSError:  # no room for a record, say: each process reads it through then
             return wanted.valid(original)
+
+    def of_kept(self) -> LocalCache:
+        """A cache of the same copies, which makes them of what lies in the folder instead of in the store."""
+        return LocalCache(LocalStorage(self.folder), self.folder, room=self.room, retry=self.retry)
+
+    def last_use(self, name: str) -> int:
+        """When our copy of an object was used last, in nanoseconds since the machine was started; 0: there is none."""
+        path = self.folder / name
+        record_path = lock_of(path)
+        return record_path.stat().st_mtime_ns if Record.read(record_path).owns(path) else 0
+
+    def evict(self, name: str) -> None:
+        """Delete our copy of an object, unless a process is at it; what is not ours stays."""
+        path = self.folder / name
+        record_path = lock_of(path)
+        if not Record.read(record_path).owns(path):
+            return
+        with disk_errors(str(path)), locked(record_path, timeout_s=0) as lock:
+            if lock is not None and Record.read(record_path).owns(path):
+                path.unlink(missing_ok=True)
+                if self.room is not None and path.parent in self.room.folders:
+                    self.room.settle(record_path, 0)
+                record_path.unlink(missing_ok=True)
 
     def folders(self, names: Sequence[str]) -> list[Path]:
         """Where copies of these objects lie: the folder, and those below it that their names lead into."""

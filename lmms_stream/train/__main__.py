@@ -56,7 +56,7 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
                 model=config.model.build(),
                 args=config.train,
                 train_dataset=config.build_datasets(world),
-                eval_dataset=config.eval_dataset.build(world) if config.eval_dataset else None,
+                eval_dataset=config.eval_dataset.open(world) if config.eval_dataset else None,
             )
         trainer.train()
     except StoppedError as stopped:

@@ -29,5 +29,5 @@ class RunConfig:
 
     def build_datasets(self, world: World) -> Datasets:
         if self.dataset is not None:
-            return self.dataset.build(world)
-        return {name: config.build(world) for name, config in self.datasets.items()}
+            return self.dataset.open(world)
+        return {name: config.open(world) for name, config in self.datasets.items()}

@@ -17,7 +17,7 @@ from ..loader.batch_maker import Collator
 from ..loader.collate import collate, join
 from ..loader.loader import PackedLoader
 from ..loader.worker_end import is_of_worker_code
-from ..mds.dataset import PackedStreamingDataset
+from ..mds.core import core_of
 from ..signals import StopSignal
 from ..types import Batch
 from .checkpoint.saving import RunSaver
@@ -32,7 +32,7 @@ from .report.metrics import StepCounts
 from .report.run_log import RunLog
 from .run.distributed import build_mesh, init_distributed, seed_step
 from .run.schedules import Schedule, num_kept, parameter_groups
-from .run.settings import Datasets, TrainConfig
+from .run.settings import Datasets, Packed, TrainConfig
 
 logger = logging.getLogger("lmms_stream")
 
@@ -54,7 +54,7 @@ class FSDP2SFTTrainer:
         model: torch.nn.Module,
         args: TrainConfig,
         train_dataset: Datasets,
-        eval_dataset: PackedStreamingDataset | None = None,
+        eval_dataset: Packed | None = None,
         data_collator: Collator = collate,
     ):
         self.args = args
@@ -72,8 +72,8 @@ class FSDP2SFTTrainer:
             self._tell_overlong(eval_loader)
         packed = PackedModel(model)  # type: ignore[arg-type]
         trained_on = list(train_dataset.values()) if isinstance(train_dataset, Mapping) else [train_dataset]
-        for dataset in trained_on + [eval_dataset] * (eval_dataset is not None):
-            packed.check_processor(dataset.processor)
+        for dataset in [*trained_on, *([] if eval_dataset is None else [eval_dataset])]:
+            packed.check_processor(core_of(dataset).processor)
         self.model = self._shard(packed)
         self.meter = Meter(
             self.loader,

@@ -17,7 +17,7 @@ from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, DataError, StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TokensProcessor
@@ -45,7 +45,7 @@ def test_rows_come_back_in_source_order_with_their_content(corpus: Corpus, datas
     dataset = PackedStreamingDataset(dataset_folder)
     expected = source_messages(corpus)
     assert len(dataset) == len(expected) == corpus.num_functions + corpus.num_classes
-    assert len(dataset.shard_infos) > 3
+    assert len(dataset.core.shard_infos) > 3
     assert [json.loads(sample["messages"]) for sample in dataset[:]] == expected
     assert isinstance(expected[0][0]["content"], str)
     assert isinstance(expected[-1][0]["content"], list)

@@ -21,7 +21,7 @@ from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.writing.encoded_units import OnError
 from lmms_stream.converters.writing.encoding import MAX_SAMPLE_BYTES, ShardFormat
 from lmms_stream.errors import ConfigError, DataError, LmmsStreamError, StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 
 from ..conftest import run_cli, run_command
 from .media_files import image_bytes, wav_bytes

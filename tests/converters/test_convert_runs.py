@@ -21,7 +21,7 @@ import pytest
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import ConfigError, DataError, StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter

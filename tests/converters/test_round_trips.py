@@ -14,7 +14,7 @@ import pytest
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.verify import verify_dataset
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.storage import Storage, open_storage
 from streaming import StreamingDataset
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.assign import LINEAR_COST
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
@@ -45,12 +45,12 @@ def test_the_shards_of_this_block_and_of_the_next_come_before_they_are_read(
     batches = iter(PackedLoader(dataset, global_batch=2, world=world))
     next(batches)
     expected = {
-        dataset.shard_infos[shard].name
+        dataset.core.shard_infos[shard].name
         for node in served
         for block in (0, 1)
         for shard in dataset.plan.shards_of_block(0, node, block).tolist()
     }
-    assert 8 <= len(expected) < len(dataset.shard_infos) / 2
+    assert 8 <= len(expected) < len(dataset.core.shard_infos) / 2
     deadline = time.monotonic() + 20
     while set(held(tmp_path / "cache")) - {"_lmms"} != expected:
         assert time.monotonic() < deadline, expected ^ set(held(tmp_path / "cache"))

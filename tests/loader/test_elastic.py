@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds.dataset import PackedStreamingDataset, PackingMode
+from lmms_stream.mds.core import PackingMode
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.text import TokensProcessor

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, CursorError, DataError, LengthsError, WorkerError
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.mds.lengths import LengthIndex, lengths_names
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.base import processor_fingerprint

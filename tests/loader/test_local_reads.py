@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.mds.pack_counts import KEPT_FILES, PackCountsFolder
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
@@ -33,11 +33,11 @@ def open_logged(folder: Path) -> PackedStreamingDataset:
         fetch=FetchConfig(timeout_s=60),
     )
     counts = LoggedCounts(folder / "counts")
-    dataset.plan = PackPlan(
+    dataset.core.plan = PackPlan(
         dataset.length_index(),
         dataset.samples_per_shard,
         order=dataset.order,
-        packing=dataset.needed_packing,
+        packing=dataset.core.needed_packing,
         counts_cache=counts,
         counting=counts.counting,
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lmms_stream.errors import StorageError, WorkerError
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
@@ -90,7 +90,7 @@ def test_the_error_that_names_a_shard_comes_before_the_loader_gives_up(tmp_path:
     )  # fmt: skip
     assert dataset.mode == "plan"
     dataset.plan.num_packs(0)
-    dataset.one.storage = dataset.one.cache.storage = Stuck()  # type: ignore[assignment]
+    dataset.core.one.storage = dataset.core.one.cache.storage = Stuck()  # type: ignore[assignment]
     with pytest.raises(StorageError, match=r"shard\.\d{5}\.mds: no complete answer within 3 s"):
         next(iter(PackedLoader(dataset, global_batch=1, num_workers=1, timeout_s=3)))
 

@@ -10,7 +10,7 @@ from ..conftest import run_command, write_tokens
 SCRIPT = """
 import mmap, os, sys, time
 from lmms_stream.loader import worker_start
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.errors import WorkerError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.plan.packing import PackingConfig

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 from lmms_stream.errors import LmmsStreamError
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.chat import ChatProcessor

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, CursorError, LengthsError, ShardError, StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.mds.lengths import LengthIndex
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors import ProcessorConfig
@@ -78,14 +78,14 @@ def test_shards_of_a_plain_mds_writer_are_read_compressed_ones_too(tmp_path: Pat
         for number in range(50):
             writer.write({"number": number})
     dataset = PackedStreamingDataset(tmp_path / "out", tmp_path / "cache")
-    assert len(dataset.shard_infos) > 1
+    assert len(dataset.core.shard_infos) > 1
     assert [sample["number"] for sample in dataset[:]] == list(range(50))
 
 
 def test_the_reader_locates_each_sample(dataset_folder: Path) -> None:
     dataset = PackedStreamingDataset(dataset_folder)
-    shard_ids, indices = dataset.reader.locate(np.arange(len(dataset)))
-    assert np.array_equal(shard_ids, np.repeat(np.arange(len(dataset.shard_infos)), dataset.samples_per_shard))
+    shard_ids, indices = dataset.core.reader.locate(np.arange(len(dataset)))
+    assert np.array_equal(shard_ids, np.repeat(np.arange(len(dataset.core.shard_infos)), dataset.samples_per_shard))
     assert np.array_equal(indices, np.concatenate([np.arange(count) for count in dataset.samples_per_shard]))
 
 
@@ -143,12 +143,13 @@ def test_mosaics_loader_resumes_in_the_middle_of_an_epoch_and_at_its_end(
     assert first + texts(resumed) == epochs[1]
     at_end = open_loader()
     at_end.load_state_dict(resumed.state_dict())
+    assert texts(at_end) == []  # what is left of the epoch, as with the parent
     assert texts(at_end) == epochs[2]
 
 
 def test_a_place_in_another_order_is_refused(dataset_folder: Path) -> None:
     state = PackedStreamingDataset(dataset_folder).state_dict(3, True)
-    with pytest.raises(CursorError, match="the saved state has seed 0, this dataset has 1: restore it"):
+    with pytest.raises(CursorError, match="the saved state has shuffle_seed 0, this dataset has 1: restore it"):
         PackedStreamingDataset(dataset_folder, order=OrderConfig(seed=1)).load_state_dict(state)
     with pytest.raises(CursorError, match=r"the saved state is damaged \(.*\): use another checkpoint"):
         PackedStreamingDataset(dataset_folder).load_state_dict(state | {"epoch": None})

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import xxhash
 from lmms_stream.errors import ShardError, StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.errors import LengthsError
-from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.mds.lengths import lengths_names
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.text import TokensProcessor
 

@@ -116,8 +116,8 @@ def test_pickled_columns_foreign_formats_and_versions_are_refused(tmp_path: Path
     encodings = ["pkl", *list(COLUMNS.values())[1:]]
     with pytest.raises(ShardError, match="is pickled; unpickling data runs code: refused"):
         parse_index(change_index(tmp_path, column_encodings=encodings), source="index.json")
-    with pytest.raises(ShardError, match="shard format 'json' is not supported, expected 'mds'"):
-        parse_index(change_index(tmp_path, format="json"), source="index.json")
+    with pytest.raises(ShardError, match="shard format 'parquet' is not supported, expected one of mds, json, csv"):
+        parse_index(change_index(tmp_path, format="parquet"), source="index.json")
     with pytest.raises(ShardError, match="MDS version 3 is not supported, expected 2"):
         parse_index(b'{"version": 3, "shards": []}', source="index.json")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, CursorError, ShardError, StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
-from lmms_stream.mds.streams import Stream
+from lmms_stream.mds.mosaic_streams import Stream
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
@@ -152,7 +152,7 @@ def test_shards_whose_columns_differ_are_refused_for_packs(root: Path, tmp_path:
     dataset = PackedStreamingDataset(tmp_path, processor=TokensProcessor())
     assert dataset[0] == {"number": 0}
     with pytest.raises(ConfigError, match="differ in their columns"):
-        _ = dataset.pack_reader
+        _ = dataset.core.pack_reader
 
 
 def test_a_dataset_that_was_read_here_is_read_by_forked_workers_too(root: Path, s3: str, tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_a_dataset_that_was_read_here_is_read_by_forked_workers_too(root: Path, 
 def test_checksums_of_any_kind_in_the_index_are_checked(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "b", tmp_path / "b")
     dataset = PackedStreamingDataset(tmp_path / "b")
-    assert {str(info.checksum).partition(":")[0] for info in dataset.shard_infos} == {"sha1"}
-    path = tmp_path / "b" / dataset.shard_infos[0].name
+    assert {str(info.checksum).partition(":")[0] for info in dataset.core.shard_infos} == {"sha1"}
+    path = tmp_path / "b" / dataset.core.shard_infos[0].name
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

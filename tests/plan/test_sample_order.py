@@ -290,12 +290,21 @@ def test_positions_outside_the_epoch_are_refused(first: int, stop: int) -> None:
 
 @examples(100)
 @given(case=cases(), world=readers(), epoch=st.integers(0, 2), data=st.data())
-def test_readers_of_any_world_read_the_rest_of_the_epoch_once(
+def test_readers_of_any_world_read_the_rest_of_the_epoch_and_groups_equally_much(
     case: Case, world: list[Reader], epoch: int, data: st.DataObject
 ) -> None:
     whole = case.ids(epoch)
     first = data.draw(st.integers(0, len(whole)))
-    assert sorted(shares_of_all(case.order(epoch), world, first)) == sorted(whole[first:])
+    read, rest = Counter(shares_of_all(case.order(epoch), world, first)), Counter(whole[first:])
+    assert not rest - read
+    again = read - rest  # fewer than there are groups, so that all groups read as many
+    num_groups = world[0].num_groups
+    assert again.total() == -len(whole[first:]) % num_groups
+    assert set(again) <= set(whole)
+    of_group = Counter[int]()
+    for reader in world:
+        of_group[reader.group] += sum(map(len, case.order(epoch).share(first, reader=reader)))
+    assert set(of_group.values()) == {read.total() // num_groups}
 
 
 @examples(200)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.base import Processor
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TextProcessor, TokensProcessor

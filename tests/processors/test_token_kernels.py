@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lmms_stream.errors import LmmsStreamError, ShardError
 from lmms_stream.loader.collate import collate
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.mds.index import parse_index
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.mds.reader import ShardReader
 from lmms_stream.mds.shard import Shard
 from lmms_stream.plan.packing import Overlong, PackingConfig
@@ -169,9 +169,9 @@ def test_spans_that_do_not_ascend_and_lengths_that_differ_are_named(tmp_path: Pa
 def test_packs_are_read_right_with_fewer_open_shards_than_they_touch(tmp_path: Path) -> None:
     lengths = write_tokens(tmp_path, num_samples=2000)
     dataset = PackedStreamingDataset(tmp_path, processor=TokensProcessor(), packing=PackingConfig(packing_length=4096))
-    reader: ShardReader = dataset.pack_reader
+    reader: ShardReader = dataset.core.pack_reader
     reader._max_open = 2
-    assert len(dataset.shard_infos) > 10
+    assert len(dataset.core.shard_infos) > 10
     seen: list[int] = []
     for batch in PackedLoader(dataset, global_batch=2):
         ids = batch.sample_ids.tolist()

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lmms_stream.errors import StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.mds.pack_counts import PackCountsFolder
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.mds.shard_files import fetch_shard
 from lmms_stream.storage.cache import LocalCache, Wanted, default_cache_folder
 from lmms_stream.storage.local import LocalStorage
@@ -42,11 +42,11 @@ def test_a_corrupt_copy_is_fetched_again(dataset_folder: Path, s3: str, tmp_path
     from lmms_stream.storage.storage import open_storage
 
     remote = f"{s3}/corrupt-copy"
-    for name in ("index.json", *(info.name for info in PackedStreamingDataset(dataset_folder).shard_infos)):
+    for name in ("index.json", *(info.name for info in PackedStreamingDataset(dataset_folder).core.shard_infos)):
         open_storage(remote).upload(dataset_folder / name, name)
     dataset = PackedStreamingDataset(remote, tmp_path)
     expected = dataset[:]
-    names = [info.name for info in dataset.shard_infos]
+    names = [info.name for info in dataset.core.shard_infos]
     good = (tmp_path / names[0]).read_bytes()
     (tmp_path / names[0]).write_bytes(good[:-1])
     (tmp_path / names[1]).write_bytes((tmp_path / names[1]).read_bytes()[:-1] + b"\xff")
@@ -59,7 +59,7 @@ def test_an_object_that_is_damaged_at_its_source_is_an_error(dataset_folder: Pat
     from lmms_stream.storage.storage import open_storage
 
     store = open_storage(f"{s3}/damaged-source")
-    info = PackedStreamingDataset(dataset_folder).shard_infos[0]
+    info = PackedStreamingDataset(dataset_folder).core.shard_infos[0]
     store.write(info.name, (dataset_folder / info.name).read_bytes()[:-1])
     with pytest.raises(StorageError, match="what was downloaded does not match the size or checksum in its index"):
         fetch_shard(LocalCache(store, tmp_path), info)

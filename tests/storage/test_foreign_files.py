@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from lmms_stream.errors import StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 
@@ -47,7 +47,7 @@ def test_copies_of_the_dataset_that_others_made_are_read(s3_folder: str, tmp_pat
     remote = uploaded(written(tmp_path / "one", list(range(40)), hashes=["xxh3_64"]), s3_folder)
     dataset = PackedStreamingDataset(remote, tmp_path / "one")
     assert [sample["x"] for sample in dataset[:]] == list(range(40))
-    assert dataset.one.cache.tally.total.misses == 0
+    assert dataset.core.one.cache.tally.total.misses == 0
 
 
 @pytest.mark.parametrize("compression", ["zstd", None])
@@ -73,7 +73,7 @@ def test_a_dataset_that_was_written_again_at_the_same_size_gives_its_new_samples
         else:
             again = PackedStreamingDataset(remote)
             assert list(again.read(range(40))) == [{"x": x} for x in found[-1]]
-            assert again.one.cache.tally.total.misses == 0
+            assert again.core.one.cache.tally.total.misses == 0
     assert found == [list(range(40)), list(range(100, 140))]
 
 
@@ -88,4 +88,4 @@ def test_copies_of_earlier_releases_without_a_tag_are_kept_where_the_content_sho
         path.write_text(json.dumps(record | {"identity": record["identity"].rpartition(" ")[0]}))
     dataset = PackedStreamingDataset(remote, cache)
     assert [sample["x"] for sample in dataset[:]] == list(range(40))
-    assert dataset.one.cache.tally.total.misses == 0
+    assert dataset.core.one.cache.tally.total.misses == 0

@@ -67,7 +67,7 @@ def hub(folder: Path) -> Iterator[str]:
 SCRIPT = """
 import sys
 from lmms_stream.errors import StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.fetch_config import FetchConfig
 
 def opened(url):
@@ -99,7 +99,7 @@ def test_a_dataset_of_the_hub_that_mdswriter_wrote_is_read(tmp_path: Path, monke
 
 AGAIN = """
 import shutil, sys
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.fetch_config import FetchConfig
 from streaming import MDSWriter
 
@@ -111,8 +111,8 @@ for values, num_misses in (([1, 2, 3], 1), ([1, 2, 3], 0), ([4, 5, 6], 1)):
             writer.write({"x": value})
     dataset = PackedStreamingDataset("hf://datasets/org/name", cache, fetch=FetchConfig(attempts=2, timeout_s=30))
     assert [sample["x"] for sample in dataset[:]] == values
-    assert dataset.one.cache.tally.total.misses == num_misses
-facts = dataset.storage.stat("index.json")
+    assert dataset.core.one.cache.tally.total.misses == num_misses
+facts = dataset.core.storage.stat("index.json")
 assert facts.num_bytes > 100
 assert len(facts.tag) == 64
 """

@@ -15,7 +15,7 @@ import boto3
 import pytest
 from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import ObjectHiddenError, ObjectMissingError, StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.storage import open_storage
 

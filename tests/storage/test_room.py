@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, StorageError
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.mds.shard_files import fetch_shard
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
@@ -100,7 +100,7 @@ def test_under_a_limit_shards_give_way_and_each_is_still_fetched_once(
     with pytest.raises(ConfigError, match=r"cache_limit is 20000 bytes, and this order reads from \d+ bytes") as error:
         PackedLoader(open_limited(s3_folder, tmp_path / "cache", cache_limit=20000), global_batch=4, num_workers=2)
     least = int(str(error.value).split("raise it to ")[1].split(",")[0])
-    total = sum(info.size for info in free.shard_infos)
+    total = sum(info.size for info in free.core.shard_infos)
     assert 20000 < least < total * 0.8
 
     most, done = [0], threading.Event()
@@ -122,7 +122,7 @@ def test_under_a_limit_shards_give_way_and_each_is_still_fetched_once(
         watcher.join()
     assert found == expected
     assert most[0] <= least
-    names = [info.name for info in limited.shard_infos]
+    names = [info.name for info in limited.core.shard_infos]
     assert [traffic.num_requests("GET", name) for name in names] == [1] * len(names)
 
 
@@ -211,6 +211,6 @@ def test_compressed_shards_are_kept_decompressed_and_within_the_limit(
     upload_tokens(s3_folder, tmp_path / "made", num_samples=500, compression=compression)
     dataset = open_limited(s3_folder, tmp_path / "cache", cache_limit="1mb")  # type: ignore[arg-type]
     assert [int(sample["input_ids"][0]) for sample in dataset[:]] == list(range(500))
-    names = [info.name for info in dataset.shard_infos]
+    names = [info.name for info in dataset.core.shard_infos]
     assert held(tmp_path / "cache") == sorted(names)
-    assert fetch_shard(dataset.one.cache, dataset.shard_infos[0]) == tmp_path / "cache" / names[0]
+    assert fetch_shard(dataset.core.one.cache, dataset.core.shard_infos[0]) == tmp_path / "cache" / names[0]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import CheckpointError
-from ...mds.dataset import PackedStreamingDataset
+from ...mds.core import core_of
 from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer
 from .export import check_out, export_checkpoint, model_files
@@ -113,6 +113,6 @@ class RunSaver:
 
 def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:
     """The tokenizer that made the tokens, as its dataset's processor names it, or that of a pretrained model."""
-    every = [datasets] if isinstance(datasets, PackedStreamingDataset) else list(datasets.values())
-    names = [getattr(getattr(dataset.processor, "tokenizer", None), "name", None) for dataset in every]
+    every = list(datasets.values()) if isinstance(datasets, Mapping) else [datasets]
+    names = [getattr(getattr(core_of(dataset).processor, "tokenizer", None), "name", None) for dataset in every]
     return next(filter(None, names), None)

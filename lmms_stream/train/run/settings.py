@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...errors import ConfigError
-from ...mds.dataset import PackedStreamingDataset
+from ...mds.core import HasCore, PackedDataset
 
-Datasets = PackedStreamingDataset | Mapping[str, PackedStreamingDataset]
+Packed = PackedDataset | HasCore
+Datasets = Packed | Mapping[str, Packed]
 Reporter = Literal["tensorboard", "wandb"]
 _AT_LEAST_1 = (
     "global_batch", "per_device_batch", "replication", "shard_ranks", "max_steps", "num_train_epochs", "max_tokens",

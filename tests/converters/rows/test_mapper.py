@@ -19,7 +19,7 @@ from lmms_stream.converters.rows.mapper import Mapper, find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.rows.tokenize import to_tokens
 from lmms_stream.errors import ConfigError, DataError
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.base import Processor
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TextProcessor, TokensProcessor

@@ -16,7 +16,7 @@ import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.errors import DataError
-from lmms_stream.mds.dataset import PackedStreamingDataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.storage import open_storage
 
 from ..media_files import image_bytes

@@ -12,9 +12,9 @@ from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.converters.stored.merge import MergeReport, merge_datasets
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.errors import ConfigError, LengthsError, LmmsStreamError, ShardError, StorageError
-from lmms_stream.mds.dataset import PackedStreamingDataset
 from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME
 from lmms_stream.mds.lengths import LengthIndex
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
@@ -99,7 +99,9 @@ def test_a_merged_dataset_in_an_object_store_is_read_under_a_cache_limit(
     theirs = StreamingDataset(remote=url, local=str(tmp_path / "theirs"), batch_size=1)
     assert first_tokens(theirs) == EXPECTED
 
-    largest = max(info.size + (info.zip_size or 0) for info in PackedStreamingDataset(url, tmp_path / "x").shard_infos)
+    largest = max(
+        info.size + (info.zip_size or 0) for info in PackedStreamingDataset(url, tmp_path / "x").core.shard_infos
+    )
     limit = 3 * largest
     ours = PackedStreamingDataset(url, tmp_path / "ours", fetch=FetchConfig(cache_limit=limit, ahead=1, threads=1))
     for number, first in enumerate(EXPECTED):

@@ -1,0 +1,226 @@
+"""The core of a dataset: its stored streams, its samples by number, and the plan of its packs. -> loader, commands.
+
+It is what loaders and their workers hold. MosaicML's class is wrapped around it (mosaic.py), and nothing here needs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+from ..plan.lanes import default_lanes
+from ..plan.order import OrderConfig, default_canonical_nodes, in_stored_order
+from ..plan.pack_plan import PackPlan
+from ..plan.packing import PackingConfig
+from ..processors.base import Processor
+from ..storage.fetch_config import FetchConfig
+from ..storage.room import CacheRoom, least_room
+from ..storage.storage import Storage
+from ..types import Sample, World
+from .index import ShardInfo
+from .lengths import LengthIndex
+from .pack_counts import PackCountsFolder
+from .reader import ShardReader
+from .streams import StoredDataset, StreamConfig
+
+PackingMode = Literal["auto", "plan", "lanes"]
+logger = logging.getLogger("lmms_stream")
+
+
+class PackedDataset:
+    """Stored streams, read by number, and where packs are asked for the plan of the packs of the only one.
+
+    streams: what is read, their samples numbered one after another. processor and packing are needed for packs.
+    packing_mode: see PackedStreamingDataset. Raises StorageError, ShardError, ConfigError.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[StreamConfig],
+        *,
+        processor: Processor | None = None,
+        packing: PackingConfig | None = None,
+        packing_mode: PackingMode = "auto",
+        order: OrderConfig | None = None,
+        fetch: FetchConfig | None = None,
+        world: World | None = None,
+    ):
+        self.processor = processor
+        self.packing = packing
+        self.packing_mode = packing_mode
+        self.order = order or OrderConfig()
+        self.world = world or World.detect()
+        self.fetch = fetch or FetchConfig()
+        self.stored = [StoredDataset(stream, config=self.fetch) for stream in streams]
+        self.num_samples = sum(stored.num_samples for stored in self.stored)
+        self._limit_cache()
+        self.reader = self._open_reader(None)
+
+    def _limit_cache(self) -> None:
+        limit = self.fetch.limit_bytes
+        if limit is not None:
+            copied = [stored for stored in self.stored if stored.is_copied]
+            room = CacheRoom([folder for stored in copied for folder in stored.shard_folders], limit)
+            for stored in copied:
+                stored.limit(room)
+
+    def _open_reader(self, columns: Sequence[str] | None) -> ShardReader:
+        shards = [(stored.cache, info) for stored in self.stored for info in stored.shards]
+        return ShardReader(shards, config=self.fetch, columns=columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("plan", "pack_reader")}
+
+    # Samples
+
+    @property
+    def url(self) -> str:
+        return ", ".join(stored.url for stored in self.stored)
+
+    @property
+    def shard_infos(self) -> list[ShardInfo]:
+        """The index entries of all shards, stream after stream."""
+        return [info for stored in self.stored for info in stored.shards]
+
+    @property
+    def samples_per_shard(self) -> NDArray[np.int64]:
+        return self.reader.samples_per_shard
+
+    def read(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[Sample]:
+        """The samples of these ids, in this order; negative ones count from the end, as in NumPy."""
+        ids = np.array(sample_ids, np.int64)
+        wrong = ids[(ids < -self.num_samples) | (ids >= self.num_samples)]
+        if len(wrong):
+            raise IndexError(f"sample {wrong[0]} of a dataset of {self.num_samples}")
+        return list(self.reader.samples(np.where(ids < 0, ids + self.num_samples, ids)))
+
+    def check_cache_limit(self, *, samples_ahead: int) -> None:
+        """ConfigError for a cache_limit under which shards would be fetched again and again.
+
+        samples_ahead: how far loader workers of this node read ahead of one another.
+        """
+        limit = self.fetch.limit_bytes
+        if limit is None or not any(stored.is_copied for stored in self.stored):
+            return
+        infos = self.shard_infos
+        nodes = in_stored_order(self.order).num_canonical_nodes or default_canonical_nodes(self.num_samples)
+        if self.mode == "lanes" and self.packing is not None:
+            nodes = int(self.lane_order.num_canonical_nodes or 1)
+        num_nodes = self.world.num_group_nodes
+        served = nodes // num_nodes if nodes % num_nodes == 0 else nodes
+        block = min(self.order.shuffle_block_size, -(-self.num_samples // nodes))
+        least = least_room(
+            np.array([info.size for info in infos]),
+            self.samples_per_shard,
+            num_spans=served,
+            span=2 * block + samples_ahead // nodes,
+        ) + max(info.zip_size or 0 for info in infos)
+        if limit < least:
+            raise ConfigError(
+                f"cache_limit is {limit} bytes, and this order reads from {least} bytes of shards at a time: raise it "
+                f"to {least}, or lower shuffle_block_size (now {self.order.shuffle_block_size} samples) or "
+                "num_canonical_nodes"
+            )
+
+    def coldest_shard(self) -> int:
+        """The shard whose copy of ours was used least recently; ConfigError where there is none."""
+        uses = ((cache.last_use(info.name), shard_id) for shard_id, (cache, info) in enumerate(self.reader.shards))
+        _, shard_id = min((each for each in uses if each[0]), default=(0, None))
+        if shard_id is None:
+            raise ConfigError("no shard on this node is a copy of ours: there is nothing to evict")
+        return shard_id
+
+    # One stored dataset, as packs need it
+
+    @property
+    def one(self) -> StoredDataset:
+        """The only stream; ConfigError where there are several, which packs do not mix."""
+        if len(self.stored) > 1:
+            raise ConfigError(
+                f"a pack holds samples of one dataset, this one has {len(self.stored)} streams: give PackedLoader a "
+                "dataset for each, by name, and weights"
+            )
+        return self.stored[0]
+
+    @property
+    def storage(self) -> Storage:
+        return self.one.storage
+
+    @cached_property
+    def mode(self) -> Literal["plan", "lanes"]:
+        """Where packs come from: the packing_mode that was asked for, or what "auto" finds."""
+        if self.packing_mode != "auto":
+            return self.packing_mode
+        if self.processor is None or self.one.has_lengths(self.processor):
+            return "plan"
+        logger.warning(
+            "%s has no lengths index for this processor: packing with lanes, by lengths measured on the way", self.url
+        )
+        return "lanes"
+
+    @cached_property
+    def plan(self) -> PackPlan:
+        """The packs of every epoch; ConfigError without processor and packing, LengthsError without an index."""
+        counts = PackCountsFolder(self.one.cache.folder / "_lmms" / "counts")
+        return PackPlan(
+            self.length_index(),
+            self.samples_per_shard,
+            order=self.order,
+            packing=self.needed_packing,
+            counts_cache=counts,
+            counting=counts.counting,
+        )
+
+    @property
+    def needed_packing(self) -> PackingConfig:
+        if self.packing is None:
+            raise ConfigError("packs need packing: give the dataset a PackingConfig (packing_length)")
+        return self.packing
+
+    def length_index(self) -> LengthIndex:
+        """The lengths that this dataset's processor measured, memory-mapped; LengthsError when there is none.
+
+        Without a processor: the index that was written last.
+        """
+        return self.one.length_index(self.processor)
+
+    @property
+    def lane_order(self) -> OrderConfig:
+        """The order in which lanes read: a canonical node each, as many as are set or fit the dataset."""
+        lanes = self.order.num_canonical_nodes or default_lanes(self.num_samples, self.needed_packing.window)
+        return dataclasses.replace(self.order, num_canonical_nodes=lanes)
+
+    @cached_property
+    def pack_reader(self) -> ShardReader:
+        """Reads what packs are made of: of each sample the processor's columns."""
+        columns = {info.columns for info in self.one.shards}
+        if len(columns) > 1:
+            raise ConfigError(f"the shards of {self.url} differ in their columns: convert the dataset again")
+        return self._open_reader(self.processor.columns if self.processor is not None else None)
+
+
+class HasCore(Protocol):
+    """A dataset around a core, as PackedStreamingDataset is."""
+
+    @property
+    def core(self) -> PackedDataset: ...
+
+
+def core_of(dataset: PackedDataset | HasCore) -> PackedDataset:
+    """The core of a dataset; ConfigError for what has none.
+
+    Loaders, trainers and commands take either, so that they work without MosaicML's package.
+    """
+    core = getattr(dataset, "core", dataset)
+    if not isinstance(core, PackedDataset):
+        raise ConfigError(
+            f"packs come from a PackedStreamingDataset, got a {type(dataset).__name__}: open its folder or URL with one"
+        )
+    return core

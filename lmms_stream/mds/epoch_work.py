@@ -1,0 +1,82 @@
+"""The sample ids of a rank and worker by MosaicML's arithmetic, which makes those of all at once.
+
+It takes seconds and gigabytes for hundreds of millions of samples, so one process of a node does it and the others read
+its file, which is named by all that it depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, StorageError
+from ..storage.disk_errors import disk_errors
+from ..storage.locks import locked
+from ..storage.temporaries import temporary_name
+
+MAX_SAMPLES_EACH = 1 << 20  # of an epoch, that every process works out for itself
+LIMIT_S = 1800.0  # for the process that does it
+_SETTINGS = (
+    "batching_method", "partition_algo", "sampling_method", "sampling_granularity", "num_canonical_nodes",
+    "initial_physical_nodes", "batch_size", "shuffle", "shuffle_algo", "shuffle_seed", "shuffle_block_size",
+    "epoch_size", "epoch_seed_change",
+)  # fmt: skip
+
+
+def epoch_work(dataset: Any, world: Any, epoch: int, position: int, *, folder: Path) -> NDArray[np.int64]:
+    """The sample ids that a worker reads of an epoch from a position on, without padding: int64[up to its share].
+
+    dataset, world: a StreamingDataset, and MosaicML's World with this worker in it. folder: for files of the node.
+    """
+    if dataset.epoch_size <= MAX_SAMPLES_EACH:
+        work = _all_work(dataset, world, epoch, position)
+    else:
+        work = _shared_work(dataset, world, epoch, position, folder=folder / "_lmms" / "orders")
+    mine: NDArray[np.int64] = work[world.node, world.rank_of_node, world.worker_of_rank].ravel()
+    return mine[mine >= 0]
+
+
+def _all_work(dataset: Any, world: Any, epoch: int, position: int) -> NDArray[np.int64]:
+    """The sample ids of all: int64[nodes, ranks of a node, workers of a rank, batches, batch size], -1 for padding."""
+    from streaming.base.batching import generate_work
+
+    try:
+        work: NDArray[np.int64] = generate_work(dataset.batching_method, dataset, world, epoch, position)
+    except ValueError as error:
+        raise ConfigError(f"MosaicML's order does not fit these settings or this state: {error}") from error
+    return work
+
+
+def _shared_work(dataset: Any, world: Any, epoch: int, position: int, *, folder: Path) -> NDArray[np.int64]:
+    """The same, mapped from a file that the first process of the node wrote."""
+    path = folder / f"{_name(dataset, world, epoch, position)}.npy"
+    with disk_errors(str(path)):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / "orders.lock", timeout_s=LIMIT_S) as lock:
+            if lock is None:
+                raise StorageError(f"{path}: another process worked on it for {LIMIT_S:g} s: end it and try again")
+            if not path.exists():
+                for old in folder.glob("*.npy"):  # of epochs before; who reads one has it open
+                    old.unlink(missing_ok=True)
+                temporary = temporary_name(path)
+                with temporary.open("wb") as file:
+                    np.save(file, _all_work(dataset, world, epoch, position))
+                temporary.replace(path)
+            work: NDArray[np.int64] = np.load(path, mmap_mode="r")
+    return work
+
+
+def _name(dataset: Any, world: Any, epoch: int, position: int) -> str:
+    """Of all that the work depends on."""
+    settings = {name: getattr(dataset, name) for name in _SETTINGS}
+    shares = [(float(stream.proportion), float(stream.repeat), int(stream.choose)) for stream in dataset.streams]
+    shape = world.num_nodes, world.ranks_per_node, world.workers_per_rank
+    said = json.dumps([settings, shares, shape, epoch, position, np.__version__], default=int)
+    digest = hashlib.blake2b(said.encode(), digest_size=16)
+    digest.update(dataset.samples_per_shard.tobytes() + dataset.stream_per_shard.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,335 @@
+"""MosaicML Streaming's classes over our core: the same keywords and samples, our reader, cache and errors.
+
+Its arithmetic is called (partitions, shuffles, sampling, weights of streams), so its orders are the same to the sample
+and its checkpoints load. Replaced are shared memory with names, barriers, polling threads and the cache. What is on
+this node is what lies in the cache folder, and locks belong to the kernel, so a killed run leaves nothing that stops
+the next. Only the files that are named mosaic import streaming when they are loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import streaming
+from numpy.typing import NDArray
+from streaming.base.format import reader_from_json
+from streaming.base.spanner import Spanner
+from streaming.base.util import number_abbrev_to_int
+from streaming.base.world import World as MosaicWorld
+from torch.utils.data import get_worker_info
+
+from ..errors import ConfigError
+from ..plan.order import OrderConfig
+from ..plan.sample_order import Reader, SampleOrder
+from ..storage.fetch_config import FetchConfig
+from ..types import Sample, World
+from .core import PackedDataset
+from .epoch_work import epoch_work
+from .epochs import EpochCounter, check_state
+from .mosaic_settings import BLOCKS, check_settings
+from .mosaic_streams import config_of, registered_stream
+from .reader import CHUNK
+from .shard_files import try_fetch_shard
+from .streams import StreamConfig
+
+_SHARDS_UNDER_LIMIT = 4  # as many as the largest must fit into a cache_limit, as with the parent
+_HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shard_part", "_download_file")
+
+
+class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
+    """MosaicML Streaming's StreamingDataset: its keywords, defaults, samples, order, lengths and checkpoints.
+
+    See its documentation, and docs/mosaicml.md for what differs. shuffle_algo: also "blocks", our own order, which
+    needs no array of the epoch, so that any size begins at once. cache_limit is kept to by all processes of a node.
+    Raises ConfigError, CursorError, StorageError, ShardError.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: Sequence[streaming.Stream] | None = None,
+        remote: str | Path | None = None,
+        local: str | Path | None = None,
+        split: str | None = None,
+        download_retry: int = 2,
+        download_timeout: float = 60.0,
+        validate_hash: str | None = None,
+        keep_zip: bool = False,
+        epoch_size: int | str | None = None,
+        predownload: int | None = None,
+        cache_limit: int | str | None = None,
+        sampling_method: str = "balanced",
+        sampling_granularity: int = 1,
+        partition_algo: str = "relaxed",
+        num_canonical_nodes: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_algo: str = "py1e",
+        shuffle_seed: int = 9176,
+        shuffle_block_size: int | None = None,
+        batching_method: str = "random",
+        allow_unsafe_types: bool = False,
+        replication: int | None = None,
+        stream_name: str = "stream",
+        stream_config: dict[str, Any] | None = None,
+    ):
+        self.sampling_method = sampling_method
+        self.sampling_granularity = sampling_granularity
+        self.partition_algo = partition_algo
+        self.num_canonical_nodes = num_canonical_nodes
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.shuffle_algo = shuffle_algo
+        self.shuffle_seed = shuffle_seed
+        self.shuffle_block_size = shuffle_block_size
+        self.batching_method = batching_method
+        self.allow_unsafe_types = allow_unsafe_types
+        self.replication = replication
+        self.initial_physical_nodes = None
+        self.epoch_seed_change = shuffle and sampling_method == "balanced"
+        self.predownload = predownload or (CHUNK if self._is_ours else 8 * (batch_size or 8))
+        check_settings(self)
+        self._set_world(World.detect())
+        if streams is not None and not (remote is None and local is None and split is None):
+            raise ConfigError("a dataset has either streams, or remote, local and split")
+        if streams is not None and not streams:
+            raise ConfigError("streams is empty: name at least one")
+        defaults = {
+            "remote": remote, "local": local, "split": split, "download_retry": download_retry,
+            "download_timeout": download_timeout, "validate_hash": validate_hash, "keep_zip": keep_zip,
+        }  # fmt: skip
+        self.streams = (
+            list(streams) if streams is not None else [registered_stream(stream_name, stream_config, defaults)]
+        )
+        for stream in self.streams:
+            stream.apply_default(defaults)
+        fetch = FetchConfig(
+            attempts=1 + download_retry, timeout_s=float(download_timeout), cache_limit=cache_limit or None
+        )
+        self.core = self._open_core([config_of(stream) for stream in self.streams], fetch)
+        self.cache_limit = self.core.fetch.limit_bytes
+        self._set_sizes(None if epoch_size is None else number_abbrev_to_int(epoch_size))
+        self._check_cache_limit()
+        self._epochs = EpochCounter()
+
+    @property
+    def _is_ours(self) -> bool:
+        return self.shuffle_algo == BLOCKS
+
+    def _set_world(self, world: World) -> None:
+        if self.replication is not None:
+            world = dataclasses.replace(world, replication=self.replication)
+        self.world = world
+        ranks = world.world_size // world.num_nodes
+        self._unique_rank_world = MosaicWorld(world.num_nodes, ranks, 1, world.rank)
+        self._parallel_rank_world = self._unique_rank_world.replicate(world.replication)
+
+    def _open_core(self, streams: Sequence[StreamConfig], fetch: FetchConfig) -> PackedDataset:
+        return PackedDataset(streams, order=self._order if self._is_ours else None, fetch=fetch, world=self.world)
+
+    @property
+    def _order(self) -> OrderConfig:
+        """Our order, as the keywords say it."""
+        block_size = {} if self.shuffle_block_size is None else {"shuffle_block_size": self.shuffle_block_size}
+        return OrderConfig(
+            seed=self.shuffle_seed, shuffle=self.shuffle, num_canonical_nodes=self.num_canonical_nodes, **block_size
+        )
+
+    def _set_sizes(self, epoch_size: int | None) -> None:
+        """What the parent's arithmetic asks a dataset for; and how many samples an epoch takes of each stream."""
+        if epoch_size is not None and epoch_size < 0:
+            raise ConfigError(f"epoch_size must be 0 or more samples, got {epoch_size}")
+        streams = self.core.stored
+        self.num_samples = self.core.num_samples
+        self.num_streams, self.num_shards = len(streams), len(self.core.shard_infos)
+        self.samples_per_shard = self.core.samples_per_shard
+        self.sample_offset_per_shard = np.cumsum(self.samples_per_shard) - self.samples_per_shard
+        self.shards_per_stream = np.array([len(stream.shards) for stream in streams], np.int64)
+        self.shard_offset_per_stream = np.cumsum(self.shards_per_stream) - self.shards_per_stream
+        self.stream_per_shard = np.repeat(np.arange(len(streams)), self.shards_per_stream)
+        self.samples_per_stream = np.array([stream.num_samples for stream in streams], np.int64)
+        self.sample_offset_per_stream = np.cumsum(self.samples_per_stream) - self.samples_per_stream
+        try:
+            streaming.Stream.validate_weights(self.streams)
+            self.epoch_size = streaming.Stream.apply_weights(
+                self.streams, self.samples_per_stream, epoch_size, self.shuffle_seed
+            )
+        except ValueError as error:
+            raise ConfigError(f"the weights of the streams do not fit: {error}") from error
+        if not self.epoch_size:
+            raise ConfigError("an epoch takes no sample of any stream: raise repeat, choose or epoch_size")
+        self.length = math.ceil(self.epoch_size / self._parallel_rank_world.num_ranks)
+
+    def _check_cache_limit(self) -> None:
+        largest = max(info.size + (info.zip_size or 0) for info in self.core.shard_infos)
+        if not self._is_ours and self.cache_limit is not None and self.cache_limit < _SHARDS_UNDER_LIMIT * largest:
+            raise ConfigError(
+                f"cache_limit is {self.cache_limit} bytes and the largest shard takes {largest}: raise it to at least "
+                f"{_SHARDS_UNDER_LIMIT * largest}"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("shards", "spanner")}
+
+    # Samples by number
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Sample:
+        """Sample `sample_id` (0 <= sample_id < size); its shard is fetched first when it is not on this node."""
+        return self.core.reader[sample_id]
+
+    def __getitem__(self, at: Any) -> Any:
+        """A sample by its number, or a list of samples by a slice, a list or an array of numbers, as in NumPy."""
+        if isinstance(at, slice):
+            return [self.get_item(sample_id) for sample_id in range(*at.indices(self.size))]
+        return super().__getitem__(at)
+
+    def read(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[Sample]:
+        """The samples of these ids, in this order; negative ones count from the end."""
+        return self.core.read(sample_ids)
+
+    # Iteration
+
+    def __iter__(self) -> Iterator[Sample]:
+        """This rank's and worker's share of the next epoch, in its order, from where a loaded state says."""
+        worker = get_worker_info()
+        epoch, position = self._resume(self._parallel_rank_world.detect_workers(), self._epochs.begin(worker))
+        chunks = _pieces(
+            self._our_share(epoch, position) if self._is_ours else self._share(epoch, position), self.predownload
+        )
+        reader, mine = self.core.reader, type(self)
+        if mine.__getitem__ is StreamingDataset.__getitem__ and mine.get_item is StreamingDataset.get_item:
+            yield from reader.read_all(chunks)
+            return
+        for sample_ids, *_ in reader.ahead(chunks):
+            yield from map(self.__getitem__, sample_ids.tolist())
+
+    def _share(self, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
+        """The sample ids of this rank and worker, by the parent's arithmetic."""
+        if not isinstance(self.batch_size, int):
+            raise ConfigError(
+                f"batch_size must be a whole number of samples, got {self.batch_size!r}: give the dataset that of the "
+                "DataLoader"
+            )
+        world, folder = self._parallel_rank_world.detect_workers(), self.core.stored[0].cache.folder
+        yield epoch_work(self, world, epoch, position, folder=folder)
+
+    def _our_share(self, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
+        self.core.check_cache_limit(samples_ahead=CHUNK)
+        worker = get_worker_info()
+        share = Reader(
+            batch_size=self.batch_size or 1,
+            num_groups=self.world.num_groups,
+            group=self.world.group,
+            num_workers=worker.num_workers if worker else 1,
+            worker=worker.id if worker else 0,
+            num_nodes=self.world.num_group_nodes,
+        )
+        return self._sample_order(epoch).share(min(position, self.epoch_size), reader=share)
+
+    def _sample_order(self, epoch: int) -> SampleOrder:
+        return SampleOrder(
+            [np.array([info.num_samples for info in stored.shards], np.int64) for stored in self.core.stored],
+            counts=[int(stream.choose) for stream in self.streams],
+            config=self.core.order,
+            epoch=epoch,
+        )
+
+    # State
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next iteration gives."""
+        return self._epochs.next_epoch
+
+    @next_epoch.setter
+    def next_epoch(self, next_epoch: int) -> None:
+        self._epochs.next_epoch = next_epoch
+
+    def _resume(self, world: MosaicWorld, epoch: int) -> tuple[int, int]:
+        """The epoch of an iteration and the position that it begins at, by the state that was loaded last."""
+        saved = self._epochs.loaded()
+        is_resumed = saved is not None and saved["epoch"] >= epoch
+        if saved is not None and is_resumed:
+            epoch, position = saved["epoch"], saved["sample_in_epoch"]
+            self.num_canonical_nodes, self.shuffle_seed = saved["num_canonical_nodes"], saved["shuffle_seed"]
+            self.initial_physical_nodes = saved.get("initial_physical_nodes")
+        if self._is_ours:
+            order = self._sample_order(epoch)
+            self.num_canonical_nodes, self.shuffle_block_size = (
+                order.num_canonical_nodes,
+                self.core.order.shuffle_block_size,
+            )
+        elif not self.num_canonical_nodes:
+            self.num_canonical_nodes = (64 if self.shuffle_algo in ("py1s", "py2s") else 1) * world.num_nodes
+        self._set_shuffle_block_size(world)
+        return epoch, position if is_resumed else 0
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        """The state after `num_samples` samples of all ranks; counted from the epoch's start, or from a loaded state.
+
+        It is what StreamingDataLoader saves: the parent's, and what else the order depends on. It fits any number of
+        ranks and workers. Packs have a cursor of their own: PackedLoader.state_dict.
+        """
+        state: dict[str, Any] = super().state_dict(num_samples, from_beginning)
+        return state | {name: getattr(self, name) for name in ("shuffle_algo", "shuffle_block_size", "epoch_size")}
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        """Go on from a state that state_dict gave, or the parent's; CursorError when it belongs to another order.
+
+        As with the parent, its num_canonical_nodes and shuffle_seed are taken over; with "blocks" they must be ours.
+        """
+        if self._is_ours:
+            ours = {"shuffle_algo": BLOCKS, "shuffle_seed": self.shuffle_seed, "epoch_size": self.epoch_size}
+            ours["num_canonical_nodes"] = self._sample_order(0).num_canonical_nodes
+            ours["shuffle_block_size"] = self.core.order.shuffle_block_size
+            self._epochs.load(check_state(obj, ours, unsaved={"shuffle_algo": "one of MosaicML's"}))
+        else:
+            ours = {"shuffle_algo": self.shuffle_algo, "epoch_size": self.epoch_size}
+            if self.shuffle_block_size is not None:
+                ours["shuffle_block_size"] = self.shuffle_block_size
+            self._epochs.load(check_state(obj, ours, unsaved=ours))
+
+    # Shards
+
+    @cached_property
+    def shards(self) -> list[Any]:
+        """MosaicML's readers of the shards, which read those that are on this node (see prepare_shard)."""
+        return [
+            reader_from_json(str(stored.folder_of_files), None, dict(info.entry))
+            for stored in self.core.stored
+            for info in stored.shards
+        ]
+
+    @cached_property
+    def spanner(self) -> Spanner:
+        return Spanner(self.samples_per_shard)
+
+    @property
+    def cache_usage(self) -> int:
+        """Bytes that the shards on this node take, in the cache folders, with their indexes."""
+        return sum(stored.cache_usage for stored in self.core.stored)
+
+    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+        """Fetch a shard; not blocking: not where another process is at it."""
+        cache, info = self.core.reader.shards[shard_id]
+        try_fetch_shard(cache, info, wait=blocking)
+
+    def evict_shard(self, shard_id: int) -> None:
+        """Delete the copy of a shard that we downloaded; what we did not download stays."""
+        cache, info = self.core.reader.shards[shard_id]
+        cache.evict(info.name)
+
+    def evict_coldest_shard(self) -> None:
+        """Evict the shard whose copy was used least recently; ConfigError where there is none."""
+        self.evict_shard(self.core.coldest_shard())
+
+
+def _pieces(chunks: Iterable[NDArray[np.int64]], size: int) -> Iterator[NDArray[np.int64]]:
+    for chunk in chunks:
+        yield from (chunk[first : first + size] for first in range(0, len(chunk), size))

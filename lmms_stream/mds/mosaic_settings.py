@@ -1,0 +1,40 @@
+"""The keywords of a StreamingDataset, checked."""
+
+from __future__ import annotations
+
+from streaming import StreamingDataset
+from streaming.base.partition import algos as partition_algos
+from streaming.base.shuffle import algos as shuffle_algos
+
+from ..errors import ConfigError
+
+BLOCKS = "blocks"  # our order, as a shuffle_algo
+
+
+def check_settings(dataset: StreamingDataset) -> None:
+    """ConfigError for a keyword whose value is none of its values, or does not go with another's."""
+    choices = {
+        "sampling_method": ("balanced", "fixed"),
+        "batching_method": ("random", "stratified", "per_stream", "device_per_stream"),
+        "shuffle_algo": (*shuffle_algos, BLOCKS),
+        "partition_algo": tuple(partition_algos),
+    }
+    for name, valid in choices.items():
+        if getattr(dataset, name) not in valid:
+            raise ConfigError(f"{name} must be one of {', '.join(valid)}, got {getattr(dataset, name)!r}")
+    if dataset.sampling_granularity < 1:
+        raise ConfigError(f"sampling_granularity must be at least 1, got {dataset.sampling_granularity}")
+    if dataset.shuffle_seed < 0:
+        raise ConfigError(f"shuffle_seed must be 0 or more, got {dataset.shuffle_seed}")
+    if dataset.predownload < 1:
+        raise ConfigError(f"predownload must be at least 1 sample, got {dataset.predownload}")
+    if dataset.allow_unsafe_types:
+        raise ConfigError(
+            "allow_unsafe_types is refused: to unpickle data is to run what its writer put there; write such "
+            "columns again with another encoding"
+        )
+    if dataset.shuffle_algo == BLOCKS and (dataset.batching_method, dataset.sampling_method) != ("random", "balanced"):
+        raise ConfigError(
+            f"shuffle_algo {BLOCKS!r} goes with batching_method 'random' and sampling_method 'balanced', got "
+            f"{dataset.batching_method!r} and {dataset.sampling_method!r}: choose another shuffle_algo"
+        )

@@ -1,0 +1,111 @@
+"""PackedStreamingDataset: MosaicML's dataset with our order, a processor and packs, which its core has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..plan.order import OrderConfig
+from ..plan.pack_plan import PackPlan
+from ..plan.packing import PackingConfig
+from ..processors.base import Processor
+from ..storage.fetch_config import FetchConfig
+from ..types import World
+from .core import PackedDataset, PackingMode
+from .lengths import LengthIndex
+from .mosaic import StreamingDataset
+from .mosaic_settings import BLOCKS
+from .streams import StreamConfig
+
+
+class PackedStreamingDataset(StreamingDataset):
+    """Samples of MDS datasets by number, and the plan of their packs.
+
+    remote: a local folder or a URL (s3://, gs://, …). local: where shards are kept on this node (default: a folder of
+    this user's below the system's temporary folder); one of the two will do for a local dataset. Other keywords are
+    StreamingDataset's; here samples are shuffled unless shuffle is False, by "blocks" and seed 0, one at a time
+    (batch_size), and fetched as FetchConfig says.
+
+    processor and packing are needed for packs. packing_mode: "plan" takes packs from a lengths index, "lanes" packs
+    as lengths are measured, "auto" (the default) uses the index if there is one for this processor. order: instead of
+    shuffle, shuffle_seed, num_canonical_nodes and shuffle_block_size. fetch: instead of download_retry,
+    download_timeout and cache_limit. world: default as torchrun tells.
+
+    `ds[i]`, `ds[-1]`, slices, lists and arrays of numbers read samples as dicts of decoded columns. Iterating gives
+    this rank's and worker's share of one epoch after another, unpacked. Raises StorageError, ShardError; see `plan`.
+    """
+
+    def __init__(
+        self,
+        remote: str | Path | None = None,
+        local: str | Path | None = None,
+        *,
+        processor: Processor | None = None,
+        packing: PackingConfig | None = None,
+        packing_mode: PackingMode = "auto",
+        order: OrderConfig | None = None,
+        fetch: FetchConfig | None = None,
+        world: World | None = None,
+        **keywords: Any,
+    ):
+        _refuse_said_twice(
+            keywords, order, "order", ("shuffle", "shuffle_seed", "num_canonical_nodes", "shuffle_block_size")
+        )
+        _refuse_said_twice(keywords, fetch, "fetch", ("download_retry", "download_timeout", "cache_limit"))
+        if world is not None and world.replication != 1:
+            _refuse_said_twice(keywords, world, "world.replication", ("replication",))
+        self._given: dict[str, Any] = {"processor": processor, "packing": packing, "packing_mode": packing_mode}
+        self._given_fetch, self._given_world = fetch, world
+        order, fetch = order or OrderConfig(), fetch or FetchConfig()
+        defaults = {
+            "shuffle": order.shuffle, "shuffle_seed": order.seed, "num_canonical_nodes": order.num_canonical_nodes,
+            "shuffle_block_size": order.shuffle_block_size, "shuffle_algo": BLOCKS, "batch_size": 1,
+            "download_retry": fetch.attempts - 1, "download_timeout": fetch.timeout_s, "cache_limit": fetch.cache_limit,
+        }  # fmt: skip
+        super().__init__(remote=remote, local=local, **(defaults | keywords))
+
+    def _set_world(self, world: World) -> None:
+        super()._set_world(self._given_world or world)
+
+    def _open_core(self, streams: Sequence[StreamConfig], fetch: FetchConfig) -> PackedDataset:
+        fetch = self._given_fetch or fetch
+        return PackedDataset(streams, order=self._order, fetch=fetch, world=self.world, **self._given)
+
+    # What packs need, as the core has it
+
+    @property
+    def processor(self) -> Processor | None:
+        return self.core.processor
+
+    @property
+    def packing(self) -> PackingConfig | None:
+        return self.core.packing
+
+    @property
+    def order(self) -> OrderConfig:
+        return self.core.order
+
+    @property
+    def mode(self) -> str:
+        """Where packs come from, "plan" or "lanes": the packing_mode that was asked for, or what "auto" finds."""
+        return self.core.mode
+
+    @property
+    def plan(self) -> PackPlan:
+        """The packs of every epoch; ConfigError without processor and packing, LengthsError without an index."""
+        return self.core.plan
+
+    def length_index(self) -> LengthIndex:
+        """The lengths that this dataset's processor measured, memory-mapped; LengthsError when there is none.
+
+        Without a processor: the index that was written last.
+        """
+        return self.core.length_index()
+
+
+def _refuse_said_twice(keywords: dict[str, Any], given: object, name: str, same: Sequence[str]) -> None:
+    twice = [each for each in same if each in keywords]
+    if given is not None and twice:
+        raise ConfigError(f"{name} and {twice[0]} say the same: leave one out")
