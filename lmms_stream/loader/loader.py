@@ -48,9 +48,11 @@ class PackedLoader:
     size, worker count or global_batch, and with other weights or more sources (in lanes: after merge_states).
     drop_last drops a short last step (num_dropped_packs counts its packs), which is padded with label-free packs
     otherwise. pin_memory: batches are page-locked where there is a GPU. start_method: how workers are started
-    (default: the program's). timeout_s: a worker that gives nothing for as long is an error; where shards are copied
-    to this node, no sooner than their own timeout_s (FetchConfig) and some seconds. persistent_workers: they are kept
-    from one iteration to the next. Raises ConfigError when global_batch cannot be shared equally.
+    (default: the program's); "server" forks them from a process that has imported what they need, and from this one
+    where they are given something of the main module, or that cannot be pickled. timeout_s: a worker that gives nothing
+    for as long is an error; where shards are copied to this node, no sooner than their own timeout_s (FetchConfig) and
+    some seconds. persistent_workers: they are kept from one iteration to the next. Raises ConfigError when global_batch
+    cannot be shared equally.
     """
 
     def __init__(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from multiprocessing import get_all_start_methods, get_start_method
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch.utils.data import DataLoader
 
@@ -13,9 +17,12 @@ from ..signals import outlive_stop_signal
 from .batch_maker import Ready
 from .worker import Item, PackWorker
 from .worker_end import end_with, is_of_worker_code
+from .worker_server import BeginFromServer, obstacle, start_worker_server, without_main
 from .worker_start import Running, iterate_running
 
-StartMethod = Literal["fork", "spawn", "forkserver"]
+StartMethod = Literal["fork", "spawn", "forkserver", "server"]
+POLL_S = 5.0
+logger = logging.getLogger("lmms_stream")
 
 
 class Workers:
@@ -53,7 +60,7 @@ class Workers:
         waiting = self._start()
         keep = False
         try:
-            while (item := next(waiting, None)) is not None:
+            while (item := self._next(waiting)) is not None:
                 if isinstance(item, LmmsStreamError):
                     raise item
                 yield item
@@ -70,6 +77,23 @@ class Workers:
                 self._batches = None
                 self._end()
 
+    def _next(self, waiting: Any) -> Item | None:
+        """The next item; None at the end.
+
+        torch learns at once of the death of its own children. Workers from the server are not, so it is asked to give
+        up every POLL_S, when it looks whether they live.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return next(waiting, None)
+            except RuntimeError as error:
+                if is_of_worker_code(error):
+                    raise
+                alive = all(each.is_alive() for each in waiting._workers)
+                if waiting._timeout >= self.timeout_s or not alive or time.monotonic() > deadline:
+                    raise
+
     def error(self, cause: BaseException) -> WorkerError:
         """What to raise where torch says that a worker is dead or silent."""
         return WorkerError(
@@ -81,24 +105,40 @@ class Workers:
         """An iterator over what they make; kept ones go on."""
         if self._batches is not None and self._persistent:
             return iter(self._batches)
-        self._batches, waiting = iterate_running(self._make)
+        start_method = self._method()
+        around: AbstractContextManager[None] = nullcontext()
+        if start_method == "server":
+            start_worker_server()
+            around = without_main()
+        with around:
+            self._batches, waiting = iterate_running(partial(self._make, start_method))
         self._end = end_with(self, waiting)
         return waiting
 
-    def _make(self) -> tuple[DataLoader[Item], Running | None]:
+    def _method(self) -> StartMethod:
+        """How workers are started: from the server, if it was asked for and they can be."""
+        if self.start_method == "server" and (reason := obstacle(self._worker)):
+            logger.info("loader workers are forked from this process: of what they are given, %s", reason)
+            return "fork"
         # get_start_method() without allow_none would set the program's start method for good, and so would torch.
-        start_method = self.start_method or get_start_method(allow_none=True) or get_all_start_methods()[0]
+        method: Any = self.start_method or get_start_method(allow_none=True) or get_all_start_methods()[0]
+        return cast(StartMethod, method)
+
+    def _make(self, start_method: StartMethod) -> tuple[DataLoader[Item], Running | None]:
         running = Running(self._num_workers) if start_method == "fork" else None
+        begin: Callable[[int], None] = running.begin if running is not None else outlive_stop_signal
+        if start_method == "server":
+            begin = BeginFromServer()
         batches = DataLoader(
             self._worker,
             batch_size=None,
             collate_fn=_as_it_is,
             num_workers=self._num_workers,
             prefetch_factor=self._items_ahead,
-            multiprocessing_context=start_method,
+            multiprocessing_context="forkserver" if start_method == "server" else start_method,
             persistent_workers=self._persistent,
-            timeout=self.timeout_s,
-            worker_init_fn=running.begin if running is not None else outlive_stop_signal,
+            timeout=min(POLL_S, self.timeout_s) if start_method == "server" else self.timeout_s,
+            worker_init_fn=begin,
         )
         return batches, running
 
