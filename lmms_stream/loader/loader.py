@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import check_lanes
 from ..plan.mixture import Mixture
-from ..plan.planner import After, StepConfig, Work
+from ..plan.planner import StepConfig, Work
 from ..plan.weights import Weights
 from ..processors.base import PackFiller
 from ..storage.tally import FetchCounts
@@ -207,22 +207,19 @@ class PackedLoader:
         self._worker.start_at(self._delivery.begin())
         for item in self._workers.items():
             for ready in item:
-                for batch, after in self._batches_of(ready):
-                    if after is not None:  # a step counts once its last batch is handed out
-                        self._delivery.deliver(after)
-                    yield batch.pin_memory() if self.pin_memory else batch
+                for each in self._made(ready):
+                    if each.after is not None:  # a step counts once its last batch is handed out
+                        self._delivery.deliver(each.after)
+                        self.num_dropped_packs += each.num_dropped_packs
+                    if isinstance(each.made, WireBatch):
+                        each = each._replace(made=from_wire(each.made))
+                    if isinstance(each.made, Batch):
+                        yield each.made.pin_memory() if self.pin_memory else each.made
         self._delivery.end()
 
-    def _batches_of(self, ready: Ready) -> Iterator[tuple[Batch, After | None]]:
-        """The batches that a worker made or left to be made, each with what it told of it; none of packs dropped."""
-        if isinstance(ready.made, Work):
-            for made in self._worker.batches.ready(ready.made, ready.after):
-                yield from self._batches_of(made)
-        elif ready.made is not None:
-            yield (from_wire(ready.made) if isinstance(ready.made, WireBatch) else ready.made), ready.after
-        elif ready.after is not None:
-            self.num_dropped_packs += ready.num_dropped_packs
-            self._delivery.deliver(ready.after)
+    def _made(self, ready: Ready) -> Iterable[Ready]:
+        """What a worker made, or left to be made."""
+        return self._worker.batches.ready(ready.made, ready.after) if isinstance(ready.made, Work) else (ready,)
 
     def worker_error(self, cause: BaseException) -> WorkerError:
         """What to raise where torch says that a worker is dead or silent."""

@@ -13,13 +13,15 @@ import pickle
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from io import BytesIO
 from multiprocessing import connection, forkserver
+from multiprocessing.process import BaseProcess
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 from ..signals import outlive_stop_signal
 
@@ -92,6 +94,31 @@ def _end_with_parent() -> None:
     assert parent is not None
     connection.wait([parent.sentinel])
     os._exit(_LOST_STATUS)
+
+
+def watch_deaths(batches: Any) -> None:
+    """Have the death of a worker end what a DataLoader's iterator waits for.
+
+    The kernel tells torch at once of the death of its own children, and of these nobody does; and the wait for the rest
+    of a batch whose worker died while it wrote it has no end. It ends when nobody can write any more.
+    """
+    threading.Thread(target=_watch, args=(weakref.ref(batches), batches._workers), daemon=True).start()
+
+
+def _watch(iterator: weakref.ref[Any], workers: list[BaseProcess]) -> None:
+    numbers = {worker.sentinel: number for number, worker in enumerate(workers)}
+    while numbers:
+        for sentinel in connection.wait(list(numbers)):
+            number = numbers.pop(sentinel)  # type: ignore[call-overload]
+            batches = iterator()
+            if batches is None or batches._workers_done_event.is_set():
+                return
+            if batches._workers_status[number]:  # nobody told it to end
+                for other in numbers.values():  # that are alive, as far as is known
+                    with suppress(ProcessLookupError):
+                        os.kill(cast(int, workers[other].pid), signal.SIGKILL)
+                batches._worker_result_queue._writer.close()
+                return
 
 
 def outlive_stop_signals() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -17,11 +16,10 @@ from ..signals import outlive_stop_signal
 from .batch_maker import Ready
 from .worker import Item, PackWorker
 from .worker_end import end_with, is_of_worker_code
-from .worker_server import BeginFromServer, obstacle, start_worker_server, without_main
+from .worker_server import BeginFromServer, obstacle, start_worker_server, watch_deaths, without_main
 from .worker_start import Running, iterate_running
 
 StartMethod = Literal["fork", "spawn", "forkserver", "server"]
-POLL_S = 5.0
 logger = logging.getLogger("lmms_stream")
 
 
@@ -60,7 +58,7 @@ class Workers:
         waiting = self._start()
         keep = False
         try:
-            while (item := self._next(waiting)) is not None:
+            while (item := next(waiting, None)) is not None:
                 if isinstance(item, LmmsStreamError):
                     raise item
                 yield item
@@ -76,23 +74,6 @@ class Workers:
             if not keep:
                 self._batches = None
                 self._end()
-
-    def _next(self, waiting: Any) -> Item | None:
-        """The next item; None at the end.
-
-        torch learns at once of the death of its own children. Workers from the server are not, so it is asked to give
-        up every POLL_S, when it looks whether they live.
-        """
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            try:
-                return next(waiting, None)
-            except RuntimeError as error:
-                if is_of_worker_code(error):
-                    raise
-                alive = all(each.is_alive() for each in waiting._workers)
-                if waiting._timeout >= self.timeout_s or not alive or time.monotonic() > deadline:
-                    raise
 
     def error(self, cause: BaseException) -> WorkerError:
         """What to raise where torch says that a worker is dead or silent."""
@@ -112,6 +93,8 @@ class Workers:
             around = without_main()
         with around:
             self._batches, waiting = iterate_running(partial(self._make, start_method))
+        if start_method == "server":
+            watch_deaths(waiting)
         self._end = end_with(self, waiting)
         return waiting
 
@@ -137,7 +120,7 @@ class Workers:
             prefetch_factor=self._items_ahead,
             multiprocessing_context="forkserver" if start_method == "server" else start_method,
             persistent_workers=self._persistent,
-            timeout=min(POLL_S, self.timeout_s) if start_method == "server" else self.timeout_s,
+            timeout=self.timeout_s,
             worker_init_fn=begin,
         )
         return batches, running

@@ -1,4 +1,4 @@
-"""Workers that are forked from a server: what they have imported, how they end, and programs that must not run again."""
+"""Workers that are forked from a server: what they have imported, how they end; programs that must not run again."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
-import streaming, transformers.models.llama.modeling_llama  # what a program that trains has imported
 from lmms_stream import PackedLoader, PackedStreamingDataset, PackingConfig
 from tests.loader.reporting import Reporting
 
 print("main runs", flush=True)
 folder, method = sys.argv[1:3]
 
-def loader(processor):
-    dataset = PackedStreamingDataset(folder, processor=processor, packing=PackingConfig(packing_length=64))
+def loader(processor, packing_length=64):
+    packing = PackingConfig(packing_length=packing_length)
+    dataset = PackedStreamingDataset(folder, processor=processor, packing=packing)
     return PackedLoader(dataset, global_batch=2, num_workers=2, start_method=method, timeout_s=90)
 """
 
@@ -56,7 +56,8 @@ def run(program: str, folder: Path, method: str, report: Path) -> list[str]:
 def test_a_worker_imports_neither_streaming_nor_models_of_transformers(method: str, tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=60)
     (tmp_path / "report").mkdir()
-    script = PROGRAM + "print(len(list(loader(Reporting()))))\n"
+    script = "import streaming, transformers.models.llama.modeling_llama\n"  # what a program that trains has imported
+    script += PROGRAM + "print(len(list(loader(Reporting()))))\n"
     told = run_with({"REPORT_FOLDER": str(tmp_path / "report")}, "-c", script, str(tmp_path / "data"), method)
     assert int(told[-1]) > 20
     reports = [json.loads(path.read_text()) for path in (tmp_path / "report").glob("*.json")]
@@ -140,19 +141,20 @@ print(1 + sum(1 for _ in batches))
     assert int(told[-1]) > 20
 
 
-def test_a_worker_from_the_server_that_dies_is_an_error_in_seconds(tmp_path: Path) -> None:
-    write_tokens(tmp_path, num_samples=60)
+@pytest.mark.parametrize("packing_length", [64, 20_000])  # of the second a batch is more than a pipe holds
+def test_a_worker_from_the_server_that_dies_is_an_error_at_once(packing_length: int, tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=60 if packing_length == 64 else 6000)
     script = (
         PROGRAM
-        + """
+        + f"""
 import psutil
 from lmms_stream.errors import LmmsStreamError
 
-batches = iter(loader(Reporting()))
+batches = iter(loader(Reporting(), {packing_length}))
 next(batches)
-for each in psutil.Process().children(recursive=True):
-    if each.ppid() != os.getpid():
-        each.kill()
+time.sleep(2)  # now the workers wait to write more
+worker = next(each for each in psutil.Process().children(recursive=True) if each.ppid() != os.getpid())
+worker.kill()
 started = time.monotonic()
 try:
     list(batches)
@@ -163,4 +165,4 @@ print(time.monotonic() - started)
     )
     *_, error, seconds = run_with({"REPORT_FOLDER": str(tmp_path)}, "-c", script, str(tmp_path), "server")
     assert error.startswith("a loader worker died or gave nothing within 90 s")
-    assert float(seconds) < 30
+    assert float(seconds) < 10
