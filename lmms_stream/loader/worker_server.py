@@ -109,7 +109,7 @@ def _watch(iterator: weakref.ref[Any], workers: list[BaseProcess]) -> None:
     numbers = {worker.sentinel: number for number, worker in enumerate(workers)}
     while numbers:
         for sentinel in connection.wait(list(numbers)):
-            number = numbers.pop(sentinel)  # type: ignore[call-overload]
+            number = numbers.pop(cast(int, sentinel))
             batches = iterator()
             if batches is None or batches._workers_done_event.is_set():
                 return
