@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 Sample = Mapping[str, Any]  # one row of a dataset: column name -> decoded value
 Processed = Mapping[str, Any]  # what a processor makes of it: "input_ids", "labels", media tensors
@@ -86,6 +88,29 @@ class World:
     def num_group_nodes(self) -> int:
         """Nodes among which packs are dealt: 1 where a group spans nodes."""
         return self.num_nodes if self.num_groups % self.num_nodes == 0 else 1
+
+
+class Segments(NamedTuple):
+    """Samples, or pieces of them, that stand one after another in packs: int64[num_segments] each.
+
+    Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample sample_ids[s], which is sample indices[s] of
+    shard shard_ids[s] and has expected[s] tokens in all (-1: that is not known).
+    """
+
+    sample_ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    shard_ids: NDArray[np.int64]
+    indices: NDArray[np.int64]
+    expected: NDArray[np.int64]
+
+
+class Rows(NamedTuple):
+    """What the tokens of packs, one after another, are written into: int64[1, T] each; see Batch."""
+
+    input_ids: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    position_ids: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

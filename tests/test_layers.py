@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors"},
     "signals": set(),
     "plan/kernels": set(),
-    "plan": {"errors", "plan/kernels"},
+    "plan": {*BASE, "plan/kernels"},
     "storage": BASE,
     "processors": BASE,
     "processes": {"errors", "processors"},

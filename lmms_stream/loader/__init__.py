@@ -1,10 +1,11 @@
-"""Cursor -> this rank's batches, made by loader workers.
+"""Cursor -> this rank's batches, made by loader workers. The planner (plan/) says what is to be done in each step.
 
-loader          PackedLoader
-delivery        what the cursor becomes when a batch is delivered
-worker          which packs are a worker's, and their batches
+worker          what a worker does: planned -> ready, with the shards fetched
 blocks_ahead    which shards a worker fetches ahead
 batch_maker     the batch of a pack; collate: samples -> batch; row_memory: the memory that it lies in
 wire            batches on their way to the loader
-worker_start    workers that all run; worker_counts: what they fetched; worker_end: how they end
+workers         worker processes; worker_start: that all run; worker_counts: what they fetched; worker_end: how they end
+worker_server   a process that workers are forked from; preloaded: what it imports
+delivery        where a loader stands
+loader          PackedLoader
 """

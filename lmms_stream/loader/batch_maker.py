@@ -2,65 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from ..mds.core import PackedDataset
+from ..plan.planner import After, StepConfig, Work
 from ..processors.base import PackFiller, Processor, SegmentError
-from ..types import Batch, Processed, World
+from ..types import Batch, Processed, Rows
 from .collate import collate, padded_length, to_batch, write_padding
-from .row_memory import RowMemory, Rows, new_rows
+from .row_memory import RowMemory, new_rows
+from .wire import WireBatch
 
 Collator = Callable[..., Batch]
-Ids = NDArray[np.int64]
-NOTHING = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderSettings:
-    """What both halves of a loader know. pad_to and collator: see collate; the others: see PackedLoader.
+    """What both halves of a loader know. pad_to and collator: see collate."""
 
-    packs_per_item: how many batches a worker process hands over together. packs_per_fill: how many packs that are
-    made straight from the shards share their rows.
-    """
-
-    global_batch: int
-    world: World
+    steps: StepConfig
     pad_to: int | None = None
-    drop_last: bool = False
     collator: Collator = collate
-    packs_per_item: int = 1
-    packs_per_fill: int = 1
-
-    @property
-    def micro_batches(self) -> int:
-        """Batches of a rank in one step."""
-        return self.global_batch // self.world.num_groups
 
 
-class Work(NamedTuple):
-    """Packs of one source to be made into batches, those of some micro-batches of a step.
+class Ready(NamedTuple):
+    """What a worker hands over: a batch, or work whose shards it fetched and whose batches the loader makes faster than
+    it could receive them.
 
-    Pack p holds segments [bounds[p], bounds[p + 1]). Of each segment, int64[num_segments]: sample_ids, starts and
-    lengths as in PackRange; shard_ids: the shard of the sample; indices: its index_in_shard; expected: its tokens
-    in all, -1 where that is not known. Pad packs have no source and no segments.
+    after: as in Planned, of the last batch. made is None where only the end is told, with the packs that were dropped.
     """
 
-    source: str
-    step: int
-    micro_batches: Sequence[int]
-    bounds: Ids = np.zeros(2, np.int64)
-    sample_ids: Ids = NOTHING
-    starts: Ids = NOTHING
-    lengths: Ids = NOTHING
-    shard_ids: Ids = NOTHING
-    indices: Ids = NOTHING
-    expected: Ids = NOTHING
+    made: Batch | WireBatch | Work | None
+    after: After | None = None
+    num_dropped_packs: int = 0
 
 
 class BatchMaker:
@@ -77,6 +55,12 @@ class BatchMaker:
         """Whether packs of a source are made straight from the shards: in no time, wherever the shards are mapped."""
         return source in self._fillers and self.settings.collator is collate
 
+    def ready(self, work: Work, after: After | None) -> Iterator[Ready]:
+        """The batches of a work, the last of them with what is known after it."""
+        last = work.micro_batches[-1]
+        for batch in self.make(work):
+            yield Ready(batch, after if batch.micro_batch == last else None)
+
     def make(self, work: Work) -> Iterator[Batch]:
         """The batches of some packs."""
         if self.fills(work.source):
@@ -87,7 +71,7 @@ class BatchMaker:
             dataset = self.datasets[work.source] if segments else None
             yield self.settings.collator(
                 [_process(dataset, work, segment) for segment in segments] if dataset is not None else [],
-                work.sample_ids[segments.start : segments.stop].tolist(),
+                work.segments.sample_ids[segments.start : segments.stop].tolist(),
                 pad_to=self.settings.pad_to,
                 source=work.source,
                 step=work.step,
@@ -96,31 +80,24 @@ class BatchMaker:
 
     def _fill(self, work: Work) -> Iterator[Batch]:
         """The batches of packs whose processor makes them straight from the shards, in rows that they share."""
-        dataset, pad_to = self.datasets[work.source], self.settings.pad_to
-        ends = np.zeros(len(work.lengths) + 1, np.int32)
-        np.cumsum(work.lengths, out=ends[1:])
+        dataset, segments, pad_to = self.datasets[work.source], work.segments, self.settings.pad_to
+        ends = np.zeros(len(segments.lengths) + 1, np.int32)
+        np.cumsum(segments.lengths, out=ends[1:])
         rows = self._memory.rows(int(ends[-1]))
-        addresses = dataset.pack_reader.addresses(work.shard_ids)
+        addresses = dataset.pack_reader.addresses(segments.shard_ids)
         try:
-            learnt = self._fillers[work.source].fill_packs(
-                dataset.one.shards[0].columns,
-                addresses,
-                work.indices,
-                work.starts,
-                work.lengths,
-                work.expected,
-                *(row[0] for row in rows),
-            )
+            columns = dataset.one.shards[0].columns
+            learnt = self._fillers[work.source].fill_packs(columns, addresses, segments, rows)
         except SegmentError as error:
             raise _explain(dataset, work, error) from error
         firsts = work.bounds[:-1]
-        longest = np.maximum.reduceat(work.lengths, firsts).tolist()
+        longest = np.maximum.reduceat(segments.lengths, firsts).tolist()
         num_loss_tokens = np.add.reduceat(learnt, firsts).tolist()
         bounds, tokens = work.bounds.tolist(), ends[work.bounds].tolist()
         for pack, micro_batch in enumerate(work.micro_batches):
             first, stop = bounds[pack], bounds[pack + 1]
             at = slice(tokens[pack], tokens[pack + 1])
-            mine = rows[0][:, at], rows[1][:, at], rows[2][:, at]
+            mine = Rows(rows.input_ids[:, at], rows.labels[:, at], rows.position_ids[:, at])
             cu_seqlens = ends[first : stop + 1] - ends[first]
             max_seqlen, num_tokens = longest[pack], at.stop - at.start
             total = padded_length(num_tokens, pad_to)
@@ -130,7 +107,7 @@ class BatchMaker:
             yield to_batch(
                 mine,
                 cu_seqlens,
-                work.sample_ids[first:stop],
+                segments.sample_ids[first:stop],
                 max_seqlen=max_seqlen,
                 num_loss_tokens=num_loss_tokens[pack],
                 source=work.source,
@@ -156,16 +133,15 @@ def processor_of(dataset: PackedDataset) -> Processor:
 
 def _process(dataset: PackedDataset, work: Work, segment: int) -> Processed:
     """A segment: all of its sample, unless that is longer than a pack."""
-    shard = dataset.pack_reader.shard(int(work.shard_ids[segment]))
+    _, start, length, shard_id, index, expected = (int(values[segment]) for values in work.segments)
+    shard = dataset.pack_reader.shard(shard_id)
     try:
-        processed = processor_of(dataset).process(shard[int(work.indices[segment])])
+        processed = processor_of(dataset).process(shard[index])
         num_tokens = len(processed["input_ids"])
-        least = int(work.starts[segment] + work.lengths[segment])
-        if num_tokens < least or 0 <= work.expected[segment] != num_tokens:
+        if num_tokens < start + length or 0 <= expected != num_tokens:
             raise SegmentError("it has another length", segment=segment, num_tokens=num_tokens)
     except DataError as error:
         raise _explain(dataset, work, error, segment=segment) from error
-    start, length = int(work.starts[segment]), int(work.lengths[segment])
     if num_tokens == length:
         return processed
     return {name: value[start : start + length] for name, value in processed.items()}
@@ -180,7 +156,7 @@ def _explain(dataset: PackedDataset, work: Work, error: DataError, *, segment: i
     num_tokens = None
     if isinstance(error, SegmentError):
         segment, num_tokens = error.segment, error.num_tokens
-    sample_id, expected = int(work.sample_ids[segment]), int(work.expected[segment])
+    sample_id, expected = int(work.segments.sample_ids[segment]), int(work.segments.expected[segment])
     if num_tokens is None:
         return naming(dataset, sample_id, error)
     if dataset.mode == "lanes":

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from ..processors.base import IGNORED_LABEL
-from ..types import Batch, Processed
-from .row_memory import Rows, new_rows
+from ..types import Batch, Processed, Rows
+from .row_memory import new_rows
 
 PAD_TOKEN_ID = 0
 MIN_PAD_TOKENS = 2  # a pad pack needs a next token to predict, or tensors in the model are empty

@@ -1,4 +1,4 @@
-"""Where a loader stands: what its cursor becomes when a batch is delivered, with a plan and in lanes."""
+"""Where a loader stands: the cursor after the last step that was delivered whole, with a plan and in lanes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Any
 from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..mds.core import PackedDataset
 from ..plan.cursor import Cursor
-from ..plan.lane_cursor import LaneCursor
-from ..plan.lanes import LaneState
+from ..plan.lane_cursor import LaneAfter, LaneCursor
 from ..plan.mixture import Mixture
 from ..plan.pack_plan import plan_fingerprint
+from ..plan.planner import After, StepConfig
 from ..processors.base import processor_fingerprint
 from ..storage.threads import start_thread
-from ..types import Batch
-from .batch_maker import LoaderSettings, processor_of
-from .worker import Made
+from .batch_maker import processor_of
 
 LANES_VERSION = "lanes2"  # changes when the same inputs give other packs
 
@@ -26,16 +24,38 @@ LANES_VERSION = "lanes2"  # changes when the same inputs give other packs
 class PlanDelivery:
     """The cursor of a loader over a mixture of plans."""
 
-    def __init__(self, mixture: Mixture, settings: LoaderSettings):
+    def __init__(self, mixture: Mixture, config: StepConfig):
         self.mixture = mixture
-        self.settings = settings
+        self.config = config
         self.cursor = mixture.start()
-        self.num_dropped_packs = 0
         self._counted: set[tuple[str, int]] = set()  # sources and epochs, by a thread ahead of the workers
 
     @property
     def packs_left(self) -> int | None:
         return self.mixture.packs_left(self.cursor)
+
+    @property
+    def epochs(self) -> dict[str, float]:
+        plans = self.mixture.plans
+        return {
+            name: at.epoch + (at.packs / plans[name].num_packs(at.epoch) if at.packs else 0)
+            for name, at in self.cursor.sources.items()
+        }
+
+    def packs_of_epochs(self, num_epochs: int) -> list[int]:
+        """Packs of each epoch from the cursor to the end of `num_epochs` epochs, without weights.
+
+        The epochs of a source that was added later are fewer: those of the first sources count.
+        """
+        plans, sources = self.mixture.plans, self.cursor.sources
+        num_left = num_epochs - max(sources[name].epoch for name in plans)
+        if num_left <= 0:
+            return []
+        later = [
+            sum(plan.num_packs(sources[name].epoch + number) for name, plan in plans.items())
+            for number in range(1, num_left)
+        ]
+        return [self.packs_left or 0, *later]
 
     def samples_ahead(self, name: str, num_packs: int) -> int:
         """Samples that the workers of a node look ahead, by how many packs they do."""
@@ -48,10 +68,11 @@ class PlanDelivery:
             self.mixture.plans[name].num_packs(epoch)
         return self.cursor.to_dict()
 
-    def deliver(self, batch: Batch, made: Made) -> None:
-        if batch.micro_batch == self.settings.micro_batches - 1:
-            self.cursor = self.mixture.step(self.cursor, global_batch=self.settings.global_batch).after
-            self._count_ahead()
+    def deliver(self, after: After) -> None:
+        """What a worker told with the last batch of a step is handed out, or a step is dropped."""
+        assert isinstance(after, Cursor)
+        self.cursor = after
+        self._count_ahead()
 
     def _count_ahead(self) -> None:
         """Have epochs that workers come to by themselves, and will soon, counted by a thread."""
@@ -61,19 +82,13 @@ class PlanDelivery:
                 start_thread(partial(_count, self.mixture, name, epoch), name="lmms-count")
 
     def end(self) -> None:
-        """Pass over a short last step that was dropped."""
-        if not self.settings.drop_last:
-            return
-        step = self.mixture.step(self.cursor, global_batch=self.settings.global_batch)
-        if step.ends_epoch and 0 < step.num_packs < self.settings.global_batch:
-            self.num_dropped_packs += step.num_packs
-            self.cursor = step.after
+        """The workers have ended, as the packs have."""
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.cursor = self.mixture.adopt(Cursor.from_dict(state))
 
     def skip(self, num_steps: int) -> None:
-        self.cursor = self.mixture.skip(self.cursor, num_steps, global_batch=self.settings.global_batch)
+        self.cursor = self.mixture.skip(self.cursor, num_steps, global_batch=self.config.global_batch)
 
 
 def _count(mixture: Mixture, name: str, epoch: int) -> None:
@@ -85,10 +100,10 @@ class LaneDelivery:
     """The cursor of a loader over the lanes of a dataset: the states of those that this rank reads."""
 
     packs_left = None
-    num_dropped_packs = 0
+    epochs: Mapping[str, float] = {}
 
-    def __init__(self, dataset: PackedDataset, settings: LoaderSettings):
-        self.settings = settings
+    def __init__(self, dataset: PackedDataset, config: StepConfig):
+        self.config = config
         self._plan = plan_fingerprint(
             LANES_VERSION,
             processor_fingerprint(processor_of(dataset)),
@@ -99,28 +114,23 @@ class LaneDelivery:
         num_lanes = int(dataset.lane_order.num_canonical_nodes or 1)
         self._samples_ahead = 2 * dataset.needed_packing.window * num_lanes
         self.cursor = LaneCursor(plan=self._plan, num_lanes=num_lanes)
-        self._pending: dict[int, LaneState] = {}
+        self._of_step: list[LaneAfter] = []  # of the step that is delivered in part
 
     def samples_ahead(self, name: str, num_packs: int) -> int:
         """Lanes read ahead a window each, and keep what waits in their bins."""
         return self._samples_ahead
 
     def begin(self) -> dict[str, Any]:
-        self._pending = {}
+        self._of_step = []
         return self.cursor.to_dict()
 
-    def deliver(self, batch: Batch, made: Made) -> None:
-        assert made.state is not None
-        self._pending[made.lane] = made.state
-        if batch.micro_batch == self.settings.micro_batches - 1:
-            self.cursor = LaneCursor(
-                plan=self._plan,
-                num_lanes=self.cursor.num_lanes,
-                step=self.cursor.step + 1,
-                packs=self.cursor.packs + self.settings.global_batch,
-                states={**self.cursor.states, **self._pending},
-            )
-            self._pending = {}
+    def deliver(self, after: After) -> None:
+        """A pack of a lane is handed out."""
+        assert isinstance(after, LaneAfter)
+        self._of_step.append(after)
+        if len(self._of_step) == self.config.micro_batches:
+            self.cursor = self.cursor.after_step(self._of_step, num_packs=self.config.global_batch)
+            self._of_step = []
 
     def end(self) -> None:
         raise WorkerError("lanes have no end, and the workers ended: this is a defect of the loader; please report it")

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing import get_all_start_methods, get_start_method
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from ..errors import ConfigError, LmmsStreamError, WorkerError
+from ..errors import ConfigError, WorkerError
 from ..mds.core import HasCore, PackedDataset, core_of
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import check_lanes
 from ..plan.mixture import Mixture
+from ..plan.planner import StepConfig, Work
 from ..plan.weights import Weights
 from ..processors.base import PackFiller
-from ..signals import outlive_stop_signal
 from ..storage.tally import FetchCounts
 from ..types import Batch, World
-from .batch_maker import Collator, LoaderSettings, Work
+from .batch_maker import Collator, LoaderSettings, Ready
 from .collate import collate
 from .delivery import LaneDelivery, PlanDelivery
 from .wire import WireBatch, from_wire
-from .worker import PREFETCH_PACKS, Item, LaneWorker, Made, PackWorker, PlanWorker
+from .worker import PREFETCH_PACKS, LaneWorker, PackWorker, PlanWorker
 from .worker_counts import FetchMeter
-from .worker_end import end_with, is_of_worker_code
-from .worker_start import Running, iterate_running
+from .workers import StartMethod, Workers
 
 SOURCE = "data"  # the name of a single source in the cursor
 MAX_ITEMS_AHEAD = 32
@@ -51,9 +48,11 @@ class PackedLoader:
     size, worker count or global_batch, and with other weights or more sources (in lanes: after merge_states).
     drop_last drops a short last step (num_dropped_packs counts its packs), which is padded with label-free packs
     otherwise. pin_memory: batches are page-locked where there is a GPU. start_method: how workers are started
-    (default: the program's). timeout_s: a worker that gives nothing for as long is an error; where shards are copied
-    to this node, no sooner than their own timeout_s (FetchConfig) and some seconds. persistent_workers: they are kept
-    from one iteration to the next. Raises ConfigError when global_batch cannot be shared equally.
+    (default: the program's); "server" forks them from a process that has imported what they need, and from this one
+    where they are given something of the main module, or that cannot be pickled. timeout_s: a worker that gives nothing
+    for as long is an error; where shards are copied to this node, no sooner than their own timeout_s (FetchConfig) and
+    some seconds. persistent_workers: they are kept from one iteration to the next. Raises ConfigError when global_batch
+    cannot be shared equally.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class PackedLoader:
         drop_last: bool = False,
         pin_memory: bool = False,
         persistent_workers: bool = False,
-        start_method: Literal["fork", "spawn", "forkserver"] | None = None,
+        start_method: StartMethod | None = None,
         timeout_s: float = 600.0,
         collator: Collator = collate,
     ):
@@ -82,41 +81,53 @@ class PackedLoader:
                 raise ConfigError(f"a PackedLoader needs a processor: give dataset {name!r} one")
         self.world = world or next(iter(datasets.values())).world
         check_global_batch(global_batch, self.world.num_groups)
-        settings = LoaderSettings(
-            global_batch=global_batch, world=self.world, pad_to=pad_to, drop_last=drop_last, collator=collator
+        steps = _with_items(
+            StepConfig(global_batch=global_batch, world=self.world, drop_last=drop_last), datasets, collator
         )
-        self.settings = _with_items(settings, datasets)
-        persistent = persistent_workers and num_workers > 0
-        self._delivery: PlanDelivery | LaneDelivery
-        if any(each.mode == "lanes" for each in datasets.values()):
-            _check_lanes(datasets, weights, self.world, num_workers)
-            self._worker: PackWorker = LaneWorker(
-                datasets, self.settings, num_workers=num_workers, persistent=persistent
-            )
-            self._delivery = LaneDelivery(datasets[next(iter(datasets))], self.settings)
-        else:
-            planned = PlanWorker(
-                datasets,
-                self.settings,
-                weights=weights,
-                max_epochs=max_epochs,
-                num_workers=num_workers,
-                persistent=persistent,
-            )
-            self._worker, self._delivery = planned, PlanDelivery(planned.mixture, self.settings)
-        self.sources = tuple(datasets)
+        self.settings = LoaderSettings(steps=steps, pad_to=pad_to, collator=collator)
         self.num_workers = num_workers
+        self.persistent_workers = persistent_workers and num_workers > 0
+        self._worker, self._delivery = self._open(datasets, weights=weights, max_epochs=max_epochs)
+        self.num_dropped_packs = 0  # of short last steps that drop_last dropped
+        self.sources = tuple(datasets)
         self.pin_memory = pin_memory and torch.cuda.is_available()
-        self.persistent_workers = persistent
-        self.start_method = start_method
         copied = [each.fetch.timeout_s for each in datasets.values() if each.one.is_copied]
-        self.timeout_s = max([timeout_s, *(fetch_s + FETCH_ERROR_S for fetch_s in copied)])
-        self._batches: DataLoader[Item] | None = None
-        of_worker = PREFETCH_PACKS + (self._items_ahead + 1) * self.settings.packs_per_item
+        self._workers = Workers(
+            self._worker,
+            num_workers=num_workers,
+            items_ahead=self._items_ahead,
+            persistent=self.persistent_workers,
+            start_method=start_method,
+            timeout_s=max([timeout_s, *(fetch_s + FETCH_ERROR_S for fetch_s in copied)]),
+        )
+        of_worker = PREFETCH_PACKS + (self._items_ahead + 1) * steps.packs_per_item
         packs_ahead = of_worker * max(1, num_workers) * self.world.num_groups // self.world.num_group_nodes
         for name, each in datasets.items():
             each.check_cache_limit(samples_ahead=self._delivery.samples_ahead(name, packs_ahead))
         self._fetched = FetchMeter([each.one.cache.tally for each in datasets.values()], self._worker.counts)
+
+    def _open(
+        self,
+        datasets: Mapping[str, PackedDataset],
+        *,
+        weights: Weights | Mapping[int, Weights] | None,
+        max_epochs: Mapping[str, int] | None,
+    ) -> tuple[PackWorker, PlanDelivery | LaneDelivery]:
+        """What runs in workers, and what follows where this loader stands."""
+        settings, num_workers, persistent = self.settings, self.num_workers, self.persistent_workers
+        if any(each.mode == "lanes" for each in datasets.values()):
+            _check_lanes(datasets, weights, self.world, num_workers)
+            lanes = LaneWorker(datasets, settings, num_workers=num_workers, persistent=persistent)
+            return lanes, LaneDelivery(datasets[next(iter(datasets))], settings.steps)
+        planned = PlanWorker(
+            datasets,
+            settings,
+            weights=weights,
+            max_epochs=max_epochs,
+            num_workers=num_workers,
+            persistent=persistent,
+        )
+        return planned, PlanDelivery(planned.mixture, settings.steps)
 
     @property
     def packing_lengths(self) -> dict[str, int]:
@@ -131,27 +142,16 @@ class PackedLoader:
     @property
     def epochs(self) -> dict[str, float]:
         """How many epochs of each source were delivered; empty in lanes, which have no end."""
-        if isinstance(self._delivery, LaneDelivery):
-            return {}
-        plans = self._delivery.mixture.plans
-        return {
-            name: at.epoch + (at.packs / plans[name].num_packs(at.epoch) if at.packs else 0)
-            for name, at in self.cursor.sources.items()
-        }
+        return dict(self._delivery.epochs)
 
     @property
     def global_batch(self) -> int:
-        return self.settings.global_batch
+        return self.settings.steps.global_batch
 
     @property
     def micro_batches(self) -> int:
         """Batches of this rank in one step."""
-        return self.settings.micro_batches
-
-    @property
-    def num_dropped_packs(self) -> int:
-        """Packs of short last steps that drop_last dropped."""
-        return self._delivery.num_dropped_packs
+        return self.settings.steps.micro_batches
 
     @property
     def cursor(self) -> Cursor:
@@ -187,107 +187,49 @@ class PackedLoader:
             raise ConfigError(
                 "lanes, and sources with weights and without max_epochs, have no end: count steps instead (max_steps)"
             )
-        return num_steps(global_batch=self.global_batch, num_packs=packs_left, drop_last=self.settings.drop_last)
+        return self._num_steps(packs_left)
 
     def steps_to_epoch(self, num_epochs: int) -> int:
         """Steps from the cursor to the end of `num_epochs` epochs; without weights, where each holds every source once.
 
         The epochs of a source that was added later are fewer: those of the first sources count.
         """
-        plans, sources = self.mixture.plans, self.cursor.sources
-        num_left = num_epochs - max(sources[name].epoch for name in plans)
-        if num_left <= 0:
-            return 0
-        packs = [self.packs_left or 0]
-        for later in range(1, num_left):
-            packs.append(sum(plan.num_packs(sources[name].epoch + later) for name, plan in plans.items()))
-        return sum(
-            num_steps(global_batch=self.global_batch, num_packs=count, drop_last=self.settings.drop_last)
-            for count in packs
-        )
+        return sum(self._num_steps(packs) for packs in self._planned.packs_of_epochs(num_epochs))
+
+    def _num_steps(self, num_packs: int) -> int:
+        steps = self.settings.steps
+        return num_steps(global_batch=steps.global_batch, num_packs=num_packs, drop_last=steps.drop_last)
 
     def __len__(self) -> int:
         return self.steps_left * self.micro_batches
 
     def __iter__(self) -> Iterator[Batch]:
         self._worker.start_at(self._delivery.begin())
-        for item in self._until_a_worker_dies():
-            for made in item:
-                for batch in self._batches_of(made):
-                    self._delivery.deliver(batch, made)  # a step counts once its last batch is handed out
-                    yield batch.pin_memory() if self.pin_memory else batch
+        for item in self._workers.items():
+            for ready in item:
+                for each in self._made(ready):
+                    if each.after is not None:  # a step counts once its last batch is handed out
+                        self._delivery.deliver(each.after)
+                        self.num_dropped_packs += each.num_dropped_packs
+                    if isinstance(each.made, WireBatch):
+                        each = each._replace(made=from_wire(each.made))
+                    if isinstance(each.made, Batch):
+                        yield each.made.pin_memory() if self.pin_memory else each.made
         self._delivery.end()
 
-    def _batches_of(self, made: Made) -> Iterable[Batch]:
-        if isinstance(made.batch, Work):
-            return self._worker.batches.make(made.batch)
-        return [from_wire(made.batch) if isinstance(made.batch, WireBatch) else made.batch]
-
-    def _until_a_worker_dies(self) -> Iterator[list[Made]]:
-        """What workers make, as it comes; a worker's error, its death and its silence are errors of ours."""
-        if self.num_workers == 0:
-            for made in self._worker:
-                if isinstance(made, LmmsStreamError):
-                    raise made
-                yield made
-            return
-        waiting = self._start_workers()
-        keep = False
-        try:
-            while (item := next(waiting, None)) is not None:
-                if isinstance(item, LmmsStreamError):
-                    raise item
-                yield item
-            keep = self.persistent_workers
-        except GeneratorExit:
-            keep = self.persistent_workers
-            raise
-        except (RuntimeError, ConnectionError, EOFError) as error:  # a worker has died, or gave nothing in time
-            if is_of_worker_code(error):
-                raise
-            raise self.worker_error(error) from error
-        finally:
-            if not keep:
-                self._batches = None
-                self._end_workers()
+    def _made(self, ready: Ready) -> Iterable[Ready]:
+        """What a worker made, or left to be made."""
+        return self._worker.batches.ready(ready.made, ready.after) if isinstance(ready.made, Work) else (ready,)
 
     def worker_error(self, cause: BaseException) -> WorkerError:
         """What to raise where torch says that a worker is dead or silent."""
-        return WorkerError(
-            f"a loader worker died or gave nothing within {self.timeout_s:.0f} s ({cause}): "
-            "look for an out-of-memory kill, or set num_workers to 0 to see what happens"
-        )
-
-    def _start_workers(self) -> Any:
-        """An iterator over what they make; kept ones go on."""
-        if self._batches is not None and self.persistent_workers:
-            return iter(self._batches)
-        self._batches, waiting = iterate_running(self._make_workers)
-        self._end_workers = end_with(self, waiting)
-        return waiting
+        return self._workers.error(cause)
 
     @property
     def _items_ahead(self) -> int:
         """Items that each worker has ready: a step's, which are taken at once, or MAX_ITEMS_AHEAD."""
-        of_step = self.micro_batches // self.settings.packs_per_item
+        of_step = self.micro_batches // self.settings.steps.packs_per_item
         return min(MAX_ITEMS_AHEAD, max(2, -(-of_step // max(1, self.num_workers))))
-
-    def _make_workers(self) -> tuple[DataLoader[Item], Running | None]:
-        # get_start_method() without allow_none would set the program's start method for good, and so would torch.
-        start_method = self.start_method or get_start_method(allow_none=True) or get_all_start_methods()[0]
-        running = Running(self.num_workers) if start_method == "fork" else None
-        batches = DataLoader(
-            self._worker,
-            batch_size=None,
-            collate_fn=_as_it_is,
-            num_workers=self.num_workers,
-            prefetch_factor=self._items_ahead,
-            multiprocessing_context=start_method,
-            persistent_workers=self.persistent_workers,
-            timeout=self.timeout_s,
-            worker_init_fn=running.begin if running is not None else outlive_stop_signal,
-        )
-        return batches, running
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor after the last step that was delivered whole: plain ints, strings and lists."""
@@ -313,17 +255,13 @@ class PackedLoader:
         self._delivery.skip(num_steps)
 
 
-def _with_items(settings: LoaderSettings, datasets: Mapping[str, PackedDataset]) -> LoaderSettings:
-    """The settings with what workers hand over at once: whole steps where packs are only fetched, else single packs."""
-    fast = settings.collator is collate and all(isinstance(each.processor, PackFiller) for each in datasets.values())
+def _with_items(steps: StepConfig, datasets: Mapping[str, PackedDataset], collator: Collator) -> StepConfig:
+    """The config with what workers hand over at once: whole steps where packs are only fetched, else single packs."""
+    fast = collator is collate and all(isinstance(each.processor, PackFiller) for each in datasets.values())
     if not fast or any(each.mode == "lanes" for each in datasets.values()):
-        return settings
+        return steps
     longest = max(each.needed_packing.packing_length for each in datasets.values())
-    return replace(settings, packs_per_item=settings.micro_batches, packs_per_fill=max(1, TOKENS_PER_FILL // longest))
-
-
-def _as_it_is(made: Any) -> Any:
-    return made
+    return replace(steps, packs_per_item=steps.micro_batches, packs_per_work=max(1, TOKENS_PER_FILL // longest))
 
 
 def _check_lanes(datasets: Mapping[str, PackedDataset], weights: object, world: World, num_workers: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # input_ids, labels, position_ids: int64[1, T]
+from ..types import Rows
 
 MAX_FREE = 4  # pieces kept for later; a consumer that lets go of a batch when it has the next one needs two
 GAP = 8 * 9  # between rows, so that the same token of each does not lie at the same offset in a page
@@ -21,8 +21,7 @@ GAP = 8 * 9  # between rows, so that the same token of each does not lie at the 
 
 def new_rows(num_tokens: int) -> Rows:
     """Rows of their own."""
-    input_ids, labels, position_ids = np.empty((3, 1, num_tokens), np.int64)
-    return input_ids, labels, position_ids
+    return Rows(*np.empty((3, 1, num_tokens), np.int64))
 
 
 class RowMemory:
@@ -46,7 +45,7 @@ class RowMemory:
         weakref.finalize(lent, self._take_back, piece).atexit = False
         whole = lent[None]
         first, second, third = (number * (num_tokens + GAP) for number in range(3))
-        return (
+        return Rows(
             whole[:, first : first + num_tokens],
             whole[:, second : second + num_tokens],
             whole[:, third : third + num_tokens],

@@ -1,14 +1,12 @@
-"""The half of the loader that runs in worker processes: which packs are this worker's, and their batches."""
+"""The half of the loader that runs in worker processes: planned -> [worker] -> ready."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
-from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,54 +15,23 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import ConfigError, DataError, LmmsStreamError
 from ..mds.core import PackedDataset
-from ..plan.assign import assign_steps
 from ..plan.cursor import Cursor
-from ..plan.kernels.deal import PAD
 from ..plan.lane_cursor import LaneCursor
-from ..plan.lanes import Lane, LaneState
-from ..plan.mixture import Mixture, SourceBlock, Step
-from ..plan.pack_range import PackRange
+from ..plan.lane_planner import LanePlanner
+from ..plan.mixture import Mixture
+from ..plan.planner import Planned, StepPlanner, Work
 from ..plan.weights import Weights
 from ..types import Batch
-from .batch_maker import BatchMaker, Ids, LoaderSettings, Work, naming, processor_of
+from .batch_maker import BatchMaker, LoaderSettings, Ready, naming, processor_of
 from .blocks_ahead import BlocksAhead
 from .collate import collate
-from .wire import WireBatch, to_wire
+from .wire import to_wire
 from .worker_counts import WorkerCounts
 
 PREFETCH_PACKS = 32  # shards are requested this many packs before a worker reads them
-STRETCH_PACKS = 1024  # packs of successive global batches that are computed together
 MAX_START_BYTES = 1 << 20  # size of the longest cursor that can be sent to persistent workers
 
-
-class Made(NamedTuple):
-    """What a worker hands over: a batch, or packs whose shards it fetched and that the loader fills faster than it
-    could receive them. In lanes, also the number of the lane and its state after it.
-    """
-
-    batch: Batch | WireBatch | Work
-    lane: int = -1
-    state: LaneState | None = None
-
-
-Item = list[Made] | LmmsStreamError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
-    """Which of a rank's batches a worker makes: items of packs_per_item, every num_workers-th of them."""
-
-    worker: int = 0
-    num_workers: int = 1
-    packs_per_item: int = 1
-    is_sent: bool = False  # whether it goes to another process
-
-    def takes(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        taken: NDArray[np.bool_] = numbers // self.packs_per_item % self.num_workers == self.worker
-        return taken
-
-    def ends_item(self, number: int) -> bool:
-        return (number + 1) % self.packs_per_item == 0
+Item = list[Ready] | LmmsStreamError
 
 
 class PackWorker(IterableDataset[Item]):
@@ -113,26 +80,25 @@ class PackWorker(IterableDataset[Item]):
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
         if worker is None:
-            yield from self._items(Turn())
+            yield from self._items(self._planned(self._told(), worker=0, num_workers=1), is_sent=False)
             return
         tell = self.counts.teller(worker.id, [each.one.cache.tally for each in self.datasets.values()])
-        turn = Turn(
-            worker=worker.id, num_workers=worker.num_workers, packs_per_item=self.settings.packs_per_item, is_sent=True
-        )
-        for item in self._items(turn):
+        planned = self._planned(self._told(), worker=worker.id, num_workers=worker.num_workers)
+        for item in self._items(planned, is_sent=True):
             tell()
             yield item
 
-    def _items(self, turn: Turn) -> Iterator[Item]:
-        on_wire = turn.is_sent and self.settings.collator is collate
-        item: list[Made] = []
+    def _items(self, planned: Iterator[Planned], *, is_sent: bool) -> Iterator[Item]:
+        """What is planned, ready, packs_per_item batches at a time. is_sent: to another process."""
+        packs_per_item = self.settings.steps.packs_per_item
+        item: list[Ready] = []
         try:
-            for number, made in self._made(self._told(), turn):
-                batch = made.batch
-                item.append(made._replace(batch=to_wire(batch)) if on_wire and isinstance(batch, Batch) else made)
-                if turn.ends_item(number):
-                    yield item
-                    item = []
+            for each in planned:
+                for ready, micro_batch in self._make_ready(each, is_sent=is_sent):
+                    item.append(ready)
+                    if (micro_batch + 1) % packs_per_item == 0:
+                        yield item
+                        item = []
             if item:
                 yield item
         except LmmsStreamError as error:
@@ -140,27 +106,24 @@ class PackWorker(IterableDataset[Item]):
                 yield item
             yield error
 
-    def _make(self, work: Work, turn: Turn) -> Iterator[tuple[int, Made]]:
-        """Batches with their numbers among this rank's; or the work, with the number of its last batch."""
-        first = work.step * self.settings.micro_batches
-        if turn.is_sent and self.batches.fills(work.source):
-            self.datasets[work.source].pack_reader.wait_for(work.shard_ids)
-            yield first + work.micro_batches[-1], Made(work)
+    def _make_ready(self, planned: Planned, *, is_sent: bool) -> Iterator[tuple[Ready, int]]:
+        """Ready of planned, each with the number of its last micro-batch."""
+        work = planned.work
+        if planned.num_dropped_packs:
+            yield Ready(None, planned.after, planned.num_dropped_packs), -1
             return
-        for batch in self.batches.make(work):
-            yield first + batch.micro_batch, Made(batch)
+        if is_sent and self.batches.fills(work.source):
+            self.datasets[work.source].pack_reader.wait_for(work.segments.shard_ids)
+            yield Ready(work, planned.after), work.micro_batches[-1]
+            return
+        on_wire = is_sent and self.settings.collator is collate
+        for ready in self.batches.ready(work, planned.after):
+            assert isinstance(ready.made, Batch)
+            yield ready._replace(made=to_wire(ready.made)) if on_wire else ready, ready.made.micro_batch
 
-    def _made(self, start: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
-        """The batches of a turn, each with its number among this rank's from the start on."""
+    def _planned(self, start: dict[str, Any], *, worker: int, num_workers: int) -> Iterator[Planned]:
+        """What a worker has to do from the start on, whose shards it has asked for."""
         raise NotImplementedError
-
-
-class Planned(NamedTuple):
-    """A step from the start on: its number, its packs, and which of a rank's batches a worker makes: int64[n]."""
-
-    number: int
-    step: Step
-    mine: NDArray[np.int64]
 
 
 class PlanWorker(PackWorker):
@@ -188,144 +151,46 @@ class PlanWorker(PackWorker):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "mixture"}
 
-    def _made(self, start: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
-        waiting: deque[Work] = deque()
+    def _planned(self, start: dict[str, Any], *, worker: int, num_workers: int) -> Iterator[Planned]:
+        planner = StepPlanner(self.mixture, self.settings.steps, worker=worker, num_workers=num_workers)
+        ahead = BlocksAhead(self.datasets, self.settings.steps.world)
+        waiting: deque[Planned] = deque()
         num_waiting = 0
-        for work in self._assigned(Cursor.from_dict(start), turn):
-            if work.source:
-                self.datasets[work.source].pack_reader.prefetch(work.shard_ids)
-            waiting.append(work)
-            num_waiting += len(work.micro_batches)
+        for planned in planner.plan(Cursor.from_dict(start)):
+            self._ask_for(planned.work)
+            if planned.entered:
+                ahead.enter(planned.entered)
+            waiting.append(planned)
+            num_waiting += len(planned.work.micro_batches)
             if num_waiting > PREFETCH_PACKS:
-                num_waiting -= len(waiting[0].micro_batches)
-                yield from self._make(waiting.popleft(), turn)
-        while waiting:
-            yield from self._make(waiting.popleft(), turn)
+                num_waiting -= len(waiting[0].work.micro_batches)
+                yield waiting.popleft()
+        yield from waiting
 
-    def _assigned(self, cursor: Cursor, turn: Turn) -> Iterator[Work]:
-        """What is to be made in a turn, to the end of the epoch."""
-        ahead = BlocksAhead(self.datasets, self.settings.world)
-        for stretch in self._stretches(cursor, turn):
-            entered = self._entered(stretch)
-            for planned, works in zip(stretch, self._works(stretch), strict=True):
-                yield from works
-                if planned.number in entered:
-                    ahead.enter(entered[planned.number])
-
-    def _stretches(self, cursor: Cursor, turn: Turn) -> Iterator[list[Planned]]:
-        """The steps that have batches of a turn, some at a time."""
-        settings = self.settings
-        batches = np.arange(settings.micro_batches)
-        stretch: list[Planned] = []
-        for number in count():
-            step = self.mixture.step(cursor, global_batch=settings.global_batch)
-            if not step.num_packs or (settings.drop_last and step.num_packs < settings.global_batch):
-                break
-            cursor = step.after
-            mine = batches[turn.takes(number * settings.micro_batches + batches)]
-            if len(mine):
-                stretch.append(Planned(number, step, mine))
-            if step.ends_epoch:
-                break
-            if len(stretch) * settings.global_batch >= STRETCH_PACKS:
-                yield stretch
-                stretch = []
-        if stretch:
-            yield stretch
-
-    def _entered(self, stretch: Sequence[Planned]) -> dict[int, list[SourceBlock]]:
-        """The shuffle blocks that packs of the stretch come from, by the number of the first step that does."""
-        entered: dict[int, list[SourceBlock]] = {}
-        for position, block in self.mixture.blocks([taken for planned in stretch for taken in planned.step.ranges]):
-            entered.setdefault(stretch[position // self.settings.global_batch].number, []).append(block)
-        return entered
-
-    def _works(self, stretch: Sequence[Planned]) -> Iterator[list[Work]]:
-        """What is to be done in each step: packs of one source at a time, packs_per_fill of them or fewer."""
-        world = self.settings.world
-        packs = self.mixture.packs([taken for planned in stretch for taken in planned.step.ranges])
-        dealt = assign_steps(
-            packs,
-            global_batch=self.settings.global_batch,
-            world_size=world.num_groups,
-            num_nodes=world.num_group_nodes,
-            num_canonical_nodes=self.mixture.num_canonical_nodes,
-        )[:, world.group]
-        chosen = [of_step[planned.mine] for of_step, planned in zip(dealt, stretch, strict=True)]
-        numbers = np.concatenate(chosen)
-        packs = packs.take(numbers[numbers != PAD])
-        located = self._locate(packs)
-        sources, offsets = packs.sources.tolist(), packs.offsets.tolist()
-        first = 0
-        for planned, of_step in zip(stretch, chosen, strict=True):
-            works = []
-            micro_batches = planned.mine.tolist()
-            begin, end = first, first + int(np.count_nonzero(of_step != PAD))  # the pad packs of a rank are its last
-            while first < end:
-                stop = first + 1
-                limit = min(end, first + self.settings.packs_per_fill)
-                while stop < limit and sources[stop] == sources[first]:
-                    stop += 1
-                at = slice(offsets[first], offsets[stop])
-                works.append(
-                    Work(
-                        self.mixture.names[sources[first]],
-                        planned.number,
-                        micro_batches[first - begin : stop - begin],
-                        packs.offsets[first : stop + 1] - offsets[first],
-                        packs.sample_ids[at],
-                        packs.starts[at],
-                        packs.lengths[at],
-                        *(each[at] for each in located),
-                    )
-                )
-                first = stop
-            works += [Work("", planned.number, [micro_batch]) for micro_batch in micro_batches[end - begin :]]
-            yield works
-
-    def _locate(self, packs: PackRange) -> tuple[Ids, Ids, Ids]:
-        """Shard, index in it, and tokens of the sample of each segment."""
-        shard_ids, indices, expected = (np.empty_like(packs.sample_ids) for _ in range(3))
-        sources = np.repeat(packs.sources, np.diff(packs.offsets)) if len(self.mixture.names) > 1 else None
-        for number, name in enumerate(self.mixture.names):
-            here: Any = slice(None) if sources is None else sources == number
-            sample_ids = packs.sample_ids[here]
-            shard_ids[here], indices[here] = self.datasets[name].pack_reader.locate(sample_ids)
-            expected[here] = self.mixture.plans[name].lengths[sample_ids]
-        return shard_ids, indices, expected
+    def _ask_for(self, work: Work) -> None:
+        if work.source:
+            self.datasets[work.source].pack_reader.prefetch(work.segments.shard_ids)
 
 
 class LaneWorker(PackWorker):
     """Packs of lanes: pack g comes from lane g mod M, and this worker owns whole lanes."""
 
-    def _made(self, start: dict[str, Any], turn: Turn) -> Iterator[tuple[int, Made]]:
-        cursor = LaneCursor.from_dict(start)
+    def _planned(self, start: dict[str, Any], *, worker: int, num_workers: int) -> Iterator[Planned]:
         ((source, dataset),) = self.datasets.items()
-        world, order = self.settings.world, dataset.lane_order
-        num_lanes = int(order.num_canonical_nodes or 1)
-        lanes: dict[int, Lane] = {}
-        begin = cursor.packs + (world.group - cursor.packs) % world.num_groups
-        for batch_number in count(turn.worker, turn.num_workers):
-            number = (begin + batch_number * world.num_groups) % num_lanes
-            if number not in lanes:
-                lanes[number] = Lane(
-                    dataset.samples_per_shard,
-                    order=order,
-                    packing=dataset.needed_packing,
-                    lane=number,
-                    measure=partial(measure, dataset),
-                    state=cursor.states.get(number),
-                )
-            pack = lanes[number].next_pack()
-            step, micro_batch = divmod(batch_number, self.settings.micro_batches)
-            located = dataset.pack_reader.locate(pack.sample_ids)
-            segments = pack.sample_ids, pack.starts, pack.lengths, *located, pack.expected
-            work = Work(source, step, [micro_batch], np.array([0, len(pack.sample_ids)]), *segments)
-            for at, made in self._make(work, turn):
-                yield at, made._replace(lane=number, state=lanes[number].state)
+        planner = LanePlanner(
+            dataset.samples_per_shard,
+            self.settings.steps,
+            source=source,
+            order=dataset.lane_order,
+            packing=dataset.needed_packing,
+            measure=partial(measure, dataset),
+            worker=worker,
+            num_workers=num_workers,
+        )
+        yield from planner.plan(LaneCursor.from_dict(start))
 
 
-def measure(dataset: PackedDataset, sample_ids: Ids) -> Ids:
+def measure(dataset: PackedDataset, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """The tokens of samples, as the dataset's processor measures them: int64."""
     processor = processor_of(dataset)
     lengths = np.empty(len(sample_ids), np.int64)

@@ -12,4 +12,5 @@ weights         shares of several sources along a run
 mixture         several plans and weights -> the packs of each step
 assign          the packs of a step -> ranks, by cost
 cursor, lane_cursor     where training stands
+planner, lane_planner   cursor -> (work of this rank, cursor after it)
 """

@@ -18,10 +18,10 @@ from .lengths import Lengths
 from .order import EpochOrder, OrderConfig
 from .packing import (
     NO_OPEN_PACKS,
+    BlockSegments,
     OpenPacks,
     PackingConfig,
     Packs,
-    Segments,
     block_seed,
     pack,
     pack_segments,
@@ -124,7 +124,7 @@ class BlockPacks:
             self._keep(ids, segments, *self._stretch(segments, number), first=number)
         give_back_memory()
 
-    def _stretch(self, segments: Segments, number: int) -> tuple[_Numbers, _Numbers]:
+    def _stretch(self, segments: BlockSegments, number: int) -> tuple[_Numbers, _Numbers]:
         """The packs from `number` on that there is room for, as in _Window."""
         start = self._next if self._next is not None and self._next.pack <= number else _Start()
         found = [np.empty(0, np.int64)]
@@ -149,7 +149,7 @@ class BlockPacks:
         self._next = following
         return np.concatenate(found), np.concatenate(ends)
 
-    def _pack_window(self, segments: Segments, start: _Start) -> _Window:
+    def _pack_window(self, segments: BlockSegments, start: _Start) -> _Window:
         """The packs of the window at a start, which is some of the config's windows where these are small."""
         config, num_segments = self._inputs.packing, len(segments.lengths)
         size = config.samples_at_once or num_segments
@@ -177,7 +177,7 @@ class BlockPacks:
     def _keep(
         self,
         ids: _Numbers,
-        segments: Segments,
+        segments: BlockSegments,
         order: NDArray[np.integer[Any]],
         offsets: _Numbers,
         *,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -49,6 +49,11 @@ class Cursor:
     step: int = 0
     sources: Mapping[str, SourceCursor]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It is sent with every step: a tuple a source is pickled in a fraction of the time of a dataclass."""
+        sources = [(name, at.plan, at.epoch, at.packs, at.credit) for name, at in self.sources.items()]
+        return _unpickled, (self.step, sources)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain ints and strings, for JSON; see from_dict."""
         sources = {
@@ -89,6 +94,14 @@ class Cursor:
             saved = self.sources[name].plan if name in self.sources else built
             if saved != built:
                 raise CursorError(explain_other_plan(name, saved, built))
+
+
+def _unpickled(step: int, sources: Sequence[tuple[str, str, int, int, int]]) -> Cursor:
+    found = {
+        name: SourceCursor(plan=plan, epoch=epoch, packs=packs, credit=credit)
+        for name, plan, epoch, packs, credit in sources
+    }
+    return Cursor(step=step, sources=found)
 
 
 def check_version(version: Any) -> None:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import CursorError
 from .cursor import CURSOR_VERSION, check_version, explain_other_plan
 from .lanes import LaneState
+
+
+class LaneAfter(NamedTuple):
+    """A lane, by its number, and its state after a pack."""
+
+    lane: int
+    state: LaneState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +75,16 @@ class LaneCursor:
                     f"the saved cursor has lane {lane} after {given} packs instead of {expected}: it is of one rank "
                     "alone; save PackedLoader.merge_states of the states of all ranks"
                 )
+
+    def after_step(self, packs: Sequence[LaneAfter], *, num_packs: int) -> LaneCursor:
+        """The cursor after a step of num_packs packs of all ranks. packs: what this rank read of them, in order."""
+        return LaneCursor(
+            plan=self.plan,
+            num_lanes=self.num_lanes,
+            step=self.step + 1,
+            packs=self.packs + num_packs,
+            states={**self.states, **dict(packs)},
+        )
 
     def merge(self, others: Sequence[LaneCursor]) -> LaneCursor:
         """The cursor with the lanes of all; CursorError unless they stand at the same step."""

@@ -78,7 +78,7 @@ class Packs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Segments:
+class BlockSegments:
     """What there is to pack of a sequence of samples.
 
     lengths: int32[num_segments], tokens, each from 1 to packing_length. positions: int32[num_segments], the sample of
@@ -147,7 +147,7 @@ def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int 
     )
 
 
-def to_segments(lengths: NDArray[np.integer[Any]], *, config: PackingConfig) -> Segments:
+def to_segments(lengths: NDArray[np.integer[Any]], *, config: PackingConfig) -> BlockSegments:
     """What is packed of samples of these lengths, by the policy of the config; raises what `pack` does."""
     lengths = np.asarray(lengths)
     if len(lengths) and int(lengths.min()) < 1:
@@ -159,7 +159,7 @@ def to_segments(lengths: NDArray[np.integer[Any]], *, config: PackingConfig) -> 
     tokens = np.ascontiguousarray(lengths, dtype=np.int32)
     num_overlong = int(np.count_nonzero(tokens > config.packing_length))
     if not num_overlong:
-        return Segments(lengths=tokens, positions=np.arange(len(tokens), dtype=np.int32))
+        return BlockSegments(lengths=tokens, positions=np.arange(len(tokens), dtype=np.int32))
     if config.overlong == "error":
         raise PackingError(
             f"{num_overlong} of {len(tokens)} samples are longer than packing_length {config.packing_length} (the "
@@ -173,21 +173,21 @@ def block_seed(seed: int, *, epoch: int, node: int, block: int) -> int:
     return int(np.random.SeedSequence([seed, epoch, node + 1, block, 1]).generate_state(1, np.uint64)[0])
 
 
-def cut_overlong(tokens: NDArray[np.int32], *, config: PackingConfig) -> Segments:
+def cut_overlong(tokens: NDArray[np.int32], *, config: PackingConfig) -> BlockSegments:
     """What is packed of samples of these lengths (1 or more) where overlong is drop, truncate or split."""
     limit = config.packing_length
     if config.overlong == "drop":
         kept = np.flatnonzero(tokens <= limit).astype(np.int32)
-        return Segments(lengths=tokens[kept], positions=kept)
+        return BlockSegments(lengths=tokens[kept], positions=kept)
     positions = np.arange(len(tokens), dtype=np.int32)
     if config.overlong != "split":
-        return Segments(lengths=np.minimum(tokens, np.int32(limit)), positions=positions)
+        return BlockSegments(lengths=np.minimum(tokens, np.int32(limit)), positions=positions)
     num_pieces = -(-tokens // limit)
     positions = np.repeat(positions, num_pieces)
     first_piece = np.cumsum(num_pieces) - num_pieces
     pieces = (np.arange(len(positions)) - first_piece[positions]).astype(np.int32)
     lengths = np.minimum(tokens[positions] - pieces * np.int32(limit), limit).astype(np.int32)
-    return Segments(lengths=lengths, positions=positions, pieces=pieces)
+    return BlockSegments(lengths=lengths, positions=positions, pieces=pieces)
 
 
 def pack_window(

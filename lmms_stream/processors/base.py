@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..types import Columns, Processed, Sample
+from ..types import Columns, Processed, Rows, Sample, Segments
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,22 +96,15 @@ class PackFiller(Protocol):
         self,
         columns: Columns,
         addresses: NDArray[np.int64],
-        indices: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        expected: NDArray[np.int64],
-        input_ids: NDArray[np.int64],
-        labels: NDArray[np.int64],
-        position_ids: NDArray[np.int64],
+        segments: Segments,
+        rows: Rows,
     ) -> NDArray[np.int64]:
-        """Write segments one after another into input_ids, labels and position_ids: int64[T] each.
+        """Write segments one after another into rows, which have their tokens in all.
 
         They are what `process` and `collate` would make. Returns the loss tokens of each segment: int64[num_segments].
 
-        Segment s is the tokens [starts[s], starts[s] + lengths[s]) of sample indices[s] of the shard that lies at
-        addresses[s] (see Shard), which must have expected[s] tokens (-1: at least those of the segment). columns: of
-        all shards.
-        Raises SegmentError.
+        columns: of all shards. addresses: int64[num_segments], where the shard of each segment lies in memory (see
+        Shard). Raises SegmentError, also where a sample has other than its expected tokens.
         """
         ...
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
-from ..types import Columns, Processed, Sample
+from ..types import Columns, Processed, Rows, Sample, Segments
 from .base import IGNORED_LABEL, SegmentError, Tokens
 from .tokenizers import FastTokenizer, load_tokenizer
 
@@ -102,28 +102,21 @@ class TokensProcessor:
         self,
         columns: Columns,
         addresses: NDArray[np.int64],
-        indices: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        expected: NDArray[np.int64],
-        input_ids: NDArray[np.int64],
-        labels: NDArray[np.int64],
-        position_ids: NDArray[np.int64],
+        segments: Segments,
+        rows: Rows,
     ) -> NDArray[np.int64]:
         """See PackFiller."""
         kernels = _kernels()
-        num_loss_tokens = np.empty(len(indices), np.int64)
+        num_loss_tokens = np.empty(len(segments.indices), np.int64)
         outcome, segment, value = kernels.fill(
             addresses,
-            indices,
-            starts,
-            lengths,
-            expected,
+            segments.indices,
+            segments.starts,
+            segments.lengths,
+            segments.expected,
             *_layout(columns),
             IGNORED_LABEL,
-            input_ids,
-            labels,
-            position_ids,
+            *[row[0] for row in rows],
             num_loss_tokens,
         )
         if outcome == kernels.FITS:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..config import load_config
 from ..errors import LmmsStreamError, TrainingError
+from ..loader.worker_server import start_worker_server
 
 USAGE = """usage: torchrun [--nproc-per-node N …] -m lmms_stream.train CONFIG.yaml [key.sub=value …]
 
@@ -44,11 +45,14 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("lmms_stream").setLevel(logging.INFO)
     with _without_collections():
-        from .run.distributed import STOPPED_STATUS, end_distributed, init_distributed, is_lost_rank
         from .run_config import RunConfig
-        from .trainer import FSDP2SFTTrainer, StoppedError
 
         config = load_config(RunConfig, path, overrides)
+        if config.train.num_workers:
+            start_worker_server()  # now, so that it has imported what it needs when this process has
+        from .run.distributed import STOPPED_STATUS, end_distributed, init_distributed, is_lost_rank
+        from .trainer import FSDP2SFTTrainer, StoppedError
+
         world, _ = init_distributed(config.train.timeout_s, replication=config.train.replication)
     try:
         with _without_collections():

@@ -303,6 +303,7 @@ class FSDP2SFTTrainer:
             pad_to=self.args.pad_to,
             pin_memory=self.device.type == "cuda",
             timeout_s=self.args.timeout_s,
+            start_method="server",
             collator=self._collator,
         )
 

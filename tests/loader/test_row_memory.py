@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lmms_stream.loader.row_memory import MAX_FREE, RowMemory, Rows
+from lmms_stream.loader.row_memory import MAX_FREE, RowMemory
+from lmms_stream.types import Rows
 
 KEPT: dict[str, Callable[[Rows], Any]] = {
     "row": lambda rows: rows[2],

@@ -1,0 +1,127 @@
+"""The server that workers of the trainer are forked from: a process that has imported what they need, with one thread.
+
+A rank has threads of gloo and of C libraries, and a fork copies the locks that they hold at that moment; the server has
+none. It is multiprocessing's forkserver, of which a process has one. It is started while the rank imports its model, so
+that it is ready when workers are asked for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
+from io import BytesIO
+from multiprocessing import connection, forkserver
+from multiprocessing.process import BaseProcess
+from types import FunctionType
+from typing import Any, cast
+
+from ..signals import outlive_stop_signal
+
+PRELOADED = "lmms_stream.loader.preloaded"  # what the server imports
+_LOST_STATUS = 1
+
+
+def start_worker_server() -> None:
+    """Have the server running, or about to: this does not wait for it."""
+    multiprocessing.set_forkserver_preload([PRELOADED])
+    forkserver.ensure_running()
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Inside, processes that are started do not run the program's main module again.
+
+    They would, to find what they are given of it; a program that does not ask whether it is `__main__` would train
+    again in each of them. multiprocessing leaves a main module of this name alone.
+    """
+    main = sys.modules["__main__"]
+    spec = main.__spec__
+    main.__spec__ = ModuleSpec("__main__", None)
+    try:
+        yield
+    finally:
+        main.__spec__ = spec
+
+
+def obstacle(given: Any) -> str | None:
+    """Why workers that are given this cannot come from the server: it cannot be pickled, or is of the main module."""
+    pickler = _MainFinder(BytesIO())
+    try:
+        pickler.dump(given)
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+        return f"it cannot be pickled ({error})"
+    return f"{pickler.found} is defined in the program's main module" if pickler.found else None
+
+
+class _MainFinder(pickle.Pickler):
+    """Notes a class or function of the main module in what it pickles."""
+
+    found: str | None = None
+
+    def reducer_override(self, given: Any) -> Any:
+        if isinstance(given, type | FunctionType) and given.__module__ == "__main__":
+            self.found = given.__qualname__
+        return NotImplemented
+
+
+class BeginFromServer:
+    """What a worker from the server does first.
+
+    It takes the environment of this process, which may have changed since the server began, and ends with this
+    process: torch's workers look for the end of the process that forked them, and the server ends after them.
+    """
+
+    def __init__(self) -> None:
+        self._environment = dict(os.environ)
+
+    def __call__(self, worker: int) -> None:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        threading.Thread(target=_end_with_parent, name="lmms-parent", daemon=True).start()
+        outlive_stop_signal(worker)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(_LOST_STATUS)
+
+
+def watch_deaths(batches: Any) -> None:
+    """Have the death of a worker end what a DataLoader's iterator waits for.
+
+    The kernel tells torch at once of the death of its own children, and of these nobody does; and the wait for the rest
+    of a batch whose worker died while it wrote it has no end. It ends when nobody can write any more.
+    """
+    threading.Thread(target=_watch, args=(weakref.ref(batches), batches._workers), daemon=True).start()
+
+
+def _watch(iterator: weakref.ref[Any], workers: list[BaseProcess]) -> None:
+    numbers = {worker.sentinel: number for number, worker in enumerate(workers)}
+    while numbers:
+        for sentinel in connection.wait(list(numbers)):
+            number = numbers.pop(cast(int, sentinel))
+            batches = iterator()
+            if batches is None or batches._workers_done_event.is_set():
+                return
+            if batches._workers_status[number]:  # nobody told it to end
+                for other in numbers.values():  # that are alive, as far as is known
+                    with suppress(ProcessLookupError):
+                        os.kill(cast(int, workers[other].pid), signal.SIGKILL)
+                batches._worker_result_queue._writer.close()
+                return
+
+
+def outlive_stop_signals() -> None:
+    """What the server does first: it lives as long as its rank, whose workers would be taken for dead without it."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,208 @@
+"""What a reader does in each step. mixture + cursor -> [planner] -> (work, cursor after it); arithmetic only.
+
+A reader is a worker of a group of ranks. A step is dealt to the groups (see assign), and the packs of a group, which
+are its batches, go to its workers in turn. Steps are planned some at a time, because that costs less a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..types import Segments, World
+from .assign import assign_steps
+from .cursor import Cursor
+from .kernels.deal import PAD
+from .lane_cursor import LaneAfter
+from .mixture import Mixture, SourceBlock, SourceRange, Step
+from .order import shards_of
+from .pack_range import PackRange
+
+STRETCH_PACKS = 1024  # packs of successive global batches that are planned together
+_NOTHING = np.empty(0, np.int64)
+NO_SEGMENTS = Segments(*[_NOTHING] * 6)
+NO_BOUNDS = np.zeros(2, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepConfig:
+    """How the packs of a step are shared.
+
+    drop_last: a short last step is dropped; otherwise pad packs fill it. packs_per_item: how many successive batches
+    of a rank go to one of its workers; it divides micro_batches. packs_per_work: at most as many packs are one work.
+    """
+
+    global_batch: int
+    world: World
+    drop_last: bool = False
+    packs_per_item: int = 1
+    packs_per_work: int = 1
+
+    @property
+    def micro_batches(self) -> int:
+        """Batches of a rank in one step."""
+        return self.global_batch // self.world.num_groups
+
+
+class Work(NamedTuple):
+    """Packs of one source to be made into batches, those of some micro-batches of a step.
+
+    step: counted from the cursor that planning began at. Pack p holds segments [bounds[p], bounds[p + 1]). Pad packs
+    have no source and no segments.
+    """
+
+    source: str
+    step: int
+    micro_batches: Sequence[int]
+    bounds: NDArray[np.int64] = NO_BOUNDS
+    segments: Segments = NO_SEGMENTS
+
+
+After = Cursor | LaneAfter  # where training stands after a step, or a lane after a pack
+
+
+class Planned(NamedTuple):
+    """A work, and what is known with it.
+
+    after: where training stands after it: the cursor after the step, with the work that holds the last batch of a
+    rank's step; in lanes the state of the pack's lane. entered: the shuffle blocks that packs of the step come from;
+    one that several steps of a stretch share is named with the first. num_dropped_packs: of a short last step that is
+    dropped, whose work has no packs.
+    """
+
+    work: Work
+    after: After | None = None
+    entered: Sequence[SourceBlock] = ()
+    num_dropped_packs: int = 0
+
+
+class _ReaderStep(NamedTuple):
+    """A step, its number, and which of a rank's batches the reader makes: int64[n], at least one."""
+
+    number: int
+    step: Step
+    mine: NDArray[np.int64]
+
+
+class StepPlanner:
+    """The works of worker `worker` of num_workers in the group that config.world names."""
+
+    def __init__(self, mixture: Mixture, config: StepConfig, *, worker: int = 0, num_workers: int = 1):
+        self.mixture = mixture
+        self.config = config
+        self._worker = worker
+        self._num_workers = num_workers
+        sizes = [plan.samples_per_shard for plan in mixture.plans.values()]
+        self._first_ids = [np.cumsum(samples) - samples for samples in sizes]
+
+    def plan(self, cursor: Cursor) -> Iterator[Planned]:
+        """What there is to do from a cursor to the end of the epoch (with weights: of all sources), step by step."""
+        for stretch in self._stretches(cursor):
+            last = stretch[-1]
+            if not self.config.drop_last or last.step.num_packs == self.config.global_batch:
+                yield from self._plan_stretch(stretch)
+                continue
+            if len(stretch) > 1:
+                yield from self._plan_stretch(stretch[:-1])
+            if not last.mine[0]:  # the reader whose turn it is tells
+                yield Planned(Work("", last.number, []), last.step.after, num_dropped_packs=last.step.num_packs)
+
+    def _stretches(self, cursor: Cursor) -> Iterator[list[_ReaderStep]]:
+        """The steps that have batches of the reader, some at a time."""
+        config = self.config
+        batches = np.arange(config.micro_batches)
+        stretch: list[_ReaderStep] = []
+        for number in count():
+            step = self.mixture.step(cursor, global_batch=config.global_batch)
+            if not step.num_packs:
+                break
+            cursor = step.after
+            items = (number * config.micro_batches + batches) // config.packs_per_item
+            mine = batches[items % self._num_workers == self._worker]
+            if len(mine):
+                stretch.append(_ReaderStep(number, step, mine))
+            if step.ends_epoch:
+                break
+            if len(stretch) * config.global_batch >= STRETCH_PACKS:
+                yield stretch
+                stretch = []
+        if stretch:
+            yield stretch
+
+    def _plan_stretch(self, stretch: Sequence[_ReaderStep]) -> Iterator[Planned]:
+        ranges = [taken for each in stretch for taken in each.step.ranges]
+        packs = self.mixture.packs(ranges)
+        mine = [of_step[each.mine] for of_step, each in zip(self._deal(packs), stretch, strict=True)]
+        numbers = np.concatenate(mine)
+        packs = packs.take(numbers[numbers != PAD])
+        works = self._works(stretch, packs, [int(np.count_nonzero(of_step != PAD)) for of_step in mine])
+        entered = self._entered(stretch, ranges)
+        last_batch = self.config.micro_batches - 1
+        for each, (*others, last) in zip(stretch, works, strict=True):
+            for work in others:
+                yield Planned(work)
+            after = each.step.after if last.micro_batches[-1] == last_batch else None
+            yield Planned(last, after, entered.get(each.number, ()))
+
+    def _deal(self, packs: PackRange) -> NDArray[np.int64]:
+        """The packs of the reader's group in each step, PAD where there is none: int64[num_steps, micro_batches]."""
+        world = self.config.world
+        dealt = assign_steps(
+            packs,
+            global_batch=self.config.global_batch,
+            world_size=world.num_groups,
+            num_nodes=world.num_group_nodes,
+            num_canonical_nodes=self.mixture.num_canonical_nodes,
+        )
+        return dealt[:, world.group]
+
+    def _works(self, stretch: Sequence[_ReaderStep], packs: PackRange, counts: Sequence[int]) -> Iterator[list[Work]]:
+        """The works of each step, in the order of its batches. packs, counts: the reader's, of all steps, of each."""
+        segments = self._locate(packs)
+        sources, bounds = packs.sources.tolist(), packs.offsets.tolist()
+        first = 0
+        for each, num_packs in zip(stretch, counts, strict=True):
+            works = []
+            micro_batches = each.mine.tolist()
+            begin, end = first, first + num_packs
+            while first < end:
+                stop, limit = first + 1, min(end, first + self.config.packs_per_work)
+                while stop < limit and sources[stop] == sources[first]:
+                    stop += 1
+                at = slice(bounds[first], bounds[stop])
+                works.append(
+                    Work(
+                        self.mixture.names[sources[first]],
+                        each.number,
+                        micro_batches[first - begin : stop - begin],
+                        packs.offsets[first : stop + 1] - bounds[first],
+                        Segments(*[values[at] for values in segments]),
+                    )
+                )
+                first = stop
+            works += [Work("", each.number, [batch]) for batch in micro_batches[num_packs:]]  # pad packs are the last
+            yield works
+
+    def _locate(self, packs: PackRange) -> Segments:
+        """The segments of some packs, with the shard, the index in it and the tokens of the sample of each."""
+        shard_ids, indices, expected = (np.empty_like(packs.sample_ids) for _ in range(3))
+        sources = np.repeat(packs.sources, np.diff(packs.offsets)) if len(self.mixture.names) > 1 else None
+        for number, (plan, first_ids) in enumerate(zip(self.mixture.plans.values(), self._first_ids, strict=True)):
+            here = slice(None) if sources is None else sources == number
+            sample_ids = packs.sample_ids[here]
+            shard_ids[here] = shards_of(sample_ids, first_ids)
+            indices[here] = sample_ids - first_ids[shard_ids[here]]
+            expected[here] = plan.lengths[sample_ids]
+        return Segments(packs.sample_ids, packs.starts, packs.lengths, shard_ids, indices, expected)
+
+    def _entered(self, stretch: Sequence[_ReaderStep], ranges: Sequence[SourceRange]) -> dict[int, list[SourceBlock]]:
+        """The shuffle blocks that packs of the stretch come from, by the number of the first step that does."""
+        entered: dict[int, list[SourceBlock]] = {}
+        for position, block in self.mixture.blocks(ranges):
+            entered.setdefault(stretch[position // self.config.global_batch].number, []).append(block)
+        return entered

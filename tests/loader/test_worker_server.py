@@ -1,0 +1,168 @@
+"""Workers that are forked from a server: what they have imported, how they end; programs that must not run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ..conftest import run_command, write_tokens
+
+ROOT = Path(__file__).parent.parent.parent
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+from lmms_stream import PackedLoader, PackedStreamingDataset, PackingConfig
+from tests.loader.reporting import Reporting
+
+print("main runs", flush=True)
+folder, method = sys.argv[1:3]
+
+def loader(processor, packing_length=64):
+    packing = PackingConfig(packing_length=packing_length)
+    dataset = PackedStreamingDataset(folder, processor=processor, packing=packing)
+    return PackedLoader(dataset, global_batch=2, num_workers=2, start_method=method, timeout_s=90)
+"""
+
+
+def run_with(environment: dict[str, str], *command: str) -> list[str]:
+    """What a command prints, line by line."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        result = run_command(sys.executable, *command, timeout_s=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def run(program: str, folder: Path, method: str, report: Path) -> list[str]:
+    """What a program without a guard prints, as a file of its own."""
+    write_tokens(folder, num_samples=60)
+    report.mkdir()
+    path = report / "program.py"
+    path.write_text(PROGRAM + program)
+    environment = {"REPORT_FOLDER": str(report), "PYTHONPATH": str(ROOT)}
+    return run_with(environment, str(path), str(folder), method)
+
+
+@pytest.mark.parametrize("method", ["server", "spawn"])
+def test_a_worker_imports_neither_streaming_nor_models_of_transformers(method: str, tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", num_samples=60)
+    (tmp_path / "report").mkdir()
+    script = "import streaming, transformers.models.llama.modeling_llama\n"  # what a program that trains has imported
+    script += PROGRAM + "print(len(list(loader(Reporting()))))\n"
+    told = run_with({"REPORT_FOLDER": str(tmp_path / "report")}, "-c", script, str(tmp_path / "data"), method)
+    assert int(told[-1]) > 20
+    reports = [json.loads(path.read_text()) for path in (tmp_path / "report").glob("*.json")]
+    assert len(reports) == 2
+    for report in reports:
+        imported = {name.split(".")[0] for name in report["modules"]}
+        assert "torch" in imported
+        assert "streaming" not in imported
+        assert not [name for name in report["modules"] if name.startswith("transformers.models.")]
+
+
+def test_workers_of_a_program_without_a_guard_do_not_run_it_again_and_have_its_environment(tmp_path: Path) -> None:
+    program = """
+first = [batch.sample_ids.tolist() for batch in loader(Reporting())]
+os.environ["ADDED"] = "since the server began"
+for path in Path(os.environ["REPORT_FOLDER"]).glob("*.json"):
+    path.unlink()
+assert first == [batch.sample_ids.tolist() for batch in loader(Reporting())]
+"""
+    assert run(program, tmp_path / "data", "server", tmp_path / "report") == ["main runs"]
+    reports = [json.loads(path.read_text()) for path in (tmp_path / "report").glob("*.json")]
+    assert [report["added"] for report in reports] == ["since the server began"] * 2
+
+
+def test_workers_that_are_given_what_the_main_module_defines_are_forked_as_ever(tmp_path: Path) -> None:
+    program = """
+import logging
+logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.INFO)
+
+class Mine(Reporting):
+    pass
+
+assert len(list(loader(Mine()))) > 20
+"""
+    told = run(program, tmp_path / "data", "server", tmp_path / "report")
+    assert told.count("main runs") == 1
+    assert any("Mine is defined in the program's main module" in line for line in told)
+    assert len(list((tmp_path / "report").glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_of_a_program_that_is_killed_with_workers_at_work(number: int, tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=60)
+    script = (
+        PROGRAM + "batches = iter(loader(Reporting()))\nnext(batches)\nprint('at work', flush=True)\ntime.sleep(60)\n"
+    )
+    environment = {**os.environ, "REPORT_FOLDER": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path), "server"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as program:
+        assert program.stdout is not None
+        try:
+            assert [program.stdout.readline() for _ in range(2)] == ["main runs\n", "at work\n"]
+            family = psutil.Process(program.pid).children(recursive=True)
+            assert len(family) >= 3  # the server and two workers
+        finally:
+            program.send_signal(number)
+        program.wait(20)
+        _, alive = psutil.wait_procs(family, timeout=20)
+        for each in alive:
+            each.kill()
+        assert alive == []
+
+
+def test_the_server_and_its_workers_outlive_a_stop_signal_to_the_whole_job(tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=60)
+    script = (
+        PROGRAM
+        + """
+import signal, psutil
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+batches = iter(loader(Reporting()))
+next(batches)
+for each in psutil.Process().children(recursive=True):
+    each.send_signal(signal.SIGTERM)
+time.sleep(0.5)
+print(1 + sum(1 for _ in batches))
+"""
+    )
+    told = run_with({"REPORT_FOLDER": str(tmp_path)}, "-c", script, str(tmp_path), "server")
+    assert int(told[-1]) > 20
+
+
+@pytest.mark.parametrize("packing_length", [64, 20_000])  # of the second a batch is more than a pipe holds
+def test_a_worker_from_the_server_that_dies_is_an_error_at_once(packing_length: int, tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=60 if packing_length == 64 else 6000)
+    script = (
+        PROGRAM
+        + f"""
+import psutil
+from lmms_stream.errors import LmmsStreamError
+
+batches = iter(loader(Reporting(), {packing_length}))
+next(batches)
+time.sleep(2)  # now the workers wait to write more
+worker = next(each for each in psutil.Process().children(recursive=True) if each.ppid() != os.getpid())
+worker.kill()
+started = time.monotonic()
+try:
+    list(batches)
+except LmmsStreamError as error:
+    print(error)
+print(time.monotonic() - started)
+"""
+    )
+    *_, error, seconds = run_with({"REPORT_FOLDER": str(tmp_path)}, "-c", script, str(tmp_path), "server")
+    assert error.startswith("a loader worker died or gave nothing within 90 s")
+    assert float(seconds) < 10
