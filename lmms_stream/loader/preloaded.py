@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 
-from .worker_server import outlive_stop_signals
+from .worker_server import NEEDED, outlive_stop_signals
 
 outlive_stop_signals()
-for _name in ("tokenizers", "torch.utils.data", "lmms_stream.loader.worker", "lmms_stream.processors.chat"):
+for _name in NEEDED:
     importlib.import_module(_name)

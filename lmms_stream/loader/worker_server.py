@@ -1,12 +1,13 @@
 """The server that workers of the trainer are forked from: a process that has imported what they need, with one thread.
 
 A rank has threads of gloo and of C libraries, and a fork copies the locks that they hold at that moment; the server has
-none. It is multiprocessing's forkserver, of which a process has one. It is started while the rank imports its model, so
-that it is ready when workers are asked for.
+none. It is multiprocessing's forkserver, of which a process has one. A rank forks it before it has threads and before
+it imports models; a program of a user's own starts it as an interpreter.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -14,25 +15,79 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from io import BytesIO
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FunctionType
 from typing import Any, cast
 
 from ..signals import outlive_stop_signal
 
 PRELOADED = "lmms_stream.loader.preloaded"  # what the server imports
+NEEDED = ("tokenizers", "torch.utils.data", "lmms_stream.loader.worker", "lmms_stream.processors.chat")
 _LOST_STATUS = 1
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+@contextmanager
+def without_blas_threads() -> Iterator[None]:
+    """Inside, NumPy starts no threads when it is imported for the first time; see fork_worker_server."""
+    before = os.environ.get(_BLAS_THREADS)
+    os.environ[_BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_BLAS_THREADS]
+        if before is not None:
+            os.environ[_BLAS_THREADS] = before
 
 
 def start_worker_server() -> None:
-    """Have the server running, or about to: this does not wait for it."""
+    """Have the server running, or about to, as an interpreter of its own: this does not wait for it."""
     multiprocessing.set_forkserver_preload([PRELOADED])
     forkserver.ensure_running()
+
+
+def fork_worker_server() -> None:
+    """Have the server running as a fork of this process, once that has imported what workers need, as it will anyway.
+
+    That costs no time, and the server shares its memory. A process that has other threads, or has a server, gets one
+    from start_worker_server.
+    """
+    for name in NEEDED:
+        importlib.import_module(name)
+    resource_tracker.ensure_running()
+    start_interpreter = util.spawnv_passfds
+    if len(list(Path("/proc/self/task").iterdir())) == 1:
+        util.spawnv_passfds = _fork  # type: ignore[assignment]
+    try:
+        start_worker_server()
+    finally:
+        util.spawnv_passfds = start_interpreter
+
+
+def _fork(path: bytes, arguments: Sequence[Any], passed: Sequence[int]) -> int:
+    """Instead of starting an interpreter that runs the code of its last argument, run it in a fork of this one.
+
+    passed: the server's socket, and the end of a pipe that tells it when the last process that may ask it has ended.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        pipe = os.fstat(passed[1]).st_ino
+        for number in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
+            with suppress(OSError):
+                if number not in passed and os.fstat(number).st_ino == pipe:
+                    os.close(number)  # the other end, which would keep the server from that
+        forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # this thread holds it
+        exec(arguments[-1], {})  # multiprocessing's own line
+    finally:
+        os._exit(_LOST_STATUS)
 
 
 @contextmanager

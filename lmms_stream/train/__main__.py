@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..config import load_config
 from ..errors import LmmsStreamError, TrainingError
-from ..loader.worker_server import start_worker_server
+from ..loader.worker_server import fork_worker_server, without_blas_threads
 
 USAGE = """usage: torchrun [--nproc-per-node N …] -m lmms_stream.train CONFIG.yaml [key.sub=value …]
 
@@ -44,12 +44,12 @@ def run(path: Path, overrides: Sequence[str]) -> int:
 def _train(path: Path, overrides: Sequence[str]) -> int:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("lmms_stream").setLevel(logging.INFO)
-    with _without_collections():
+    with _without_collections(), without_blas_threads():
         from .run_config import RunConfig
 
         config = load_config(RunConfig, path, overrides)
         if config.train.num_workers:
-            start_worker_server()  # now, so that it has imported what it needs when this process has
+            fork_worker_server()  # before this process has threads, and models
         from .run.distributed import STOPPED_STATUS, end_distributed, init_distributed, is_lost_rank
         from .trainer import FSDP2SFTTrainer, StoppedError
 
