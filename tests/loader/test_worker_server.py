@@ -16,6 +16,7 @@ from ..conftest import run_command, write_tokens
 
 ROOT = Path(__file__).parent.parent.parent
 
+FORK = "from lmms_stream.loader.worker_server import fork_worker_server; fork_worker_server()\n"
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
@@ -52,12 +53,14 @@ def run(program: str, folder: Path, method: str, report: Path) -> list[str]:
     return run_with(environment, str(path), str(folder), method)
 
 
-@pytest.mark.parametrize("method", ["server", "spawn"])
+@pytest.mark.parametrize("method", ["server", "spawn", "forked"])
 def test_a_worker_imports_neither_streaming_nor_models_of_transformers(method: str, tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=60)
     (tmp_path / "report").mkdir()
     script = "import streaming, transformers.models.llama.modeling_llama\n"  # what a program that trains has imported
     script += PROGRAM + "print(len(list(loader(Reporting()))))\n"
+    if method == "forked":  # before anything else, as ranks do
+        script, method = FORK + script, "server"
     told = run_with({"REPORT_FOLDER": str(tmp_path / "report")}, "-c", script, str(tmp_path / "data"), method)
     assert int(told[-1]) > 20
     reports = [json.loads(path.read_text()) for path in (tmp_path / "report").glob("*.json")]
@@ -141,11 +144,13 @@ print(1 + sum(1 for _ in batches))
     assert int(told[-1]) > 20
 
 
+@pytest.mark.parametrize("fork", ["", FORK], ids=["started", "forked"])
 @pytest.mark.parametrize("packing_length", [64, 20_000])  # of the second a batch is more than a pipe holds
-def test_a_worker_from_the_server_that_dies_is_an_error_at_once(packing_length: int, tmp_path: Path) -> None:
+def test_a_worker_from_the_server_that_dies_is_an_error_at_once(packing_length: int, fork: str, tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=60 if packing_length == 64 else 6000)
     script = (
-        PROGRAM
+        fork
+        + PROGRAM
         + f"""
 import psutil
 from lmms_stream.errors import LmmsStreamError
