@@ -20,19 +20,19 @@ import streaming
 from numpy.typing import NDArray
 from streaming.base.format import reader_from_json
 from streaming.base.spanner import Spanner
-from streaming.base.util import number_abbrev_to_int
 from streaming.base.world import World as MosaicWorld
 from torch.utils.data import get_worker_info
 
 from ..errors import ConfigError
 from ..plan.order import OrderConfig
 from ..plan.sample_order import Reader, SampleOrder
+from ..plan.shares import StreamShare, samples_chosen
 from ..storage.fetch_config import FetchConfig
 from ..types import Sample, World
 from .core import PackedDataset
 from .epoch_work import epoch_work
 from .epochs import EpochCounter, check_state
-from .mosaic_settings import BLOCKS, check_settings
+from .mosaic_settings import BLOCKS, check_settings, whole_number
 from .mosaic_streams import config_of, registered_stream
 from .reader import CHUNK
 from .shard_files import try_fetch_shard
@@ -114,7 +114,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
         )
         self.core = self._open_core([config_of(stream) for stream in self.streams], fetch)
         self.cache_limit = self.core.fetch.limit_bytes
-        self._set_sizes(None if epoch_size is None else number_abbrev_to_int(epoch_size))
+        self._set_sizes(whole_number(epoch_size))
         self._check_cache_limit()
         self._epochs = EpochCounter()
 
@@ -143,8 +143,6 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
 
     def _set_sizes(self, epoch_size: int | None) -> None:
         """What the parent's arithmetic asks a dataset for; and how many samples an epoch takes of each stream."""
-        if epoch_size is not None and epoch_size < 0:
-            raise ConfigError(f"epoch_size must be 0 or more samples, got {epoch_size}")
         streams = self.core.stored
         self.num_samples = self.core.num_samples
         self.num_streams, self.num_shards = len(streams), len(self.core.shard_infos)
@@ -155,16 +153,14 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
         self.stream_per_shard = np.repeat(np.arange(len(streams)), self.shards_per_stream)
         self.samples_per_stream = np.array([stream.num_samples for stream in streams], np.int64)
         self.sample_offset_per_stream = np.cumsum(self.samples_per_stream) - self.samples_per_stream
-        try:
-            streaming.Stream.validate_weights(self.streams)
-            with np.errstate(invalid="ignore"):  # 0 of 0 samples
-                self.epoch_size = streaming.Stream.apply_weights(
-                    self.streams, self.samples_per_stream, epoch_size, self.shuffle_seed
-                )
-        except ValueError as error:
-            raise ConfigError(f"the weights of the streams do not fit: {error}") from error
-        if not self.epoch_size:
-            raise ConfigError("an epoch takes no sample of any stream: raise repeat, choose or epoch_size")
+        shares = [StreamShare(proportion=s._proportion, repeat=s._repeat, choose=s._choose) for s in self.streams]
+        counts = samples_chosen(self.samples_per_stream.tolist(), shares, epoch_size=epoch_size)
+        self.epoch_size = streaming.Stream.apply_weights(
+            self.streams, self.samples_per_stream, epoch_size, self.shuffle_seed
+        )
+        if self._is_ours:  # the parent gives what rounding leaves to streams that it draws
+            for stream, count in zip(self.streams, counts, strict=True):
+                stream.choose = count
         self.length = math.ceil(self.epoch_size / self._parallel_rank_world.num_ranks)
 
     def _check_cache_limit(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from streaming import StreamingDataset
 from streaming.base.partition import algos as partition_algos
 from streaming.base.shuffle import algos as shuffle_algos
+from streaming.base.util import number_abbrev_to_int
 
 from ..errors import ConfigError
 
@@ -38,3 +39,13 @@ def check_settings(dataset: StreamingDataset) -> None:
             f"shuffle_algo {BLOCKS!r} goes with batching_method 'random' and sampling_method 'balanced', got "
             f"{dataset.batching_method!r} and {dataset.sampling_method!r}: choose another shuffle_algo"
         )
+
+
+def whole_number(epoch_size: int | str | None) -> int | None:
+    """An epoch_size in words as a number; None where it is left to the streams, as 0 is."""
+    try:
+        return number_abbrev_to_int(epoch_size) or None if epoch_size else None
+    except ValueError as error:
+        raise ConfigError(
+            f"epoch_size must be a number of samples, such as 100000 or '100k', got {epoch_size!r}"
+        ) from error
