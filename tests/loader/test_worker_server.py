@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ..conftest import run_command, write_tokens
+from ..rounds import rounds
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -20,7 +21,8 @@ FORK = "from lmms_stream.loader.worker_server import fork_worker_server; fork_wo
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
-from lmms_stream import PackedLoader, PackedStreamingDataset, PackingConfig
+from lmms_stream import PackedDataset, PackedLoader, PackingConfig
+from lmms_stream.mds.streams import StreamConfig
 from tests.loader.reporting import Reporting
 
 print("main runs", flush=True)
@@ -28,7 +30,7 @@ folder, method = sys.argv[1:3]
 
 def loader(processor, packing_length=64):
     packing = PackingConfig(packing_length=packing_length)
-    dataset = PackedStreamingDataset(folder, processor=processor, packing=packing)
+    dataset = PackedDataset([StreamConfig(remote=folder)], processor=processor, packing=packing)
     return PackedLoader(dataset, global_batch=2, num_workers=2, start_method=method, timeout_s=90)
 """
 
@@ -101,7 +103,7 @@ assert len(list(loader(Mine()))) > 20
     assert len(list((tmp_path / "report").glob("*.json"))) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM][: rounds(1, 2)])
 def test_nothing_is_left_of_a_program_that_is_killed_with_workers_at_work(number: int, tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=60)
     script = (
@@ -144,8 +146,9 @@ print(1 + sum(1 for _ in batches))
     assert int(told[-1]) > 20
 
 
-@pytest.mark.parametrize("fork", ["", FORK], ids=["started", "forked"])
-@pytest.mark.parametrize("packing_length", [64, 20_000])  # of the second a batch is more than a pipe holds
+@pytest.mark.parametrize(  # of the second length a batch is more than a pipe holds
+    ("packing_length", "fork"), [(64, ""), (20_000, FORK), (64, FORK), (20_000, "")][: rounds(2, 4)]
+)
 def test_a_worker_from_the_server_that_dies_is_an_error_at_once(packing_length: int, fork: str, tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=60 if packing_length == 64 else 6000)
     script = (

@@ -16,22 +16,21 @@ class Case:
     keywords: Mapping[str, Any] = field(default_factory=dict)
     streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     name_of_data: str = "a"
-    is_resumed: bool = False  # whether states are loaded in short rounds, too: at three positions and the epoch's end
 
 
 THREE: dict[str, dict[str, Any]] = {"a": {}, "b": {}, "c": {}}
 PROPORTIONS: dict[str, dict[str, Any]] = {"a": {"proportion": 0.5}, "b": {"proportion": 0.3}, "c": {"proportion": 0.2}}
 
 
-def _case(streams: Mapping[str, Mapping[str, Any]] | None = None, *, is_resumed: bool = False, **keywords: Any) -> Case:
+def _case(streams: Mapping[str, Mapping[str, Any]] | None = None, **keywords: Any) -> Case:
     data = keywords.pop("name_of_data", "a")
-    return Case(keywords={"batch_size": 4, **keywords}, streams=streams or {}, name_of_data=data, is_resumed=is_resumed)
+    return Case(keywords={"batch_size": 4, **keywords}, streams=streams or {}, name_of_data=data)
 
 
 # Four canonical nodes take 48 samples, which they divide: of 33 they make 36, and the parent refuses the epoch's end.
 CASES: dict[str, Case] = {
     "defaults": _case(),
-    "shuffled": _case(shuffle=True, is_resumed=True),
+    "shuffled": _case(shuffle=True),
     "py1br": _case(shuffle=True, shuffle_algo="py1br", shuffle_block_size=16),
     "py1s": _case(shuffle=True, shuffle_algo="py1s", num_canonical_nodes=4, name_of_data="b"),
     "py2s": _case(shuffle=True, shuffle_algo="py2s", num_canonical_nodes=4, name_of_data="b"),
@@ -48,7 +47,7 @@ CASES: dict[str, Case] = {
     "proportion": _case(PROPORTIONS, shuffle=True),
     "epoch size": _case(shuffle=True, epoch_size=50),
     "epoch size in words": _case(shuffle=True, epoch_size="0.06k"),
-    "epoch size of streams": _case(PROPORTIONS, shuffle=True, epoch_size=77, is_resumed=True),
+    "epoch size of streams": _case(PROPORTIONS, shuffle=True, epoch_size=77),
     "fixed": _case(shuffle=True, epoch_size=20, sampling_method="fixed"),
     "granularity": _case(shuffle=True, epoch_size=20, sampling_granularity=3),
     "stratified": _case(PROPORTIONS, shuffle=True, batching_method="stratified", batch_size=8),

@@ -14,6 +14,8 @@ from ..jobs.launcher import run_job
 from ..rounds import LONG, rounds
 from .drop_in_cases import CASES, SIZES
 
+EPOCHS = json.loads(Path(__file__).with_name("drop_in_epochs.json").read_text())
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -31,17 +33,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def runs(world_size: int) -> list[str]:
-    """Cases, each with a number of workers: some in short rounds, in long ones all with all."""
+    """Cases, each with a number of workers: in short rounds all on one rank, in long ones all with all.
+
+    MosaicML's class keeps things under names that all programs of a machine share, so that it runs in long rounds alone.
+    In short ones ours is compared with what it gave (drop_in_epochs.json, of release 0.13.0).
+    """
+    if not LONG:
+        return [f"{name}:{0 if number % 6 else 2}" for number, name in enumerate(CASES) if name != "replication"]
     names = [name for name in CASES if name != "replication" or world_size > 1]
-    if LONG:
-        return [f"{name}:{num_workers}" for name in names for num_workers in range(4)]
-    if world_size == 1:
-        return [f"{name}:{0 if number % 6 else 1 + number // 6 % 3}" for number, name in enumerate(names)]
-    return ["shuffled:0", "streams:1", "device per stream:2", "replication:3"]
+    return [f"{name}:{num_workers}" for name in names for num_workers in range(4)]
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("world_size", [1, 2, 4][: rounds(2, 3)])
+@pytest.mark.parametrize("world_size", [1, 2, 4][: rounds(1, 3)])
 def test_every_keyword_gives_the_samples_of_the_parent_and_states_load_in_both_directions(
     data: Path, tmp_path: Path, world_size: int
 ) -> None:
@@ -52,12 +56,12 @@ def test_every_keyword_gives_the_samples_of_the_parent_and_states_load_in_both_d
         read: dict[str, Any] = json.loads((tmp_path / f"{rank}.json").read_text())
         assert list(read) == asked
         for said, found in read.items():
-            parent, ours = found["parent"], found["ours"]
+            parent, ours = found["parent"] if LONG else EPOCHS[said], found["ours"]
             assert ours["epochs"] == parent["epochs"], (rank, said)
             assert ours["length"] == parent["length"], (rank, said)
             assert parent["end"].items() <= ours["end"].items(), (rank, said)
             assert sum(map(len, ours["epochs"][0])) > 0, said
-            assert ("resumed" in ours) == (LONG or CASES[said.split(":")[0]].is_resumed)
+            assert ("resumed" in ours) == LONG
             if "resumed" in ours:
                 assert ours["resumed"] == parent["resumed"], (rank, said)
                 assert ours["after end"] == parent["after end"], (rank, said)
