@@ -35,8 +35,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(world_size: int) -> list[str]:
     """Cases, each with a number of workers: in short rounds all on one rank, in long ones all with all.
 
-    MosaicML's class keeps things under names that all programs of a machine share, so that it runs in long rounds alone.
-    In short ones ours is compared with what it gave (drop_in_epochs.json, of release 0.13.0).
+    MosaicML's class keeps things under names that all programs of a machine share, so it runs in long rounds alone. In
+    short ones ours is compared with what it gave (drop_in_epochs.json, of release 0.13.0).
     """
     if not LONG:
         return [f"{name}:{0 if number % 6 else 2}" for number, name in enumerate(CASES) if name != "replication"]
