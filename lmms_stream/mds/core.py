@@ -92,6 +92,11 @@ class PackedDataset:
     def samples_per_shard(self) -> NDArray[np.int64]:
         return self.reader.samples_per_shard
 
+    @property
+    def num_canonical_nodes(self) -> int:
+        """Of whole epochs in this order; lanes have as many as lane_order says."""
+        return in_stored_order(self.order).num_canonical_nodes or default_canonical_nodes(self.num_samples)
+
     def read(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[Sample]:
         """The samples of these ids, in this order; negative ones count from the end, as in NumPy."""
         ids = np.array(sample_ids, np.int64)
@@ -109,7 +114,7 @@ class PackedDataset:
         if limit is None or not any(stored.is_copied for stored in self.stored):
             return
         infos = self.shard_infos
-        nodes = in_stored_order(self.order).num_canonical_nodes or default_canonical_nodes(self.num_samples)
+        nodes = self.num_canonical_nodes
         if self.packing is not None and self.mode == "lanes":
             nodes = int(self.lane_order.num_canonical_nodes or 1)
         num_nodes = self.world.num_group_nodes

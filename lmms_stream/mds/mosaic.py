@@ -39,7 +39,6 @@ from .shard_files import try_fetch_shard
 from .streams import StreamConfig
 
 _SHARDS_UNDER_LIMIT = 4  # as many as the largest must fit into a cache_limit, as with the parent
-_HOOKS = ("get_shards", "prepare_shard", "_prepare_shard_part", "_decompress_shard_part", "_download_file")
 
 
 class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
@@ -194,11 +193,10 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Sample]:
         """This rank's and worker's share of the next epoch, in its order, from where a loaded state says."""
-        worker = get_worker_info()
-        epoch, position = self._resume(self._parallel_rank_world.detect_workers(), self._epochs.begin(worker))
-        chunks = _pieces(
-            self._our_share(epoch, position) if self._is_ours else self._share(epoch, position), self.predownload
-        )
+        world = self._parallel_rank_world.detect_workers()
+        epoch, position = self._resume(world, self._epochs.begin(get_worker_info()))
+        share = self._our_share if self._is_ours else self._share
+        chunks = _pieces(share(world, epoch, position), self.predownload)
         reader, mine = self.core.reader, type(self)
         if mine.__getitem__ is StreamingDataset.__getitem__ and mine.get_item is StreamingDataset.get_item:
             yield from reader.read_all(chunks)
@@ -206,36 +204,32 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
         for sample_ids, *_ in reader.ahead(chunks):
             yield from map(self.__getitem__, sample_ids.tolist())
 
-    def _share(self, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
+    def _share(self, world: MosaicWorld, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
         """The sample ids of this rank and worker, by the parent's arithmetic."""
         if not isinstance(self.batch_size, int):
             raise ConfigError(
                 f"batch_size must be a whole number of samples, got {self.batch_size!r}: give the dataset that of the "
                 "DataLoader"
             )
-        world, folder = self._parallel_rank_world.detect_workers(), self.core.stored[0].cache.folder
-        yield epoch_work(self, world, epoch, position, folder=folder)
+        yield epoch_work(self, world, epoch, position, folder=self.core.stored[0].cache.folder)
 
-    def _our_share(self, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
+    def _our_share(self, world: MosaicWorld, epoch: int, position: int) -> Iterator[NDArray[np.int64]]:
         self.core.check_cache_limit(samples_ahead=CHUNK)
-        worker = get_worker_info()
         share = Reader(
             batch_size=self.batch_size or 1,
             num_groups=self.world.num_groups,
             group=self.world.group,
-            num_workers=worker.num_workers if worker else 1,
-            worker=worker.id if worker else 0,
+            num_workers=world.workers_per_rank,
+            worker=world.worker_of_rank,
             num_nodes=self.world.num_group_nodes,
         )
-        return self._sample_order(epoch).share(min(position, self.epoch_size), reader=share)
-
-    def _sample_order(self, epoch: int) -> SampleOrder:
-        return SampleOrder(
+        order = SampleOrder(
             [np.array([info.num_samples for info in stored.shards], np.int64) for stored in self.core.stored],
             counts=[int(stream.choose) for stream in self.streams],
             config=self.core.order,
             epoch=epoch,
         )
+        return order.share(min(position, self.epoch_size), reader=share)
 
     # State
 
@@ -257,11 +251,8 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
             self.num_canonical_nodes, self.shuffle_seed = saved["num_canonical_nodes"], saved["shuffle_seed"]
             self.initial_physical_nodes = saved.get("initial_physical_nodes")
         if self._is_ours:
-            order = self._sample_order(epoch)
-            self.num_canonical_nodes, self.shuffle_block_size = (
-                order.num_canonical_nodes,
-                self.core.order.shuffle_block_size,
-            )
+            self.num_canonical_nodes = self.core.num_canonical_nodes
+            self.shuffle_block_size = self.core.order.shuffle_block_size
         elif not self.num_canonical_nodes:
             self.num_canonical_nodes = (64 if self.shuffle_algo in ("py1s", "py2s") else 1) * world.num_nodes
         self._set_shuffle_block_size(world)
@@ -283,7 +274,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
         """
         if self._is_ours:
             ours = {"shuffle_algo": BLOCKS, "shuffle_seed": self.shuffle_seed, "epoch_size": self.epoch_size}
-            ours["num_canonical_nodes"] = self._sample_order(0).num_canonical_nodes
+            ours["num_canonical_nodes"] = self.core.num_canonical_nodes
             ours["shuffle_block_size"] = self.core.order.shuffle_block_size
             self._epochs.load(check_state(obj, ours, unsaved={"shuffle_algo": "one of MosaicML's"}))
         else:

@@ -29,9 +29,9 @@ class PackedStreamingDataset(StreamingDataset):
     (batch_size), and fetched as FetchConfig says.
 
     processor and packing are needed for packs. packing_mode: "plan" takes packs from a lengths index, "lanes" packs
-    as lengths are measured, "auto" (the default) uses the index if there is one for this processor. order: instead of
-    shuffle, shuffle_seed, num_canonical_nodes and shuffle_block_size. fetch: instead of download_retry,
-    download_timeout and cache_limit. world: default as torchrun tells.
+    as lengths are measured, "auto" (the default) takes them from the index, which it measures once where there is none,
+    up to 2 million samples. order: instead of shuffle, shuffle_seed, num_canonical_nodes and shuffle_block_size. fetch:
+    instead of download_retry, download_timeout and cache_limit. world: default as torchrun tells.
 
     `ds[i]`, `ds[-1]`, slices, lists and arrays of numbers read samples as dicts of decoded columns. Iterating gives
     this rank's and worker's share of one epoch after another, unpacked. Raises StorageError, ShardError; see `plan`.
@@ -89,7 +89,7 @@ class PackedStreamingDataset(StreamingDataset):
 
     @property
     def mode(self) -> str:
-        """Where packs come from, "plan" or "lanes": the packing_mode that was asked for, or what "auto" finds."""
+        """Where packs come from, "plan" or "lanes"; with "auto" a plan, whose lengths it measures if need be."""
         return self.core.mode
 
     @property
