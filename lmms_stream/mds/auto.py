@@ -22,7 +22,7 @@ from ..errors import ConfigError, LengthsError, StorageError
 from ..processes.alone import call_alone, is_for_itself
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.disk_errors import disk_errors
-from ..storage.local import LocalStorage
+from ..storage.local import LocalStorage, can_write
 from ..storage.locks import is_locked, locked
 from ..storage.storage import Storage, open_storage
 from ..types import World
@@ -186,8 +186,7 @@ def _late(stored: StoredDataset, limit_s: float) -> LengthsError:
 def _is_writable(storage: Storage) -> bool:
     """Whether a lengths index can be put beside a dataset."""
     if isinstance(storage, LocalStorage):
-        folders = (storage.folder, storage.folder / "_lmms", storage.folder / LENGTHS_FOLDER)
-        return all(os.access(folder, os.W_OK | os.X_OK) for folder in folders if folder.is_dir())
+        return can_write(storage.folder, storage.folder / "_lmms", storage.folder / LENGTHS_FOLDER)
     name = f"{LENGTHS_FOLDER}/.written-by-{os.uname().nodename}-{os.getpid()}"
     try:
         storage.write(name, b"")

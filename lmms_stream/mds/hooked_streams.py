@@ -56,7 +56,7 @@ class HookedStream:
                 self._stream.prepare_shard(self._readers[key])
                 found = self._folder / key
             else:
-                found = Path(self._stream._download_file(key, f"{path.name}"))
+                found = Path(self._stream._download_file(key, path.name))
                 found = found if found.is_absolute() else self._folder / found
             if found != path:
                 shutil.copyfile(found, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -11,7 +10,7 @@ from ..errors import ConfigError, LengthsError, ObjectHiddenError, ObjectMissing
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import LocalCache, Wanted, default_cache_folder
 from ..storage.fetch_config import FetchConfig
-from ..storage.local import LocalStorage
+from ..storage.local import LocalStorage, can_write
 from ..storage.retry import Retry
 from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
@@ -210,4 +209,4 @@ class StoredDataset:
 def _is_writable(folder: Path) -> bool:
     """Whether files can be made in a folder and in those of ours below it; one that is not there can be made."""
     ours = (folder, *(folder / name for name in ("_lmms", "_lmms/counts", LENGTHS_FOLDER)))
-    return all(os.access(each, os.W_OK | os.X_OK) for each in ours if each.is_dir())
+    return can_write(*ours)

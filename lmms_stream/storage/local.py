@@ -102,3 +102,8 @@ class LocalStorage:
             raise ObjectMissingError(f"{self.folder / key} does not exist: check the path") from error
         except OSError as error:
             raise disk_error(str(self.folder / key), error) from error
+
+
+def can_write(*folders: Path) -> bool:
+    """Whether files can be made in folders; those that are not there can be made."""
+    return all(os.access(folder, os.W_OK | os.X_OK) for folder in folders if folder.is_dir())
