@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ...errors import DataError, ObjectMissingError
+from ...processors.media.formats import Kind, fit_image, looks_like_base64, mime_type
 from ...storage.storage import shared_storage
-from .types import Kind, fit_image, looks_like_base64, mime_type
 
 MAX_MEDIA_BYTES = 1 << 31  # of a file and of a sample, as a shard can hold no more
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

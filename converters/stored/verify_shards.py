@@ -17,12 +17,12 @@ from ...mds.index import ShardInfo, file_matches
 from ...mds.shard import Shard
 from ...processes.pool import do_all, open_pool
 from ...processors.base import Processor
+from ...processors.media.stored import media_parts
 from ...processors.stored_chat import read_chat
 from ...processors.text import TokensProcessor
 from ...storage.storage import Storage
 from ...types import Sample
 from ..engines.threads import open_threads
-from ..media.stored import media_parts
 from .catalog import check_processed, local_file, schema_of
 
 MAX_LISTED = 100  # samples of one shard that are listed one by one

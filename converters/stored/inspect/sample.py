@@ -15,11 +15,11 @@ import numpy as np
 from ....errors import ConfigError, DataError
 from ....mds.index import ShardInfo
 from ....processors.base import IGNORED_LABEL, Processor
+from ....processors.media.formats import shown_mime
+from ....processors.media.stored import MediaPart, media_part
 from ....processors.stored_chat import read_chat
 from ....processors.text import TextProcessor, TokensProcessor
 from ....types import Processed, Sample
-from ...media.stored import MediaPart, media_part
-from ...media.types import shown_mime
 
 if TYPE_CHECKING:
     from ....processors.tokenizers import FastTokenizer

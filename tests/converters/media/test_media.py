@@ -14,7 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.media.references import SampleMedia, shown
-from lmms_stream.converters.media.types import (
+from lmms_stream.converters.rows.mapper import find_mapper
+from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.errors import DataError, StorageError
+from lmms_stream.processors.media.formats import (
     _MIMES,
     Kind,
     extension_of,
@@ -25,9 +28,6 @@ from lmms_stream.converters.media.types import (
     mime_type,
     shown_mime,
 )
-from lmms_stream.converters.rows.mapper import find_mapper
-from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.errors import DataError, StorageError
 from lmms_stream.storage.storage import open_storage
 from PIL import Image
 

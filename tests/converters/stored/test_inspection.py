@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.media.types import image_size, shown_mime
 from lmms_stream.converters.stored.inspect.page import MAX_IMAGE_BYTES, MAX_TEXT, render_page, write_page
 from lmms_stream.converters.stored.inspect.sample import TokensView
 from lmms_stream.converters.stored.inspect.summary import Inspection, histogram, inspect_dataset, save_media
@@ -21,6 +20,7 @@ from lmms_stream.errors import ConfigError, DataError, ShardError, StorageError
 from lmms_stream.mds.lengths import LengthIndex
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.media.formats import image_size, shown_mime
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
 from numpy.typing import NDArray

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import DataError
-from .types import extension_of, image_size, shown_mime
+from .formats import extension_of, image_size, shown_mime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
