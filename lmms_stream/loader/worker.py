@@ -89,8 +89,8 @@ class PackWorker(IterableDataset[Item]):
             yield item
 
     def _items(self, planned: Iterator[Planned], *, is_sent: bool) -> Iterator[Item]:
-        """What is planned, ready, packs_per_item batches at a time. is_sent: to another process."""
-        packs_per_item = self.settings.steps.packs_per_item
+        """What is planned, ready. is_sent: to another process, packs_per_item batches at a time; else one by one."""
+        packs_per_item = self.settings.steps.packs_per_item if is_sent else 1
         item: list[Ready] = []
         try:
             for each in planned:
