@@ -216,6 +216,11 @@ def piped(data: bytes) -> bytes:
     return data[:at] + b"\xff" * 4 + data[at + 4 :]
 
 
+def overstated(data: bytes) -> bytes:
+    """A FLAC file that says that it has another sample."""
+    return data[:25] + bytes([data[25] + 1]) + data[26:]
+
+
 def uncounted(data: bytes) -> bytes:
     """A FLAC file that says of its samples that their number is not known."""
     return data[:21] + bytes([data[21] & 0xF0]) + bytes(4) + data[26:]
@@ -311,10 +316,11 @@ DAMAGED: dict[str, tuple[str, Callable[[], bytes], str]] = {
         lambda: sound_bytes("wav")[:-1001],
         r"it is cut short: its header says that more samples follow",
     ),
-    "flac-flipped": (
+    "flac-flipped": ("audio", lambda: flipped(sound_bytes("flac"), share=0.9), "it cannot be decoded"),
+    "flac-overstated": (
         "audio",
-        lambda: flipped(sound_bytes("flac"), share=0.9),
-        "its header says .*, decoding gives .*: repair or remove it",
+        lambda: overstated(sound_bytes("flac")),
+        "its header says .*10001.*, decoding gives .*10000.*: repair or remove it",
     ),
 }
 
