@@ -17,6 +17,7 @@ from ...mds.index import ShardInfo, file_matches
 from ...mds.shard import Shard
 from ...processes.pool import do_all, open_pool
 from ...processors.base import Processor
+from ...processors.media.facts import facts_of
 from ...processors.media.stored import media_parts
 from ...processors.stored_chat import read_chat
 from ...processors.text import TokensProcessor
@@ -130,7 +131,11 @@ class ShardChecker:
 def _check_content(sample: Sample, schema: str | None) -> None:
     """DataError for a sample that does not fit its schema."""
     if schema == "messages":
-        media_parts(read_chat(sample["messages"]).messages, sample["media"])
+        for part in media_parts(read_chat(sample["messages"]).messages, sample["media"]):
+            if part.facts is not None and part.facts != (found := facts_of(part.data, part.kind)):
+                raise DataError(
+                    f"a part of type {part.kind!r} says {part.facts}, its media have {found}: convert the dataset again"
+                )
     elif schema == "tokens":
         spans = sample["loss_spans"]
         if sample["input_ids"].ndim != 1 or (spans.size and (spans.ndim != 2 or spans.shape[1] != 2)):
