@@ -59,9 +59,9 @@ def test_images_get_the_size_that_transformers_gives_them(
         expected = smart_resize(*size, factor=2 * patch_size, min_pixels=min(limits), max_pixels=max(limits))
     except ValueError:
         with pytest.raises(DataError, match=r"one side may be 200 times the other at most: cut or remove it"):
-            fitting(*size, vision=vision)
+            fitting(*size, vision)
     else:
-        assert fitting(*size, vision=vision) == expected
+        assert fitting(*size, vision) == expected
 
 
 @settings(deadline=None)
@@ -87,7 +87,12 @@ def test_frames_are_as_many_as_transformers_takes(total: int, fps: float) -> Non
     choice = FrameChoice(fps=2.0, frame_num=None, min_frames=4, max_frames=768)
     section = choice.section(VideoFacts(64, 64, total, fps))
     theirs = video_processing_qwen3_vl.Qwen3VLVideoProcessor().sample_frames(metadata)
-    assert ends_and_between(section, choice.num_frames(section)) == tuple(theirs.tolist())
+    ours = ends_and_between(section, choice.num_frames(section))
+    # Floating-point numbers make 388.5 a little more or less; ours take the even one.
+    last = len(ours) - 1
+    is_half = 2 * np.arange(len(ours)) * (total - 1) % (2 * last) == last
+    assert np.array_equal(np.array(ours)[~is_half], theirs[~is_half])
+    assert np.abs(np.array(ours) - theirs).max() <= 1
     num_pairs = choice.num_frames(section) // 2
     theirs = Qwen2VLVideoProcessor().sample_frames(metadata, fps=2.0)
     ours = starts_of_equal_parts(section, 2 * num_pairs)
@@ -164,7 +169,7 @@ def _theirs(name: str, config: Any, input_ids: Any, layouts: Any, family: Any) -
     }
     if name == "qwen2_5_vl" and "video_grid_thw" in grids:
         videos = [each.shape for each in layouts if each.kind == "video"]
-        rates = [len(each.frames) / (each.facts.frames / each.facts.fps) for each in videos]
+        rates = [each.num_frames / (each.facts.frames / each.facts.fps) for each in videos]
         grids["second_per_grid_ts"] = torch.tensor([2 / rate for rate in rates], dtype=torch.float64)
     stub = SimpleNamespace(config=config)
     positions, _ = MODELS[name].get_rope_index(stub, torch.from_numpy(input_ids)[None], **grids)
@@ -224,7 +229,8 @@ def test_limits_of_the_folder_give_way_to_the_users(folders: dict[str, Path]) ->
     frames = family_in(folders["qwen2_vl"], video_max_pixels=4 * 28 * 28, frame_num=6)
     assert frames.layout("video", VideoFacts(500, 500, 60, 10.0)).counts == (12,)
     few = family_in(folders["qwen3_vl"], fps=10, video_max_frames=5, video_start=2, video_end=4)
-    assert few.layout("video", VideoFacts(500, 500, 60, 10.0)).shape.frames == (20, 25, 30, 34, 39)
+    assert few.frames(few.layout("video", VideoFacts(500, 500, 60, 10.0))) == (20, 25, 30, 34, 39)
+    assert few.frames(few.layout("image", image)) == ()
 
 
 def test_settings_that_contradict_are_refused() -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
+from lmms_stream.processors.media.facts import facts_of
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     PretrainedConfig,
@@ -111,3 +117,51 @@ def tiny_config(family: str, folder: Path, *, hidden_size: int = 32, num_layers:
     tower |= {"patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 64}
     text |= {"head_dim": hidden_size // heads}
     return Qwen3VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=False, **tokens)
+
+
+def picture(width: int, height: int, *, seed: int = 0, format: str = "PNG", orientation: int = 1) -> bytes:
+    """A smooth picture of these stored sides with noise on it, to be turned as EXIF's orientation says."""
+    y, x = np.mgrid[0:height, 0:width]
+    random = np.random.default_rng(seed)
+    waves = [np.sin((x * a + y * b) / 40) for a, b in random.uniform(-1, 1, (3, 2))]
+    pixels = 127 + 90 * np.stack(waves, -1) + random.normal(0, 8, (height, width, 3))
+    image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = BytesIO()
+    image.save(buffer, format=format, exif=exif)
+    return buffer.getvalue()
+
+
+def film(width: int, height: int, *, num_frames: int, fps: Fraction | int = 10, seed: int = 0) -> bytes:
+    """An MP4 of moving waves, with a key frame every 12 frames."""
+    buffer = BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=fps, options={"g": "12"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        y, x = np.mgrid[0:height, 0:width]
+        for number in range(num_frames):
+            waves = [np.sin((x + y * c + 9 * number + seed) / 30) for c in (0.2, 0.7, -0.5)]
+            pixels = (127 + 100 * np.stack(waves, -1)).astype(np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return buffer.getvalue()
+
+
+def stored(*turns: tuple[str, Any], tools: list[Any] | None = None, with_facts: bool = True) -> dict[str, Any]:
+    """A sample as it lies in shards: (role, content) each, content a text or a list of texts and (kind, bytes)."""
+    media, messages = b"", []
+    for role, content in turns:
+        parts: Any = content
+        if not isinstance(content, str):
+            parts = []
+            for each in content:
+                if isinstance(each, str):
+                    parts.append({"type": "text", "text": each})
+                    continue
+                kind, data = each
+                facts = facts_of(data, kind)._asdict() if with_facts else {}
+                parts.append({"type": kind, "mime": "", "span": [len(media), len(data)], **facts})
+                media += data
+        messages.append({"role": role, "content": parts})
+    return {"messages": json.dumps({"messages": messages, "tools": tools} if tools else messages), "media": media}

@@ -80,6 +80,10 @@ class Family(Protocol):
         """Of a medium of one of its kinds. DataError for one that it cannot read."""
         ...
 
+    def frames(self, layout: Layout) -> Sequence[int]:
+        """The numbers of the frames of a video that are read; none of other media."""
+        ...
+
     def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
         """int64[num_axes, T] of a sample, from 0. layouts: of its media, in the order of their tokens."""
         ...

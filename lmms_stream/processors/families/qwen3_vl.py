@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...errors import DataError
 from .family import Layout
-from .frames import ends_and_between
+from .frames import Section, ends_and_between
 from .qwen_vl import END, START, VIDEO, QwenVL, Shape, check_aspect
 
 if TYPE_CHECKING:
@@ -38,13 +38,16 @@ class Qwen3VL(QwenVL):
         """See QwenVL. A video of one frame is read as if it were shown twice."""
         videos, section = self.videos, self.choice.section(facts)
         num_frames = self.choice.num_frames(section)
-        frames = ends_and_between(section, num_frames)
         height, width = self._fitting(max(num_frames, videos.temporal_patch_size), facts.height, facts.width)
         grid = self.grid_of(num_frames, height, width)
         counts = (grid[1] * grid[2] // videos.merge_size**2,) * grid[0]
-        seconds = [f"<{each:.1f} seconds>" for each in self._seconds(frames, facts.fps)]
+        seconds = [f"<{each:.1f} seconds>" for each in self._seconds(self.chosen(section, num_frames), facts.fps)]
         text = "".join(f"{each}{START}{VIDEO}{END}" for each in seconds)
-        return Layout("video", counts, math.prod(grid), text, Shape(facts, width, height, grid, frames))
+        return Layout("video", counts, math.prod(grid), text, Shape(facts, width, height, grid, section, num_frames))
+
+    def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
+        """See QwenVL."""
+        return ends_and_between(section, num_frames)
 
     def runs(self, layout: Layout) -> list[tuple[int, int, int, int]]:
         """See QwenVL."""

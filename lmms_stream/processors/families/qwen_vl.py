@@ -34,15 +34,15 @@ _MAX_ASPECT = 200  # the longer side over the shorter one; transformers refuses 
 class Shape(NamedTuple):
     """width, height: of what the tower sees. grid: of its patches, along time, height and width.
 
-    frames: the numbers of those of a video that are read. steps: what a step of the grid along time adds to the
-    positions there.
+    section, num_frames: what is read of a video. steps: what a step of the grid along time adds to the positions there.
     """
 
     facts: ImageFacts | VideoFacts
     width: int
     height: int
     grid: tuple[int, int, int]
-    frames: tuple[int, ...] = ()
+    section: Section | None = None
+    num_frames: int = 0
     steps: int = 1
 
 
@@ -112,21 +112,29 @@ class QwenVL:
 
     def layout(self, kind: str, facts: Facts) -> Layout:
         """See Family."""
-        if kind == "image":
-            return self._image(cast("ImageFacts", facts))
-        return self.video(cast("VideoFacts", facts))
+        return self._image(facts) if kind == "image" else self.video(facts)  # type: ignore[arg-type]
 
     def _image(self, facts: ImageFacts) -> Layout:
         images = self.images
-        height, width = fitting(facts.height, facts.width, vision=images)
-        grid = 1, height // images.patch_size, width // images.patch_size
-        patches = grid[1] * grid[2]
-        shape = Shape(facts, width, height, grid)
-        return Layout("image", (patches // images.merge_size**2,), patches, "", shape)
+        side, merge = images.patch_size, images.merge_size
+        height, width = fitting(facts.height, facts.width, images)
+        rows, columns = height // side, width // side
+        patches = rows * columns
+        shape = Shape(facts, width, height, (1, rows, columns))
+        return Layout("image", (patches // (merge * merge),), patches, "", shape)
 
     def video(self, facts: VideoFacts) -> Layout:
         """Of a video."""
         raise NotImplementedError
+
+    def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
+        """The numbers of so many frames of a section."""
+        raise NotImplementedError
+
+    def frames(self, layout: Layout) -> tuple[int, ...]:
+        """See Family."""
+        shape: Shape = layout.shape
+        return () if shape.section is None else self.chosen(shape.section, shape.num_frames)
 
     def grid_of(self, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
         """The patches of frames of that size, of which the last is repeated where a patch needs it."""
@@ -167,28 +175,28 @@ class QwenVL:
             ("image", "pixel_values", "image_grid_thw", self._image_patches),
             ("video", "pixel_values_videos", "video_grid_thw", self._video_patches),
         ):
-            found = [(layout.shape, data) for layout, data in zip(layouts, media, strict=True) if layout.kind == kind]
+            found = [(layout, data) for layout, data in zip(layouts, media, strict=True) if layout.kind == kind]
             if found:
-                patches = [make(shape, data) for shape, data in found]
+                patches = [make(layout, data) for layout, data in found]
                 tensors[pixels] = patches[0] if len(patches) == 1 else np.concatenate(patches)
-                tensors[grids] = np.array([shape.grid for shape, _ in found], np.int64)
+                tensors[grids] = np.array([layout.shape.grid for layout, _ in found], np.int64)
         return tensors
 
-    def _image_patches(self, shape: Shape, data: bytes) -> NDArray[np.float32]:
+    def _image_patches(self, layout: Layout, data: bytes) -> NDArray[np.float32]:
         from ..media.images import decode_image
         from ..media.resize import resize
 
+        shape: Shape = layout.shape
         image = decode_image(data, min_width=shape.width, min_height=shape.height)
         check_decoded(image.shape, cast("ImageFacts", shape.facts))
         return self.images.patches(resize(image, width=shape.width, height=shape.height)[None])
 
-    def _video_patches(self, shape: Shape, data: bytes) -> NDArray[np.float32]:
+    def _video_patches(self, layout: Layout, data: bytes) -> NDArray[np.float32]:
         from ..media.video import read_frames
 
-        facts = cast("VideoFacts", shape.facts)
-        frames = read_frames(
-            data, shape.frames, num_frames=facts.frames, width=shape.width, height=shape.height
-        )  # fmt: skip
+        shape: Shape = layout.shape
+        num_frames = cast("VideoFacts", shape.facts).frames
+        frames = read_frames(data, self.frames(layout), num_frames=num_frames, width=shape.width, height=shape.height)
         return self.videos.patches(frames)
 
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
@@ -241,24 +249,27 @@ class FramesOfTheirOwn(QwenVL):
         num_frames = self.choice.num_frames(section)
         if self.choice.frame_num is None:
             num_frames = max(num_frames // videos.temporal_patch_size * videos.temporal_patch_size, 1)
-        height, width = fitting(facts.height, facts.width, vision=videos)
+        height, width = fitting(facts.height, facts.width, videos)
         grid = self.grid_of(num_frames, height, width)
-        frames = starts_of_equal_parts(section, num_frames)
         patches = math.prod(grid)
-        shape = Shape(facts, width, height, grid, frames, self.steps(section, num_frames))
+        shape = Shape(facts, width, height, grid, section, num_frames, self.steps(section, num_frames))
         return Layout("video", (patches // videos.merge_size**2,), patches, "", shape)
+
+    def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
+        """See QwenVL."""
+        return starts_of_equal_parts(section, num_frames)
 
     def steps(self, section: Section, num_frames: int) -> int:
         """What a pair of frames adds to the positions along time."""
         return 1
 
 
-def fitting(height: int, width: int, *, vision: Vision, num_frames: int = 1) -> tuple[int, int]:
+def fitting(height: int, width: int, vision: Vision) -> tuple[int, int]:
     """Height and width nearest to an image's whose sides are whole numbers of tokens, within the limits on pixels.
 
     That is smart_resize of transformers' Qwen2VLImageProcessor, in whose arithmetic it is written.
 
-    >>> fitting(480, 640, vision=Vision.of({"min_pixels": 3136, "max_pixels": 200704}, name=""))
+    >>> fitting(480, 640, Vision.of({"min_pixels": 3136, "max_pixels": 200704}, name=""))
     (364, 504)
     """
     factor = vision.patch_size * vision.merge_size
@@ -277,7 +288,7 @@ def fitting(height: int, width: int, *, vision: Vision, num_frames: int = 1) -> 
 
 def check_aspect(height: int, width: int) -> None:
     """DataError for sides of which one is more than 200 times the other."""
-    if max(height, width) > _MAX_ASPECT * min(height, width):
+    if height > _MAX_ASPECT * width or width > _MAX_ASPECT * height:
         raise DataError(
             f"it has {width} x {height} pixels, and one side may be {_MAX_ASPECT} times the other at most: cut or "
             "remove it"

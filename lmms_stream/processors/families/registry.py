@@ -7,9 +7,10 @@ import pkgutil
 from collections.abc import Iterator
 
 from ...errors import ConfigError
-from . import __path__ as _folders
 from .family import FamilyMaker
 from .files import ProcessorFiles
+
+_HERE = __name__.rpartition(".")[0]
 
 
 def family_of(files: ProcessorFiles) -> FamilyMaker:
@@ -29,7 +30,7 @@ def family_of(files: ProcessorFiles) -> FamilyMaker:
 
 
 def _families() -> Iterator[FamilyMaker]:
-    for found in pkgutil.iter_modules(_folders):
-        family: FamilyMaker | None = getattr(importlib.import_module(f"{__package__}.{found.name}"), "FAMILY", None)
+    for found in pkgutil.iter_modules(importlib.import_module(_HERE).__path__):
+        family: FamilyMaker | None = getattr(importlib.import_module(f"{_HERE}.{found.name}"), "FAMILY", None)
         if family is not None:
             yield family
