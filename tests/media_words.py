@@ -21,7 +21,7 @@ MERGED = 4  # patches of a token
 class MediaWords:
     """An image of 28 w x 28 h pixels gives 4 w h patches and w h tokens; each frame of a video as much again.
 
-    The media's bytes say their sizes, for parts without facts.
+    For parts without facts, the bytes say their sizes: a header of an image, or WIDTHxHEIGHTxFRAMES.
     """
 
     columns = ("messages", "media")
@@ -61,7 +61,8 @@ class MediaWords:
     @staticmethod
     def _parts(sample: Sample) -> list[dict[str, Any]]:
         contents = [message["content"] for message in json.loads(sample["messages"])]
-        return [part for content in contents for part in content]
+        lists = [[{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents]
+        return [part for content in lists for part in content]
 
     @staticmethod
     def _patches(part: dict[str, Any], sample: Sample) -> int:
@@ -69,7 +70,11 @@ class MediaWords:
         if width is None or height is None:
             if "media" not in sample:
                 raise FactsMissingError(f"a part of type {part['type']!r} has no width and height")
-            width, height, frames = map(int, media_part(part, sample["media"]).data.split(b"x"))
+            stored = media_part(part, sample["media"])
+            if stored.image_size is not None:
+                width, height = stored.image_size
+            else:
+                width, height, frames = map(int, stored.data.split(b"x"))
         if width < 28 or height < 28:
             raise DataError(f"an image of {width}x{height} pixels is too small: leave it out")
         return MERGED * (width // 28) * (height // 28) * frames

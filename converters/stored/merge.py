@@ -224,7 +224,9 @@ def _concatenate(indexes: Sequence[LengthIndex], folder: Path) -> LengthIndex:
     first = indexes[0]
     patches = None
     if any(index.patches is not None for index in indexes):
-        arrays = [np.zeros(len(index.lengths), np.uint8) if index.patches is None else index.patches for index in indexes]
+        arrays = [
+            np.zeros(len(index.lengths), np.uint8) if index.patches is None else index.patches for index in indexes
+        ]
         patches = _joined(arrays, folder / f"{first.fingerprint}.patches.joined")
     lengths = _joined([index.lengths for index in indexes], folder / f"{first.fingerprint}.joined")
     for index in indexes:

@@ -253,8 +253,9 @@ def _wrong_lengths(
         of_kinds = sum((index.num_tokens_of or {KINDS[0]: total}).values())
         if of_kinds != total:
             yield f"has {total} tokens, {description_name} says {of_kinds} of text and media: {_INDEX_AGAIN}"
-        if index.patches is not None and described.get("num_patches") != index.num_patches:
-            yield f"has {index.num_patches} patches, {description_name} says {described.get('num_patches')!r}: {_INDEX_AGAIN}"
+        said = described.get("num_patches")
+        if index.patches is not None and said != index.num_patches:
+            yield f"has {index.num_patches} patches, {description_name} says {said!r}: {_INDEX_AGAIN}"
     index.release()
 
 

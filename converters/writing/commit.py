@@ -74,7 +74,7 @@ def other_files(measured_by: Processor | None) -> list[str]:
 
 
 def measured_lengths(lengths: Sequence[np.ndarray[Any, Any]], measured_by: Processor) -> LengthIndex:
-    """The lengths index of samples whose lengths come in several arrays, uint32[n] or uint32[n, k] (see EncodedUnit)."""
+    """The lengths index of samples, from several arrays of lengths: uint32[n] or uint32[n, k], see EncodedUnit."""
     columns = np.atleast_2d(np.concatenate(lengths).astype(np.uint32).T)
     patches = np.ascontiguousarray(columns[1]) if len(columns) > 1 else None
     return LengthIndex.from_array(

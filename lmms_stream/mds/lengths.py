@@ -1,8 +1,8 @@
 """The lengths index: tokens of every sample, as one exact processor measures it.
 
 Two files beside the shards: `_lmms/lengths/<fingerprint>.npy`, uint32[num_samples] in shard order, plain NumPy
-so that it can be memory-mapped; and `<fingerprint>.json`, which says what measured it. Where samples have media, a third
-one, `<fingerprint>.patches.npy`, holds the rows that each gives to the tower of its media, also uint32[num_samples].
+so that it can be memory-mapped; and `<fingerprint>.json`, which says what measured it. Where samples have media, there
+is a third one, `<fingerprint>.patches.npy`, also uint32[num_samples]: rows that each gives to the tower of its media.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:
 
 
 def array_matches(path: Path, *, content_hash: str) -> bool:
-    """Whether the .npy file at `path` holds the lengths, or patches, that hash to this; reads all of it, a little at a time."""
+    """Whether the .npy file at `path` holds the values that hash to this; reads all of it, a little at a time."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Tokens and patches of every sample in stored order, which all packs follow from. Which files hold them is not known here."""
+"""Tokens and patches of every sample in stored order, from which packs follow; which files hold them is elsewhere."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ..errors import ConfigError, DataError
 from ..types import Sample
-from .base import FactsMissingError, Measured, MeasureAll, MeasureMedia, Processor, or_error, works_together
+from .base import FactsMissingError, MeasureAll, Measured, MeasureMedia, Processor, or_error, works_together
 
 T = TypeVar("T")
 

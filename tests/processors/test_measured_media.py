@@ -1,4 +1,4 @@
-"""Tokens and patches of samples with media, measured from what is stored of them, and from their bytes where need be."""
+"""Tokens and patches of samples with media, measured from stored facts, and from bytes where need be."""
 
 from __future__ import annotations
 
