@@ -31,7 +31,8 @@ def block_counts(
 ) -> NDArray[np.int64]:
     """Packs, tokens and overlong samples of each block of an epoch, as they are kept, or counted: int64[num_blocks, 3].
 
-    Where samples have media, a fourth column counts the overlong ones with media. num_threads: that count, one for each core unless given.
+    Where samples have media, a fourth column counts the overlong ones with media. num_threads: that count, one for each
+    core unless given.
     """
     blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
     shape = len(blocks), 3 + (inputs.index.patches is not None)
