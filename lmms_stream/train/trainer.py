@@ -24,6 +24,7 @@ from .evaluate import EVAL_NAME, check_evaluated, evaluate
 from .model.flops import model_flops
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
+from .model.towers import family_of
 from .report.meter import Meter
 from .report.run_log import RunLog
 from .run.distributed import build_mesh, init_distributed, seed_step
@@ -72,10 +73,11 @@ class FSDP2SFTTrainer:
             eval_loader = self._eval_loader()
             check_evaluated(eval_loader)
             self._tell_overlong(eval_loader)
-        packed = PackedModel(model)  # type: ignore[arg-type]
         trained_on = list(train_dataset.values()) if isinstance(train_dataset, Mapping) else [train_dataset]
-        for dataset in [*trained_on, *([] if eval_dataset is None else [eval_dataset])]:
-            packed.check_processor(core_of(dataset).processor)
+        read = [core_of(each).processor for each in [*trained_on, *([] if eval_dataset is None else [eval_dataset])]]
+        packed = PackedModel(model, family_of(read, model.config.model_type))  # type: ignore[arg-type, union-attr]
+        for processor in read:
+            packed.check_processor(processor)
         self.model = self._shard(packed)
         self.steps = TaskSteps(
             self.task,
@@ -90,10 +92,15 @@ class FSDP2SFTTrainer:
             objectives=self.steps.logged,
             world=self.world,
             device=self.device,
-            flops=model_flops(self.model.model),
+            flops=model_flops(self.model.model, tower=self.model.tower),
             peak=args.peak_tflops,
         )
-        groups = parameter_groups(self.model, weight_decay=args.weight_decay, decay_all=args.decay_all)
+        groups = parameter_groups(
+            self.model.model,
+            weight_decay=args.weight_decay,
+            decay_all=args.decay_all,
+            learning_rates=args.learning_rates,
+        )
         self.optimizer = torch.optim.AdamW(
             groups,
             lr=args.learning_rate,
