@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +69,7 @@ class BatchMaker:
         for pack, micro_batch in enumerate(work.micro_batches):
             segments = range(work.bounds[pack], work.bounds[pack + 1])
             dataset = self.datasets[work.source] if segments else None
-            yield self.settings.collator(
+            batch = self.settings.collator(
                 [_process(dataset, work, segment) for segment in segments] if dataset is not None else [],
                 work.segments.sample_ids[segments.start : segments.stop].tolist(),
                 pad_to=self.settings.pad_to,
@@ -77,6 +77,7 @@ class BatchMaker:
                 step=work.step,
                 micro_batch=micro_batch,
             )
+            yield replace(batch, num_patches=work.patches[pack]) if any(work.patches) else batch
 
     def _fill(self, work: Work) -> Iterator[Batch]:
         """The batches of packs whose processor makes them straight from the shards, in rows that they share."""

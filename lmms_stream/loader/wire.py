@@ -30,7 +30,9 @@ class WireBatch(NamedTuple):
 
 
 def to_wire(batch: Batch) -> Batch | WireBatch:
-    """A batch that collate made, for the wire; as it is where a token or a label does not fit an int32."""
+    """A batch that collate made, for the wire; as it is where it has media, or a value that does not fit an int32."""
+    if batch.num_patches:
+        return batch
     tokens, labels = batch.input_ids.numpy(), batch.labels.numpy()
     if max(int(tokens.max()), int(labels.max())) >= LIMIT or min(int(tokens.min()), int(labels.min())) < -LIMIT:
         return batch
