@@ -30,7 +30,7 @@ MEDIA = {
     "talk.wav": ("audio", wav_bytes(num_samples=123)),
     "talk.mp3": ("audio", sound_bytes("mp3")),
 }
-FACTS = {
+FACTS: dict[str, dict[str, int | float]] = {
     "photo.jpg": {"width": 40, "height": 60},
     "chart.png": {"width": 31, "height": 17},
     "clip.mp4": {"width": 48, "height": 64, "frames": 30, "fps": 10.0},
@@ -102,7 +102,7 @@ DAMAGED = {
     "cut.jpg": ("image", noisy("JPEG")[:-400], "image file is truncated"),
     "flipped.png": ("image", flipped(noisy("PNG")), "it cannot be decoded"),
     "flipped.mp4": ("video", flipped(video_bytes(num_frames=60)), "it cannot be decoded|is damaged"),
-    "cut.wav": ("audio", wav_bytes(num_samples=99)[:-30], "it is cut short: its header says that more samples follow"),
+    "cut.wav": ("audio", wav_bytes(num_samples=99)[:-30], "it is cut short: its header says that more bytes follow"),
 }
 
 

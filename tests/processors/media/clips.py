@@ -9,6 +9,7 @@ from typing import Any
 
 import av
 import numpy as np
+from numpy.typing import NDArray
 
 
 def video_bytes(
@@ -82,9 +83,11 @@ def _encode_sound(output: Any, stream: Any, *, num_samples: int, rate: int) -> N
     output.mux(stream.encode(None))
 
 
-def _picture(number: int, width: int, height: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _picture(number: int, width: int, height: int) -> NDArray[np.uint8]:
     rows, columns = np.mgrid[:height, :width]
-    return np.stack([rows * 2 + number * 7, columns * 3 - number * 5, rows + columns + number], -1).astype(np.uint8)
+    channels = [rows * 2 + number * 7, columns * 3 - number * 5, rows + columns + number]
+    picture: NDArray[np.uint8] = np.stack(channels, axis=-1).astype(np.uint8)
+    return picture
 
 
 def decoded_frames(data: bytes) -> list[av.VideoFrame]:
