@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.processors.base import or_error
 from lmms_stream.processors.media.facts import (
     AudioFacts,
     ImageFacts,
@@ -416,3 +418,37 @@ def test_facts_of_images_load_neither_video_libraries_nor_torch(tmp_path: Path) 
         "sys.exit(' '.join({'av', 'torch', 'transformers'} & set(sys.modules)) or 0)"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "a.png")], check=True, timeout=60)
+
+
+SEEDS = {
+    **{form: ("image", turned(form, 6, size=(20, 10))) for form in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")},
+    **{form: ("image", image_bytes(form)) for form in ("GIF", "BMP")},
+    "mp4": ("video", moov_first(video_bytes(num_frames=5))),
+    "mkv": ("video", video_bytes("matroska", num_frames=5)),
+    "avi": ("video", video_bytes("avi", "mpeg4", num_frames=5)),
+    "wav": ("audio", sound_bytes("wav", num_samples=50)),
+    "flac": ("audio", sound_bytes("flac", num_samples=50)),
+    "mp3": ("audio", sound_bytes("mp3", num_samples=2000)),
+}
+
+
+@examples(120)
+@given(
+    name=st.sampled_from(sorted(SEEDS)),
+    cut=st.floats(0, 1),
+    changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=6),
+)
+def test_whatever_bytes_media_have_they_have_facts_or_are_refused(
+    name: str, cut: float, changes: list[tuple[float, int]]
+) -> None:
+    kind, data = SEEDS[name]
+    changed = bytearray(data)
+    for share, value in changes:
+        changed[int(share**2 * len(data))] = value  # rather in the header
+    changed = changed[: int(cut * len(data))] if cut < 0.5 else changed
+    for read in (facts_of, checked_facts):
+        found = or_error(read, bytes(changed), kind)
+        if isinstance(found, DataError):
+            assert re.search("remove it|make it smaller|convert it", str(found))
+        else:
+            assert min(found) > 0
