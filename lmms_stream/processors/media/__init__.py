@@ -1,4 +1,4 @@
-"""Bytes of media -> what they are, and the facts about them. Nothing here knows models.
+"""Bytes of stored media -> what they are. Nothing here knows models.
 
 formats        bytes -> MIME type
 fact_types     what is known of an image, a video, a sound

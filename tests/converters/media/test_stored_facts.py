@@ -17,8 +17,8 @@ from lmms_stream.processors.media.facts import facts_of, stored_facts
 from streaming import MDSWriter
 
 from ...conftest import run_cli
-from ...processors.media.clips import sound_bytes, video_bytes
-from ...processors.media.test_facts import flipped, moov_first, noisy, turned
+from ...processors.media.clips import empty_moov, flipped, moov_first, sound_bytes, video_bytes
+from ...processors.media.pictures import noisy, turned
 from ..media_files import CLIP, image_bytes, wav_bytes
 from ..sources.source_rows import json_lines, write
 
@@ -126,10 +126,9 @@ def test_media_that_are_broken_behind_their_header_are_found_where_all_is_decode
 
 
 def test_a_video_that_is_cut_short_or_has_no_frames_is_refused_by_its_header(tmp_path: Path) -> None:
-    fragments = video_bytes(options={"movflags": "frag_keyframe+empty_moov"})
     media = {
         "cut.mp4": ("video", moov_first(video_bytes())[:-900]),
-        "empty.mp4": ("video", fragments[: fragments.index(b"moof") - 4]),
+        "empty.mp4": ("video", empty_moov()),
         "sound.mp4": ("video", sound_bytes("mp4")),
         "good.mp4": MEDIA["clip.mp4"],
     }

@@ -115,3 +115,44 @@ def cut_from_key_frame(data: bytes, *, number: int = 1, options: dict[str, str] 
                 packet.stream = copied
                 output.mux(packet)
     return buffer.getvalue()
+
+
+def moov_first(data: bytes) -> bytes:
+    """An MP4 with its header in front, as for the web: frames lie further behind by its size."""
+    at = data.index(b"moov") - 4
+    size = int.from_bytes(data[at : at + 4], "big")
+    moov, start = bytearray(data[at : at + size]), data.index(b"mdat") - 4
+    free = data.index(b"free") - 4
+    offsets = moov.index(b"stco") + 8
+    for number in range(int.from_bytes(moov[offsets : offsets + 4], "big")):
+        at_offset = offsets + 4 + 4 * number
+        moved = int.from_bytes(moov[at_offset : at_offset + 4], "big") + size
+        moov[at_offset : at_offset + 4] = moved.to_bytes(4, "big")
+    assert free < start < at
+    return data[:free] + bytes(moov) + data[free:at]
+
+
+def empty_moov() -> bytes:
+    """The beginning of a video in fragments, before the first of them."""
+    data = video_bytes(options={"movflags": "frag_keyframe+empty_moov"})
+    return data[: data.index(b"moof") - 4]
+
+
+def cut(container: str, codec: str) -> bytes:
+    """The first two thirds of a video."""
+    if container == "fragments":
+        data = video_bytes(codec_options={"g": "5"}, options={"movflags": "frag_keyframe+empty_moov"})
+    else:
+        data = video_bytes(container, codec)
+    return data[: len(data) * 2 // 3]
+
+
+def overstated(data: bytes) -> bytes:
+    """A FLAC file that says that it has another sample."""
+    return data[:25] + bytes([data[25] + 1]) + data[26:]
+
+
+def flipped(data: bytes, *, share: float = 0.5) -> bytes:
+    """Other bytes in the midst of the data, or at another share of them."""
+    at = int(len(data) * share)
+    return data[:at] + bytes(byte ^ 0xFF for byte in data[at : at + 24]) + data[at + 24 :]
