@@ -156,3 +156,12 @@ def flipped(data: bytes, *, share: float = 0.5) -> bytes:
     """Other bytes in the midst of the data, or at another share of them."""
     at = int(len(data) * share)
     return data[:at] + bytes(byte ^ 0xFF for byte in data[at : at + 24]) + data[at + 24 :]
+
+
+def without_last_picture(data: bytes) -> bytes:
+    """An MP4 of HEVC whose last packet holds filler data alone (ITU-T H.265, 7.3.2.8)."""
+    with av.open(BytesIO(data)) as file:
+        last = list(file.streams.video[0].index_entries)[-1]
+        at, size = last.pos, last.size
+    filler = (size - 4).to_bytes(4, "big") + b"\x4c\x01" + b"\xff" * (size - 7) + b"\x80"
+    return data[:at] + filler + data[at + size :]

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from io import BytesIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import DataError
 from lmms_stream.processors.base import or_error
+from lmms_stream.processors.media import image_header
 from lmms_stream.processors.media.facts import checked_facts, facts_of
+from PIL import Image
 
 from ...converters.media_files import image_bytes, wav_bytes
 from ...strategies import examples
-from .clips import cut, empty_moov, flipped, moov_first, overstated, sound_bytes, video_bytes
+from .clips import cut, empty_moov, flipped, moov_first, overstated, sound_bytes, video_bytes, without_last_picture
 from .pictures import noisy, turned
 
 BROKEN: dict[str, tuple[str, Callable[[], bytes], str]] = {
@@ -70,6 +73,11 @@ DAMAGED: dict[str, tuple[str, Callable[[], bytes], str]] = {
         )
         for name, codec in (("matroska", "libx264"), ("webm", "libvpx-vp9"), ("avi", "mpeg4"), ("fragments", "libx264"))
     },
+    "mp4-without-last-picture": (
+        "video",
+        lambda: without_last_picture(video_bytes(codec="libx265", codec_options={"x265-params": "log-level=none"})),
+        "its header lists 30 frames, 29 are there: repair or remove it",
+    ),
     "flac-flipped": ("audio", lambda: flipped(sound_bytes("flac"), share=0.9), "it cannot be decoded"),
     "flac-overstated": (
         "audio",
@@ -84,6 +92,23 @@ def test_media_that_are_damaged_behind_their_header_are_found_by_decoding(name: 
     kind, make, reason = DAMAGED[name]
     with pytest.raises(DataError, match=reason):
         checked_facts(make(), kind)
+
+
+def test_a_sound_of_several_rates_is_refused() -> None:
+    plain = {"write_xing": "0", "id3v2_version": "0"}
+    first, second = (sound_bytes("mp3", rate=rate, options=plain) for rate in (16000, 24000))
+    with pytest.raises(DataError, match=r"its sample rate changes \(16000, 24000 Hz\): resample or remove it"):
+        facts_of(first + second, "audio")
+
+
+def test_animations_are_decoded_up_to_a_number_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = BytesIO()
+    frames = [Image.new("RGB", (20, 10), (number, 0, 0)) for number in range(5)]
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
+    assert checked_facts(buffer.getvalue(), "image") == (20, 10)
+    monkeypatch.setattr(image_header, "MAX_DECODED_PIXELS", 999)
+    with pytest.raises(DataError, match="it has 5 frames of 20 x 10 pixels, more than 999 in all: store it as a video"):
+        checked_facts(buffer.getvalue(), "image")
 
 
 SEEDS = {
