@@ -86,7 +86,7 @@ def _opened(data: bytes, kind: Literal["video", "audio"]) -> Iterator[tuple[Any,
             yield container, stream
     except (av.FFmpegError, ValueError, ArithmeticError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"it cannot be decoded ({reason}): repair it, or remove it") from error
+        raise DataError(f"it cannot be decoded ({reason}): repair or remove it") from error
 
 
 def _library() -> Any:
@@ -94,8 +94,7 @@ def _library() -> Any:
         import av
     except ImportError as error:
         raise ConfigError(
-            "videos, and sounds other than WAV and FLAC, are read by PyAV, which is missing: "
-            'pip install "lmms-stream[media]"'
+            'videos and sounds are decoded by PyAV, which is missing: pip install "lmms-stream[media]"'
         ) from error
     return av
 

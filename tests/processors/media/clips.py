@@ -161,7 +161,7 @@ def flipped(data: bytes, *, share: float = 0.5) -> bytes:
 def without_last_picture(data: bytes) -> bytes:
     """An MP4 of HEVC whose last packet holds filler data alone (ITU-T H.265, 7.3.2.8)."""
     with av.open(BytesIO(data)) as file:
-        last = list(file.streams.video[0].index_entries)[-1]
-        at, size = last.pos, last.size
+        last: Any = list(file.streams.video[0].index_entries)[-1]
+        at, size = int(last.pos), int(last.size)
     filler = (size - 4).to_bytes(4, "big") + b"\x4c\x01" + b"\xff" * (size - 7) + b"\x80"
     return data[:at] + filler + data[at + size :]

@@ -28,7 +28,7 @@ BROKEN: dict[str, tuple[str, Callable[[], bytes], str]] = {
         "Pillow cannot read its header .* or convert it to JPEG or P",
     ),
     "image-unknown": ("image", lambda: b"neither", "Pillow cannot read its header"),
-    "video-header": ("video", lambda: video_bytes()[:200], r"it cannot be decoded \(.*\): repair it, or remove it"),
+    "video-header": ("video", lambda: video_bytes()[:200], r"it cannot be decoded \(.*\): repair or remove it"),
     "video-cut": (
         "video",
         lambda: moov_first(video_bytes())[:-900],

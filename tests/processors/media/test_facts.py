@@ -20,7 +20,7 @@ def test_a_library_that_is_missing_is_named_with_its_command(monkeypatch: pytest
     media = (("video", video_bytes()), ("audio", sound_bytes("mp3")))
     monkeypatch.setitem(sys.modules, "av", None)
     for kind, data in media:
-        with pytest.raises(ConfigError, match=r'read by PyAV, which is missing: pip install "lmms-stream\[media\]"'):
+        with pytest.raises(ConfigError, match=r'decoded by PyAV, which is missing: pip install "lmms-stream\[media\]"'):
             facts_of(data, kind)
     assert facts_of(wav_bytes(), "audio") == AudioFacts(8, 16000)
     assert facts_of(image_bytes(), "image") == ImageFacts(4, 3)
