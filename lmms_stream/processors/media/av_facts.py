@@ -32,18 +32,24 @@ def video_facts(data: bytes, *, is_checked: bool = False) -> VideoFacts:
             first = next(_decoded(container, stream), None)
             if first is not None and not first.interlaced_frame:  # a packet may hold one field of two
                 fps = listed.fps or _average_rate(_packet_times(data), container, stream)
-                return VideoFacts(*_size_shown(first), listed.count, fps)
+                return VideoFacts(*_size_shown(first), listed.num_frames, fps)
+    found = _decoded_facts(data, is_checked=is_checked)
+    if is_checked and listed is not None and listed.num_frames != found.frames:
+        raise DataError(f"its header lists {listed.num_frames} frames, {found.frames} are there: repair or remove it")
+    return found
+
+
+def _decoded_facts(data: bytes, *, is_checked: bool) -> VideoFacts:
+    first: Any = None
+    times: list[int | None] = []
     with _opened(data, "video") as (container, stream):
-        first, times = None, []
         for frame in _decoded(container, stream, is_strict=is_checked):
-            first = first or frame
             if is_checked and frame.is_corrupt:
                 raise DataError(f"its frame {len(times)} is damaged: repair or remove it")
+            first = first or frame
             times.append(frame.pts)
         if first is None:
             raise DataError("it has no frames: remove it")
-        if is_checked and listed is not None and listed.count != len(times):
-            raise DataError(f"its header lists {listed.count} frames, {len(times)} are there: repair or remove it")
         return VideoFacts(*_size_shown(first), len(times), _average_rate(times, container, stream))
 
 
@@ -80,7 +86,7 @@ def _opened(data: bytes, kind: Literal["video", "audio"]) -> Iterator[tuple[Any,
             yield container, stream
     except (av.FFmpegError, ValueError, ArithmeticError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"it cannot be decoded ({reason}): repair it, or remove it") from error
+        raise DataError(f"it cannot be decoded ({reason}): repair or remove it") from error
 
 
 def _library() -> Any:
@@ -88,8 +94,7 @@ def _library() -> Any:
         import av
     except ImportError as error:
         raise ConfigError(
-            "videos, and sounds other than WAV and FLAC, are read by PyAV, which is missing: "
-            'pip install "lmms-stream[media]"'
+            'videos and sounds are decoded by PyAV, which is missing: pip install "lmms-stream[media]"'
         ) from error
     return av
 
@@ -109,9 +114,9 @@ def _size_shown(frame: Any) -> tuple[int, int]:
 
 
 class _Listed(NamedTuple):
-    """count: frames. fps: None where they are not equally long."""
+    """fps: None where the frames are not equally long."""
 
-    count: int
+    num_frames: int
     fps: float | None
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from ...errors import ConfigError, DataError
 from .fact_types import FACT_TYPES, AudioFacts, Facts, ImageFacts, VideoFacts
+from .formats import is_cut_short
 from .image_header import check_image, image_facts
-from .sound_header import is_cut_short, sound_facts_of_header
+from .sound_header import sound_facts_of_header
 
 __all__ = ["FACT_TYPES", "AudioFacts", "Facts", "ImageFacts", "VideoFacts", "checked_facts", "facts_of", "stored_facts"]
 
@@ -44,10 +45,10 @@ def checked_facts(data: bytes, kind: str) -> Facts:
         return image_facts(data)
     from .av_facts import sound_facts, video_facts
 
+    if is_cut_short(data):
+        raise DataError("it is cut short: its header says that more bytes follow: repair or remove it")
     if kind == "video":
         return video_facts(data, is_checked=True)
-    if is_cut_short(data):
-        raise DataError("it is cut short: its header says that more samples follow: repair or remove it")
     decoded, said = sound_facts(data, is_checked=True), sound_facts_of_header(data)
     if said not in (None, decoded):
         raise DataError(f"its header says {said}, decoding gives {decoded}: repair or remove it")

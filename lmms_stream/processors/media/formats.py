@@ -1,4 +1,4 @@
-"""What media are, by their first bytes. bytes -> MIME type."""
+"""What media are, by their first bytes. bytes -> MIME type; whether they end too early."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ _BRANDS = {
 }  # fmt: skip
 _EBML = b"\x1a\x45\xdf\xa3"
 _DOCTYPE_ID = b"\x42\x82"
+_SEGMENT_ID = b"\x18\x53\x80\x67"
+_UNKNOWN_RIFF_BYTES = 0x7FFF0000  # so many or more are said by programs that write to a pipe
 _QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 _BITMAP_HEADER_BYTES = (12, 40, 52, 56, 64, 108, 124)
 
@@ -89,6 +91,38 @@ def shown_mime(data: bytes, kind: str) -> str | None:
 def extension_of(mime: str) -> str:
     """What names of files of a MIME type end in."""
     return _EXTENSIONS.get(mime, ".bin")
+
+
+def is_cut_short(data: bytes) -> bool:
+    """Whether the file is shorter than its outermost header says, for containers of videos and sounds that have one.
+
+    What was written to a pipe does not say its size. The others are RIFF (WAV, AVI), Matroska and ISO media.
+    """
+    if data[:4] == b"RIFF":
+        size = int.from_bytes(data[4:8], "little")
+        return len(data) - 8 < size < _UNKNOWN_RIFF_BYTES
+    if data.startswith(_EBML):
+        size, offset = _vint(data, len(_EBML))
+        offset += size
+        if data[offset : offset + 4] != _SEGMENT_ID:
+            return offset > len(data)
+        size, begin = _vint(data, offset + 4)
+        is_unknown = size == (1 << 7 * (begin - offset - 4)) - 1
+        return not is_unknown and begin + size > len(data)
+    return media_format(data) in ("mp4", "mov", "m4a") and _boxes_end(data) > len(data)
+
+
+def _boxes_end(data: bytes) -> int:
+    """Where the last box of ISO media ends (ISO 14496-12, 4.2)."""
+    offset = 0
+    while offset + 8 <= len(data):
+        size = int.from_bytes(data[offset : offset + 4], "big")
+        if size == 1:
+            size = int.from_bytes(data[offset + 8 : offset + 16], "big")
+        if size < 8:  # 0: up to the end of the file
+            return len(data)
+        offset += size
+    return offset
 
 
 def _document_type(data: bytes) -> bytes:

@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from .fact_types import AudioFacts
 
 _WAV_FORMATS = (1, 3, 0xFFFE)  # whole numbers, floats, and either with a longer header: samples of equal size
-_UNKNOWN_BYTES = 0x7FFF0000  # at least this is said by programs that write to a pipe
 _STREAMINFO = 0
 
 
 def sound_facts_of_header(data: bytes) -> AudioFacts | None:
     """None for other files, and for those whose header does not say how many samples there are."""
-    if data[:4] == b"fLaC":
-        return _flac(data)
-    wav = _wav(data)
-    if wav is None or wav.is_piped or wav.said_bytes > wav.found_bytes or wav.said_bytes < wav.frame_bytes:
-        return None
-    return AudioFacts(wav.said_bytes // wav.frame_bytes, wav.rate)
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return _wav(data)
+    return _flac(data) if data[:4] == b"fLaC" else None
 
 
-def is_cut_short(data: bytes) -> bool:
-    """Whether a WAV file has less than it says; no other files are looked at."""
-    wav = _wav(data)
-    return wav is not None and not wav.is_piped and wav.said_bytes > wav.found_bytes
+def _wav(data: bytes) -> AudioFacts | None:
+    """RIFF chunks (Microsoft and IBM, 1991): "fmt " says of what size samples are, "data" holds them.
 
-
-class _Wav(NamedTuple):
-    """frame_bytes: of a sample of all channels. said_bytes, found_bytes: of all samples."""
-
-    rate: int
-    frame_bytes: int
-    said_bytes: int
-    found_bytes: int
-
-    @property
-    def is_piped(self) -> bool:
-        """It was written before its size was known."""
-        return self.said_bytes == 0 or self.said_bytes >= _UNKNOWN_BYTES
-
-
-def _wav(data: bytes) -> _Wav | None:
-    """RIFF chunks (Microsoft and IBM, 1991): "fmt " says of what size samples are, "data" holds them."""
+    What was written to a pipe does not say how many they are, and what was cut has fewer: None.
+    """
     offset, frame_bytes, rate = 12, 0, 0
-    while data[:4] == b"RIFF" and data[8:12] == b"WAVE" and offset + 8 <= len(data):
+    while offset + 8 <= len(data):
         name, size = data[offset : offset + 4], int.from_bytes(data[offset + 4 : offset + 8], "little")
         offset += 8
         if name == b"fmt ":
@@ -53,7 +30,8 @@ def _wav(data: bytes) -> _Wav | None:
             rate = int.from_bytes(data[offset + 4 : offset + 8], "little")
             frame_bytes = int.from_bytes(data[offset + 12 : offset + 14], "little")
         elif name == b"data":
-            return _Wav(rate, frame_bytes, size, len(data) - offset) if rate and frame_bytes else None
+            is_said = rate and 0 < frame_bytes <= size <= len(data) - offset
+            return AudioFacts(size // frame_bytes, rate) if is_said else None
         offset += size + size % 2
     return None
 

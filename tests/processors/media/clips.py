@@ -9,6 +9,7 @@ from typing import Any
 
 import av
 import numpy as np
+from numpy.typing import NDArray
 
 
 def video_bytes(
@@ -82,9 +83,11 @@ def _encode_sound(output: Any, stream: Any, *, num_samples: int, rate: int) -> N
     output.mux(stream.encode(None))
 
 
-def _picture(number: int, width: int, height: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _picture(number: int, width: int, height: int) -> NDArray[np.uint8]:
     rows, columns = np.mgrid[:height, :width]
-    return np.stack([rows * 2 + number * 7, columns * 3 - number * 5, rows + columns + number], -1).astype(np.uint8)
+    channels = [rows * 2 + number * 7, columns * 3 - number * 5, rows + columns + number]
+    picture: NDArray[np.uint8] = np.stack(channels, axis=-1).astype(np.uint8)
+    return picture
 
 
 def decoded_frames(data: bytes) -> list[av.VideoFrame]:
@@ -112,3 +115,53 @@ def cut_from_key_frame(data: bytes, *, number: int = 1, options: dict[str, str] 
                 packet.stream = copied
                 output.mux(packet)
     return buffer.getvalue()
+
+
+def moov_first(data: bytes) -> bytes:
+    """An MP4 with its header in front, as for the web: frames lie further behind by its size."""
+    at = data.index(b"moov") - 4
+    size = int.from_bytes(data[at : at + 4], "big")
+    moov, start = bytearray(data[at : at + size]), data.index(b"mdat") - 4
+    free = data.index(b"free") - 4
+    offsets = moov.index(b"stco") + 8
+    for number in range(int.from_bytes(moov[offsets : offsets + 4], "big")):
+        at_offset = offsets + 4 + 4 * number
+        moved = int.from_bytes(moov[at_offset : at_offset + 4], "big") + size
+        moov[at_offset : at_offset + 4] = moved.to_bytes(4, "big")
+    assert free < start < at
+    return data[:free] + bytes(moov) + data[free:at]
+
+
+def empty_moov() -> bytes:
+    """The beginning of a video in fragments, before the first of them."""
+    data = video_bytes(options={"movflags": "frag_keyframe+empty_moov"})
+    return data[: data.index(b"moof") - 4]
+
+
+def cut(container: str, codec: str) -> bytes:
+    """The first two thirds of a video."""
+    if container == "fragments":
+        data = video_bytes(codec_options={"g": "5"}, options={"movflags": "frag_keyframe+empty_moov"})
+    else:
+        data = video_bytes(container, codec)
+    return data[: len(data) * 2 // 3]
+
+
+def overstated(data: bytes) -> bytes:
+    """A FLAC file that says that it has another sample."""
+    return data[:25] + bytes([data[25] + 1]) + data[26:]
+
+
+def flipped(data: bytes, *, share: float = 0.5) -> bytes:
+    """Other bytes in the midst of the data, or at another share of them."""
+    at = int(len(data) * share)
+    return data[:at] + bytes(byte ^ 0xFF for byte in data[at : at + 24]) + data[at + 24 :]
+
+
+def without_last_picture(data: bytes) -> bytes:
+    """An MP4 of HEVC whose last packet holds filler data alone (ITU-T H.265, 7.3.2.8)."""
+    with av.open(BytesIO(data)) as file:
+        last: Any = list(file.streams.video[0].index_entries)[-1]
+        at, size = int(last.pos), int(last.size)
+    filler = (size - 4).to_bytes(4, "big") + b"\x4c\x01" + b"\xff" * (size - 7) + b"\x80"
+    return data[:at] + filler + data[at + size :]

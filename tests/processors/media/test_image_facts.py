@@ -1,0 +1,68 @@
+"""The size of an image by its header is the size that decoding gives, turned as its EXIF data say."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.processors.media.facts import ImageFacts, checked_facts, facts_of
+from lmms_stream.processors.media.image_header import fit_image, image_facts
+from PIL import Image
+
+from ...converters.media_files import image_bytes
+from ...strategies import examples
+from .pictures import png_with, shown_size, turned
+
+ORIENTATIONS = range(1, 9)
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF", "MPO"])
+def test_the_size_of_an_image_is_that_with_its_exif_orientation_applied(form: str, orientation: int) -> None:
+    data = turned(form, orientation)
+    facts = facts_of(data, "image")
+    assert facts == checked_facts(data, "image") == shown_size(data)
+    assert facts == ((4, 6) if orientation >= 5 else (6, 4))
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "1"])
+def test_the_size_of_an_image_is_what_decoding_gives(form: str, mode: str) -> None:
+    data = image_bytes(form, size=(37, 23), mode=mode)
+    assert facts_of(data, "image") == checked_facts(data, "image") == shown_size(data) == ImageFacts(37, 23)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_png_may_say_its_orientation_before_or_behind_its_pixels(behind: bool) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    xmp = b'XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation="8"/>'
+    for name, body in ((b"eXIf", exif.tobytes()[6:]), (b"iTXt", xmp)):
+        data = png_with(image_bytes(size=(6, 4)), name, body, behind=behind)
+        assert facts_of(data, "image") == shown_size(data) == (4, 6)
+    data = png_with(image_bytes(size=(6, 4)), b"tEXt", b"Comment\0of no use", behind=behind)
+    assert facts_of(data, "image") == shown_size(data) == (6, 4)
+
+
+def test_exif_data_that_are_damaged_turn_nothing() -> None:
+    for exif in (b"Exif\0\0garbage", b"Exif\0\0", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff"):
+        buffer = BytesIO()
+        Image.new("RGB", (6, 4)).save(buffer, "JPEG", exif=exif)
+        assert facts_of(buffer.getvalue(), "image") == (6, 4)
+    assert facts_of(turned("JPEG", 9), "image") == (6, 4)
+
+
+@examples(60)
+@given(form=st.sampled_from(["JPEG", "PNG", "WEBP"]), width=st.integers(1, 300), height=st.integers(1, 300))
+def test_headers_alone_are_read_of_images(form: str, width: int, height: int) -> None:
+    data = turned(form, 6, size=(width, height))
+    start = {"JPEG": data.find(b"\xff\xda") + 14, "PNG": data.find(b"IDAT") + 4, "WEBP": len(data)}[form]
+    assert image_facts(data[:start] + bytes(9)) == (height, width) == shown_size(data)
+
+
+def test_the_facts_of_an_image_made_smaller_are_of_the_smaller_one() -> None:
+    for orientation in ORIENTATIONS:
+        data, facts = fit_image(turned("JPEG", orientation, size=(60, 30)), max_pixels=450)
+        assert facts == facts_of(data, "image") == shown_size(data) == ((15, 30) if orientation >= 5 else (30, 15))
