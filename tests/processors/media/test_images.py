@@ -6,6 +6,7 @@ import builtins
 import struct
 import zlib
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,12 @@ def animation(form: str) -> bytes:
     return encoded(frames[0], form, save_all=True, append_images=frames[1:])
 
 
+def of_mode(mode: str) -> bytes:
+    return encoded(photograph(mode), "PNG")
+
+
 OTHERS: dict[str, Callable[[], bytes]] = {
-    **{f"PNG {mode}": lambda mode=mode: encoded(photograph(mode), "PNG") for mode in ("RGB", "RGBA", "L", "LA", "1")},
+    **{f"PNG {mode}": partial(of_mode, mode) for mode in ("RGB", "RGBA", "L", "LA", "1")},
     "PNG palette": lambda: palette(None),
     "PNG palette with a transparent colour": lambda: palette(3),
     "PNG palette with transparencies": lambda: palette(bytes(range(256))),
