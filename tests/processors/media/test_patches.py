@@ -89,6 +89,16 @@ def test_patches_of_a_video_are_those_of_the_video_processors_within_1e_6(num_fr
     assert np.abs(to_patches(frames, **cut, **HALF) - expected).max() <= FAST_TOLERANCE
 
 
+def test_patches_of_several_images_are_written_into_one_array() -> None:
+    images = [noise(1, 28, 56), noise(1, 84, 28)]
+    together = np.zeros((8 + 12, 1176), np.float32)
+    for image, rows in zip(images, (together[:8], together[8:]), strict=True):
+        assert to_patches(image, **CUT, **CLIP, out=rows) is rows
+    assert np.array_equal(together, np.concatenate([to_patches(image, **CUT, **CLIP) for image in images]))
+    with pytest.raises(ConfigError, match=r"out is float32 \(20, 1176\), expected float32 \(8, 1176\), contiguous"):
+        to_patches(images[0], **CUT, **CLIP, out=together)
+
+
 def test_a_size_that_patches_do_not_divide_is_an_error() -> None:
     for shape in ((1, 28, 27), (1, 42, 28), (0, 28, 28)):
         with pytest.raises(
