@@ -47,6 +47,7 @@ bench: setup
 	$(BIN)/python benchmarks/mixture.py
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/resume.py
+	$(BIN)/python benchmarks/media.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/s3.py
 	$(BIN)/python benchmarks/convert.py

@@ -24,12 +24,15 @@ def to_patches(
     temporal_patch_size: int,
     mean: Sequence[float],
     std: Sequence[float],
+    out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """[N, H, W, 3] -> [t * h * w, 3 * temporal_patch_size * patch_size**2], with h and w of patches.
 
     The last frame is repeated until temporal_patch_size divides their number. Rows go by time, then by groups of
     merge_size x merge_size patches, which stay together; a row goes by channel, frame, and the pixels of the patch.
     Values are (x / 255 - mean) / std in float32, with the bits that transformers' slow processor gives.
+    out: rows that are filled and returned, such as those of an image in an array of several; new memory costs more time
+    than the patches.
     """
     num_frames, height, width, _ = frames.shape
     multiple = patch_size * merge_size
@@ -40,7 +43,11 @@ def to_patches(
         )
     times = -(-num_frames // temporal_patch_size)
     num_patches = times * (height // patch_size) * (width // patch_size)
-    out = np.empty((num_patches, 3 * temporal_patch_size * patch_size * patch_size), np.float32)
+    shape = (num_patches, 3 * temporal_patch_size * patch_size * patch_size)
+    if out is None:
+        out = np.empty(shape, np.float32)
+    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise ConfigError(f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous")
     _fill(
         np.require(frames, np.uint8, ["C", "W"]).reshape(num_frames, height, 3 * width),
         patch_size,

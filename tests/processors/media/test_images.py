@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import builtins
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -96,8 +99,12 @@ def animation(form: str) -> bytes:
     return encoded(frames[0], form, save_all=True, append_images=frames[1:])
 
 
+def of_mode(mode: str) -> bytes:
+    return encoded(photograph(mode), "PNG")
+
+
 OTHERS: dict[str, Callable[[], bytes]] = {
-    **{f"PNG {mode}": lambda mode=mode: encoded(photograph(mode), "PNG") for mode in ("RGB", "RGBA", "L", "LA", "1")},
+    **{f"PNG {mode}": partial(of_mode, mode) for mode in ("RGB", "RGBA", "L", "LA", "1")},
     "PNG palette": lambda: palette(None),
     "PNG palette with a transparent colour": lambda: palette(3),
     "PNG palette with transparencies": lambda: palette(bytes(range(256))),
@@ -222,6 +229,12 @@ def test_bytes_that_are_no_image_are_an_error() -> None:
         decode_image(b"\x89PNG\r\n\x1a\n and nothing else")
 
 
+def test_a_heic_image_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(DataError, match=r"the image is HEIC, .* convert it to JPEG or PNG, or pip install pillow-heif"):
+        decode_image(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+
+
 def test_an_image_of_more_pixels_than_the_limit_is_an_error_before_it_is_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -247,9 +260,6 @@ def test_a_bomb_that_pillow_refuses_is_an_error_that_says_its_size(max_pixels: i
 
 
 def test_a_worker_needs_neither_torch_nor_transformers_to_decode() -> None:
-    import subprocess
-    import sys
-
     program = (
         "import sys; from lmms_stream.processors.media import images, patches, resize, video; "
         "print(sorted({'torch', 'torchvision', 'transformers', 'av', 'PIL', 'simplejpeg'} & {*sys.modules}))"

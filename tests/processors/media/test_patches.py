@@ -62,7 +62,7 @@ def test_patches_have_the_bits_of_transformers_slow_processor(
 def test_all_levels_of_a_channel_have_the_bits_of_transformers() -> None:
     levels = np.arange(256, dtype=np.uint8).repeat(4).reshape(1, 32, 32)
     frames = np.stack([levels, levels[:, ::-1], levels[:, :, ::-1]], -1)
-    cut = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
+    cut: dict[str, Any] = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
     for values in (CLIP, HALF, {"mean": [0.1, 0.2, 0.3], "std": [0.3, 0.7, 1.0]}):
         assert np.array_equal(to_patches(frames, **cut, **values), slow(frames, cut=cut, values=values))
 
@@ -85,8 +85,18 @@ def test_patches_of_a_video_are_those_of_the_video_processors_within_1e_6(num_fr
     expected = Qwen2VLVideoProcessor()(video, **options)["pixel_values_videos"].numpy()
     assert np.abs(to_patches(frames, **CUT, **CLIP) - expected).max() <= FAST_TOLERANCE
     expected = Qwen3VLVideoProcessor()(video, **options)["pixel_values_videos"].numpy()
-    cut = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
+    cut: dict[str, Any] = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
     assert np.abs(to_patches(frames, **cut, **HALF) - expected).max() <= FAST_TOLERANCE
+
+
+def test_patches_of_several_images_are_written_into_one_array() -> None:
+    images = [noise(1, 28, 56), noise(1, 84, 28)]
+    together = np.zeros((8 + 12, 1176), np.float32)
+    for image, rows in zip(images, (together[:8], together[8:]), strict=True):
+        assert to_patches(image, **CUT, **CLIP, out=rows) is rows
+    assert np.array_equal(together, np.concatenate([to_patches(image, **CUT, **CLIP) for image in images]))
+    with pytest.raises(ConfigError, match=r"out is float32 \(20, 1176\), expected float32 \(8, 1176\), contiguous"):
+        to_patches(images[0], **CUT, **CLIP, out=together)
 
 
 def test_a_size_that_patches_do_not_divide_is_an_error() -> None:

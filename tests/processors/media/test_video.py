@@ -140,6 +140,22 @@ def test_chosen_frames_have_the_bits_of_those_of_a_video_decoded_whole(name: str
             assert np.array_equal(frame, frames[index]), (indices, index)
 
 
+COUNTED = {"H.264, refreshed bit by bit", "H.264 in AVI"}  # of these packets do not tell the frames
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_only_where_packets_do_not_tell_the_frames_all_before_them_are_decoded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[bytes] = []
+    actual = video._opened
+    monkeypatch.setattr(video, "_opened", lambda data: opened.append(data) or actual(data))  # type: ignore[func-returns-value]
+    for indices in some(60):
+        opened.clear()
+        read_frames(of_kind(name), indices, num_frames=60, width=28, height=28)
+        assert len(opened) == 2 or name in COUNTED, indices
+
+
 def test_frames_are_resized_as_images_are() -> None:
     data = of_kind("H.264")
     frames = all_frames(data)
