@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import ConfigError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Sample = Mapping[str, Any]  # one row of a dataset: column name -> decoded value
-Processed = Mapping[str, Any]  # what a processor makes of it: "input_ids", "labels", media tensors
+Processed = Mapping[str, Any]  # what a processor makes of it: "input_ids", "labels", "position_ids", "media"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,10 @@ class Segments(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the tokens of packs, one after another, are written into: int64[1, T] each; see Batch."""
+    """What the tokens of packs, one after another, are written into: int64[1, T] each; see Batch.
+
+    position_ids: int64[axes, 1, T] where a family of models has axes of its own.
+    """
 
     input_ids: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -119,6 +122,9 @@ class Batch:
 
     input_ids, labels, position_ids: int64[1, T]; labels are -100 where nothing is learnt, and always at
     the first token of a segment, so that no sample predicts the next; position_ids restart at 0 there.
+    With a family of models that has axes of its own (time, height, width), position_ids are int64[1 + axes, 1, T]:
+    those that restart by one a token, then the family's.
+    inputs: named tensors of the media, those of all samples one after another on axis 0, in the order of their tokens.
     cu_seqlens: int32[num_segments + 1], token offsets of the segments; max_seqlen: the longest, in tokens.
     num_loss_tokens: labels that are not -100. sample_ids: int64[num_samples]; empty in a pad pack.
     source: the source of the samples. step: the step it belongs to, counted from where the loader began;
@@ -133,6 +139,7 @@ class Batch:
     max_seqlen: int
     num_loss_tokens: int
     sample_ids: torch.Tensor
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     source: str = ""
     step: int = 0
     micro_batch: int = 0
@@ -156,5 +163,6 @@ class Batch:
 
         import torch
 
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Batch(**{k: change(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()})
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        changed = {k: change(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+        return Batch(**changed | {"inputs": {name: change(tensor) for name, tensor in self.inputs.items()}})

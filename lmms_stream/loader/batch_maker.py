@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ..mds.core import PackedDataset
 from ..plan.planner import After, StepConfig, Work
 from ..processors.base import PackFiller, Processor, SegmentError
 from ..types import Batch, Processed, Rows
-from .collate import collate, padded_length, to_batch, write_padding
+from .collate import check_keys, collate, padded_length, to_batch, write_padding
 from .row_memory import RowMemory, new_rows
 from .wire import WireBatch
 
@@ -66,11 +66,12 @@ class BatchMaker:
         if self.fills(work.source):
             yield from self._fill(work)
             return
+        # A collator of the user's may take other keys.
+        checks_keys = self.settings.collator is collate
         for pack, micro_batch in enumerate(work.micro_batches):
             segments = range(work.bounds[pack], work.bounds[pack + 1])
-            dataset = self.datasets[work.source] if segments else None
             batch = self.settings.collator(
-                [_process(dataset, work, segment) for segment in segments] if dataset is not None else [],
+                [_process(self.datasets[work.source], work, segment, checks_keys=checks_keys) for segment in segments],
                 work.segments.sample_ids[segments.start : segments.stop].tolist(),
                 pad_to=self.settings.pad_to,
                 source=work.source,
@@ -132,7 +133,7 @@ def processor_of(dataset: PackedDataset) -> Processor:
     return dataset.processor
 
 
-def _process(dataset: PackedDataset, work: Work, segment: int) -> Processed:
+def _process(dataset: PackedDataset, work: Work, segment: int, *, checks_keys: bool) -> Processed:
     """A segment: all of its sample, unless that is longer than a pack."""
     _, start, length, shard_id, index, expected = (int(values[segment]) for values in work.segments)
     shard = dataset.pack_reader.shard(shard_id)
@@ -143,9 +144,27 @@ def _process(dataset: PackedDataset, work: Work, segment: int) -> Processed:
             raise SegmentError("it has another length", segment=segment, num_tokens=num_tokens)
     except DataError as error:
         raise _explain(dataset, work, error, segment=segment) from error
+    if checks_keys:
+        check_keys(processed, made_by=type(dataset.processor).__name__)
     if num_tokens == length:
         return processed
-    return {name: value[start : start + length] for name, value in processed.items()}
+    if processed.get("media"):
+        error = DataError(
+            f"it has media and {num_tokens} tokens, more than a pack holds, and pictures cannot be cut with their "
+            "tokens: set overlong to drop or error, or raise packing_length"
+        )
+        raise naming(dataset, int(work.segments.sample_ids[segment]), error)
+    return {name: _piece(name, value, start, start + length) for name, value in processed.items()}
+
+
+def _piece(name: str, value: Any, start: int, stop: int) -> Any:
+    """What a piece [start, stop) of a sample's tokens has of a value; positions begin at 0 in each."""
+    if name == "media":
+        return value
+    if name == "position_ids":
+        own = value[..., start:stop]
+        return own - own[..., :1]
+    return value[start:stop]
 
 
 def naming(dataset: PackedDataset, sample_id: int, error: DataError) -> DataError:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..errors import ConfigError
 from ..processors.base import IGNORED_LABEL
 from ..types import Batch, Processed, Rows
+from .media_inputs import join_inputs, media_inputs
 from .row_memory import new_rows
 
 PAD_TOKEN_ID = 0
 MIN_PAD_TOKENS = 2  # a pad pack needs a next token to predict, or tensors in the model are empty
+KEYS = ("input_ids", "labels", "position_ids", "media")  # of what a processor makes
 
 
 def collate(
@@ -29,8 +33,11 @@ def collate(
     """One sequence of all samples of a pack; see Batch for the shapes.
 
     pad_to: at least this many tokens; what is added is a segment of its own, without labels. No samples at all
-    give a pad pack: only such a segment.
+    give a pad pack: only such a segment. ConfigError for samples with a key that is none of KEYS, and for media or
+    positions of shapes that do not go together.
     """
+    for sample in samples:
+        check_keys(sample)
     lengths = [len(sample["input_ids"]) for sample in samples]
     num_tokens = sum(lengths)
     total = padded_length(num_tokens, pad_to)
@@ -47,15 +54,49 @@ def collate(
     write_padding(rows, num_tokens)
     padding = [total - num_tokens] if total > num_tokens else []
     return to_batch(
-        rows,
+        rows._replace(position_ids=_with_axes(rows.position_ids, samples)),
         np.cumsum([0, *lengths, *padding], dtype=np.int32),
         np.array(sample_ids, np.int64),
+        inputs=media_inputs([sample.get("media") or {} for sample in samples]),
         max_seqlen=max(lengths + padding),
         num_loss_tokens=int(np.count_nonzero(labels != IGNORED_LABEL)),
         source=source,
         step=step,
         micro_batch=micro_batch,
     )
+
+
+def check_keys(sample: Processed, *, made_by: str = "a processor") -> None:
+    """ConfigError for a key that no batch would hold."""
+    if unknown := sorted(sample.keys() - {*KEYS}):
+        raise ConfigError(
+            f"{made_by} gives {unknown[0]!r}, which no batch would hold: name tensors for the model in its 'media', "
+            f"leave it out, or pass a data_collator of your own (batches are made of {', '.join(KEYS)})"
+        )
+
+
+def _with_axes(positions: NDArray[np.int64], samples: Sequence[Processed]) -> NDArray[np.int64]:
+    """Positions that restart, int64[1, T], followed by those of the samples' own axes where they have any.
+
+    A sample without axes of its own, and padding, have the same positions on all.
+    """
+    axes = [np.asarray(sample.get("position_ids", ())) for sample in samples]
+    num_axes = max(map(len, axes), default=0)
+    if not num_axes:
+        return positions
+    found = np.repeat(positions[None], 1 + num_axes, axis=0)
+    start = 0
+    for sample, own in zip(samples, axes, strict=True):
+        length = len(sample["input_ids"])
+        if len(own):
+            if own.shape != (num_axes, length) or not np.issubdtype(own.dtype, np.integer):
+                raise ConfigError(
+                    f"a processor gives position_ids {own.dtype}{list(own.shape)} for a sample of {length} tokens, and "
+                    f"others of the pack have {num_axes} axes: give whole numbers of shape [axes, tokens]"
+                )
+            found[1:, 0, start : start + length] = own
+        start += length
+    return found
 
 
 def padded_length(num_tokens: int, pad_to: int | None) -> int:
@@ -81,6 +122,7 @@ def to_batch(
     source: str,
     step: int,
     micro_batch: int,
+    inputs: Mapping[str, torch.Tensor] | None = None,
 ) -> Batch:
     """The batch of rows, which become its tensors, uncopied."""
     input_ids, labels, position_ids = rows
@@ -92,6 +134,7 @@ def to_batch(
         max_seqlen=max_seqlen,
         num_loss_tokens=num_loss_tokens,
         sample_ids=torch.from_numpy(sample_ids),
+        inputs=inputs or {},
         source=source,
         step=step,
         micro_batch=micro_batch,
@@ -99,7 +142,10 @@ def to_batch(
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """Packs one after another as one sequence; what is of one pack alone (source, micro_batch) is of the first."""
+    """Packs one after another as one sequence; what is of one pack alone (source, micro_batch) is of the first.
+
+    Where some have axes of positions, those that have none get the same positions on all.
+    """
     first, *others = batches
     if not others:
         return first
@@ -109,10 +155,24 @@ def join(batches: Sequence[Batch]) -> Batch:
         first,
         input_ids=torch.cat([batch.input_ids for batch in batches], dim=1),
         labels=torch.cat([batch.labels for batch in batches], dim=1),
-        position_ids=torch.cat([batch.position_ids for batch in batches], dim=1),
+        position_ids=_joined_positions([batch.position_ids for batch in batches]),
         cu_seqlens=torch.cat([first.cu_seqlens[:1], *bounds]),
         max_seqlen=max(batch.max_seqlen for batch in batches),
         num_loss_tokens=sum(batch.num_loss_tokens for batch in batches),
         sample_ids=torch.cat([batch.sample_ids for batch in batches]),
         num_patches=sum(batch.num_patches for batch in batches),
+        inputs=join_inputs([batch.inputs for batch in batches]),
     )
+
+
+def _joined_positions(positions: Sequence[torch.Tensor]) -> torch.Tensor:
+    shapes: set[Any] = {each.shape[0] for each in positions if each.ndim == 3}
+    if len(shapes) > 1:
+        raise ConfigError(
+            f"packs with {' and '.join(str(axes - 1) for axes in sorted(shapes))} axes of positions cannot be one "
+            "sequence: use processors of one family, or set per_device_batch to 1"
+        )
+    if shapes:
+        axes = shapes.pop()
+        positions = [each if each.ndim == 3 else each.expand(axes, *each.shape) for each in positions]
+    return torch.cat(list(positions), dim=-1)

@@ -1,13 +1,18 @@
 """Batches on their way from a worker process to the loader: one run of bytes each, a third of their size in memory.
 
 Five tensors as shared memory, which is torch's way, cost a millisecond a batch in system calls, whatever their size.
+Media are large: they go that way, and are not copied through a pipe.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from ..types import Batch
 from .collate import to_batch
@@ -17,54 +22,75 @@ LIMIT = 1 << 31  # the first number that an int32 cannot hold
 
 
 class WireBatch(NamedTuple):
-    """payload: int32 tokens and labels, int32 cu_seqlens, int64 sample ids; position_ids follow from cu_seqlens."""
+    """payload: int32 tokens, labels and positions on axes of their own, int32 cu_seqlens, int64 sample ids.
+
+    The other position_ids, which restart, follow from cu_seqlens.
+    """
 
     payload: bytes
     num_tokens: int
+    num_axes: int
     num_bounds: int
     max_seqlen: int
     num_loss_tokens: int
     source: str
     step: int
     micro_batch: int
+    num_patches: int
+    inputs: Mapping[str, torch.Tensor]
 
 
 def to_wire(batch: Batch) -> Batch | WireBatch:
-    """A batch that collate made, for the wire; as it is where it has media, or a value that does not fit an int32."""
-    if batch.num_patches:
-        return batch
-    tokens, labels = batch.input_ids.numpy(), batch.labels.numpy()
-    if max(int(tokens.max()), int(labels.max())) >= LIMIT or min(int(tokens.min()), int(labels.min())) < -LIMIT:
+    """A batch that collate made, for the wire; as it is where a number does not fit an int32."""
+    rows = [batch.input_ids.numpy(), batch.labels.numpy()]
+    num_axes = len(batch.position_ids) - 1
+    if num_axes:
+        rows.append(batch.position_ids.numpy()[1:])
+    if max(int(row.max()) for row in rows) >= LIMIT or min(int(row.min()) for row in rows) < -LIMIT:
         return batch
     bounds = batch.cu_seqlens.numpy()
-    arrays = (tokens.astype(np.int32), labels.astype(np.int32), bounds, batch.sample_ids.numpy())
+    arrays = (*(row.astype(np.int32) for row in rows), bounds, batch.sample_ids.numpy())
     return WireBatch(
         b"".join(array.data for array in arrays),
         batch.num_tokens,
+        num_axes,
         len(bounds),
         batch.max_seqlen,
         batch.num_loss_tokens,
         batch.source,
         batch.step,
         batch.micro_batch,
+        batch.num_patches,
+        batch.inputs,
     )
 
 
 def from_wire(wire: WireBatch) -> Batch:
     """The batch that was put on the wire."""
-    num_tokens, num_bounds = wire.num_tokens, wire.num_bounds
+    num_tokens, num_bounds, num_rows = wire.num_tokens, wire.num_bounds, 2 + wire.num_axes
     input_ids, labels, position_ids = rows = new_rows(num_tokens)
     input_ids[:], labels[:] = np.frombuffer(wire.payload, np.int32, 2 * num_tokens).reshape(2, -1)
-    bounds = np.frombuffer(wire.payload, np.int32, num_bounds, 8 * num_tokens).copy()
+    bounds = np.frombuffer(wire.payload, np.int32, num_bounds, 4 * num_rows * num_tokens).copy()
     position_ids[:] = np.arange(num_tokens)
     position_ids -= np.repeat(bounds[:-1], np.diff(bounds))
-    return to_batch(
+    if wire.num_axes:
+        rows = rows._replace(position_ids=_with_axes(position_ids, wire))
+    batch = to_batch(
         rows,
         bounds,
-        np.frombuffer(wire.payload, np.int64, offset=8 * num_tokens + 4 * num_bounds).copy(),
+        np.frombuffer(wire.payload, np.int64, offset=4 * (num_rows * num_tokens + num_bounds)).copy(),
+        inputs=wire.inputs,
         max_seqlen=wire.max_seqlen,
         num_loss_tokens=wire.num_loss_tokens,
         source=wire.source,
         step=wire.step,
         micro_batch=wire.micro_batch,
     )
+    return replace(batch, num_patches=wire.num_patches) if wire.num_patches else batch
+
+
+def _with_axes(positions: NDArray[np.int64], wire: WireBatch) -> NDArray[np.int64]:
+    """Positions that restart, int64[1, T], followed by those on axes of their own."""
+    num_tokens, num_axes = wire.num_tokens, wire.num_axes
+    own = np.frombuffer(wire.payload, np.int32, num_axes * num_tokens, 8 * num_tokens)
+    return np.concatenate([positions[None], own.reshape(num_axes, 1, num_tokens)])

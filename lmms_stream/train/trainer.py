@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import TrainingError
 from ..loader.batch_maker import Collator
-from ..loader.collate import collate, join
 from ..loader.loader import PackedLoader
 from ..loader.worker_end import is_of_worker_code
 from ..mds.core import core_of
@@ -21,18 +20,19 @@ from ..signals import StopSignal
 from ..types import Batch
 from .checkpoint.saving import RunSaver
 from .evaluate import EVAL_NAME, check_evaluated, evaluate
-from .model.choice import prove_compiled, prove_packing
 from .model.flops import model_flops
-from .model.isolation import check_lengths
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
+from .model.towers import family_of
 from .report.meter import Meter
-from .report.metrics import StepCounts
 from .report.overlong import tell_overlong
 from .report.run_log import RunLog
 from .run.distributed import build_mesh, init_distributed, seed_step
 from .run.schedules import Schedule, num_kept, parameter_groups
 from .run.settings import Datasets, Packed, TrainConfig
+from .tasks.causal import CausalLanguageModelling
+from .tasks.steps import TaskSteps
+from .tasks.task import Task
 
 
 class StoppedError(TrainingError):
@@ -40,11 +40,12 @@ class StoppedError(TrainingError):
 
 
 class FSDP2SFTTrainer:
-    """Trains a transformers causal language model on packed samples, sharded with FSDP2.
+    """Trains a transformers model on packed samples, sharded with FSDP2.
 
-    The loss of a step is the sum of its token losses over its loss tokens, both over the global batch, so it
-    does not depend on how packs fall to ranks. Resumes from the latest checkpoint below args.output_dir when
-    there is one. Raises ConfigError, CheckpointError, CursorError, TrainingError, and StoppedError after a signal.
+    The loss of a step is that of the task (default: causal language modelling, the sum of its token losses over its
+    loss tokens), both sums over the global batch, so it does not depend on how packs fall to ranks. Resumes from the
+    latest checkpoint below args.output_dir when there is one. Raises ConfigError, CheckpointError, CursorError,
+    TrainingError, and StoppedError after a signal.
     """
 
     def __init__(
@@ -53,14 +54,16 @@ class FSDP2SFTTrainer:
         args: TrainConfig,
         train_dataset: Datasets,
         eval_dataset: Packed | None = None,
-        data_collator: Collator = collate,
+        data_collator: Collator | None = None,
+        task: Task | None = None,
     ):
         self.args = args
+        self.task = task or CausalLanguageModelling(z_loss=args.z_loss)
         self.world, self.device = init_distributed(args.timeout_s, replication=args.replication)
         self.output_dir = Path(args.output_dir)
         self.log = RunLog(args, world=self.world)
         self._eval_dataset = eval_dataset
-        self._collator = data_collator
+        self._collator = data_collator or self.task.collate
         self.loader = self._loader(train_dataset, weights=args.weights, max_epochs=args.max_epochs)
         self.sources = self.loader.sources
         self._tell_overlong(self.loader)
@@ -68,19 +71,34 @@ class FSDP2SFTTrainer:
             eval_loader = self._eval_loader()
             check_evaluated(eval_loader)
             self._tell_overlong(eval_loader)
-        packed = PackedModel(model)  # type: ignore[arg-type]
         trained_on = list(train_dataset.values()) if isinstance(train_dataset, Mapping) else [train_dataset]
-        for dataset in [*trained_on, *([] if eval_dataset is None else [eval_dataset])]:
-            packed.check_processor(core_of(dataset).processor)
+        read = [core_of(each).processor for each in [*trained_on, *([] if eval_dataset is None else [eval_dataset])]]
+        packed = PackedModel(model, family_of(read, model.config.model_type))  # type: ignore[arg-type, union-attr]
+        for processor in read:
+            packed.check_processor(processor)
         self.model = self._shard(packed)
-        self.meter = Meter(
-            self.loader,
+        self.steps = TaskSteps(
+            self.task,
+            self.model,
             world=self.world,
             device=self.device,
-            flops=model_flops(self.model.model),
+            sources=self.sources,
+            per_device_batch=args.per_device_batch,
+        )
+        self.meter = Meter(
+            self.loader,
+            objectives=self.steps.logged,
+            world=self.world,
+            device=self.device,
+            flops=model_flops(self.model.model, tower=self.model.tower),
             peak=args.peak_tflops,
         )
-        groups = parameter_groups(self.model, weight_decay=args.weight_decay, decay_all=args.decay_all)
+        groups = parameter_groups(
+            self.model.model,
+            weight_decay=args.weight_decay,
+            decay_all=args.decay_all,
+            learning_rates=args.learning_rates,
+        )
         self.optimizer = torch.optim.AdamW(
             groups,
             lr=args.learning_rate,
@@ -111,7 +129,7 @@ class FSDP2SFTTrainer:
 
     def evaluate(self) -> dict[str, float]:
         """The loss over all of the eval_dataset: the mean over its loss tokens; all ranks call it."""
-        return evaluate(self.model, self._eval_loader(), device=self.device, world=self.world)
+        return evaluate(self.model, self._eval_loader(), self.steps, device=self.device, world=self.world)
 
     @property
     def position(self) -> int:
@@ -168,11 +186,13 @@ class FSDP2SFTTrainer:
 
     def _train_step(self, batches: list[Batch], stop: StopSignal) -> bool:
         """Do one step; returns whether a rank was told to stop."""
-        counts = self.meter.begin_step(batches, told_to_stop=stop.is_received, save_failed=self.saver.has_failed)
+        counts, units = self.meter.begin_step(
+            batches, self.steps.units(batches), told_to_stop=stop.is_received, save_failed=self.saver.has_failed
+        )
         if counts.num_failed_saves:
             self.saver.tell_failure()
         seed_step(self.args.seed, step=self.step, group=self.world.group)
-        losses = self._accumulate(batches, counts)
+        losses = self.steps.backward(batches, units)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         if isinstance(grad_norm, DTensor):
             grad_norm = grad_norm.full_tensor()
@@ -182,40 +202,14 @@ class FSDP2SFTTrainer:
         self.tokens_seen += int(counts.num_tokens)
         self.samples_seen += int(counts.num_samples)
         self.schedule.move(self.position)
-        self.meter.end_step(losses, grad_norm=float(grad_norm))
+        of_logged = [count for each, count in zip(self.steps.objectives, units, strict=True) if each.is_logged]
+        self.meter.end_step(losses, of_logged, grad_norm=float(grad_norm))
         self.log.end_step(self.position)
         is_stopped = counts.num_told_to_stop > 0
         is_last = is_stopped or self.is_finished
         if is_last or self.args.log_sample_ids or _is_due(self.step, self.args.logging_steps):
             self._log(batches, learning_rate)
         return is_stopped
-
-    def _accumulate(self, batches: list[Batch], counts: StepCounts) -> torch.Tensor:
-        """Sum gradients over the batches; returns their losses by source, then their numbers: float64[2 * sources]."""
-        totals = torch.zeros(2, len(self.sources), dtype=torch.float64, device=self.device)
-        # FSDP averages gradients over all ranks, and the ranks of a group have the same gradients: the average times
-        # the number of groups is the sum over groups.
-        scale = self.world.num_groups / max(counts.num_loss_tokens, 1)
-        router_scale = self.model.router_weight * self.world.num_groups / max(counts.num_tokens, 1)
-        for start in range(0, len(batches), self.args.per_device_batch):
-            together = batches[start : start + self.args.per_device_batch]
-            for batch in together:
-                self.model.check_tokens(batch)
-            joined = join(together)
-            check_lengths(self.model.model.config, joined)
-            losses = self.model(joined.to(self.device), together)
-            loss = losses.tokens.sum() * scale
-            if self.args.z_loss:
-                loss = loss + self.args.z_loss * losses.logs.square().sum() * scale
-            if losses.router is not None:
-                loss = loss + losses.router * router_scale
-            loss.backward()
-            num_losses = [batch.num_loss_tokens for batch in together]
-            for batch, of_batch in zip(together, losses.tokens.detach().split(num_losses), strict=True):
-                source = self.sources.index(batch.source) if batch.num_loss_tokens else 0
-                totals[0, source] += of_batch.double().sum()
-                totals[1, source] += len(of_batch)
-        return totals.flatten()
 
     def _update(self, grad_norm: float) -> None:
         """Update the parameters, or leave them where a gradient is not finite."""
@@ -314,10 +308,10 @@ class FSDP2SFTTrainer:
             self.device, world_size=self.world.world_size, shard_ranks=args.shard_ranks, timeout_s=args.timeout_s
         )
         shard_model(model, mesh, config=self.args, device=self.device)
-        prove_packing(model, device=self.device, bf16=self.args.bf16)
-        if self.args.torch_compile:
+        self.task.check(model, device=self.device, bf16=args.bf16, is_compiled=False)
+        if args.torch_compile:
             compile_blocks(model)
-            prove_compiled(model, device=self.device, bf16=self.args.bf16)
+            self.task.check(model, device=self.device, bf16=args.bf16, is_compiled=True)
         return model
 
 

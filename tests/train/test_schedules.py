@@ -86,6 +86,37 @@ def test_matrices_decay_and_vectors_do_not_unless_all_do() -> None:
     assert everything["weight_decay"] == 0.1
 
 
+def test_parameters_that_match_a_pattern_have_a_rate_of_their_own_on_the_same_schedule() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 2))
+    groups = parameter_groups(model, weight_decay=0.1, decay_all=False, learning_rates={"0.*": 0.5, "2.bias": 0.0})
+    found = [
+        ([tuple(each.shape) for each in group["params"]], group["weight_decay"], group.get("lr")) for group in groups
+    ]
+    assert found == [
+        ([(2, 4)], 0.1, None), ([(4,), (4,)], 0.0, None), ([(4, 4)], 0.1, 0.5), ([(4,)], 0.0, 0.5), ([(2,)], 0.0, 0.0),
+    ]  # fmt: skip
+    optimizer = torch.optim.SGD(groups, lr=2.0)
+    schedule = Schedule(config(learning_rate=2.0, warmup_steps=10), optimizer, max_steps=100)
+    schedule.move(5)
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, 1.0, 0.25, 0.25, 0.0]
+    assert schedule.learning_rate == 1.0
+
+
+def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[1].requires_grad_(False)
+    for pattern in ("visual.*", "1.*"):  # the second has no parameter that is trained
+        with pytest.raises(
+            ConfigError, match=f"{pattern!r} matches no parameter that is trained: they are named like '0."
+        ):
+            parameter_groups(model, weight_decay=0, decay_all=True, learning_rates={pattern: 1.0})
+    with pytest.raises(ConfigError, match=r"'0.\*' and '\*.bias' both match 0.bias: a parameter has one rate"):
+        parameter_groups(model, weight_decay=0, decay_all=True, learning_rates={"0.*": 1.0, "*.bias": 1.0})
+    model[1] = model[0]  # tied: both names are of one parameter
+    with pytest.raises(ConfigError, match=r"'0.\*' and '1.\*' both match 1.weight: a parameter has one rate"):
+        parameter_groups(model, weight_decay=0, decay_all=True, learning_rates={"0.*": 1.0, "1.*": 1.0})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -110,6 +141,7 @@ def test_matrices_decay_and_vectors_do_not_unless_all_do() -> None:
         ({"max_grad_norm": 0.0}, "max_grad_norm must be above 0, got 0.0"),
         ({"timeout_s": -1.0}, "timeout_s must be above 0, got -1.0"),
         ({"seed": -1}, "seed must be 0 or more, got -1"),
+        ({"learning_rates": {"visual.*": -1.0}}, r"learning_rates 'visual.\*' must be 0 or more, got -1.0"),
         ({"pad_to": 0}, "pad_to must be at least 1, got 0"),
     ],
 )

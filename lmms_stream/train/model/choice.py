@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
 from ...errors import ConfigError
-from .isolation import FAILURES, Tolerances, agreed, find_fault, one_line, pack_of, segments_of, tolerances_of
+from .isolation import FAILURES, Tolerances, agreed, find_fault, one_line, tolerances_of
 from .loss import learnt_tokens, losses_of_logits
 from .model import PackedModel
+from .proof_samples import pack_of, text_samples
 from .sharding import reshard
 
 logger = logging.getLogger("lmms_stream")
@@ -51,6 +52,13 @@ def _choose_attention(model: PackedModel, tolerances: Tolerances, device: torch.
     inner = model.model
     refused: dict[str, str] = dict(getattr(inner, "attention_left_out", {}))
     choices: list[str] = getattr(inner, "attention_choices", [])
+    if model.family is not None:
+        refused |= _bound(choices, model.family.attentions)
+        if not choices and inner.config._attn_implementation not in model.family.attentions:
+            raise ConfigError(
+                f"attention {inner.config._attn_implementation} is none that keeps samples with media apart in "
+                f"{type(inner).__name__}: set model.attention to {' or '.join(model.family.attentions)}, or to auto"
+            )
     faults: dict[str, str] = {}  # of implementations that were set, by their names
     for choice in choices or [inner.config._attn_implementation]:
         if (fault := agreed(_set_fault(model, choice))) is None:
@@ -70,6 +78,13 @@ def _choose_attention(model: PackedModel, tolerances: Tolerances, device: torch.
     )
 
 
+def _bound(choices: list[str], attentions: Sequence[str]) -> dict[str, str]:
+    """Leave those in `choices` that a family of models may have; returns why not the others."""
+    others = {name: "is none for the media of this model" for name in choices if name not in attentions}
+    choices[:] = [name for name in choices if name in attentions]
+    return others
+
+
 def _set_fault(model: PackedModel, attention: str) -> str | None:
     """Why an implementation cannot be set, or None."""
     if attention == model.model.config._attn_implementation:
@@ -83,7 +98,7 @@ def _set_fault(model: PackedModel, attention: str) -> str | None:
 
 def _choose_logits_way(model: PackedModel, tolerances: Tolerances, device: torch.device) -> None:
     """Set the thriftiest way that gives the losses of the model's own logits."""
-    batch = pack_of(segments_of(model)).to(device)
+    batch = pack_of(text_samples(model)).to(device)
     learnt, targets = learnt_tokens(batch.labels)
     logits = model.logits(batch)[0, learnt]
     losses, _ = losses_of_logits(logits, targets)

@@ -4,19 +4,23 @@ The formula is that of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H Q 
 heads of size Q, and T tokens that attend to one another. Backward counts as twice the forward, recomputation does not
 count, and attention counts as if it were not causal. T is the length of the token's own segment, so that the sum over a
 pack is exact. N leaves out embeddings, which are looked up, and counts the head only for tokens that predict a target.
-Experts count by the share of them that a token passes; a frozen parameter counts 4 instead of 6.
+Experts count by the share of them that a token passes; a frozen parameter counts 4 instead of 6. What towers do with
+media is in tower_flops.py.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from .tower_flops import TowerFlops, tower_flops
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,32 +42,43 @@ _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 class ModelFlops:
     """FLOPs of a token, of a token that predicts a target (the head), and of a pair of tokens of one segment.
 
-    per_pair: by the window of a layer's attention, None where it sees the whole segment.
+    per_pair: by the window of a layer's attention, None where it sees the whole segment. tower: of the part that reads
+    media, if any.
     """
 
     per_token: float
     per_loss_token: float
     per_pair: dict[int | None, float]
+    tower: TowerFlops | None = None
 
-    def of(self, lengths: NDArray[np.int64], *, num_loss_tokens: int) -> float:
-        """Forward and backward over segments of these lengths."""
+    def of(self, lengths: NDArray[np.int64], *, num_loss_tokens: int, grids: Sequence[NDArray[np.int64]] = ()) -> float:
+        """Forward and backward over segments of these lengths, and over media of these grids (see TowerFlops)."""
         total = self.per_token * float(lengths.sum()) + self.per_loss_token * num_loss_tokens
         for window, flops in self.per_pair.items():
             seen = lengths if window is None else np.minimum(lengths, window)
             total += flops * float(np.dot(lengths, seen))
+        if self.tower is not None:
+            total += sum(self.tower.of(of_kind) for of_kind in grids)
         return total
 
 
-def model_flops(model: PreTrainedModel) -> ModelFlops | None:
-    """The formula for a decoder of text; None for other models, for which it does not hold."""
+def model_flops(model: PreTrainedModel, *, tower: torch.nn.Module | None = None) -> ModelFlops | None:
+    """The formula for a decoder of text, with the tower that reads its media if it is given.
+
+    None for other models, for which it does not hold.
+    """
     config: Any = model.config
-    pairs = _pairs(config)
-    experts = _share_of_experts(config)
-    if config.is_encoder_decoder or config.get_text_config() is not config or pairs is None:
+    text = config.get_text_config()
+    pairs = _pairs(text)
+    experts = _share_of_experts(text)
+    if config.is_encoder_decoder or (text is not config and tower is None) or pairs is None:
+        return None
+    of_tower = None if tower is None else tower_flops(tower, getattr(config, "vision_config", None))
+    if tower is not None and of_tower is None:
         return None
     head = model.get_output_embeddings()
     left_out = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    left_out.add(id(head.weight))
+    left_out |= {id(head.weight), *(id(parameter) for parameter in (tower.parameters() if tower is not None else ()))}
     per_token = 0.0
     for name, parameter in model.named_parameters():
         if id(parameter) in left_out:
@@ -72,7 +87,7 @@ def model_flops(model: PreTrainedModel) -> ModelFlops | None:
         if is_expert and experts is None:
             return None
         per_token += _flops(parameter) * (experts or 1.0 if is_expert else 1.0)
-    return ModelFlops(per_token=per_token, per_loss_token=_flops(head.weight), per_pair=pairs)
+    return ModelFlops(per_token=per_token, per_loss_token=_flops(head.weight), per_pair=pairs, tower=of_tower)
 
 
 def peak_tflops(device_name: str) -> float | None:

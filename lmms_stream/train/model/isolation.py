@@ -26,21 +26,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from ...errors import ConfigError
-from ...loader.collate import collate
-from ...types import Batch
+from ...types import Batch, Processed
 from ..run.distributed import gather
 from .model import PackedModel
+from .proof_samples import followed, media_samples, other, pack_of, text_samples, with_last
 from .router import has_experts
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Segment = NDArray[np.int64]
-_LENGTHS = (131, 157, 131)  # tokens of the segments: each above the 128 below which flex_attention has other kernels
-_LIMITS = ("n_positions", "max_position_embeddings", "original_max_position_embeddings", "attention_chunk_size")
 _MOST_NOISE = 0.5  # of the spread of the logits; predictions that have nothing in common differ by 1.4
 FAILURES = (RuntimeError, ValueError, TypeError, ImportError, IndexError, AssertionError)
 
@@ -74,26 +70,46 @@ def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.devi
     if "position_ids" not in inspect.signature(model.model.forward).parameters:
         return "takes no position_ids, so it cannot tell where a sample of a pack begins"
     try:
-        fault = _Proof(model, tolerances, device).fault()
-        if fault is None and backward:
-            with torch.enable_grad():
-                model(pack_of(segments_of(model)).to(device)).tokens.sum().backward()
-            model.zero_grad()
+        fault = _fault_of(model, text_samples(model), tolerances, device=device, backward=backward)
+        if fault is None and model.family is not None:
+            samples = media_samples(model, device)
+            fault = _fault_of(model, samples, tolerances, device=device, backward=backward)
+            fault = fault and f"{fault} (samples with media)"
     except FAILURES as error:
         return f"does not run on packs ({one_line(error)})"
     return fault
 
 
-class _Proof:
-    """Compares what a model predicts for segments in packs and by themselves."""
+def _fault_of(
+    model: PackedModel, samples: Sequence[Processed], tolerances: Tolerances, *, device: torch.device, backward: bool
+) -> str | None:
+    fault = _Proof(model, tolerances, device, samples).fault()
+    if fault is None and backward:
+        with torch.enable_grad():
+            model(pack_of(samples).to(device)).tokens.sum().backward()
+        model.zero_grad()
+    return fault
 
-    def __init__(self, model: PackedModel, tolerances: Tolerances, device: torch.device):
+
+class _Proof:
+    """Compares what a model predicts for samples in packs and by themselves.
+
+    With media, by themselves is as users of transformers run them, without a position that restarts.
+    """
+
+    def __init__(
+        self,
+        model: PackedModel,
+        tolerances: Tolerances,
+        device: torch.device,
+        samples: Sequence[Processed] | None = None,
+    ):
         self._model, self._tolerances, self._device = model, tolerances, device
-        self._segments = segments_of(model)
-        bounds = np.cumsum([0, *map(len, self._segments)]).tolist()
+        self._segments = list(samples or text_samples(model))
+        bounds = np.cumsum([0, *(len(each["input_ids"]) for each in self._segments)]).tolist()
         self._rows = [slice(*pair) for pair in pairwise(bounds)]
         self._packed = self._run(*self._segments)
-        self._alone = [self._run(segment) for segment in self._segments]
+        self._alone = [self._run_alone(segment) for segment in self._segments]
         self._spread = float(torch.cat(self._alone).std())
 
     def fault(self) -> str | None:
@@ -115,7 +131,7 @@ class _Proof:
             if self._differs(self._packed[self._rows[1]], turned[self._rows[1]], noise=_no_noise):
                 return True
         for kept, rows in enumerate(self._rows):
-            others = [each if i == kept else self._other(each) for i, each in enumerate(self._segments)]
+            others = [each if i == kept else other(self._model, each) for i, each in enumerate(self._segments)]
             if self._differs(self._packed[rows], self._run(*others)[rows], noise=self._noise_of_experts):
                 return True
         return False
@@ -123,7 +139,7 @@ class _Proof:
     def _looks_ahead(self) -> bool:
         """The last segment is compared in two packs between which its last token changes."""
         *others, last = self._segments
-        changed = self._run(*others, np.append(last[:-1], self._other(last)[-1]))
+        changed = self._run(*others, with_last(last, other(self._model, last)["input_ids"][-1]))
         rows = self._rows[-1]
         return self._differs(self._packed[rows][:-1], changed[rows][:-1], noise=self._noise_of_experts)
 
@@ -149,26 +165,25 @@ class _Proof:
 
     def _noise_of_shapes(self) -> float:
         """What a segment differs by where others follow it in the same sample, which must not change anything."""
-        followed = self._run(np.concatenate(self._segments))[self._rows[0]]
-        return max(self._noise_of_roundings(), self._mean_difference(followed, self._alone[0]))
+        longer = self._run_alone(followed(self._segments))[self._rows[0]]
+        return max(self._noise_of_roundings(), self._mean_difference(longer, self._alone[0]))
 
     def _noise_of_roundings(self) -> float:
         with _rounded_embeddings(self._model):
-            rounded = self._run(self._segments[1])
+            rounded = self._run_alone(self._segments[1])
         return self._mean_difference(rounded, self._alone[1])
 
     def _mean_difference(self, one: torch.Tensor, two: torch.Tensor) -> float:
         return float((one - two).square().mean().sqrt()) / self._spread
 
-    def _run(self, *segments: Segment) -> torch.Tensor:
+    def _run(self, *segments: Processed) -> torch.Tensor:
         """The logits of a pack: float32[T, V]."""
         return self._model.logits(pack_of(segments).to(self._device)).detach()[0].float()
 
-    def _other(self, segment: Segment) -> Segment:
-        """A segment of which each token is another one."""
-        plain = plain_tokens(self._model)
-        changed: Segment = plain[(np.searchsorted(plain, segment) + 1) % len(plain)]
-        return changed
+    def _run_alone(self, segment: Processed) -> torch.Tensor:
+        if "media" not in segment:
+            return self._run(segment)
+        return self._model.plain_logits(pack_of([segment]).to(self._device)).detach()[0].float()
 
 
 def _no_noise() -> float:
@@ -191,27 +206,6 @@ def _rounded_embeddings(model: PackedModel) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def segments_of(model: PackedModel) -> list[Segment]:
-    """Random tokens: three segments, shorter ones for a model of few positions."""
-    text = model.model.config.get_text_config()
-    limits = [limit for name in _LIMITS if isinstance(limit := getattr(text, name, None), int) and limit > 0]
-    share = min([1.0, *(limit / sum(_LENGTHS) for limit in limits)])
-    rng = np.random.default_rng(0)
-    return [rng.choice(plain_tokens(model), max(4, int(length * share))) for length in _LENGTHS]
-
-
-def plain_tokens(model: PackedModel) -> Segment:
-    """The token ids of a model in order, without special ones such as those for an image or the end."""
-    config = model.model.config
-    fields = {**config.get_text_config().to_dict(), **config.to_dict()}
-    special = [value for name, value in fields.items() if name.endswith("_token_id") and isinstance(value, int)]
-    return np.setdiff1d(np.arange(model.vocab_size), special)
-
-
-def pack_of(segments: Sequence[Segment]) -> Batch:
-    return collate([{"input_ids": ids, "labels": ids} for ids in segments], range(len(segments)))
 
 
 def agreed(fault: str | None) -> str | None:

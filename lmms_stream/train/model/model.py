@@ -19,6 +19,7 @@ from .attention import Attention, implementations
 from .head import SharedParameters
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
+from .towers import Dummies, Family
 from .varlen import SDPA_VARLEN
 
 if TYPE_CHECKING:
@@ -111,12 +112,14 @@ class PackedModel(torch.nn.Module):
     logits_way: how the logits that predict a target are computed, always by the model's own forward, so that its
     scales, caps and biases are applied. "chunks": some tokens at a time, from hidden states computed once. "kept": for
     all these tokens at once, by its argument logits_to_keep. "whole": for all tokens. choice.prove_packing finds
-    the thriftiest that gives the same losses.
+    the thriftiest that gives the same losses. family: that of the processors, where any reads media.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, family: Family | None = None):
         super().__init__()
         self.model = model
+        self.family = family
+        self._dummies = Dummies(family) if family is not None else None
         self.logits_way: LogitsWay = "chunks"
         self.router_weight = router_weight(model)
         self._has_text_axis = _rotates_by_axes(model.config)
@@ -148,6 +151,7 @@ class PackedModel(torch.nn.Module):
         """packs: those that the batch is joined of (default: it is one)."""
         learnt, targets = learnt_tokens(batch.labels)
         inputs = self._inputs(batch)
+        zero = self._run_other_towers(batch)
         if self.router_weight and self.training:
             inputs["output_router_logits"] = True
         if self.logits_way == "chunks":
@@ -165,7 +169,28 @@ class PackedModel(torch.nn.Module):
         router = None
         if self.router_weight and self.training:
             router = router_loss(output.router_logits, packs or [batch], config=self.model.config)
-        return PackLosses(*losses, router)
+        of_tokens, logs = losses
+        return PackLosses(of_tokens if zero is None else of_tokens + zero, logs, router)
+
+    def _run_other_towers(self, batch: Batch) -> torch.Tensor | None:
+        """0, of towers of which the batch has no medium."""
+        if self._dummies is None:
+            return None
+        return self._dummies.zero(self.base_model, batch.inputs, batch.input_ids.device)
+
+    def dummy_tokens(self, device: torch.device) -> dict[str, int]:
+        """Tokens of the smallest medium of each kind; none for a model without a family."""
+        return {} if self._dummies is None else self._dummies.num_tokens(self.base_model, device)
+
+    @property
+    def tower(self) -> torch.nn.Module | None:
+        """The part that reads media; None for a model without a family."""
+        return None if self.family is None else self.base_model.get_submodule(self.family.tower)  # type: ignore[union-attr]
+
+    @property
+    def dummies(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
+        """The smallest medium of each kind, by the names of its tensors."""
+        return {} if self._dummies is None else self._dummies.of_kind
 
     def _head(self, base: PreTrainedModel, output: Any, batch: Batch) -> Head:
         """What makes logits of hidden states: the model itself, which is given what its base model gave."""
@@ -183,6 +208,18 @@ class PackedModel(torch.nn.Module):
     def logits(self, batch: Batch) -> torch.Tensor:
         """The model's own logits, of every token: float[1, T, V], no view, which FSDP's hooks would not follow."""
         logits: torch.Tensor = self.model(**self._inputs(batch)).logits
+        return logits
+
+    def plain_logits(self, sample: Batch) -> torch.Tensor:
+        """What the model gives for one sample as transformers' users run it, without packing: float[1, T, V]."""
+        positions = sample.position_ids
+        logits: torch.Tensor = self.model(
+            input_ids=sample.input_ids,
+            position_ids=positions[1:] if positions.ndim == 3 else positions,
+            attention_mask=torch.ones_like(sample.input_ids),
+            use_cache=False,
+            **sample.inputs,
+        ).logits
         return logits
 
     def check_tokens(self, pack: Batch) -> None:
@@ -222,6 +259,7 @@ class PackedModel(torch.nn.Module):
             "position_ids": positions,
             "attention_mask": None,
             "use_cache": False,
+            **batch.inputs,
         }
         if self.model.config._attn_implementation == SDPA_VARLEN:
             inputs["cu_seq_lens_q"] = batch.cu_seqlens.cpu()

@@ -40,7 +40,8 @@ def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, de
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         # Experts that no token of a rank's packs went to have no gradient there, and ranks would reduce other tensors.
         model.set_reduce_scatter_unused_params(True)
-    register_fsdp_forward_method(model, "logits")
+    for method in ("logits", "plain_logits", "dummy_tokens"):
+        register_fsdp_forward_method(model, method)
     give_weights(model, weights, device=device)
 
 

@@ -16,7 +16,7 @@ from ...storage.tally import FetchCounts
 from ...types import Batch, World
 from ..model.flops import ModelFlops, peak_tflops
 from ..run.distributed import gather
-from .metrics import StepCounts, StepWindow, by_source, count_step, finite_mean, source_losses
+from .metrics import Logged, StepCounts, StepWindow, by_source, count_step, finite_mean, objective_losses
 
 MIB = 1 << 20
 
@@ -25,13 +25,15 @@ class Meter:
     """Makes the record of the steps since the last one; all ranks call it alike.
 
     Between records nothing waits for the device, because losses are summed on it. The time of a record is that of its
-    steps without what is done `aside` (checkpoints, evaluation). peak: TFLOP/s of a device (default: by its name).
+    steps without what is done `aside` (checkpoints, evaluation). objectives: those whose losses are logged.
+    peak: TFLOP/s of a device (default: by its name).
     """
 
     def __init__(
         self,
         loader: PackedLoader,
         *,
+        objectives: Sequence[Logged],
         world: World,
         device: torch.device,
         flops: ModelFlops | None,
@@ -47,7 +49,9 @@ class Meter:
         self._peak = peak
         self._window = StepWindow(world.world_size, replication=world.replication)
         self._fetched = FetchCounts()
-        self._losses = torch.zeros(2 * len(loader.sources), dtype=torch.float64, device=device)
+        self._objectives = objectives
+        self._losses = torch.zeros(len(objectives), 2, len(loader.sources), dtype=torch.float64, device=device)
+        self._units = [0.0] * len(objectives)
         self._grad_norms: list[float] = []
         self._wait_s = self._aside_s = 0.0
         self._since = time.monotonic()
@@ -77,8 +81,10 @@ class Meter:
         yield
         self._aside_s += time.monotonic() - started
 
-    def begin_step(self, batches: Sequence[Batch], *, told_to_stop: bool, save_failed: bool) -> StepCounts:
-        """The counts of all ranks' batches of a step."""
+    def begin_step(
+        self, batches: Sequence[Batch], units: Sequence[float], *, told_to_stop: bool, save_failed: bool
+    ) -> tuple[StepCounts, list[float]]:
+        """The counts of all ranks' batches of a step, and the sums of their units, of which each rank has its own."""
         mine = count_step(
             batches,
             packing_lengths=self._packing_lengths,
@@ -88,28 +94,34 @@ class Meter:
             save_failed=save_failed,
         )
         self._wait_s = 0.0
-        return self._window.add(gather(mine, self._world.world_size).numpy())
+        everyone = gather([*mine, *units], self._world.world_size).numpy()
+        counts = self._window.add(everyone[:, : len(mine)])
+        return counts, everyone[:: self._world.replication, len(mine) :].sum(axis=0).tolist()
 
-    def end_step(self, losses: torch.Tensor, *, grad_norm: float) -> None:
-        """losses: this rank's sums by source, then their numbers: float64[2 * sources], on the device."""
+    def end_step(self, losses: torch.Tensor, units: Sequence[float], *, grad_norm: float) -> None:
+        """losses: this rank's sums by source, then their units: float64[objectives, 2, sources], on the device.
+
+        units: of each objective, of all ranks.
+        """
         self._losses += losses
+        self._units = [total + more for total, more in zip(self._units, units, strict=True)]
         self._grad_norms.append(grad_norm)
 
     def record(self) -> dict[str, Any]:
         """Figures of the steps since the last record: averages and rates over them, counts in all of them."""
-        fetched, losses_here = self._loader.fetched, self._losses.tolist()  # tolist waits for the device
+        fetched, losses_here = self._loader.fetched, self._losses.flatten().tolist()  # tolist waits for the device
         memory = self._memory()
         mine = [*losses_here, *fetched, *memory.values()]
         everyone = gather(mine, self._world.world_size)
         now = time.monotonic()
         seconds = now - self._since - self._aside_s
-        num_losses = len(self._losses)
-        losses = everyone[:, :num_losses].sum(dim=0).tolist()
+        num_losses = self._losses.numel()
+        losses = everyone[:, :num_losses].sum(dim=0).view_as(self._losses).tolist()
         sums, readers = self._window.sums, self._world.replication
+        units = [count * readers for count in self._units]  # of ranks that read the same, each has its losses
         record = {
             **by_source("epoch", self._loader.epochs),
-            "loss": sum(losses[: num_losses // 2]) / max(1, sums.num_loss_tokens * readers),
-            **source_losses(self._loader.sources, losses),
+            **objective_losses(self._objectives, self._loader.sources, losses, units),
             "grad_norm": finite_mean(self._grad_norms),
             "num_steps": self._window.num_steps,
             "num_tokens": int(sums.num_tokens),
@@ -126,6 +138,7 @@ class Meter:
     def _begin(self, now: float) -> None:
         self._window.begin()
         self._losses.zero_()
+        self._units = [0.0] * len(self._objectives)
         self._grad_norms.clear()
         self._aside_s = 0.0
         self._since = now

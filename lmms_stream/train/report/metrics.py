@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,7 @@ def count_step(
     bounds = [batch.cu_seqlens.numpy()[: len(batch.sample_ids) + 1] for batch in batches]
     lengths = np.concatenate([np.diff(each) for each in bounds]).astype(np.int64)
     num_tokens, num_loss_tokens = int(lengths.sum()), sum(batch.num_loss_tokens for batch in batches)
+    grids = [tensor.numpy() for batch in batches for name, tensor in batch.inputs.items() if name.endswith("_grid_thw")]
     return StepCounts(
         num_loss_tokens=num_loss_tokens,
         num_tokens=num_tokens,
@@ -59,7 +60,7 @@ def count_step(
         capacity=sum(packing_lengths[batch.source] for batch in batches if len(batch.sample_ids)),
         num_positions=sum(batch.num_tokens for batch in batches),
         cost=int(np.dot(lengths, lengths)) + LINEAR_COST * num_tokens,
-        flops=flops.of(lengths, num_loss_tokens=num_loss_tokens) if flops is not None else 0.0,
+        flops=flops.of(lengths, num_loss_tokens=num_loss_tokens, grids=grids) if flops is not None else 0.0,
         wait_s=wait_s,
         num_told_to_stop=told_to_stop,
         num_failed_saves=save_failed,
@@ -159,6 +160,39 @@ def source_losses(sources: Sequence[str], summed: Sequence[float]) -> dict[str, 
         return {}
     pairs = zip(sources, summed[: len(sources)], summed[len(sources) :], strict=True)
     return {f"loss/{source}": loss / count for source, loss, count in pairs if count}
+
+
+class Logged(Protocol):
+    """An objective of a task, as a record tells it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def weight(self) -> float: ...
+
+
+def objective_losses(
+    objectives: Sequence[Logged],
+    sources: Sequence[str],
+    summed: Sequence[Sequence[Sequence[float]]],
+    units: Sequence[float],
+) -> dict[str, float]:
+    """The loss, and that of each source. Of several objectives: their weighted sum, and each one's as loss/OBJECTIVE.
+
+    summed: of each objective, see source_losses: the sums by source, then the units by source. units: of each
+    objective in all sources.
+    """
+    means = [sum(losses) / max(1, count) for (losses, _), count in zip(summed, units, strict=True)]
+    if len(objectives) == 1:
+        ((losses, counts),) = summed
+        return {"loss": means[0], **source_losses(sources, [*losses, *counts])}
+    figures = {"loss": sum(each.weight * mean for each, mean in zip(objectives, means, strict=True))}
+    for each, mean, (losses, counts) in zip(objectives, means, summed, strict=True):
+        figures[f"loss/{each.name}"] = mean
+        of_sources = source_losses(sources, [*losses, *counts])
+        figures |= {f"loss/{each.name}{key.removeprefix('loss')}": loss for key, loss in of_sources.items()}
+    return figures
 
 
 def by_source(name: str, values: Mapping[str, float]) -> dict[str, Any]:

@@ -1,14 +1,16 @@
-"""The learning rate along a run, by step or by tokens, and the parameters that decay."""
+"""The learning rate along a run, by step or by tokens, and the parameters that decay or have a rate of their own."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from transformers import get_scheduler
 
+from ...errors import ConfigError
 from .settings import TrainConfig
 
 _NAMES = {
@@ -49,7 +51,7 @@ class Schedule:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step."""
+        """Of the next step; train.learning_rates not counted."""
         return float(self._scheduler.get_last_lr()[0])
 
     def position(self, *, step: int, tokens_seen: int) -> int:
@@ -74,13 +76,45 @@ def num_kept(first: int, stop: int, *, skipped: Sequence[tuple[int, int]]) -> in
     return stop - first - len(passed)
 
 
-def parameter_groups(model: torch.nn.Module, *, weight_decay: float, decay_all: bool) -> list[dict[str, Any]]:
-    """Parameter groups for AdamW: matrices decay, vectors (biases, norms) only with decay_all."""
+def parameter_groups(
+    model: torch.nn.Module,
+    *,
+    weight_decay: float,
+    decay_all: bool,
+    learning_rates: Mapping[str, float] | None = None,
+) -> list[dict[str, Any]]:
+    """Parameter groups for AdamW: matrices decay, vectors (biases, norms) only with decay_all.
+
+    learning_rates: of parameters whose names match a pattern (fnmatch); the others come first, and have the
+    optimizer's. ConfigError for a pattern that matches none that is trained, and for a parameter of two patterns.
+    """
+    pattern_of = _patterns(model, learning_rates or {})
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [each for each in trained if decay_all or each.ndim >= 2]
-    others = [each for each in trained if not decay_all and each.ndim < 2]
-    groups: Iterable[dict[str, Any]] = (
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    )
+    groups: list[dict[str, Any]] = []
+    for pattern in (None, *(learning_rates or {})):
+        mine = [each for each in trained if pattern_of.get(id(each)) == pattern]
+        rate = {} if pattern is None else {"lr": (learning_rates or {})[pattern]}
+        decayed = [each for each in mine if decay_all or each.ndim >= 2]
+        others = [each for each in mine if not decay_all and each.ndim < 2]
+        groups.append({"params": decayed, "weight_decay": weight_decay, **rate})
+        groups.append({"params": others, "weight_decay": 0.0, **rate})
     return [group for group in groups if group["params"]]
+
+
+def _patterns(model: torch.nn.Module, patterns: Iterable[str]) -> dict[int, str]:
+    """The pattern of each parameter that has one, by id; one that is tied has several names."""
+    found: dict[int, str] = {}
+    named = list(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        matched = [(name, each) for name, each in named if each.requires_grad and fnmatchcase(name, pattern)]
+        if not matched:
+            raise ConfigError(
+                f"train.learning_rates {pattern!r} matches no parameter that is trained: they are named like "
+                f"{next(name for name, each in named if each.requires_grad)!r}"
+            )
+        for name, each in matched:
+            if (before := found.setdefault(id(each), pattern)) != pattern:
+                raise ConfigError(
+                    f"train.learning_rates {before!r} and {pattern!r} both match {name}: a parameter has one rate"
+                )
+    return found

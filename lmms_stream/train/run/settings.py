@@ -51,7 +51,8 @@ class TrainConfig:
     lr_scheduler_type: "cosine", "linear", "constant" or "wsd" (warm up, stay, and go to 0 over the last decay_ratio).
     Warm-up is at most one of warmup_steps, warmup_ratio (of the whole run) and warmup_tokens (with max_tokens).
     weight_decay is on matrices alone unless decay_all. frozen: patterns (fnmatch) of the names of parameters that are
-    not trained. max_skipped_steps: steps without an update, because a gradient was not finite, that a run may have.
+    not trained. learning_rates: instead of learning_rate, of parameters by patterns of their names, on the same
+    schedule. max_skipped_steps: steps without an update, because a gradient was not finite, that a run may have.
     z_loss: weight of the mean squared log of the softmax's sum. seed: of what a model draws, as for dropout.
     save_steps: steps between checkpoints, 0 for one at the end only. save_total_limit: how many of the latest stay.
     async_save: written while training goes on.
@@ -95,6 +96,7 @@ class TrainConfig:
     gradient_checkpointing: bool = False
     torch_compile: bool = False
     frozen: list[str] = field(default_factory=list)
+    learning_rates: dict[str, float] | None = None
     seed: int = 0
     save_steps: int = 0
     save_total_limit: int | None = None
@@ -136,6 +138,9 @@ class TrainConfig:
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"train.{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        for pattern, rate in (self.learning_rates or {}).items():
+            if not rate >= 0:
+                raise ConfigError(f"train.learning_rates {pattern!r} must be 0 or more, got {rate}")
         self._check_schedule()
 
     def _check_schedule(self) -> None:

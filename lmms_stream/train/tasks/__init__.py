@@ -1,1 +1,6 @@
-"""Batches and a model -> sums of losses over sums of units, by objective: one file for each kind of training."""
+"""Batches and a model -> sums of losses over sums of units, by objective: one file for each kind of training.
+
+task     what a task is
+causal   causal language modelling, of text or of media and text: the task of a run that names no other
+steps    a task on the packs of a step: gradients of its objectives, and their sums by source
+"""

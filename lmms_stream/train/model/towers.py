@@ -1,0 +1,90 @@
+"""Parts of a model that read media, its towers, which every rank calls equally often.
+
+Ranks gather the parameters of a block together. Where a rank's packs have images and another's have none, the first
+would wait for the second, so kinds of media that a batch lacks are run on the smallest there is of that kind, and
+count nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils._pytree import tree_leaves
+
+from ...errors import ConfigError
+
+
+class Family(Protocol):
+    """What is special about a family of models that read media."""
+
+    model_types: tuple[str, ...]
+    num_axes: int
+    tower: str
+    attentions: tuple[str, ...]
+
+    def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]: ...
+
+    def kinds_of(self, inputs: Container[str]) -> set[str]: ...
+
+
+class Dummies:
+    """The smallest media of a family, by kind, on whatever device they are asked for."""
+
+    def __init__(self, family: Family):
+        self._family = family
+        self.of_kind = {
+            kind: {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
+            for kind, inputs in family.dummy().items()
+        }
+
+    def zero(self, base: Any, inputs: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
+        """0, as a sum over what the towers make of each kind that inputs lack: float32[].
+
+        Call it before the model runs, so that all ranks run the towers first.
+        """
+        present = self._family.kinds_of(inputs)
+        total = torch.zeros((), device=device)
+        for kind in self.of_kind:
+            if kind not in present:
+                for feature in tree_leaves(self._features(base, kind, device)):
+                    total = total + 0 * feature.float().sum()
+        return total
+
+    def num_tokens(self, base: Any, device: torch.device) -> dict[str, int]:
+        """Tokens of each."""
+        return {kind: len(tree_leaves(self._features(base, kind, device))[0]) for kind in self.of_kind}
+
+    def _features(self, base: Any, kind: str, device: torch.device) -> Any:
+        """What the model puts where the tokens of a medium stand, by transformers' get_image_features and so on."""
+        self.of_kind[kind] = {name: tensor.to(device) for name, tensor in self.of_kind[kind].items()}
+        features = getattr(base, f"get_{kind}_features")(**self.of_kind[kind])
+        return getattr(features, "pooler_output", features)  # of transformers 5
+
+
+def family_of(processors: Iterable[Any], model_type: str) -> Family | None:
+    """The family of a run's processors; None where all read text alone.
+
+    ConfigError for several families, and for one that is not the model's.
+    """
+    found = {type(family).__name__: family for each in processors if (family := getattr(each, "family", None))}
+    if len(found) > 1:
+        raise ConfigError(f"processors are of families {' and '.join(sorted(found))}: take those of one family")
+    family: Family | None = next(iter(found.values()), None)
+    if family is not None and model_type not in family.model_types:
+        raise ConfigError(
+            f"the processor makes inputs of {', '.join(family.model_types)}, and the model is {model_type}: take the "
+            "model's own processor"
+        )
+    return family
+
+
+def media_token_id(config: Any, kind: str) -> int:
+    """The token that stands for a medium; ConfigError for a model that has none."""
+    for name in (f"{kind}_token_id", f"{kind}_token_index"):
+        if isinstance(found := getattr(config, name, None), int):
+            return found
+    raise ConfigError(f"model type {config.model_type} has no {kind}_token_id: take a model that reads {kind}s")

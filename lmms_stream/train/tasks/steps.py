@@ -1,0 +1,86 @@
+"""A task on the packs of a step: gradients of its objectives, and their sums by source. packs -> [task] -> sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ...errors import ConfigError
+from ...loader.collate import join
+from ...types import Batch, World
+from ..model.isolation import check_lengths
+from ..model.model import PackedModel
+from .task import LossSum, Task
+
+
+class TaskSteps:
+    """Runs a task with a model on this rank's packs. sources: of packs, by name. All ranks make the same calls.
+
+    per_device_batch: packs in one forward pass.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: PackedModel,
+        *,
+        world: World,
+        device: torch.device,
+        sources: Sequence[str],
+        per_device_batch: int,
+    ):
+        self._task, self._model, self._device = task, model, device
+        self._world, self._sources, self._per_device_batch = world, tuple(sources), per_device_batch
+        self.objectives = tuple(task.objectives(model))
+        self.logged = tuple(each for each in self.objectives if each.is_logged)
+        if not self.logged:
+            raise ConfigError(f"task {type(task).__name__} has no objective that is logged: give it one")
+
+    def units(self, packs: Sequence[Batch]) -> list[float]:
+        """Of each objective, in all of these packs."""
+        each_pack = [self._task.units(pack) for pack in packs]
+        return [float(sum(units[each.name] for units in each_pack)) for each in self.objectives]
+
+    def backward(self, packs: Sequence[Batch], units: Sequence[float]) -> torch.Tensor:
+        """Sum gradients over the packs of a step. units: of each objective in the global batch.
+
+        Returns, of each objective that is logged, the losses by source, then their units: float64[logged, 2, sources].
+        """
+        totals = torch.zeros(len(self.logged), 2, len(self._sources), dtype=torch.float64, device=self._device)
+        # FSDP averages gradients over all ranks, and the ranks of a group have the same gradients: the average times
+        # the number of groups is the sum over groups.
+        scales = [
+            each.weight * self._world.num_groups / max(count, 1)
+            for each, count in zip(self.objectives, units, strict=True)
+        ]
+        for start in range(0, len(packs), self._per_device_batch):
+            together = packs[start : start + self._per_device_batch]
+            sums = self._run(together)
+            loss = sum(sums[each.name].total * scale for each, scale in zip(self.objectives, scales, strict=True))
+            assert isinstance(loss, torch.Tensor)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._add(totals, together, sums)
+        return totals
+
+    @torch.no_grad()
+    def forward(self, pack: Batch) -> list[torch.Tensor]:
+        """The losses of each objective that is logged: float64[] each."""
+        sums = self._run([pack])
+        return [sums[each.name].of_packs.sum() for each in self.logged]
+
+    def _run(self, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
+        for pack in packs:
+            self._model.check_tokens(pack)
+        joined = join(packs)
+        check_lengths(self._model.model.config, joined)
+        return self._task.losses(self._model, joined.to(self._device), packs)
+
+    def _add(self, totals: torch.Tensor, packs: Sequence[Batch], sums: Mapping[str, LossSum]) -> None:
+        for index, pack in enumerate(packs):
+            units = self._task.units(pack)
+            for row, each in zip(totals, self.logged, strict=True):
+                if count := units[each.name]:  # a pack without samples is of no source
+                    source = self._sources.index(pack.source)
+                    row[0, source] += sums[each.name].of_packs[index]
+                    row[1, source] += count

@@ -1,0 +1,68 @@
+"""What a batch is for: how samples become inputs, and which sums of losses over which units come out.
+
+The loss of a step is the sum over the objectives of weight * (sum over the global batch) / (units over the global
+batch), so it does not depend on how packs fall to ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from ...types import Batch
+from ..model.model import PackedModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objective:
+    """Something that is learnt. is_logged: whether records tell it (a penalty on the side need not be)."""
+
+    name: str
+    weight: float = 1.0
+    is_logged: bool = True
+
+
+class LossSum(NamedTuple):
+    """An objective's losses of some packs.
+
+    total: float32[], their sum, to be differentiated. of_packs: float64[packs], the same by pack, without gradients.
+    """
+
+    total: torch.Tensor
+    of_packs: torch.Tensor
+
+
+class Task(Protocol):
+    """Anything with these members trains; pass it as the trainer's `task`.
+
+    Every rank calls each of them equally often, with packs that may hold no sample: then sums are zero, and can be
+    differentiated all the same.
+    """
+
+    @property
+    def collate(self) -> Callable[..., Batch]:
+        """Samples of a pack -> Batch, in loader workers; see loader/collate.py."""
+        ...
+
+    def objectives(self, model: PackedModel) -> Sequence[Objective]:
+        """What this model learns, by which every rank adds up the same."""
+        ...
+
+    def units(self, pack: Batch) -> Mapping[str, int]:
+        """How many units of each objective a pack on the CPU has, such as loss tokens."""
+        ...
+
+    def losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
+        """The sum of each objective over the packs that a batch on the device is joined of."""
+        ...
+
+    def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
+        """ConfigError for a model that does not keep the samples of a pack apart; may choose how it does so.
+
+        bf16: the model computes in bfloat16 whatever its parameters are. is_compiled: its blocks are compiled since the
+        last check, so what was chosen stays.
+        """
+        ...

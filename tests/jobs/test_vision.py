@@ -1,0 +1,90 @@
+"""Jobs on the CPU: ranks whose packs hold other kinds of media, or none, against each sample alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import last_words, write_samples
+from tests.train.vision import build, plain_losses, source_of
+
+from .launcher import run_job
+
+pytestmark = pytest.mark.timeout(500)
+CASES: dict[str, dict[str, Any]] = {
+    "images-text": {"model": "qwen2_5_vl", "sources": ["images", "text"], "on": [1, 2]},
+    "images-video": {"model": "qwen2_5_vl", "sources": ["images", "video"], "on": [1, 2]},
+    "deepstack": {"model": "qwen3_vl", "sources": ["text", "both"], "on": [1, 2]},
+    "first": {"model": "qwen2_vl", "sources": ["video", "text"], "on": [2]},
+    "together": {"model": "qwen2_vl", "sources": ["video", "text"], "train": {"per_device_batch": 2}, "on": [1]},
+    "frozen": {
+        "model": "qwen2_5_vl", "sources": ["images", "text"], "train": {"frozen": ["model.visual.*"]}, "on": [2]
+    },
+    "again": {
+        "model": "qwen3_vl", "sources": ["images", "video"], "train": {"gradient_checkpointing": True}, "on": [2]
+    },
+}  # fmt: skip
+SOURCES = ("images", "video", "text", "both")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """By case and world size, what the job of that world size did."""
+    folder = tmp_path_factory.mktemp("vision")
+    folders: dict[str, dict[str, str]] = {}
+    for model_type in sorted({case["model"] for case in CASES.values()}):
+        model = build(model_type)
+        folders[model_type] = {source: str(folder / model_type / source) for source in SOURCES}
+        for source, target in folders[model_type].items():
+            spans = np.array([[0, 1]], np.int32)
+            samples = [(each["input_ids"].astype(np.int32), spans) for each in source_of(model, source)]
+            write_samples(Path(target), samples)
+    job = folder / "job.json"
+    job.write_text(json.dumps({"datasets": folders, "cases": CASES}))
+    for nproc in (1, 2):
+        done = run_job(nproc, "tests.jobs.vision_job", str(job), timeout_s=200)
+        assert done.returncode == 0, last_words(done.stderr)
+    return {path.stem: torch.load(path) for path in folder.glob("*.pt")}
+
+
+RUNS = [f"{name}-{nproc}" for name, case in CASES.items() for nproc in case["on"]]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_gradients_are_those_of_the_samples_one_by_one_whatever_ranks_hold(results: dict[str, Any], run: str) -> None:
+    made, case = results[run], CASES[run.rpartition("-")[0]]
+    packs = [pack for of_rank in made["packs"] for pack in of_rank]
+    assert sorted(source for source, _, _ in packs) == sorted(case["sources"])
+    assert len({tuple(kinds) for _, _, kinds in packs}) == 2  # of media: each pack holds others
+    model = build(case["model"]).train()
+    of_source = {source: source_of(model, source) for source in case["sources"]}
+    samples = [of_source[source][number] for source, numbers, _ in packs for number in numbers]
+    num_losses = sum(int((sample["labels"][1:] != -100).sum()) for sample in samples)
+    loss = torch.stack([plain_losses(model, sample) for sample in samples]).sum() / num_losses
+    loss.backward()
+    is_frozen = "frozen" in run
+    expected = {
+        name: each.grad
+        for name, each in model.named_parameters()
+        if each.grad is not None and not (is_frozen and "visual" in name)
+    }
+    assert set(expected) <= set(made["gradients"])
+    assert any("visual" in name for name in made["gradients"]) != is_frozen
+    wrong = [name for name, each in expected.items() if (made["gradients"][name] - each).norm() > 1e-5 * each.norm()]
+    assert wrong == []
+    assert made["record"]["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert {key for key in made["record"] if key.startswith("loss")} == {
+        "loss", *(f"loss/{source}" for source in case["sources"])
+    }  # fmt: skip
+
+
+def test_an_evaluation_is_the_same_on_any_number_of_ranks(results: dict[str, Any]) -> None:
+    for name in ("images-text", "images-video", "deepstack"):
+        one, two = (results[f"{name}-{nproc}"]["evaluated"] for nproc in (1, 2))
+        assert one["eval_num_loss_tokens"] == two["eval_num_loss_tokens"]
+        assert one["eval_loss"] == pytest.approx(two["eval_loss"], rel=1e-6)

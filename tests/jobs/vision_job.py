@@ -1,0 +1,87 @@
+"""A job: an evaluation and a step of FSDP2SFTTrainer on two sources with media, for each of some cases.
+
+Its argument is a JSON file: {"datasets": {model: {source: folder}}, "cases": {name: {"model": …, "sources": […],
+"train": …, "on": […]}}}, where "on" are world sizes. Beside it come `<name>-<world size>.pt` with gradients, the source
+and samples of each rank's packs, the record of the step and the evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.signals import StopSignal
+from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.train.run.settings import TrainConfig
+from lmms_stream.train.trainer import FSDP2SFTTrainer
+from lmms_stream.types import World
+
+from tests.train.vision import Processor, build
+
+from .sharding_job import whole
+
+TIMEOUT_S = 60.0
+
+
+def open_dataset(folder: str, model: Any, source: str, world: World) -> PackedStreamingDataset:
+    return PackedStreamingDataset(
+        folder,
+        processor=Processor(model, source),
+        packing=PackingConfig(packing_length=128),
+        order=OrderConfig(num_canonical_nodes=2),
+        world=world,
+    )
+
+
+def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) -> dict[str, Any]:
+    world, _ = init_distributed(TIMEOUT_S)
+    model = build(case["model"])
+    datasets = {source: open_dataset(folders[source], model, source, world) for source in case["sources"]}
+    output = folder / f"{name}-{world.world_size}"
+    settings = {"output_dir": str(output), "global_batch": 2, "max_steps": 1, "num_workers": 0, "max_grad_norm": 1e9}
+    args = TrainConfig(
+        **{**settings, "timeout_s": TIMEOUT_S, "weights": dict.fromkeys(case["sources"], 1.0), **case.get("train", {})}
+    )
+    trainer = FSDP2SFTTrainer(model, args, datasets, eval_dataset=datasets[case["sources"][0]])
+    evaluated = trainer.evaluate()
+    gradients: dict[str, torch.Tensor] = {}
+
+    def keep_gradients(*_: Any) -> None:
+        for key, parameter in trainer.model.model.named_parameters():
+            if parameter.grad is not None:
+                gradients[key] = whole(parameter.grad)
+
+    trainer.optimizer.register_step_pre_hook(keep_gradients)
+    with StopSignal() as stop, trainer.log.running(trainer.schedule, step=0, position=0):
+        trainer.model.train()
+        batches = next(trainer._steps())
+        trainer._train_step(batches, stop)
+    mine = [(batch.source, batch.sample_ids.tolist(), sorted(batch.inputs)) for batch in batches]
+    packs: list[Any] = [None] * world.world_size
+    dist.all_gather_object(packs, mine)
+    (record,) = read_log(output) if world.rank == 0 else [{}]
+    return {"gradients": gradients, "packs": packs, "record": record, "evaluated": evaluated}
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    job = json.loads(path.read_text())
+    world, _ = init_distributed(TIMEOUT_S)
+    for name, case in job["cases"].items():
+        if world.world_size in case["on"]:
+            made = run(name, case, job["datasets"][case["model"]], path.parent)
+            if world.rank == 0:
+                torch.save(made, path.parent / f"{name}-{world.world_size}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

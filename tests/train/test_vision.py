@@ -1,0 +1,231 @@
+"""Packs with images and video give what plain transformers gives for their samples one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from lmms_stream.errors import ConfigError
+from lmms_stream.loader.collate import collate, join
+from lmms_stream.train.model.choice import prove_compiled, prove_packing
+from lmms_stream.train.model.flops import model_flops
+from lmms_stream.train.model.model import PackedModel
+from lmms_stream.train.model.sharding import blocks_to_shard, checkpoint_blocks, freeze
+from lmms_stream.train.model.towers import family_of
+from lmms_stream.types import Batch
+
+from .vision import KINDS, MODEL_TYPES, Family, build, plain_logits, plain_losses, rows_of, samples_of
+
+CPU = torch.device("cpu")
+
+
+def packed_model(model_type: str, *, attention: Any = "auto") -> PackedModel:
+    return PackedModel(build(model_type, attention=attention), Family(model_type))
+
+
+def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_pack_gives_what_its_samples_give_one_by_one(kind: str, model_type: str, attention: Any) -> None:
+    packed = packed_model(model_type, attention=attention)
+    samples = samples_of(packed.model, kind)
+    batch = collate(samples, range(len(samples)), pad_to=140)
+    for sample, rows in zip(samples, rows_of(batch), strict=False):
+        torch.testing.assert_close(packed.logits(batch)[0, rows], plain_logits(packed.model, sample), rtol=0, atol=1e-5)
+    packed.model.zero_grad()
+    alone = sum((plain_losses(packed.model, sample) for sample in samples), torch.zeros(()))
+    alone.backward()
+    expected = gradients_of(packed.model)
+    for way in packed.logits_ways:
+        packed.logits_way = way
+        packed.model.zero_grad()
+        loss = packed(batch).tokens.sum()
+        loss.backward()
+        found = gradients_of(packed.model)
+        torch.testing.assert_close(loss, alone, rtol=1e-5, atol=0)
+        assert all((found[name] - each).norm() <= 1e-5 * each.norm() for name, each in expected.items()), way
+        assert all("visual" in name and not found[name].any() for name in found.keys() - expected.keys())
+    assert way == "whole"
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_packs_of_media_and_of_text_in_one_forward_pass_are_the_sums_of_each(model_type: str) -> None:
+    packed = packed_model(model_type)
+    packs = [collate(samples_of(packed.model, kind), range(3)) for kind in ("images", "text", "video", "media")]
+    together = packed(join([*packs, collate([], [])])).tokens.sum()
+    torch.testing.assert_close(together, torch.stack([packed(pack).tokens.sum() for pack in packs]).sum())
+
+
+@contextmanager
+def tower_calls(model: Any) -> Iterator[Counter[str]]:
+    """How often each block of the tower, and each merger, ran inside."""
+    calls: Counter[str] = Counter()
+    tower = model.model.visual
+    names = [name for name, _ in tower.named_modules() if name.startswith(("blocks.", "merger", "deepstack"))]
+    hooks = [
+        tower.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.update([name])) for name in names
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_every_pack_calls_the_tower_as_often_whatever_it_holds(model_type: str, training: bool) -> None:
+    packed = packed_model(model_type).train(training)
+    counted = []
+    for kind in (*KINDS, ""):
+        samples = samples_of(packed.model, kind) if kind else []
+        with tower_calls(packed.model) as calls, torch.set_grad_enabled(training):
+            packed(collate(samples, range(len(samples))))
+        counted.append(dict(calls))
+    assert all(calls == counted[0] for calls in counted)
+    assert {calls for name, calls in counted[0].items() if name.count(".") == 1} == {2}  # images and video
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_towers_that_a_pack_does_not_need_have_gradients_of_zeros(model_type: str) -> None:
+    packed = packed_model(model_type).train()
+    for samples in (samples_of(packed.model, "text"), []):
+        packed.model.zero_grad()
+        packed(collate(samples, range(len(samples)))).tokens.sum().backward()
+        of_tower = [each.grad for each in packed.model.model.visual.parameters()]  # type: ignore[operator, union-attr]
+        assert all(each is not None and not each.any() for each in of_tower)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_samples_with_media_are_proven_to_be_kept_apart(model_type: str, attention: Any) -> None:
+    prove_packing(packed_model(model_type, attention=attention).train(), device=CPU)
+    prove_compiled(packed_model(model_type, attention=attention).train(), device=CPU)
+
+
+class Positions(PackedModel):
+    """Runs packs with some of the axes of positions."""
+
+    def __init__(self, model: Any, family: Any, axes: slice | int):
+        super().__init__(model, family)
+        self._axes = axes
+
+    def _inputs(self, batch: Batch) -> dict[str, Any]:
+        inputs = super()._inputs(batch)
+        return inputs | {"position_ids": inputs["position_ids"][self._axes]}
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
+def test_positions_of_two_dimensions_which_mix_samples_under_mrope_are_refused(model_type: str) -> None:
+    model = Positions(build(model_type, attention="sdpa"), Family(model_type), 0)
+    with pytest.raises(ConfigError, match="with attention sdpa does not keep the samples of a pack apart"):
+        prove_packing(model, device=CPU)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_positions_of_three_axes_without_those_of_the_text_are_refused(model_type: str) -> None:
+    """In Qwen3-VL they keep samples of text apart, and cut each sample where its media are."""
+    model = Positions(build(model_type, attention="sdpa"), Family(model_type), slice(1, None))
+    message = {
+        "qwen3_vl": r"predicts another thing for a sample in a pack than for the sample alone \(samples with media\)"
+    }.get(model_type, "does not keep the samples of a pack apart")
+    with pytest.raises(ConfigError, match=message):
+        prove_packing(model, device=CPU)
+
+
+def test_media_of_one_sample_that_are_seen_in_another_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = packed_model("qwen2_5_vl", attention="sdpa")
+
+    def mix(_: Any, inputs: Any) -> Any:
+        hidden, *others = inputs
+        return (hidden + 1e-3 * hidden.mean(dim=0), *others)  # of all media of the pack
+
+    model.model.model.visual.blocks[0].register_forward_pre_hook(mix)  # type: ignore[union-attr, index, operator]
+    with pytest.raises(
+        ConfigError, match=r"what one holds changes what is predicted in another \(samples with media\)"
+    ):
+        prove_packing(model, device=CPU)
+
+
+def test_the_family_says_which_attentions_there_are_to_choose_from() -> None:
+    family = Family("qwen2_vl")
+    family.attentions = ("eager",)  # type: ignore[assignment]
+    model = PackedModel(build("qwen2_vl"), family)
+    prove_packing(model, device=CPU)
+    assert model.model.config._attn_implementation == "eager"
+    model = PackedModel(build("qwen2_vl", attention="sdpa"), family)
+    with pytest.raises(
+        ConfigError, match="attention sdpa is none that keeps samples with media apart in Qwen2VLForCon"
+    ):
+        prove_packing(model, device=CPU)
+
+
+def test_processors_of_a_run_are_of_one_family_and_that_of_its_model() -> None:
+    class Reads:
+        family = Family("qwen2_vl")
+
+    class Other(Family):
+        pass
+
+    class ReadsOther:
+        family = Other("qwen3_vl")
+
+    assert family_of([None, object()], "llama") is None
+    assert family_of([object(), Reads(), Reads()], "qwen2_vl") is Reads.family
+    with pytest.raises(ConfigError, match="makes inputs of qwen2_vl, and the model is llama: take the model's own pro"):
+        family_of([Reads()], "llama")
+    with pytest.raises(ConfigError, match="processors are of families Family and Other: take those of one family"):
+        family_of([Reads(), ReadsOther()], "qwen2_vl")
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_blocks_of_towers_are_sharded_and_run_again(model_type: str) -> None:
+    packed = packed_model(model_type).train()
+    blocks = blocks_to_shard(packed.model)
+    visual: Any = packed.model.model.visual  # type: ignore[union-attr]
+    assert set(visual.blocks) < set(blocks)
+    assert len(blocks) == len(visual.blocks) + 2
+    samples = samples_of(packed.model, "mixed")
+    batch = collate(samples, range(len(samples)))
+    packed(batch).tokens.sum().backward()
+    expected = gradients_of(packed.model)
+    checkpoint_blocks(packed.model)
+    packed.model.zero_grad()
+    with tower_calls(packed.model) as calls:
+        packed(batch).tokens.sum().backward()
+    assert calls["blocks.0.norm1"] == 4  # images and video, forward and again
+    found = gradients_of(packed.model)
+    assert found.keys() == expected.keys()
+    assert all((found[name] - each).norm() <= 1e-5 * each.norm() for name, each in expected.items())
+
+
+@pytest.mark.parametrize("frozen", [[], ["model.visual.*"], ["model.visual.patch_embed.*", "model.visual.blocks.*"]])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_flops_of_a_step_with_media_are_what_torch_counts(model_type: str, frozen: list[str]) -> None:
+    """Torch counts a masked pack as if all its tokens saw each other, so here each sample runs alone; in eager
+    attention, as it counts the backward pass of others with a product that is computed again."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    packed = packed_model(model_type, attention="eager").train()
+    freeze(packed.model, frozen)
+    flops = model_flops(packed.model, tower=packed.tower)
+    assert flops is not None
+    samples = samples_of(packed.model, "media")
+    found, counted = 0.0, 0
+    for sample in samples:
+        batch = collate([sample], [0])
+        grids = [each.numpy() for name, each in batch.inputs.items() if name.endswith("_grid_thw")]
+        lengths = batch.cu_seqlens.diff().long().numpy()
+        found += flops.of(lengths, num_loss_tokens=len(sample["input_ids"]), grids=grids)
+        with FlopCounterMode(display=False) as counter:
+            plain_logits(packed.model, sample).sum().backward()
+        counted += counter.get_total_flops()
+    assert abs(found / counted - 1) <= 0.02
