@@ -250,7 +250,7 @@ def test_settings_that_contradict_are_refused() -> None:
         ),
     ):
         with pytest.raises(ConfigError, match=message):
-            MediaSettings(**wrong)  # type: ignore[arg-type]
+            MediaSettings(**wrong)
 
 
 def test_videos_that_a_family_cannot_read_are_named(folders: dict[str, Path]) -> None:

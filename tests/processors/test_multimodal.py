@@ -116,8 +116,9 @@ def test_tokens_and_tensors_are_those_of_transformers_processor(
             assert ours["media"][key].shape == expected[key].shape, key
             assert ours["media"][key].dtype == expected[key].dtype, key
             difference = np.abs(ours["media"][key] - expected[key])
-            assert difference.max() <= (0 if key.endswith("thw") else 0.1), key
-            assert difference.mean() <= 0.01, key
+            # Theirs resamples by torchvision and ours as Pillow: now and then a value differs by one or two of 255.
+            assert difference.max() <= (0 if key.endswith("thw") else 2.01 / 255 / 0.26), key
+            assert difference.mean() <= 0.005, key
 
 
 def test_what_is_measured_is_what_is_processed(processors: dict[str, MultimodalProcessor]) -> None:

@@ -22,11 +22,11 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLImageProcessorFast,
     Qwen2VLProcessor,
-    Qwen2VLVideoProcessor,
     Qwen3VLConfig,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
+from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SPECIAL = (

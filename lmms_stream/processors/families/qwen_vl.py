@@ -201,7 +201,7 @@ class QwenVL:
 
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
         """See Family."""
-        inputs = {}
+        inputs: dict[str, dict[str, NDArray[Any]]] = {}
         for kind, pixels, grids, vision in (
             ("image", "pixel_values", "image_grid_thw", self.images),
             ("video", "pixel_values_videos", "video_grid_thw", self.videos),

@@ -61,9 +61,17 @@ def stored_facts(part: Mapping[str, Any]) -> Facts | None:
     DataError where they are no numbers above 0.
     """
     fact_type = FACT_TYPES.get(str(part.get("type")))
-    if fact_type is None or any(name not in part for name in fact_type._fields):
+    if fact_type is None:
         return None
-    values = [part[name] for name in fact_type._fields]
+    try:
+        values = [part[name] for name in fact_type._fields]
+    except KeyError:
+        return None
+    for value in values:  # each image that is measured comes along here
+        if type(value) is not int or value < 1:
+            break
+    else:
+        return fact_type._make(values)
     for name, value in zip(fact_type._fields, values, strict=True):
         allowed = (int, float) if name == "fps" else (int,)
         if type(value) not in allowed or not math.isfinite(value) or value <= 0:
