@@ -108,7 +108,7 @@ def print_plan(
     epochs: Sequence[EpochReport],
     steps: StepsReport,
     comparison: Sequence[EpochReport],
-    kinds: Sequence[KindsReport],
+    kinds: Sequence[KindsReport] = (),
     *,
     as_json: bool,
 ) -> None:

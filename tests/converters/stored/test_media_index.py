@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ PATCHES = patches_name(FINGERPRINT)
 AGAIN = "write it again with lmms-stream index"
 
 
-def expected(samples: list[Sample]) -> list[Measured]:
+def expected(samples: Sequence[Sample]) -> list[Measured]:
     found = MediaWords().measure_media(samples)
     return [each for each in found if isinstance(each, Measured)]
 
@@ -175,7 +176,7 @@ def test_damaged_patches_are_a_named_error_where_a_dataset_is_read(
 @pytest.mark.parametrize(
     ("found", "shown"), [(np.zeros(3, np.uint32), "uint32[3]"), (np.zeros(40, np.int64), "int64[40]")]
 )
-def test_patches_of_another_dtype_or_size_are_refused(tmp_path: Path, found: np.ndarray, shown: str) -> None:
+def test_patches_of_another_dtype_or_size_are_refused(tmp_path: Path, found: np.ndarray[Any, Any], shown: str) -> None:
     folder = indexed(tmp_path / "data")
     np.save(folder / PATCHES, found)
     message = (
@@ -287,7 +288,7 @@ def test_a_dataset_without_an_index_is_measured_with_its_patches_when_packs_are_
 
 
 @pytest.mark.parametrize("order", [{}, {"shuffle_seed": 3}])
-def test_a_conversion_measures_patches_with_the_lengths(tmp_path: Path, order: dict[str, int]) -> None:
+def test_a_conversion_measures_patches_with_the_lengths(tmp_path: Path, order: dict[str, Any]) -> None:
     (tmp_path / "rows").mkdir()
     rows = []
     for number in range(60):
