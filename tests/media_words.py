@@ -66,6 +66,9 @@ class MediaWords:
 
     @staticmethod
     def _patches(part: dict[str, Any], sample: Sample) -> int:
+        width: int | None
+        height: int | None
+        frames: int
         width, height, frames = part.get("width"), part.get("height"), part.get("frames", 1)
         if width is None or height is None:
             if "media" not in sample:

@@ -25,7 +25,7 @@ from rich.text import Text
 from ..converters.stored.inspect.visible import visible
 
 if TYPE_CHECKING:
-    from .plan_report import EpochReport, StepsReport
+    from .plan_report import EpochReport, KindsReport, StepsReport
 
 console = Console()
 COMPARED_FIELDS = ("num_packs", "lower_bound", "efficiency", "samples_per_pack")
@@ -87,12 +87,12 @@ def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
         yield Bar(progress, progress.add_task(description, total=0, visible=False, num_rows=0, also=""))
 
 
-def print_record(title: str, record: Any) -> None:
-    """The fields of a dataclass as a table of two columns; arrays and mappings are left out."""
+def print_record(title: str, record: Any, *, left_out: Sequence[str] = ()) -> None:
+    """The fields of a dataclass as a table of two columns; arrays, mappings and `left_out` are left out."""
     table = Table("", "", title=Text(visible(title)), show_header=False)
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
-        if value is None or isinstance(value, int | float | str):
+        if field.name not in left_out and (value is None or isinstance(value, int | float | str)):
             table.add_row(_label(field.name), Text(visible(_format(field.name, value))))
     console.print(table)
 
@@ -105,16 +105,24 @@ def print_found(text: str) -> None:
 
 
 def print_plan(
-    epochs: Sequence[EpochReport], steps: StepsReport, comparison: Sequence[EpochReport], *, as_json: bool
+    epochs: Sequence[EpochReport],
+    steps: StepsReport,
+    comparison: Sequence[EpochReport],
+    kinds: Sequence[KindsReport] = (),
+    *,
+    as_json: bool,
 ) -> None:
     """What `lmms-stream plan` found, as tables or as one JSON object."""
     if as_json:
-        tables = {"epochs": epochs, "comparison": comparison}
+        tables: dict[str, Sequence[Any]] = {"epochs": epochs, "comparison": comparison, "kinds": kinds}
         records = {name: [dataclasses.asdict(record) for record in table] for name, table in tables.items()}
         sys.stdout.write(json.dumps(records | {"steps": dataclasses.asdict(steps)}, indent=1) + "\n")
         return
-    print_records("epochs", [(report.source, report) for report in epochs])
-    print_record("steps", steps)
+    of_media = () if kinds else ("num_overlong_media", "tower_imbalance", "tower_imbalance_in_order")
+    print_records("epochs", [(report.source, report) for report in epochs], left_out=of_media)
+    if kinds:
+        print_records("text and media", [(report.source, report) for report in kinds])
+    print_record("steps", steps, left_out=of_media)
     if comparison:
         table = Table("", *map(_label, COMPARED_FIELDS), title="strategies, epoch 0")
         for record in comparison:
@@ -122,11 +130,14 @@ def print_plan(
         console.print(table)
 
 
-def print_records(title: str, records: Sequence[tuple[str, Any]]) -> None:
-    """Dataclasses, each with its name: one column a record, so that long names and many fields both fit."""
+def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: Sequence[str] = ()) -> None:
+    """Dataclasses, each with its name: one column a record, so that long names and many fields both fit.
+
+    left_out: fields that are not shown.
+    """
     table = Table("", *(Column(Text(visible(name))) for name, _ in records), title=title)
     for field in dataclasses.fields(records[0][1]):
-        if field.name != "source":
+        if field.name not in ("source", *left_out):
             values = (_format(field.name, getattr(record, field.name)) for _, record in records)
             table.add_row(_label(field.name), *values)
     console.print(table)
@@ -141,8 +152,8 @@ def _format(name: str, value: int | float | str | None) -> str:
         return "no end" if name == "num_steps" else "-"
     if isinstance(value, str):
         return value
-    if name == "efficiency":
+    if name == "efficiency" or name.endswith("_share"):
         return f"{value:.2%}"
-    if name.startswith("imbalance"):
+    if "imbalance" in name:
         return f"{value:.4f}"
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"

@@ -18,7 +18,7 @@ EXAMPLE = "lmms-stream plan s3://bucket/chats --packing-length 4096 --world-size
 
 
 def add_commands(commands: Commands) -> None:
-    summary = "Say what packs and steps amount to: efficiency, overlong samples, reach, balance."
+    summary = "Say what packs and steps amount to: efficiency, overlong samples, reach, balance, text and media."
     parser = add_command(commands, "plan", _plan, summary, example=EXAMPLE)
     add = parser.add_argument
     add("remotes", nargs="+", metavar="REMOTE", help="read the lengths of these datasets: folders or URLs")
@@ -49,7 +49,7 @@ def _plan(options: argparse.Namespace) -> int:
     from ..plan.mixture import Mixture
     from ..types import World
     from .console import print_plan
-    from .plan_report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_steps, with_strategy
+    from .plan_report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_kinds, report_steps, with_strategy
 
     if options.epochs < 1:
         raise ConfigError(f"--epochs must be at least 1, got {options.epochs}")
@@ -70,7 +70,8 @@ def _plan(options: argparse.Namespace) -> int:
             for strategy in COMPARED_STRATEGIES
         }
     comparison = [report_epoch(plan, source=name, epoch=0) for name, plan in compared.items()]
-    print_plan(epochs, steps, comparison, as_json=options.json)
+    kinds = [report for name, plan in plans.items() if (report := report_kinds(plan, source=name)) is not None]
+    print_plan(epochs, steps, comparison, kinds, as_json=options.json)
     if options.plot:
         plot_plans(compared or plans, options.plot)
     return 0

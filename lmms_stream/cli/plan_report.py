@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..mds.lengths import LengthIndex
 from ..plan.assign import assign, count_spilled, num_steps, pack_costs
 from ..plan.mixture import Mixture
 from ..plan.order import shards_of
@@ -28,13 +29,14 @@ class EpochReport:
 
     efficiency: tokens over what the packs could hold. lower_bound: packs that no packing can do with less of
     (all tokens over packing_length, or the samples longer than half of it). num_overlong: dropped, truncated or
-    split, as configured.
+    split, as configured; num_overlong_media: those of them with media, which are dropped (None: there are no media).
     """
 
     source: str
     epoch: int
     num_samples: int
     num_overlong: int
+    num_overlong_media: int | None
     num_tokens: int
     num_packs: int
     lower_bound: int
@@ -47,8 +49,9 @@ class StepsReport:
     """Steps of a mixture: how many (None without an end), and what a look at the first `num_seen` shows.
 
     shards_per_step: how many shards a step reads from. imbalance: work of the busiest rank over the mean (sum over
-    segments of len**2), mean over steps, as assigned and with packs dealt in order. num_spilled_packs: packs read
-    on another node than the one that serves their canonical node.
+    segments of len**2), mean over steps, as assigned and with packs dealt in order. tower_imbalance: the same of the
+    patches that ranks give to the tower of their media, over the steps that have any (None: there are no media).
+    num_spilled_packs: packs read on another node than the one that serves their canonical node.
     """
 
     num_steps: int | None
@@ -57,18 +60,49 @@ class StepsReport:
     shards_per_step_max: int
     imbalance: float
     imbalance_in_order: float
+    tower_imbalance: float | None
+    tower_imbalance_in_order: float | None
     num_spilled_packs: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindsReport:
+    """How the tokens of a source's samples, overlong ones too, divide among kinds; num_patches: of all its media."""
+
+    source: str
+    num_text_tokens: int
+    text_share: float
+    num_image_tokens: int
+    image_share: float
+    num_video_tokens: int
+    video_share: float
+    num_audio_tokens: int
+    audio_share: float
+    num_patches: int
+
+
+def report_kinds(plan: PackPlan, *, source: str) -> KindsReport | None:
+    """None where the source has no media, so that all tokens are of text."""
+    index = plan.index
+    if not isinstance(index, LengthIndex) or index.num_tokens_of is None:
+        return None
+    total = max(1, sum(index.num_tokens_of.values()))
+    counts = {f"num_{kind}_tokens": count for kind, count in index.num_tokens_of.items()}
+    shares = {f"{kind}_share": count / total for kind, count in index.num_tokens_of.items()}
+    return KindsReport(source=source, num_patches=index.num_patches, **counts, **shares)  # type: ignore[arg-type]
 
 
 def report_epoch(plan: PackPlan, *, source: str, epoch: int) -> EpochReport:
     num_packs, num_tokens = plan.num_packs(epoch), plan.num_tokens(epoch)
     overlong = plan.num_overlong(epoch)
-    packed = plan.num_samples - (overlong if plan.packing.overlong == "drop" else 0)
+    overlong_media = plan.num_overlong_media(epoch)
+    packed = plan.num_samples - (overlong if plan.packing.overlong == "drop" else overlong_media)
     return EpochReport(
         source=source,
         epoch=epoch,
         num_samples=plan.num_samples,
         num_overlong=overlong,
+        num_overlong_media=None if plan.index.patches is None else overlong_media,
         num_tokens=num_tokens,
         num_packs=num_packs,
         lower_bound=_lower_bound(plan, num_tokens),
@@ -82,7 +116,10 @@ def _lower_bound(plan: PackPlan, num_tokens: int) -> int:
     longer_than_half = 0
     for start in range(0, plan.num_samples, _CHUNK):
         lengths = np.asarray(plan.lengths[start : start + _CHUNK], dtype=np.int64)
-        whole = lengths if plan.packing.overlong == "truncate" else lengths[lengths <= limit]
+        kept = lengths <= limit
+        if plan.packing.overlong == "truncate":
+            kept |= plan.index.patches is None or np.asarray(plan.index.patches[start : start + _CHUNK]) == 0
+        whole = lengths[kept]
         longer_than_half += int(np.count_nonzero(2 * whole > limit))
     return max(-(-num_tokens // limit), longer_than_half)
 
@@ -94,6 +131,8 @@ def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen:
     shards: list[int] = []
     assigned: list[float] = []
     in_order: list[float] = []
+    towers: list[float] = []
+    towers_in_order: list[float] = []
     spilled = 0
     for _ in range(max_seen):
         step = mixture.step(cursor, global_batch=global_batch)
@@ -110,7 +149,11 @@ def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen:
                 linear_cost=0,
             )
             assigned.append(_imbalance(costs, dealt))
-            in_order.append(_imbalance(costs, np.arange(global_batch).reshape(world.num_groups, -1)))
+            in_turn = np.arange(global_batch).reshape(world.num_groups, -1)
+            in_order.append(_imbalance(costs, in_turn))
+            if packs.patches is not None and packs.patches.any():
+                towers.append(_imbalance(packs.patches, dealt))
+                towers_in_order.append(_imbalance(packs.patches, in_turn))
             spilled += count_spilled(
                 packs, dealt, num_nodes=world.num_group_nodes, num_canonical_nodes=mixture.num_canonical_nodes
             )
@@ -124,6 +167,8 @@ def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen:
         shards_per_step_max=max(shards, default=0),
         imbalance=float(np.mean(assigned)) if assigned else 1.0,
         imbalance_in_order=float(np.mean(in_order)) if in_order else 1.0,
+        tower_imbalance=float(np.mean(towers)) if towers else None,
+        tower_imbalance_in_order=float(np.mean(towers_in_order)) if towers else None,
         num_spilled_packs=spilled,
     )
 

@@ -64,25 +64,21 @@ def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:
     """
     try:
         said = json.loads(data)
-        hashes = {"content_hash": str(said["content_hash"])}
-        num_tokens_of = None
-        if "patches_hash" in said:
-            hashes["patches_hash"] = str(said["patches_hash"])
-            num_tokens_of = {kind: int(said["num_tokens_of"][kind]) for kind in KINDS}
         described = LengthsDescription(
             num_samples=int(said["num_samples"]),
+            content_hash=str(said["content_hash"]),
             processor=dict(said["processor"]),
-            num_tokens_of=num_tokens_of,
-            content_hash=hashes["content_hash"],
-            patches_hash=hashes.get("patches_hash"),
         )
+        if "patches_hash" in said:
+            num_tokens_of = {kind: int(said["num_tokens_of"][kind]) for kind in KINDS}
+            described = replace(described, patches_hash=str(said["patches_hash"]), num_tokens_of=num_tokens_of)
     except (ValueError, KeyError, TypeError) as error:
         raise LengthsError(
             f"the description of lengths index {fingerprint} cannot be read ({error}): "
             "write it again with lmms-stream index"
         ) from error
-    for name, value in hashes.items():
-        if not _CONTENT_HASH.fullmatch(value):
+    for name, value in (("content_hash", described.content_hash), ("patches_hash", described.patches_hash)):
+        if value is not None and not _CONTENT_HASH.fullmatch(value):
             raise LengthsError(
                 f"the description of lengths index {fingerprint} cannot be read (its {name} {value[:80]!r} is not "
                 f"{2 * HASH_BYTES} hexadecimal digits): write it again with lmms-stream index"

@@ -102,8 +102,9 @@ def assign_steps(
     steps = max(1, num_steps(global_batch=global_batch, num_packs=total))
     step_of_pack = np.arange(total) // global_batch
     costs = pack_costs(packs, linear_cost=linear_cost)
-    has_media = packs.patches is not None and packs.patches.any()
-    shares = _shares(costs, packs.patches, global_batch=global_batch) if has_media else None
+    shares = None
+    if packs.patches is not None and packs.patches.any():
+        shares = _shares(costs, packs.patches, global_batch=global_batch)
     if total >= global_batch:  # in a full step every rank has as many packs: what all cost cannot be balanced
         whole = costs[: total - total % global_batch].reshape(-1, global_batch)
         whole -= whole.min(axis=1, keepdims=True)

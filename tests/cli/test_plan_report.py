@@ -6,15 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lmms_stream.cli.plan_report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_steps, with_strategy
+from lmms_stream.converters.stored.index import index_dataset
+from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.assign import assign, count_spilled
 from lmms_stream.plan.kernels.deal import PAD
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.types import World
 
 from ..conftest import run_cli
+from ..media_words import MediaWords, mixed_chats, write_chats
 from ..strategies import chat_lengths, pack_range
 
 LIMIT = 512
@@ -114,3 +117,62 @@ def test_the_command_mixes_datasets_by_weights(dataset_folder: Path) -> None:
     result = run_cli(*arguments, "--weights", "2")
     assert result.returncode == 1
     assert "1 weights for 2 datasets: give one for each" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def media_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_chats(tmp_path_factory.mktemp("chats") / "pictures", mixed_chats(1200, seed=4), size_limit=1 << 16)
+    index_dataset(str(folder), MediaWords(), num_workers=1)
+    return folder
+
+
+@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
+def test_overlong_samples_with_media_are_reported_apart(media_folder: Path, overlong: Overlong) -> None:
+    packing = PackingConfig(packing_length=128, overlong=overlong)
+    plan = PackedStreamingDataset(media_folder, processor=MediaWords(), packing=packing).plan
+    report = report_epoch(plan, source="x", epoch=0)
+    assert plan.index.patches is not None
+    too_long = plan.lengths > 128
+    of_media = too_long & (np.asarray(plan.index.patches) > 0)
+    assert (report.num_overlong, report.num_overlong_media) == (too_long.sum(), of_media.sum())
+    assert report.num_overlong_media > 0  # type: ignore[operator]
+    dropped = too_long if overlong == "drop" else of_media
+    assert report.samples_per_pack == pytest.approx((~dropped).sum() / report.num_packs)
+    kept = np.minimum(plan.lengths[~dropped], 128) if overlong == "truncate" else plan.lengths[~dropped]
+    assert report.num_tokens == kept.sum()
+    longer_than_half = np.count_nonzero(2 * kept[kept <= 128] > 128)
+    assert report.lower_bound == max(-(-int(kept.sum()) // 128), longer_than_half) <= report.num_packs
+    assert report_epoch(make_plan(), source="x", epoch=0).num_overlong_media is None
+
+
+def test_the_command_tells_both_imbalances_and_how_tokens_divide(media_folder: Path, tmp_path: Path) -> None:
+    arguments = ["plan", str(media_folder), "--packing-length", "256", "--overlong", "drop", "--global-batch", "64"]
+    result = run_cli(*arguments, "--world-size", "8", "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    described = json.loads(next((media_folder / "_lmms" / "lengths").glob("*.json")).read_text())
+    (kinds,) = found["kinds"]
+    for kind, count in described["num_tokens_of"].items():
+        assert kinds[f"num_{kind}_tokens"] == count
+        assert kinds[f"{kind}_share"] == pytest.approx(count / described["num_tokens"])
+    assert kinds["num_patches"] == described["num_patches"] > 0
+    assert kinds["num_image_tokens"] > 0 < kinds["num_video_tokens"]
+    steps = found["steps"]
+    assert steps["num_seen"] >= 1
+    assert 1 <= steps["imbalance"] <= 1.05
+    assert 1 <= steps["tower_imbalance"] <= 1.05 < steps["tower_imbalance_in_order"]
+    result = run_cli(*arguments, "--world-size", "8")
+    assert result.returncode == 0, result.stderr
+    for words in ("text and media", "image share", "tower imbalance", "overlong media"):
+        assert words in result.stdout
+
+
+def test_of_texts_nothing_is_said_of_media(dataset_folder: Path) -> None:
+    arguments = ["plan", str(dataset_folder), "--packing-length", "1024", "--overlong", "drop", "--global-batch", "4"]
+    result = run_cli(*arguments)
+    assert result.returncode == 0, result.stderr
+    assert not [words for words in ("overlong media", "text and media", "tower") if words in result.stdout]
+    found = json.loads(run_cli(*arguments, "--json").stdout)
+    assert (found["kinds"], found["steps"]["tower_imbalance"], found["epochs"][0]["num_overlong_media"]) == (
+        [], None, None,
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from functools import cache
 
@@ -20,7 +21,7 @@ from lmms_stream.plan.pack_range import PackRange
 from lmms_stream.plan.packing import PackingConfig
 from numpy.typing import NDArray
 
-from ..strategies import MediaSamples, examples, media_samples, pack_range
+from ..strategies import MediaSamples, chat_lengths, examples, media_samples, pack_range
 from .test_assign import StepCase, divisors
 
 GLOBAL_BATCH = 64
@@ -226,3 +227,27 @@ def test_on_two_nodes_the_ranks_of_each_do_alike_work_on_what_its_canonical_node
         room = GLOBAL_BATCH // 2
         for node, ranks in enumerate(np.split(dealt, 2)):
             assert np.count_nonzero(homes[ranks] == node) == min(room, np.count_nonzero(homes == node))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_nodes", "digest"),
+    [
+        (2, 1, "cdd06bebb8cabbe2"),
+        (8, 1, "f255a3e32e8ada31"),
+        (8, 2, "1e1f3bcca24b544c"),
+        (16, 4, "b90c7b1757b8a64d"),
+    ],
+)
+def test_packs_without_media_are_dealt_as_they_were(world_size: int, num_nodes: int, digest: str) -> None:
+    """By the digests of what was dealt before patches were known."""
+    lengths = chat_lengths(20_000, limit=LIMIT, seed=2)
+    order = OrderConfig(num_canonical_nodes=8, shuffle_block_size=2000)
+    plan = PackPlan(lengths, [500] * 40, order=order, packing=PackingConfig(packing_length=LIMIT))
+    dealt = assign_steps(
+        plan.packs(0, 0, plan.num_packs(0)),
+        global_batch=GLOBAL_BATCH,
+        world_size=world_size,
+        num_nodes=num_nodes,
+        num_canonical_nodes=8,
+    )
+    assert hashlib.blake2b(dealt.tobytes(), digest_size=8).hexdigest() == digest

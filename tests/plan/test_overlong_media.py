@@ -12,23 +12,24 @@ from hypothesis import strategies as st
 from lmms_stream.errors import CursorError, PackingError
 from lmms_stream.plan.cursor import Cursor, SourceCursor
 from lmms_stream.plan.lane_state import CarriedPacks, LaneState
-from lmms_stream.plan.lengths import Lengths, hash_lengths
+from lmms_stream.plan.lengths import Lengths as PlanLengths
+from lmms_stream.plan.lengths import hash_lengths
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import Overlong, PackingConfig, pack
 from lmms_stream.plan.planner import StepConfig, StepPlanner
 from lmms_stream.types import World
 
-from ..strategies import STRATEGIES, PackingCase, chat_lengths, examples, packing_cases
+from ..strategies import STRATEGIES, Lengths, PackingCase, chat_lengths, examples, packing_cases
 from .test_lanes import LaneCase, content, lane_cases, small_case, take, through_json
 
 CUTTING: tuple[Overlong, ...] = ("truncate", "split")
 
 
-def media_of(lengths: np.ndarray, *, seed: int = 1) -> np.ndarray:
+def media_of(lengths: Lengths, *, seed: int = 1) -> Lengths:
     """Patches of every other sample or so, many of them longer than a pack."""
     draws = np.random.default_rng(seed)
-    patches: np.ndarray = np.where(draws.random(len(lengths)) < 0.5, draws.integers(1, 5000, len(lengths)), 0)
+    patches: Lengths = np.where(draws.random(len(lengths)) < 0.5, draws.integers(1, 5000, len(lengths)), 0)
     return patches
 
 
@@ -59,7 +60,7 @@ def test_an_overlong_sample_with_media_is_an_error_where_overlong_ones_are() -> 
         pack(np.array([5, 11, 3]), config=PackingConfig(packing_length=10), patches=np.array([0, 4, 0]))
 
 
-def media_plan(*, overlong: Overlong = "split", patches: np.ndarray | None = None) -> PackPlan:
+def media_plan(*, overlong: Overlong = "split", patches: Lengths | None = None) -> PackPlan:
     case = small_case(overlong=overlong)
     return case._replace(patches=media_of(case.lengths) if patches is None else patches).plan()
 
@@ -86,7 +87,7 @@ def test_a_plan_counts_what_is_dropped_and_has_the_patches_of_its_packs(overlong
 def test_counts_that_are_kept_tell_overlong_media_where_there_are_media() -> None:
     case = small_case()
     for patches, num_columns in ((None, 3), (media_of(case.lengths), 4)):
-        cache: dict[str, np.ndarray] = {}
+        cache: dict[str, Lengths] = {}
         index = case._replace(patches=patches).plan().index
         for _ in range(2):
             plan = PackPlan(index, case.sizes, order=case.order, packing=case.packing, counts_cache=cache)
@@ -100,7 +101,7 @@ def test_a_cursor_is_not_taken_by_a_plan_of_other_patches() -> None:
     plan, other = media_plan(), media_plan(patches=media_of(small_case().lengths, seed=2))
     text = small_case().plan()
     assert len({plan.fingerprint, other.fingerprint, text.fingerprint}) == 3
-    index = Lengths(lengths=text.index.lengths, content_hash=hash_lengths(text.index.lengths))
+    index = PlanLengths(lengths=text.index.lengths, content_hash=hash_lengths(text.index.lengths))
     again = PackPlan(index, text.samples_per_shard, order=text.order, packing=text.packing)
     assert again.fingerprint == text.fingerprint
     cursor = Cursor(sources={"data": SourceCursor(plan=plan.fingerprint)})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from lmms_stream.plan.lengths import hash_lengths
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import Measured, processor_fingerprint
 from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.storage.storage import open_storage
 from lmms_stream.types import Sample
 
 from ...media_words import MediaWords, chat, mixed_chats, write_chats
@@ -35,7 +37,7 @@ PATCHES = patches_name(FINGERPRINT)
 AGAIN = "write it again with lmms-stream index"
 
 
-def expected(samples: list[Sample]) -> list[Measured]:
+def expected(samples: Sequence[Sample]) -> list[Measured]:
     found = MediaWords().measure_media(samples)
     return [each for each in found if isinstance(each, Measured)]
 
@@ -175,7 +177,7 @@ def test_damaged_patches_are_a_named_error_where_a_dataset_is_read(
 @pytest.mark.parametrize(
     ("found", "shown"), [(np.zeros(3, np.uint32), "uint32[3]"), (np.zeros(40, np.int64), "int64[40]")]
 )
-def test_patches_of_another_dtype_or_size_are_refused(tmp_path: Path, found: np.ndarray, shown: str) -> None:
+def test_patches_of_another_dtype_or_size_are_refused(tmp_path: Path, found: np.ndarray[Any, Any], shown: str) -> None:
     folder = indexed(tmp_path / "data")
     np.save(folder / PATCHES, found)
     message = (
@@ -287,7 +289,7 @@ def test_a_dataset_without_an_index_is_measured_with_its_patches_when_packs_are_
 
 
 @pytest.mark.parametrize("order", [{}, {"shuffle_seed": 3}])
-def test_a_conversion_measures_patches_with_the_lengths(tmp_path: Path, order: dict[str, int]) -> None:
+def test_a_conversion_measures_patches_with_the_lengths(tmp_path: Path, order: dict[str, Any]) -> None:
     (tmp_path / "rows").mkdir()
     rows = []
     for number in range(60):
@@ -314,3 +316,31 @@ def test_a_conversion_measures_patches_with_the_lengths(tmp_path: Path, order: d
     shutil.rmtree(target / "_lmms" / "lengths")
     index_dataset(str(target), MediaWords(), num_workers=1)
     assert np.array_equal(np.load(target / PATCHES), index.patches)
+
+
+def test_patches_in_a_store_are_fetched_once_and_new_ones_are_not_mistaken_for_the_old(
+    tmp_path: Path, s3_folder: str
+) -> None:
+    folder, store = indexed(tmp_path / "data"), open_storage(s3_folder)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.upload(path, str(path.relative_to(folder)))
+
+    def read() -> LengthIndex:
+        return PackedStreamingDataset(store.url, tmp_path / "cache", processor=MediaWords()).length_index()
+
+    old = read()
+    assert old.patches is not None
+    assert old.patches.tolist() == np.load(folder / PATCHES).tolist()
+    store.delete(PATCHES)
+    assert np.array_equal(read().patches, old.patches)  # type: ignore[arg-type]
+    changed = LengthIndex.from_array(
+        np.array(old.lengths), fingerprint=FINGERPRINT, processor=old.processor, patches=np.array(old.patches)[::-1],
+        num_tokens_of=old.num_tokens_of,
+    )  # fmt: skip
+    assert changed.write(tmp_path / "new") == (ARRAY, PATCHES, DESCRIPTION)
+    store.upload(tmp_path / "new" / DESCRIPTION, DESCRIPTION)
+    with pytest.raises(LengthsError, match="has the description of a lengths index without its patches"):
+        read()
+    store.upload(tmp_path / "new" / PATCHES, PATCHES)
+    assert read().patches.tolist() == changed.patches.tolist()  # type: ignore[union-attr]
