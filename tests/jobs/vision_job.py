@@ -1,8 +1,8 @@
 """A job: an evaluation and a step of FSDP2SFTTrainer on two sources with media, for each of some cases.
 
-Its argument is a JSON file: {"datasets": {model: {source: folder}}, "cases": {name: {"model": …, "sources": […], "train":
-…, "on": […]}}}, where "on" are world sizes. Beside it come `<name>-<world size>.pt` with gradients, the source and
-samples of each rank's packs, the record of the step and the evaluation.
+Its argument is a JSON file: {"datasets": {model: {source: folder}}, "cases": {name: {"model": …, "sources": […],
+"train": …, "on": […]}}}, where "on" are world sizes. Beside it come `<name>-<world size>.pt` with gradients, the source
+and samples of each rank's packs, the record of the step and the evaluation.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def test_towers_that_a_pack_does_not_need_have_gradients_of_zeros(model_type: st
     for samples in (samples_of(packed.model, "text"), []):
         packed.model.zero_grad()
         packed(collate(samples, range(len(samples)))).tokens.sum().backward()
-        of_tower = [each.grad for each in packed.model.model.visual.parameters()]  # type: ignore[operator, union-attr]
+        of_tower = [each.grad for each in packed.model.model.visual.parameters()]
         assert all(each is not None and not each.any() for each in of_tower)
 
 
@@ -148,7 +148,7 @@ def test_media_of_one_sample_that_are_seen_in_another_are_found(monkeypatch: pyt
         hidden, *others = inputs
         return (hidden + 1e-3 * hidden.mean(dim=0), *others)  # of all media of the pack
 
-    model.model.model.visual.blocks[0].register_forward_pre_hook(mix)  # type: ignore[union-attr, index, operator]
+    model.model.model.visual.blocks[0].register_forward_pre_hook(mix)
     with pytest.raises(
         ConfigError, match=r"what one holds changes what is predicted in another \(samples with media\)"
     ):
@@ -157,7 +157,7 @@ def test_media_of_one_sample_that_are_seen_in_another_are_found(monkeypatch: pyt
 
 def test_the_family_says_which_attentions_there_are_to_choose_from() -> None:
     family = Family("qwen2_vl")
-    family.attentions = ("eager",)  # type: ignore[assignment]
+    family.attentions = ("eager",)
     model = PackedModel(build("qwen2_vl"), family)
     prove_packing(model, device=CPU)
     assert model.model.config._attn_implementation == "eager"
@@ -170,7 +170,7 @@ def test_the_family_says_which_attentions_there_are_to_choose_from() -> None:
 
 def test_processors_of_a_run_are_of_one_family_and_that_of_its_model() -> None:
     class Reads:
-        family = Family("qwen2_vl")
+        family: Any = Family("qwen2_vl")
 
     class Other(Family):
         pass
@@ -190,7 +190,7 @@ def test_processors_of_a_run_are_of_one_family_and_that_of_its_model() -> None:
 def test_blocks_of_towers_are_sharded_and_run_again(model_type: str) -> None:
     packed = packed_model(model_type).train()
     blocks = blocks_to_shard(packed.model)
-    visual: Any = packed.model.model.visual  # type: ignore[union-attr]
+    visual: Any = packed.model.model.visual
     assert set(visual.blocks) < set(blocks)
     assert len(blocks) == len(visual.blocks) + 2
     samples = samples_of(packed.model, "mixed")

@@ -70,10 +70,11 @@ def family_of(processors: Iterable[Any], model_type: str) -> Family | None:
 
     ConfigError for several families, and for one that is not the model's.
     """
-    found = {type(family).__name__: family for each in processors if (family := getattr(each, "family", None))}
+    families: list[Family] = [each.family for each in processors if getattr(each, "family", None) is not None]
+    found = {type(each).__name__: each for each in reversed(families)}
     if len(found) > 1:
         raise ConfigError(f"processors are of families {' and '.join(sorted(found))}: take those of one family")
-    family: Family | None = next(iter(found.values()), None)
+    family = families[0] if families else None
     if family is not None and model_type not in family.model_types:
         raise ConfigError(
             f"the processor makes inputs of {', '.join(family.model_types)}, and the model is {model_type}: take the "
