@@ -25,7 +25,7 @@ from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport, report_of
 from .rows import schemas
-from .rows.mapper import Mapper
+from .rows.mapper import ROWS_VERSION, Mapper
 from .sources.sources import open_sources
 from .sources.units import CUT_VERSION, Source
 from .writing.commit import commit, measured_lengths, other_files
@@ -173,7 +173,8 @@ def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     values["schema"] = options.schema.asked
     values["processor"] = options.processor and dict(options.processor.description)
-    return {**values, "sources": _described(sources), "units": CUT_VERSION, "version of lmms_stream": VERSION}
+    versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
+    return {**values, "sources": _described(sources), **versions}
 
 
 def _described(sources: Sequence[Source]) -> list[dict[str, Any]]:

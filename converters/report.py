@@ -21,7 +21,11 @@ class SplitReport:
 
     @staticmethod
     def of(output: Output) -> SplitReport:
-        tokens = sum(int(each.sum(dtype=np.int64)) for each in output.lengths) if output.lengths else None
+        tokens = (
+            sum(int(np.atleast_2d(each.T)[0].sum(dtype=np.int64)) for each in output.lengths)
+            if output.lengths
+            else None
+        )
         return SplitReport(num_rows=output.num_samples, num_tokens=tokens, num_shards=output.num_shards)
 
 

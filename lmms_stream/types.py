@@ -128,7 +128,8 @@ class Batch:
     cu_seqlens: int32[num_segments + 1], token offsets of the segments; max_seqlen: the longest, in tokens.
     num_loss_tokens: labels that are not -100. sample_ids: int64[num_samples]; empty in a pad pack.
     source: the source of the samples. step: the step it belongs to, counted from where the loader began;
-    micro_batch: its number among this rank's packs of the step.
+    micro_batch: its number among this rank's packs of the step. num_patches: rows that its samples give to the tower
+    of their media, as measured.
     """
 
     input_ids: torch.Tensor
@@ -142,6 +143,7 @@ class Batch:
     source: str = ""
     step: int = 0
     micro_batch: int = 0
+    num_patches: int = 0
 
     @property
     def num_tokens(self) -> int:

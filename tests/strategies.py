@@ -91,8 +91,25 @@ def chat_lengths(count: int, *, limit: int, seed: int) -> Lengths:
     return np.clip(drawn, 1, limit).astype(np.int64)
 
 
-def pack_range(pack_lengths: list[list[int]], canonical_nodes: list[int]) -> PackRange:
-    """Packs with segments of the given lengths, their samples numbered from 0."""
+class MediaSamples(NamedTuple):
+    """Tokens and patches of samples."""
+
+    lengths: Lengths
+    patches: Lengths
+
+
+def media_samples(count: int, *, num_images: int, limit: int, seed: int) -> MediaSamples:
+    """Short texts with so many images each, of 16 to 400 tokens; four patches make one token."""
+    draws = np.random.default_rng([seed, num_images])
+    images = (draws.integers(4, 21, (count, num_images)) * draws.integers(4, 21, (count, num_images))).sum(axis=1)
+    texts = np.clip(draws.lognormal(mean=np.log(200), sigma=1.0, size=count), 1, limit).astype(np.int64)
+    return MediaSamples(np.where(images > 0, np.minimum(texts, 400) + images, texts), 4 * images)
+
+
+def pack_range(
+    pack_lengths: list[list[int]], canonical_nodes: list[int], patches: list[int] | None = None
+) -> PackRange:
+    """Packs with segments of the given lengths, their samples numbered from 0. patches: of each pack."""
     flat = np.array([length for lengths in pack_lengths for length in lengths], dtype=np.int64)
     return PackRange(
         sample_ids=np.arange(len(flat), dtype=np.int64),
@@ -101,4 +118,5 @@ def pack_range(pack_lengths: list[list[int]], canonical_nodes: list[int]) -> Pac
         offsets=np.cumsum([0, *map(len, pack_lengths)], dtype=np.int64),
         canonical_nodes=np.array(canonical_nodes, dtype=np.int64),
         sources=np.zeros(len(pack_lengths), dtype=np.int64),
+        patches=None if patches is None else np.array(patches, dtype=np.int64),
     )

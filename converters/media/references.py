@@ -11,14 +11,17 @@ import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from ...errors import DataError, ObjectMissingError
-from ...processors.media.formats import Kind, fit_image, looks_like_base64, mime_type
+from ...processors.media.facts import Facts, checked_facts, facts_of
+from ...processors.media.formats import Kind, looks_like_base64, mime_type
+from ...processors.media.image_header import fit_image
 from ...storage.storage import shared_storage
 
 MAX_MEDIA_BYTES = 1 << 31  # of a file and of a sample, as a shard can hold no more
+CheckMedia = Literal["header", "decode"]
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -26,12 +29,14 @@ class SampleMedia:
     """The media of one sample, in the order in which they are added; `data` is all of them, as they are stored.
 
     root: folder or URL that references start from; None where the source has none.
-    max_image_pixels: larger images are made smaller; others stay as they are, byte by byte.
+    max_image_pixels: larger images are made smaller; others stay as they are, byte by byte. check: what is read of
+    each, its header (and what else the facts need), or with "decode" all of it, so that broken media are found.
     """
 
-    def __init__(self, root: str | None, *, max_image_pixels: int | None = None):
+    def __init__(self, root: str | None, *, max_image_pixels: int | None = None, check: CheckMedia = "header"):
         self._root = root
         self._max_image_pixels = max_image_pixels
+        self._check = check
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -40,10 +45,10 @@ class SampleMedia:
         return b"".join(self._pieces)
 
     def add(self, kind: str, reference: Any) -> dict[str, Any]:
-        """The stored part, {"type", "mime", "span": [offset, size]}, of the media that a reference leads to.
+        """The stored part, {"type", "mime", "span": [offset, size], facts}, of the media that a reference leads to.
 
         DataError, which names the reference, for one that leads out of the root, and for media that are missing,
-        unreadable, empty, too large or not of this kind.
+        unreadable, empty, too large, broken or not of this kind.
         """
         if kind == "video" and isinstance(reference, (list, tuple)):
             raise DataError(
@@ -54,8 +59,7 @@ class SampleMedia:
         known: Kind = "image" if kind == "image" else "audio" if kind == "audio" else "video"
         try:
             mime = mime_type(data, known)
-            if known == "image":
-                data = fit_image(data, max_pixels=self._max_image_pixels)
+            data, facts = self._fit(data, known)
         except DataError as error:
             raise DataError(f"{kind} {shown(reference)}: {error}") from error
         offset = self._size
@@ -63,7 +67,15 @@ class SampleMedia:
         self._size += len(data)
         if self._size > MAX_MEDIA_BYTES:
             raise DataError(f"the sample's media have more than {MAX_MEDIA_BYTES} bytes: split the sample")
-        return {"type": kind, "mime": mime, "span": [offset, len(data)]}
+        return {"type": kind, "mime": mime, "span": [offset, len(data)], **facts._asdict()}
+
+    def _fit(self, data: bytes, kind: Kind) -> tuple[bytes, Facts]:
+        """The bytes that are stored of media, and the facts about these."""
+        if kind == "image":
+            data, facts = fit_image(data, max_pixels=self._max_image_pixels)
+            if self._check == "header":
+                return data, facts
+        return data, facts_of(data, kind) if self._check == "header" else checked_facts(data, kind)
 
     def read(self, reference: Any) -> bytes:
         """The bytes that a reference leads to, of whatever kind; DataError as `add` raises it."""

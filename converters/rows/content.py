@@ -108,8 +108,14 @@ def _store(part: dict[str, Any], nexts: Mapping[str, Iterator[Any]], media: Samp
                 f"give it a path or data, or name the column with --columns {MEDIA_ROLES[kind]}=COLUMN"
             )
         source = next(nexts[kind])
-    others = {key: value for key, value in part.items() if key != source_key}
-    return others | media.add(kind, source)
+    stored = media.add(kind, source)
+    facts = stored.keys() - {
+        "type",
+        "mime",
+        "span",
+    }  # a row may mean something else by these names: fps, say, to sample
+    others = {f"said_{key}" if key in facts else key: value for key, value in part.items() if key != source_key}
+    return others | stored
 
 
 def _source(part: Mapping[str, Any], kind: str) -> tuple[str, Any]:

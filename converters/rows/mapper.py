@@ -21,7 +21,7 @@ from .preferences import check_pairs, check_verdict, check_verdicts
 from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
 
-_VERSION = 2  # raised when rows are stored differently
+ROWS_VERSION = 3  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,8 @@ class Mapper:
             if sample is not None:
                 return sample
         root = self.options.media_root or folder
-        media = SampleMedia(root, max_image_pixels=self.options.max_image_pixels)
+        options = self.options
+        media = SampleMedia(root, max_image_pixels=options.max_image_pixels, check=options.check_media)
         fields = Fields(values, self.kind.columns, self.options.columns, self.found)
         sample = dict(self.kind.read(fields, self.options, media))
         for name, encoding in self.kept.items():
@@ -77,7 +78,7 @@ class Mapper:
         options = {name: getattr(self.options, name) for name in ("system", "learn", "media_root", "max_image_pixels")}
         described = {
             **options,
-            "version": _VERSION,
+            "version": ROWS_VERSION,
             "format": self.kind.name,
             "found": dict(self.found),
             "columns": dict(self.options.columns),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ...errors import ConfigError
+from ..media.references import CheckMedia
 from .kinds import COLUMN_ROLES, KINDS
 
 
@@ -20,7 +21,8 @@ class SchemaOptions:
     rows. system: prompt of conversations without one. roles: what the data calls a speaker -> user, assistant, …
     learn: whether the loss is on all that the assistant says or on its last message, or a row gives a sample for each
     of its messages, which ends with it. media_root: folder or URL that references to media start from, and do not leave
-    (default: the source's own folder). max_image_pixels: larger images are made smaller.
+    (default: the source's own folder). max_image_pixels: larger images are made smaller. check_media: media are broken
+    where their header is, or with "decode" where any of them cannot be decoded.
     """
 
     kind: str | None = None
@@ -31,6 +33,7 @@ class SchemaOptions:
     learn: Literal["assistant", "last", "each"] = "assistant"
     media_root: str | None = None
     max_image_pixels: int | None = None
+    check_media: CheckMedia = "header"
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:
@@ -42,6 +45,8 @@ class SchemaOptions:
             raise ConfigError(f"learn must be 'assistant', 'last' or 'each', got {self.learn!r}")
         if self.max_image_pixels is not None and self.max_image_pixels < 1:
             raise ConfigError(f"max_image_pixels must be at least 1, got {self.max_image_pixels}")
+        if self.check_media not in get_args(CheckMedia):
+            raise ConfigError(f"check_media must be 'header' or 'decode', got {self.check_media!r}")
 
     @property
     def asked(self) -> dict[str, Any]:

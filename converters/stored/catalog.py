@@ -10,7 +10,14 @@ from typing import Any
 
 from ...errors import DataError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
-from ...mds.lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, parse_description
+from ...mds.lengths import (
+    LENGTHS_FOLDER,
+    LengthIndex,
+    array_matches,
+    lengths_names,
+    parse_description,
+    patches_name,
+)
 from ...processors import ProcessorConfig
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
@@ -160,17 +167,25 @@ def open_lengths(
     description = read_if_there(storage, description_name)
     if description is None:
         return None
-    content_hash = str(parse_description(description, fingerprint=fingerprint)["content_hash"])
-    try:
-        path = local_file(storage, array_name, folder)
-    except ObjectMissingError as error:
-        raise LengthsError(f"{array_name} is missing: write it again with lmms-stream index") from error
-    index = LengthIndex.open(path, description, fingerprint=fingerprint)
-    if not array_matches(path, content_hash=content_hash):
-        raise LengthsError(
-            f"{array_name} does not hold the lengths that {description_name} was written for: "
-            "write it again with lmms-stream index"
-        )
+    described = parse_description(description, fingerprint=fingerprint)
+    arrays = [(array_name, described.content_hash, "lengths")]
+    if described.patches_hash is not None:
+        arrays.append((patches_name(fingerprint), described.patches_hash, "patches"))
+    paths = []
+    for name, _, _ in arrays:
+        try:
+            paths.append(local_file(storage, name, folder))
+        except ObjectMissingError as error:
+            raise LengthsError(f"{name} is missing: write it again with lmms-stream index") from error
+    index = LengthIndex.open(
+        paths[0], description, fingerprint=fingerprint, patches_path=paths[1] if len(paths) > 1 else None
+    )
+    for path, (name, content_hash, what) in zip(paths, arrays, strict=True):
+        if not array_matches(path, content_hash=content_hash):
+            raise LengthsError(
+                f"{name} does not hold the {what} that {description_name} was written for: "
+                "write it again with lmms-stream index"
+            )
     if num_samples is not None and len(index.lengths) != num_samples:
         raise LengthsError(
             f"lengths index {fingerprint} has {len(index.lengths)} lengths for {num_samples} samples: "

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import ConfigError, LengthsError, ShardError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
-from ...mds.lengths import LengthIndex
+from ...mds.lengths import KINDS, LengthIndex
 from ...mds.stored_lengths import upload_lengths, write_json
 from ...storage.storage import Storage, open_storage
 from ...version import VERSION
@@ -207,7 +208,7 @@ def _join_lengths(catalogs: Mapping[str, Catalog], folder: Path) -> tuple[list[L
                 "lmms-stream index, there or for the merged dataset"
             )
         elif found:
-            joined.append(_concatenate(found, folder / f"{fingerprint}.joined"))
+            joined.append(_concatenate(found, folder))
     return joined, dropped
 
 
@@ -218,15 +219,34 @@ def _open_index(name: str, catalog: Catalog, fingerprint: str, folder: Path) -> 
         raise LengthsError(f"{name}: {error}") from error
 
 
-def _concatenate(indexes: Sequence[LengthIndex], path: Path) -> LengthIndex:
-    with path.open("wb") as file:
-        for index in indexes:
-            for start in range(0, len(index.lengths), _CHUNK):
-                file.write(np.asarray(index.lengths[start : start + _CHUNK], "<u4").tobytes())
-            index.release()
+def _concatenate(indexes: Sequence[LengthIndex], folder: Path) -> LengthIndex:
+    """One index of the samples of all, in arrays mapped from files in a folder."""
+    first = indexes[0]
+    patches = None
+    if any(index.patches is not None for index in indexes):
+        arrays = [
+            np.zeros(len(index.lengths), np.uint8) if index.patches is None else index.patches for index in indexes
+        ]
+        patches = _joined(arrays, folder / f"{first.fingerprint}.patches.joined")
+    lengths = _joined([index.lengths for index in indexes], folder / f"{first.fingerprint}.joined")
+    for index in indexes:
+        index.release()
     return LengthIndex.from_array(
-        np.memmap(path, dtype="<u4", mode="r"), fingerprint=indexes[0].fingerprint, processor=indexes[0].processor
+        lengths,
+        fingerprint=first.fingerprint,
+        processor=first.processor,
+        patches=patches,
+        num_tokens_of={kind: sum((index.num_tokens_of or {}).get(kind, 0) for index in indexes) for kind in KINDS},
     )
+
+
+def _joined(arrays: Sequence[NDArray[np.integer[Any]]], path: Path) -> NDArray[np.uint32]:
+    """Arrays one after another, mapped from a file."""
+    with path.open("wb") as file:
+        for array in arrays:
+            for start in range(0, len(array), _CHUNK):
+                file.write(np.asarray(array[start : start + _CHUNK], "<u4").tobytes())
+    return np.memmap(path, dtype="<u4", mode="r")
 
 
 def _describe(

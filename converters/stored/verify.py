@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
-from ...mds.lengths import LengthIndex, lengths_names
+from ...mds.lengths import KINDS, LengthIndex, lengths_names, patches_name
 from ...processes.pool import check_num_workers, num_cores
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
@@ -88,7 +88,7 @@ def verify_dataset(
             folder=Path(folder),
             deep=deep,
             processor=processor if deep else None,
-            lengths=_array_of(indexes, processor, num_samples=num_samples),
+            lengths=_arrays_of(indexes, processor, num_samples=num_samples),
         )
         if deep and processor is None and indexes:
             notes.append("the lengths were not compared with those of the samples: pass --tokenizer")
@@ -247,18 +247,27 @@ def _wrong_lengths(
             break
         total += int(lengths.sum(dtype=np.int64))
     else:
-        described = json.loads(storage.read(description_name)).get("num_tokens", total)
-        if described != total:
-            yield f"has {total} tokens, {description_name} says {described!r}: {_INDEX_AGAIN}"
+        described = json.loads(storage.read(description_name))
+        if described.get("num_tokens", total) != total:
+            yield f"has {total} tokens, {description_name} says {described['num_tokens']!r}: {_INDEX_AGAIN}"
+        of_kinds = sum((index.num_tokens_of or {KINDS[0]: total}).values())
+        if of_kinds != total:
+            yield f"has {total} tokens, {description_name} says {of_kinds} of text and media: {_INDEX_AGAIN}"
+        said = described.get("num_patches")
+        if index.patches is not None and said != index.num_patches:
+            yield f"has {index.num_patches} patches, {description_name} says {said!r}: {_INDEX_AGAIN}"
     index.release()
 
 
-def _array_of(indexes: Mapping[str, LengthIndex], processor: Processor | None, *, num_samples: int) -> Path | None:
-    """The file of the lengths that the processor should measure, if it has one for each sample."""
+def _arrays_of(
+    indexes: Mapping[str, LengthIndex], processor: Processor | None, *, num_samples: int
+) -> list[Path] | None:
+    """The files of the lengths and patches that the processor should measure, if it has one for each sample."""
     index = None if processor is None else indexes.get(processor_fingerprint(processor))
     if index is None or len(index.lengths) != num_samples:
         return None
-    return Path(index.lengths.filename)  # type: ignore[attr-defined]
+    arrays = [index.lengths] if index.patches is None else [index.lengths, index.patches]
+    return [Path(array.filename) for array in arrays]  # type: ignore[attr-defined]
 
 
 def _missing_files(
@@ -267,7 +276,8 @@ def _missing_files(
     """Other files that dataset.json lists, and that are not to be had."""
     if dataset is None:
         return
-    seen = {INDEX_NAME, *(name for key in {*indexes, *dataset["lengths"]} for name in lengths_names(key))}
+    keys = {*indexes, *dataset["lengths"]}
+    seen = {INDEX_NAME, *(name for key in keys for name in (*lengths_names(key), patches_name(key)))}
     for name in dataset["other_files"]:
         if name in seen:
             continue

@@ -16,7 +16,9 @@ from ...mds.decoding import decompress
 from ...mds.index import ShardInfo, file_matches
 from ...mds.shard import Shard
 from ...processes.pool import do_all, open_pool
-from ...processors.base import Processor
+from ...processors.base import Measured, Processor
+from ...processors.measured import measured_with_media
+from ...processors.media.facts import facts_of
 from ...processors.media.stored import media_parts
 from ...processors.stored_chat import read_chat
 from ...processors.text import TokensProcessor
@@ -44,14 +46,15 @@ _Task = tuple[int, ShardInfo, int]  # a shard's index among the shards, the shar
 class ShardChecker:
     """deep: decode every sample, and measure and process it with `processor`, if there is one.
 
-    lengths: the array of the lengths index that it should agree with. folder: for downloads.
+    lengths: the arrays of the lengths index that it should agree with, of tokens and where there are any of patches.
+    folder: for downloads.
     """
 
     storage: Storage
     folder: Path
     deep: bool
     processor: Processor | None = None
-    lengths: Path | None = None
+    lengths: Sequence[Path] | None = None
 
     def __call__(self, task: _Task, on_progress: Callable[[int], None] = lambda count: None) -> list[Problem]:
         """What is wrong with a shard."""
@@ -92,7 +95,8 @@ class ShardChecker:
         schema = schema_of([shard.info])
         indexed = self._indexed(first_id, len(shard))
         for index in range(len(shard)):
-            what = self._check_sample(shard, index, schema, None if indexed is None else int(indexed[index]))
+            said = None if indexed is None else [int(array[index]) for array in indexed]
+            what = self._check_sample(shard, index, schema, said)
             if what is not None:
                 num_found += 1
                 if num_found <= MAX_LISTED:
@@ -103,34 +107,50 @@ class ShardChecker:
             )
         return found
 
-    def _indexed(self, first_id: int, count: int) -> NDArray[np.uint32] | None:
+    def _indexed(self, first_id: int, count: int) -> list[NDArray[np.uint32]] | None:
+        """What the lengths index says of consecutive samples: each array's part."""
         if self.lengths is None:
             return None
-        return np.asarray(np.load(self.lengths, mmap_mode="r", allow_pickle=False)[first_id : first_id + count])
+        arrays = (np.load(path, mmap_mode="r", allow_pickle=False) for path in self.lengths)
+        return [np.asarray(array[first_id : first_id + count]) for array in arrays]
 
-    def _check_sample(self, shard: Shard, index: int, schema: str | None, indexed: int | None) -> str | None:
+    def _check_sample(self, shard: Shard, index: int, schema: str | None, indexed: Sequence[int] | None) -> str | None:
         """What is wrong with a sample; None for nothing."""
         try:
             sample = shard[index]
             _check_content(sample, schema)
-            length = None if self.processor is None else self.processor.measure(sample)
-            if self.processor is not None and length is not None:
-                check_processed(self.processor, sample, length=length)
+            found = None if self.processor is None else _measured(self.processor, sample)
+            if self.processor is not None and found is not None:
+                check_processed(self.processor, sample, length=found.tokens)
         except ShardError as error:
             return f"{str(error).removeprefix(f'{shard.path}: sample {index} ')}: {_REPLACE}"
         except LmmsStreamError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - of a processor, which may be anybody's
             return f"cannot be processed ({error!r}): correct the sample or the processor"
-        if length is not None and indexed is not None and length != indexed:
-            return f"has {length} tokens, its lengths index says {indexed}: write it again with lmms-stream index"
+        if found is None or indexed is None:
+            return None
+        for count, said, what in zip(found, [*indexed, 0], ("tokens", "patches"), strict=False):
+            if count != said:
+                return f"has {count} {what}, its lengths index says {said}: write it again with lmms-stream index"
         return None
+
+
+def _measured(processor: Processor, sample: Sample) -> Measured:
+    (found,) = measured_with_media(processor, [sample])
+    if isinstance(found, DataError):
+        raise found
+    return found
 
 
 def _check_content(sample: Sample, schema: str | None) -> None:
     """DataError for a sample that does not fit its schema."""
     if schema == "messages":
-        media_parts(read_chat(sample["messages"]).messages, sample["media"])
+        for part in media_parts(read_chat(sample["messages"]).messages, sample["media"]):
+            if part.facts is not None and part.facts != (found := facts_of(part.data, part.kind)):
+                raise DataError(
+                    f"a part of type {part.kind!r} says {part.facts}, its media have {found}: convert the dataset again"
+                )
     elif schema == "tokens":
         spans = sample["loss_spans"]
         if sample["input_ids"].ndim != 1 or (spans.size and (spans.ndim != 2 or spans.shape[1] != 2)):

@@ -14,9 +14,11 @@ import numpy as np
 import orjson
 
 from ...mds.index import DATASET_NAME, INDEX_NAME
-from ...mds.lengths import LengthIndex, lengths_names
+from ...mds.lengths import LengthIndex, lengths_names, patches_name
+from ...mds.shard_lengths import MEDIA_KINDS
 from ...mds.stored_lengths import upload_lengths, write_json
 from ...processors.base import Processor, processor_fingerprint
+from ...processors.measured import measures_media
 from ...storage.storage import Storage
 from .encoding import HASH, index_json
 from .replacing import is_shard
@@ -64,16 +66,23 @@ def other_files(measured_by: Processor | None) -> list[str]:
     """Names of all that `commit` may write."""
     names = [INDEX_NAME, REJECTS_NAME, DATASET_NAME]
     if measured_by is not None:
-        names += lengths_names(processor_fingerprint(measured_by))
+        fingerprint = processor_fingerprint(measured_by)
+        names += lengths_names(fingerprint)
+        if measures_media(measured_by):
+            names.append(patches_name(fingerprint))
     return names
 
 
 def measured_lengths(lengths: Sequence[np.ndarray[Any, Any]], measured_by: Processor) -> LengthIndex:
-    """The lengths index of samples whose lengths come in several arrays."""
+    """The lengths index of samples, from several arrays of lengths: uint32[n] or uint32[n, k], see EncodedUnit."""
+    columns = np.atleast_2d(np.concatenate(lengths).astype(np.uint32).T)
+    patches = np.ascontiguousarray(columns[1]) if len(columns) > 1 else None
     return LengthIndex.from_array(
-        np.concatenate(lengths).astype(np.uint32),
+        np.ascontiguousarray(columns[0]),
         fingerprint=processor_fingerprint(measured_by),
         processor=measured_by.description,
+        patches=patches,
+        num_tokens_of=dict(zip(MEDIA_KINDS, columns[2:].sum(axis=1, dtype=np.int64).tolist(), strict=False)),
     )
 
 

@@ -19,8 +19,8 @@ import orjson
 from numpy.typing import NDArray
 
 from ...errors import DataError, EmptyRowError, StorageError
-from ...processors.base import Processor, or_error, through
-from ...processors.measured import checked_length, groups, measured, sample_bytes
+from ...processors.base import Measured, Processor, or_error, through
+from ...processors.measured import checked, groups, measured_with_media, measures_media, sample_bytes
 from ...processors.text import TokensProcessor
 from ...storage.disk_errors import disk_errors
 from ...types import Sample
@@ -31,6 +31,7 @@ from ..stored.catalog import check_processed
 from .encoding import ShardFormat
 
 OnError = Literal["fail", "skip"]
+_NOTHING = Measured(0)  # of a sample that nothing measures
 _PROCESS_EACH = 1000  # of so many rows of a unit one is processed, the others are only measured
 
 
@@ -39,7 +40,8 @@ class EncodedUnit:
     """What the samples of a unit are.
 
     sizes: int64[n], bytes of each sample. rows: int64[n], the number of its row in the unit. lengths: uint32[n], its
-    tokens; None where nothing measures them. rejects: number of the row in the unit, and what is wrong with it.
+    tokens, or uint32[n, 5], all of Measured, where the processor tells what media take; None where nothing measures
+    them. rejects: number of the row in the unit, and what is wrong with it.
     filtered: int64[k], rows of samples that were left out for their length. empty: int64[m], rows of empty texts.
     num_rows: rows and blank lines.
     """
@@ -164,17 +166,19 @@ class _Encoding:
         self._mapper = task.mapper
         self._sizes: list[int] = []
         self._rows: list[int] = []
-        self._lengths: list[int] = []
+        self._lengths: list[int | Measured] = []
         self._rejects: list[tuple[int, str]] = []
         self._filtered: list[int] = []
         self._empty: list[int] = []
         self._measures: Processor | None = TokensProcessor() if encoder.tokenize else encoder.processor
+        has_media = self._measures is not None and measures_media(self._measures)
+        self._shape = (-1, len(Measured._fields)) if has_media else (-1,)  # of the array of lengths
 
     def samples(self) -> Iterator[bytes]:
         """The samples that are kept, as they lie in a shard."""
         with disk_errors(self._source_name):
-            for row, made, length in self._measured():
-                data = self._encoded(row, made, length)
+            for row, made, found in self._measured():
+                data = self._encoded(row, made, found)
                 if self.has_failed:
                     return
                 if data is not None:
@@ -182,19 +186,19 @@ class _Encoding:
                 if self._is_full:
                     return
 
-    def _measured(self) -> Iterator[tuple[Row, Sample | DataError, int | DataError]]:
-        """What is to be stored of each row, which may be several samples, or why nothing can be; its tokens, or why
-        they cannot be counted, 0 where nothing measures them.
+    def _measured(self) -> Iterator[tuple[Row, Sample | DataError, Measured | DataError]]:
+        """What is to be stored of each row, which may be several samples, or why nothing can be; what it amounts to, or
+        why that cannot be measured, no tokens where nothing measures them.
         """
         mapped = ((row, made) for row in self._unit.rows() for made in self._mapped(row))
         if self._measures is None:
-            yield from ((row, made, 0) for row, made in mapped)
+            yield from ((row, made, _NOTHING) for row, made in mapped)
             return
         for together in groups(mapped, num_bytes=_num_bytes):
             stored = self._stored([made for _, made in together])
-            lengths = measured(self._measures, [each for each in stored if not isinstance(each, DataError)])
+            found = measured_with_media(self._measures, [each for each in stored if not isinstance(each, DataError)])
             for (row, _), each in zip(together, stored, strict=True):
-                yield row, each, 0 if isinstance(each, DataError) else next(lengths)
+                yield row, each, _NOTHING if isinstance(each, DataError) else next(found)
 
     def _stored(self, made: Sequence[Sample | DataError]) -> Sequence[Sample | DataError]:
         if not self._encoder.tokenize or self._encoder.processor is None:
@@ -207,14 +211,14 @@ class _Encoding:
         made = or_error(self._mapper.samples, row.values, self._unit.folder)
         return [made] if isinstance(made, DataError) else made
 
-    def _encoded(self, row: Row, sample: Sample | DataError, length: int | DataError) -> bytes | None:
+    def _encoded(self, row: Row, sample: Sample | DataError, found: Measured | DataError) -> bytes | None:
         """A sample as it lies in a shard; None for one that is left out."""
         try:
             if isinstance(sample, DataError):
                 raise sample
-            if isinstance(length, DataError):
-                raise length
-            self._check(sample, length, row)
+            if isinstance(found, DataError):
+                raise found
+            self._check(sample, found, row)
             data = self._encoder.format.encode(sample)
         except EmptyRowError:
             self._empty.append(row.number)
@@ -222,12 +226,13 @@ class _Encoding:
         except DataError as error:
             self._reject(row.number, str(error))
             return None
-        if self._measures and not (self._encoder.shortest or 0) <= length <= (self._encoder.longest or length):
+        tokens = found.tokens
+        if self._measures and not (self._encoder.shortest or 0) <= tokens <= (self._encoder.longest or tokens):
             self._filtered.append(row.number)
             return None
         self._sizes.append(len(data))
         self._rows.append(row.number)
-        self._lengths.append(length)
+        self._lengths.append(found if len(self._shape) > 1 else tokens)
         return data
 
     @property
@@ -244,7 +249,7 @@ class _Encoding:
         if not self.has_failed and not (self._rejects and self._rejects[-1][0] == number):
             self._rejects.append((number, reason))
 
-    def _check(self, stored: Sample, length: int, row: Row) -> None:
+    def _check(self, stored: Sample, found: Measured, row: Row) -> None:
         """DataError for a length that no lengths index can hold, or that training would not find.
 
         Some rows are processed, as training will: what no row of a kind can stand shows. Where rows that do not fit are
@@ -252,15 +257,15 @@ class _Encoding:
         """
         if self._measures is None:
             return
-        checked_length(length, what="the sample")
+        checked(found, what="the sample")
         if self._encoder.on_error == "skip" or row.number % _PROCESS_EACH == 0:
-            check_processed(self._measures, stored, length=length)
+            check_processed(self._measures, stored, length=found.tokens)
 
     def encoded_unit(self) -> EncodedUnit:
         return EncodedUnit(
             sizes=np.array(self._sizes, np.int64),
             rows=np.array(self._rows, np.int64),
-            lengths=np.array(self._lengths, np.uint32) if self._measures else None,
+            lengths=np.array(self._lengths, np.uint32).reshape(self._shape) if self._measures else None,
             rejects=self._rejects,
             filtered=np.array(self._filtered, np.int64),
             empty=np.array(self._empty, np.int64),

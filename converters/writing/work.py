@@ -259,6 +259,11 @@ def _check_claims(
             f"{targets[0].url} holds a conversion that was begun by another release, which cut sources into other "
             "units: run the command with that release, or pass --overwrite to begin anew"
         )
+    if "rows" in changed:
+        raise StorageError(
+            f"{targets[0].url} holds a conversion that was begun by another release, which stored rows in another way: "
+            "run the command with that release, or pass --overwrite to begin anew"
+        )
     if changed:
         raise StorageError(
             f"{targets[0].url} holds a conversion that was begun with other {', '.join(changed)}: run the command that "

@@ -138,6 +138,13 @@ def _add_media(group: Group) -> None:
         "--media-root", metavar="FOLDER", help="start paths of media from FOLDER; default: where their source lies"
     )
     group.add_argument("--max-image-pixels", type=int, metavar="N", help="make images of more than N pixels smaller")
+    group.add_argument(
+        "--check-media",
+        choices=("header", "decode"),
+        default="header",
+        help="read headers alone, where they tell what is stored of media, or decode all to find what is broken; "
+        "default: %(default)s",
+    )
 
 
 def _add_written(group: Group) -> None:
@@ -212,6 +219,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         learn=options.learn,
         media_root=options.media_root,
         max_image_pixels=options.max_image_pixels,
+        check_media=options.check_media,
     )
     return ConvertOptions(
         format=options.format,

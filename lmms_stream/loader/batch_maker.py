@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +70,7 @@ class BatchMaker:
         checks_keys = self.settings.collator is collate
         for pack, micro_batch in enumerate(work.micro_batches):
             segments = range(work.bounds[pack], work.bounds[pack + 1])
-            yield self.settings.collator(
+            batch = self.settings.collator(
                 [_process(self.datasets[work.source], work, segment, checks_keys=checks_keys) for segment in segments],
                 work.segments.sample_ids[segments.start : segments.stop].tolist(),
                 pad_to=self.settings.pad_to,
@@ -78,6 +78,7 @@ class BatchMaker:
                 step=work.step,
                 micro_batch=micro_batch,
             )
+            yield replace(batch, num_patches=work.patches[pack]) if any(work.patches) else batch
 
     def _fill(self, work: Work) -> Iterator[Batch]:
         """The batches of packs whose processor makes them straight from the shards, in rows that they share."""

@@ -160,6 +160,7 @@ def join(batches: Sequence[Batch]) -> Batch:
         max_seqlen=max(batch.max_seqlen for batch in batches),
         num_loss_tokens=sum(batch.num_loss_tokens for batch in batches),
         sample_ids=torch.cat([batch.sample_ids for batch in batches]),
+        num_patches=sum(batch.num_patches for batch in batches),
         inputs=join_inputs([batch.inputs for batch in batches]),
     )
 

@@ -7,6 +7,7 @@ Media are large: they go that way, and are not copied through a pipe.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ class WireBatch(NamedTuple):
     source: str
     step: int
     micro_batch: int
+    num_patches: int
     inputs: Mapping[str, torch.Tensor]
 
 
@@ -58,6 +60,7 @@ def to_wire(batch: Batch) -> Batch | WireBatch:
         batch.source,
         batch.step,
         batch.micro_batch,
+        batch.num_patches,
         batch.inputs,
     )
 
@@ -72,7 +75,7 @@ def from_wire(wire: WireBatch) -> Batch:
     position_ids -= np.repeat(bounds[:-1], np.diff(bounds))
     if wire.num_axes:
         rows = rows._replace(position_ids=_with_axes(position_ids, wire))
-    return to_batch(
+    batch = to_batch(
         rows,
         bounds,
         np.frombuffer(wire.payload, np.int64, offset=4 * (num_rows * num_tokens + num_bounds)).copy(),
@@ -83,6 +86,7 @@ def from_wire(wire: WireBatch) -> Batch:
         step=wire.step,
         micro_batch=wire.micro_batch,
     )
+    return replace(batch, num_patches=wire.num_patches) if wire.num_patches else batch
 
 
 def _with_axes(positions: NDArray[np.int64], wire: WireBatch) -> NDArray[np.int64]:

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..errors import ConfigError, DataError, LmmsStreamError
+from ..errors import ConfigError, LmmsStreamError
 from ..mds.core import PackedDataset
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
@@ -22,9 +21,10 @@ from ..plan.mixture import Mixture
 from ..plan.planner import Planned, StepPlanner, Work
 from ..plan.weights import Weights
 from ..types import Batch
-from .batch_maker import BatchMaker, LoaderSettings, Ready, naming, processor_of
+from .batch_maker import BatchMaker, LoaderSettings, Ready
 from .blocks_ahead import BlocksAhead
 from .collate import collate
+from .measuring import measure
 from .wire import to_wire
 from .worker_counts import WorkerCounts
 
@@ -89,8 +89,8 @@ class PackWorker(IterableDataset[Item]):
             yield item
 
     def _items(self, planned: Iterator[Planned], *, is_sent: bool) -> Iterator[Item]:
-        """What is planned, ready, packs_per_item batches at a time. is_sent: to another process."""
-        packs_per_item = self.settings.steps.packs_per_item
+        """What is planned, ready. is_sent: to another process, packs_per_item batches at a time; else one by one."""
+        packs_per_item = self.settings.steps.packs_per_item if is_sent else 1
         item: list[Ready] = []
         try:
             for each in planned:
@@ -188,15 +188,3 @@ class LaneWorker(PackWorker):
             num_workers=num_workers,
         )
         yield from planner.plan(LaneCursor.from_dict(start))
-
-
-def measure(dataset: PackedDataset, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The tokens of samples, as the dataset's processor measures them: int64."""
-    processor = processor_of(dataset)
-    lengths = np.empty(len(sample_ids), np.int64)
-    for at, sample in enumerate(dataset.pack_reader.samples(sample_ids)):
-        try:
-            lengths[at] = processor.measure(sample)
-        except DataError as error:
-            raise naming(dataset, int(sample_ids[at]), error) from error
-    return lengths

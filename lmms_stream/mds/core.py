@@ -19,6 +19,7 @@ from ..plan.order import OrderConfig, default_canonical_nodes, in_stored_order
 from ..plan.pack_plan import PackPlan
 from ..plan.packing import PackingConfig
 from ..processors.base import Processor
+from ..processors.measured import measured_columns
 from ..storage.fetch_config import FetchConfig
 from ..storage.room import CacheRoom, least_room
 from ..storage.storage import Storage
@@ -75,7 +76,11 @@ class PackedDataset:
         return ShardReader(shards, config=self.fetch, columns=columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("plan", "pack_reader")}
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("plan", "pack_reader", "measure_reader")
+        }
 
     # Samples
 
@@ -197,6 +202,14 @@ class PackedDataset:
         """The order in which lanes read: a canonical node each, as many as are set or fit the dataset."""
         lanes = self.order.num_canonical_nodes or default_lanes(self.num_samples, self.needed_packing.window)
         return dataclasses.replace(self.order, num_canonical_nodes=lanes)
+
+    @cached_property
+    def measure_reader(self) -> ShardReader:
+        """Reads what samples are measured by, where those are fewer columns than packs are made of."""
+        columns = None if self.processor is None else measured_columns(self.processor)
+        if columns is None or self.processor is None or columns == self.processor.columns:
+            return self.pack_reader
+        return self._open_reader(columns)
 
     @cached_property
     def pack_reader(self) -> ShardReader:

@@ -1,7 +1,8 @@
 """The lengths index: tokens of every sample, as one exact processor measures it.
 
 Two files beside the shards: `_lmms/lengths/<fingerprint>.npy`, uint32[num_samples] in shard order, plain NumPy
-so that it can be memory-mapped; and `<fingerprint>.json`, which says what measured it.
+so that it can be memory-mapped; and `<fingerprint>.json`, which says what measured it. Where samples have media, there
+is a third one, `<fingerprint>.patches.npy`, also uint32[num_samples]: rows that each gives to the tower of its media.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import mmap
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..errors import LengthsError
 from ..plan.lengths import HASH_BYTES, Lengths, hash_lengths
 
 LENGTHS_FOLDER = "_lmms/lengths"
+KINDS = ("text", "image", "video", "audio")  # that tokens are of
 _CONTENT_HASH = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
 
 
@@ -30,40 +32,66 @@ def lengths_names(fingerprint: str) -> tuple[str, str]:
     return f"{LENGTHS_FOLDER}/{fingerprint}.npy", f"{LENGTHS_FOLDER}/{fingerprint}.json"
 
 
+def patches_name(fingerprint: str) -> str:
+    """Name of the array of patches, relative to the dataset; it is there where the description has its hash."""
+    return f"{LENGTHS_FOLDER}/{fingerprint}.patches.npy"
+
+
 def is_description(name: str) -> bool:
     """Whether a name relative to the dataset is that of the description of a lengths index."""
     folder, _, file = name.rpartition("/")
     return folder == LENGTHS_FOLDER and file.endswith(".json") and not file.startswith(".")
 
 
-def parse_description(data: bytes, *, fingerprint: str) -> dict[str, Any]:
-    """num_samples, content_hash and processor of an index, as its JSON file says; LengthsError when it does not.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthsDescription:
+    """What the JSON file of an index says. patches_hash: None where no sample has patches.
 
-    The content_hash names files on this node, so nothing but a hash is taken for one.
+    num_tokens_of: of each of KINDS; None where there are no patches.
+    """
+
+    num_samples: int
+    content_hash: str
+    processor: Mapping[str, Any]
+    patches_hash: str | None = None
+    num_tokens_of: Mapping[str, int] | None = None
+
+
+def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:
+    """What the JSON file of an index says; LengthsError when it does not.
+
+    The hashes name files on this node, so nothing but a hash is taken for one.
     """
     try:
-        described = json.loads(data)
-        parsed: dict[str, Any] = {
-            "num_samples": int(described["num_samples"]),
-            "content_hash": str(described["content_hash"]),
-            "processor": dict(described["processor"]),
-        }
+        said = json.loads(data)
+        hashes = {"content_hash": str(said["content_hash"])}
+        num_tokens_of = None
+        if "patches_hash" in said:
+            hashes["patches_hash"] = str(said["patches_hash"])
+            num_tokens_of = {kind: int(said["num_tokens_of"][kind]) for kind in KINDS}
+        described = LengthsDescription(
+            num_samples=int(said["num_samples"]),
+            processor=dict(said["processor"]),
+            num_tokens_of=num_tokens_of,
+            content_hash=hashes["content_hash"],
+            patches_hash=hashes.get("patches_hash"),
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise LengthsError(
             f"the description of lengths index {fingerprint} cannot be read ({error}): "
             "write it again with lmms-stream index"
         ) from error
-    if not _CONTENT_HASH.fullmatch(parsed["content_hash"]):
-        raise LengthsError(
-            f"the description of lengths index {fingerprint} cannot be read (its content_hash "
-            f"{parsed['content_hash'][:80]!r} is not {2 * HASH_BYTES} hexadecimal digits): write it again with "
-            "lmms-stream index"
-        )
-    return parsed
+    for name, value in hashes.items():
+        if not _CONTENT_HASH.fullmatch(value):
+            raise LengthsError(
+                f"the description of lengths index {fingerprint} cannot be read (its {name} {value[:80]!r} is not "
+                f"{2 * HASH_BYTES} hexadecimal digits): write it again with lmms-stream index"
+            )
+    return described
 
 
 def array_matches(path: Path, *, content_hash: str) -> bool:
-    """Whether the .npy file at `path` holds the lengths that hash to this; reads all of it, a little at a time."""
+    """Whether the .npy file at `path` holds the values that hash to this; reads all of it, a little at a time."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     try:
         with path.open("rb") as file:
@@ -82,39 +110,57 @@ class LengthIndex(Lengths):
     """The lengths of a dataset's samples, uint32[num_samples], possibly memory-mapped, and what measured them.
 
     fingerprint: hash of all that can change a length. content_hash: hash of the lengths themselves.
-    processor: the description of what measured them.
+    processor: the description of what measured them. num_tokens_of: tokens of each of KINDS, where there are patches.
     """
 
     fingerprint: str
     processor: Mapping[str, Any]
+    num_tokens_of: Mapping[str, int] | None = None
 
     @staticmethod
     def from_array(
-        lengths: NDArray[np.integer[Any]], *, fingerprint: str = "", processor: Mapping[str, Any] | None = None
+        lengths: NDArray[np.integer[Any]],
+        *,
+        fingerprint: str = "",
+        processor: Mapping[str, Any] | None = None,
+        patches: NDArray[np.integer[Any]] | None = None,
+        num_tokens_of: Mapping[str, int] | None = None,
     ) -> LengthIndex:
-        return LengthIndex(
+        """num_tokens_of: of media; the other tokens are of text. Patches that are all 0 are as none."""
+        index = LengthIndex(
             lengths=lengths,
             fingerprint=fingerprint,
             content_hash=hash_lengths(lengths),
             processor=processor or {},
         )
+        if patches is None or not np.any(patches):
+            return index
+        of_media = {kind: int((num_tokens_of or {}).get(kind, 0)) for kind in KINDS[1:]}
+        of_kinds = {KINDS[0]: index.num_tokens - sum(of_media.values()), **of_media}
+        return replace(index, patches=patches, patches_hash=hash_lengths(patches), num_tokens_of=of_kinds)
 
     @property
     def num_tokens(self) -> int:
         """Of all samples; reads all of the index."""
         return int(np.sum(self.lengths, dtype=np.int64))
 
+    @property
+    def num_patches(self) -> int:
+        """Of all samples; reads all of the index."""
+        return 0 if self.patches is None else int(np.sum(self.patches, dtype=np.int64))
+
     def release(self) -> None:
         """Give pages of a memory-mapped index back to the kernel, which keeps them as long as it has room.
 
         Reading all over an index larger than memory would otherwise count as resident memory of this process.
         """
-        mapped = getattr(self.lengths, "_mmap", None)  # a numpy.memmap has it
-        if isinstance(mapped, mmap.mmap):
-            mapped.madvise(mmap.MADV_DONTNEED)
+        for array in (self.lengths, self.patches):
+            mapped = getattr(array, "_mmap", None)  # a numpy.memmap has it
+            if isinstance(mapped, mmap.mmap):
+                mapped.madvise(mmap.MADV_DONTNEED)
 
-    def write(self, folder: Path) -> tuple[str, str]:
-        """Write both files below a dataset's folder; returns their names relative to it."""
+    def write(self, folder: Path) -> tuple[str, ...]:
+        """Write its files below a dataset's folder; returns their names relative to it, the description's last."""
         array_name, description_name = lengths_names(self.fingerprint)
         (folder / LENGTHS_FOLDER).mkdir(parents=True, exist_ok=True)
         np.save(folder / array_name, np.asarray(self.lengths, dtype=np.uint32))
@@ -125,29 +171,53 @@ class LengthIndex(Lengths):
             "content_hash": self.content_hash,
             "processor": dict(self.processor),
         }
+        names = [array_name]
+        if self.patches is not None:
+            names.append(patches_name(self.fingerprint))
+            np.save(folder / names[-1], np.asarray(self.patches, dtype=np.uint32))
+            description |= {
+                "patches_hash": self.patches_hash,
+                "num_patches": self.num_patches,
+                "num_tokens_of": dict(self.num_tokens_of or {}),
+            }
         (folder / description_name).write_text(json.dumps(description, indent=1, sort_keys=True) + "\n")
-        return array_name, description_name
+        return (*names, description_name)
 
     @staticmethod
-    def open(array_path: Path, description: bytes, *, fingerprint: str) -> LengthIndex:
-        """Memory-map an index whose description was read already; LengthsError when they do not fit."""
+    def open(
+        array_path: Path, description: bytes, *, fingerprint: str, patches_path: Path | None = None
+    ) -> LengthIndex:
+        """Memory-map an index whose description was read already; LengthsError when they do not fit.
+
+        patches_path: of the array of patches (default: where `write` puts it, beside the other one).
+        """
         described = parse_description(description, fingerprint=fingerprint)
-        num_samples = described["num_samples"]
-        try:
-            lengths = np.load(array_path, mmap_mode="r", allow_pickle=False)
-        except (OSError, EOFError, ValueError) as error:
-            raise LengthsError(
-                f"lengths index {fingerprint} at {array_path} cannot be read ({error}): "
-                "write it again with lmms-stream index"
-            ) from error
-        if lengths.dtype != np.uint32 or lengths.shape != (num_samples,):
-            raise LengthsError(
-                f"lengths index {fingerprint} should be uint32[{num_samples}], found {lengths.dtype}"
-                f"{list(lengths.shape)} at {array_path}: write it again with lmms-stream index"
-            )
-        return LengthIndex(
-            lengths=lengths,
+        index = LengthIndex(
+            lengths=_mapped(array_path, f"lengths index {fingerprint}", num_samples=described.num_samples),
             fingerprint=fingerprint,
-            content_hash=described["content_hash"],
-            processor=described["processor"],
+            content_hash=described.content_hash,
+            processor=described.processor,
         )
+        if described.patches_hash is None:
+            return index
+        path = patches_path or array_path.with_name(f"{fingerprint}.patches.npy")
+        patches = _mapped(path, f"the patches of lengths index {fingerprint}", num_samples=described.num_samples)
+        return replace(
+            index, patches=patches, patches_hash=described.patches_hash, num_tokens_of=described.num_tokens_of
+        )
+
+
+def _mapped(path: Path, what: str, *, num_samples: int) -> NDArray[np.uint32]:
+    """An array of an index, memory-mapped. what: it is, for errors."""
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise LengthsError(
+            f"{what} at {path} cannot be read ({error}): write it again with lmms-stream index"
+        ) from error
+    if array.dtype != np.uint32 or array.shape != (num_samples,):
+        raise LengthsError(
+            f"{what} should be uint32[{num_samples}], found {array.dtype}{list(array.shape)} at {path}: "
+            "write it again with lmms-stream index"
+        )
+    return array

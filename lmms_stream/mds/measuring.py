@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,8 +23,15 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, LmmsStreamError, StorageError
 from ..processes.pool import check_num_workers, do_all, num_cores, open_pool
-from ..processors.base import Processor, processor_fingerprint
-from ..processors.measured import checked_length, groups, measured, sample_bytes
+from ..processors.base import Measured, Processor, processor_fingerprint
+from ..processors.measured import (
+    checked,
+    groups,
+    measured_columns,
+    measured_with_media,
+    measures_media,
+    sample_bytes,
+)
 from ..storage.cache import LocalCache, home_folder
 from ..storage.locks import locked
 from ..storage.storage import Storage
@@ -33,8 +40,8 @@ from .index import INDEX_NAME, ShardInfo, parse_index
 from .lengths import LengthIndex
 from .shard import Shard
 from .shard_files import fetch_shard
+from .shard_lengths import MEDIA_KINDS, ShardLengths
 
-_LENGTH = np.dtype("<u4")
 _DIGEST_BYTES = 16
 _REPORT_INTERVAL_S = 0.2
 _Task = tuple[ShardInfo, int]  # a shard, and the sample id of its first sample
@@ -75,8 +82,7 @@ def measured_dataset(
         with open_pool(measurer, num_processes, name=lambda task: task[0].name, on_progress=on_samples) as pool:
             for (info, _), of_shard in do_all(pool, missing):
                 _keep_lengths(folder, info, of_shard)
-        lengths = _join_lengths(folder, tasks)
-        yield LengthIndex.from_array(lengths, fingerprint=fingerprint, processor=processor.description), folder
+        yield _join_lengths(folder, tasks, processor), folder
 
 
 def _read_tasks(storage: Storage) -> list[_Task]:
@@ -138,15 +144,32 @@ def _read_lengths(folder: Path, info: ShardInfo) -> bytes | None:
     return lengths if kept == _digest(info, lengths) + lengths else None
 
 
-def _join_lengths(folder: Path, tasks: Sequence[_Task]) -> NDArray[np.uint32]:
-    """All lengths in shard order, mapped: 10^9 of them are 4 GB."""
-    with (folder / "all").open("wb") as file:
+def _join_lengths(folder: Path, tasks: Sequence[_Task], processor: Processor) -> LengthIndex:
+    """The index of all shards in their order, mapped: 10^9 lengths are 4 GB."""
+    sums = np.zeros(len(MEDIA_KINDS), np.int64)
+    has_patches = False
+    with (folder / "all").open("wb") as lengths, (folder / "all-patches").open("wb") as patches:
         for info, _ in tasks:
-            lengths = _read_lengths(folder, info)
-            if lengths is None:
+            kept = _read_lengths(folder, info)
+            if kept is None:
                 raise StorageError(f"lengths of {info.name} were changed in {folder}: run the same command again")
-            file.write(lengths)
-    return np.memmap(folder / "all", dtype=_LENGTH, mode="r")
+            of_shard = ShardLengths.from_bytes(kept, num_samples=info.num_samples)
+            lengths.write(of_shard.lengths.tobytes())
+            if of_shard.patches is not None:
+                patches.write(of_shard.patches.tobytes())
+                has_patches |= bool(of_shard.patches.any())
+            sums += of_shard.media_tokens
+    return LengthIndex.from_array(
+        _mapped(folder / "all"),
+        fingerprint=processor_fingerprint(processor),
+        processor=processor.description,
+        patches=_mapped(folder / "all-patches") if has_patches else None,
+        num_tokens_of=dict(zip(MEDIA_KINDS, sums.tolist(), strict=True)),
+    )
+
+
+def _mapped(path: Path) -> NDArray[np.uint32]:
+    return np.memmap(path, dtype="<u4", mode="r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +180,17 @@ class _Measurer:
     cache: LocalCache
 
     def __call__(self, task: _Task, on_samples: Callable[[int], None]) -> bytes:
-        """The lengths of a shard, as bytes; on_samples is told now and then how many more samples were measured."""
+        """What is measured of a shard (ShardLengths), as bytes; on_samples is told now and then how many more samples
+        were measured.
+        """
         info, first_id = task
         path = fetch_shard(self.cache, info)
         try:
-            shard = Shard(path, info, columns=self.processor.columns)
-            lengths = np.empty(len(shard), _LENGTH)
+            shard = Shard(path, info, columns=measured_columns(self.processor))
+            found = ShardLengths.empty(len(shard), with_patches=measures_media(self.processor))
             reported, reported_at = 0, time.monotonic()
-            for index, length in enumerate(self._lengths(shard, first_id)):
-                lengths[index] = length
+            for index, sample in enumerate(self._measured(shard, first_id)):
+                found.put(index, sample)
                 if time.monotonic() - reported_at > _REPORT_INTERVAL_S:
                     on_samples(index + 1 - reported)
                     reported, reported_at = index + 1, time.monotonic()
@@ -173,21 +198,36 @@ class _Measurer:
         finally:
             if path.is_relative_to(self.cache.folder):
                 path.unlink(missing_ok=True)
-        return lengths.tobytes()
+        return found.to_bytes()
 
-    def _lengths(self, shard: Shard, first_id: int) -> Iterator[int]:
-        """Of its samples; an error names the first that has none."""
+    def _measured(self, shard: Shard, first_id: int) -> Iterator[Measured]:
+        """What its samples amount to; an error names the first that cannot be measured."""
         index = 0
+        whole = _WholeSamples(shard, self.processor)
         for group in groups(_samples(shard, first_id), num_bytes=sample_bytes):
-            lengths = measured(self.processor, group)
+            found = measured_with_media(self.processor, group, whole=partial(whole.sample, index))
             for _ in group:
                 with _named(shard, index, first_id):
-                    length = next(lengths)
-                    if isinstance(length, DataError):
-                        raise length
-                    number = operator.index(length)
-                yield checked_length(number, what=_name(shard, index, first_id))
+                    sample = next(found)
+                    if isinstance(sample, DataError):
+                        raise sample
+                yield checked(sample, what=_name(shard, index, first_id))
                 index += 1
+
+
+class _WholeSamples:
+    """The samples of a shard with all columns of the processor; the file is opened again when one is asked for."""
+
+    def __init__(self, shard: Shard, processor: Processor):
+        self._opened = shard
+        self._processor = processor
+        self._shard: Shard | None = None
+
+    def sample(self, first: int, index: int) -> Sample:
+        """Sample `first` + `index` of the shard."""
+        if self._shard is None:
+            self._shard = Shard(self._opened.path, self._opened.info, columns=self._processor.columns)
+        return self._shard[first + index]
 
 
 def _samples(shard: Shard, first_id: int) -> Iterator[Sample]:

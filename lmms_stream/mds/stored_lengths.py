@@ -15,7 +15,7 @@ from ..storage.disk_errors import disk_errors
 from ..storage.locks import locked
 from ..storage.storage import Storage
 from .index import DATASET_NAME
-from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names
+from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, lengths_names, patches_name
 from .measuring import lock_folder
 
 
@@ -75,4 +75,9 @@ def kept_lengths(folder: Path, fingerprint: str) -> LengthIndex | None:
         index = LengthIndex.open(array_path, description_path.read_bytes(), fingerprint=fingerprint)
     except (OSError, LengthsError):
         return None
-    return index if array_matches(array_path, content_hash=index.content_hash) else None
+    if not array_matches(array_path, content_hash=index.content_hash):
+        return None
+    patches_path = folder / patches_name(fingerprint)
+    if index.patches is not None and not array_matches(patches_path, content_hash=index.patches_hash):
+        return None
+    return index

@@ -15,7 +15,15 @@ from ..storage.retry import Retry
 from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
 from .index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
-from .lengths import LENGTHS_FOLDER, LengthIndex, array_matches, is_description, lengths_names, parse_description
+from .lengths import (
+    LENGTHS_FOLDER,
+    LengthIndex,
+    array_matches,
+    is_description,
+    lengths_names,
+    parse_description,
+    patches_name,
+)
 from .stored_lengths import kept_lengths, node_folder
 
 
@@ -144,25 +152,34 @@ class StoredDataset:
                 f"{self.url} has no lengths index for this processor ({fingerprint}): write one with "
                 f"lmms-stream index {self.url} --tokenizer …"
             )
-        content_hash = str(parse_description(description, fingerprint=fingerprint)["content_hash"])
+        described = parse_description(description, fingerprint=fingerprint)
+        patches_path = None
+        if described.patches_hash is not None:
+            patches_path = self._fetch_array(patches_name(fingerprint), described.patches_hash, what="its patches")
+        array_path = self._fetch_array(array_name, described.content_hash, what="the index")
+        return LengthIndex.open(array_path, description, fingerprint=fingerprint, patches_path=patches_path)
 
-        # Kept under its content's name, so that an index that was written again is not mistaken for the old one.
+    def _fetch_array(self, name: str, content_hash: str, *, what: str) -> Path:
+        """An array of a lengths index on this node. what: it is, for the error where it is missing.
+
+        It is kept under its content's name, so that an index that was written again is not mistaken for the old one.
+        """
         wanted = Wanted(
-            name=f"_lmms/lengths/{content_hash}.npy",
+            name=f"{LENGTHS_FOLDER}/{content_hash}.npy",
             identity=content_hash,
             num_bytes=4 * self.num_samples,
             valid=lambda path: array_matches(path, content_hash=content_hash),
             remember=True,
         )
         try:
-            array_path = self.cache.fetch(array_name, wanted)
+            path = self.cache.fetch(name, wanted)
         except ObjectMissingError as error:
             raise LengthsError(
-                f"{self.url} has the description of a lengths index without the index ({array_name}): write it again "
+                f"{self.url} has the description of a lengths index without {what} ({name}): write it again "
                 f"with lmms-stream index {self.url} --tokenizer …"
             ) from error
-        assert array_path is not None
-        return LengthIndex.open(array_path, description, fingerprint=fingerprint)
+        assert path is not None
+        return path
 
     def _last_fingerprint(self) -> str:
         described = self._read(DATASET_NAME)

@@ -7,7 +7,7 @@ packing         lengths in that order -> packs; kernels/: its compiled loops
 pack_range      consecutive packs as arrays
 block_packs     the packs of a shuffle block, a stretch at a time; block_counts: how many there are
 pack_plan       the numbered packs of an epoch, any of them at once
-measured_block, lanes   the same where lengths are measured on the way
+measured_block, lane_state, lanes   the same where lengths are measured on the way
 weights         shares of several sources along a run
 mixture         several plans and weights -> the packs of each step
 assign          the packs of a step -> ranks, by cost

@@ -7,8 +7,10 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from .kernels.deal import PAD, deal, settle
+from .kernels.deal_both import deal_both
 from .pack_range import PackRange
 
+SHARE_BITS = 30  # a pack's part of the cost of its step is told in 2**-30
 LINEAR_COST = 12288  # linear work of a token in units of attention's len**2: 6 * hidden size, here of 2048
 
 
@@ -64,6 +66,9 @@ def assign(
     as long as that one has room (else it spills to the next with room); within a node to the rank with the least
     work so far, costliest pack first (longest processing time, Graham 1969). Each rank's packs are sorted from
     costly to cheap, so that ranks do alike work at the same micro-batch.
+
+    A step with media is dealt by two costs, tokens' and the tower's, each as a part of what the step has of it; see
+    deal_both. Costly is then what has large parts of both together.
     """
     check_global_batch(global_batch, world_size)
     if len(packs) > global_batch:
@@ -97,6 +102,8 @@ def assign_steps(
     steps = max(1, num_steps(global_batch=global_batch, num_packs=total))
     step_of_pack = np.arange(total) // global_batch
     costs = pack_costs(packs, linear_cost=linear_cost)
+    has_media = packs.patches is not None and packs.patches.any()
+    shares = _shares(costs, packs.patches, global_batch=global_batch) if has_media else None
     if total >= global_batch:  # in a full step every rank has as many packs: what all cost cannot be balanced
         whole = costs[: total - total % global_batch].reshape(-1, global_batch)
         whole -= whole.min(axis=1, keepdims=True)
@@ -109,5 +116,38 @@ def assign_steps(
     heaps = np.zeros((steps * num_nodes, world_size // num_nodes, 3), np.int64)
     heaps[:, :, 1] = np.arange(world_size // num_nodes)
     dealt = np.full(steps * global_batch, PAD, np.int64)
-    deal(np.lexsort((-costs, lists)), costs, lists, heaps, packs_per_rank, dealt)
+    order = np.lexsort((-costs, lists))
+    if shares is not None and packs.patches is not None:
+        of_media = np.isin(step_of_pack, step_of_pack[packs.patches > 0])  # packs of steps with media
+        _deal_media(np.flatnonzero(of_media), shares, lists, heaps.shape[1], packs_per_rank, dealt)
+        order = order[~of_media[order]]
+    deal(order, costs, lists, heaps, packs_per_rank, dealt)
     return dealt.reshape(steps, world_size, packs_per_rank)
+
+
+def _shares(costs: NDArray[np.int64], patches: NDArray[np.int64], *, global_batch: int) -> NDArray[np.int64]:
+    """The parts of its step's cost and patches that each pack has, in 2**-SHARE_BITS: int64[num_packs, 2]."""
+    starts = np.arange(0, len(costs), global_batch)
+    step_of_pack = np.arange(len(costs)) // global_batch
+    shares = np.empty((len(costs), 2), np.int64)
+    for column, values in enumerate((costs, patches)):
+        totals = np.add.reduceat(values, starts) if len(starts) else values
+        too_long = np.maximum(0, np.frexp(totals.astype(np.float64))[1] - 61 + SHARE_BITS).astype(np.int64)
+        totals = np.maximum(1, totals >> too_long)
+        shares[:, column] = (values >> too_long[step_of_pack] << SHARE_BITS) // totals[step_of_pack]
+    return shares
+
+
+def _deal_media(
+    numbers: NDArray[np.int64],
+    shares: NDArray[np.int64],
+    lists: NDArray[np.int64],
+    ranks: int,
+    packs_per_rank: int,
+    dealt: NDArray[np.int64],
+) -> None:
+    """Deal the packs of these numbers by both costs; lists and dealt are as in `deal`."""
+    order = numbers[np.lexsort((-shares[numbers].sum(axis=1), lists[numbers]))]
+    found, firsts = np.unique(lists[order], return_index=True)
+    bounds = np.stack([firsts, np.append(firsts[1:], len(order)), found], axis=1)
+    deal_both(order, bounds, shares, ranks, packs_per_rank, dealt)

@@ -31,25 +31,28 @@ def block_counts(
 ) -> NDArray[np.int64]:
     """Packs, tokens and overlong samples of each block of an epoch, as they are kept, or counted: int64[num_blocks, 3].
 
-    num_threads: that count, one for each core unless given.
+    Where samples have media, a fourth column counts the overlong ones with media. num_threads: that count, one for each
+    core unless given.
     """
     blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
+    shape = len(blocks), 3 + (inputs.index.patches is not None)
     counts = counts_cache.get(key)
-    if counts is not None and counts.shape == (len(blocks), 3):
+    if counts is not None and counts.shape == shape:
         return counts
     with counting(key):
         counts = counts_cache.get(key)  # another process may have counted meanwhile
-        if counts is None or counts.shape != (len(blocks), 3):
-            counts = counts_cache[key] = _count(inputs, order, blocks, num_threads=num_threads)
+        if counts is None or counts.shape != shape:
+            counted = _count(inputs, order, blocks, num_threads=num_threads)
+            counts = counts_cache[key] = counted[:, : shape[1]]
     return counts
 
 
 def _count(
     inputs: PlanInputs, order: EpochOrder, blocks: list[tuple[int, int]], *, num_threads: int | None
 ) -> NDArray[np.int64]:
-    def count(node_and_block: tuple[int, int]) -> tuple[int, int, int]:
+    def count(node_and_block: tuple[int, int]) -> tuple[int, int, int, int]:
         packs = pack_block(inputs, order, *node_and_block)
-        return len(packs), packs.num_tokens, packs.num_overlong
+        return len(packs), packs.num_tokens, packs.num_overlong, packs.num_overlong_media
 
     if num_threads == 1:  # in this thread, which does not keep the process from ending as those of a pool do
         counted = [count(each) for each in blocks]
@@ -57,4 +60,4 @@ def _count(
         with ThreadPoolExecutor(max_workers=num_threads or len(os.sched_getaffinity(0))) as pool:
             counted = list(pool.map(count, blocks))
     give_back_memory()
-    return np.array(counted, dtype=np.int64).reshape(-1, 3)
+    return np.array(counted, dtype=np.int64).reshape(-1, 4)

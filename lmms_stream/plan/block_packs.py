@@ -45,13 +45,18 @@ class PlanInputs:
     packing: PackingConfig
     kept_segments: int
 
+    def patches(self, sample_ids: _Numbers) -> NDArray[np.integer[Any]] | None:
+        """Of some samples; None where none has any."""
+        return None if self.index.patches is None else self.index.patches[sample_ids]
+
 
 def pack_block(inputs: PlanInputs, order: EpochOrder, node: int, block: int) -> Packs:
     """All packs of a block, over its samples in epoch order."""
-    lengths = inputs.index.lengths[order.block(node, block)]
+    sample_ids = order.block(node, block)
+    lengths, patches = inputs.index.lengths[sample_ids], inputs.patches(sample_ids)
     inputs.index.release()
     seed = block_seed(order.config.seed, epoch=order.epoch, node=node, block=block)
-    return pack(lengths, config=inputs.packing, seed=seed)
+    return pack(lengths, config=inputs.packing, seed=seed, patches=patches)
 
 
 class _Start(NamedTuple):
@@ -115,7 +120,8 @@ class BlockPacks:
         if self.first <= number < self.stop:
             return
         ids = self._order.block(self._node, self.block)
-        segments = to_segments(self._inputs.index.lengths[ids], config=self._inputs.packing)
+        lengths, patches = self._inputs.index.lengths[ids], self._inputs.patches(ids)
+        segments = to_segments(lengths, config=self._inputs.packing, patches=patches)
         self._inputs.index.release()
         if len(segments.lengths) <= self._most:
             packs = pack_segments(segments.lengths, self._inputs.packing, self._seed)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CursorError
 from .cursor import CURSOR_VERSION, check_version, explain_other_plan
-from .lanes import LaneState
+from .lane_state import LaneState
 
 
 class LaneAfter(NamedTuple):

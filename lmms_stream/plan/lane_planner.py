@@ -67,5 +67,6 @@ class LanePlanner:
             segments = Segments(pack.sample_ids, pack.starts, pack.lengths, shard_ids, indices, pack.expected)
             step, micro_batch = divmod(batch_number, self._config.micro_batches)
             bounds = np.array([0, len(pack.sample_ids)])
-            work = Work(self._source, step, [micro_batch], bounds, segments)
+            patches = [int(pack.patches.sum())] if pack.patches.any() else ()
+            work = Work(self._source, step, [micro_batch], bounds, segments, patches)
             yield Planned(work, LaneAfter(number, lanes[number].state))

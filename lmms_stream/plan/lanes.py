@@ -11,22 +11,20 @@ lanes of its own when R * W divides M.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from operator import index
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, CursorError, PackingError
+from .lane_state import CarriedPacks, LaneState
 from .measured_block import Measure, MeasuredBlock
 from .order import EpochOrder, OrderConfig
-from .packing import MAX_LENGTH, OpenPacks, PackingConfig, block_seed, pack_window
+from .packing import OpenPacks, PackingConfig, block_seed, pack_window
 
 MAX_DEFAULT_LANES = 64
 MIN_WINDOWS_PER_DEFAULT_LANE = 2
-MAX_COUNT = 1 << 62  # in a state
 
 
 def default_lanes(num_samples: int, window: int) -> int:
@@ -60,99 +58,14 @@ def check_lanes(num_lanes: int, num_ranks: int, num_workers: int) -> None:
 class LanePack:
     """One pack, as in PackRange: sample_ids, starts and lengths are int64[num_segments].
 
-    expected: int64[num_segments], tokens of each segment's sample, as measured.
+    expected, patches: int64[num_segments], of each segment's sample, as measured.
     """
 
     sample_ids: NDArray[np.int64]
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     expected: NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CarriedPacks:
-    """Packs that wait for a window, in the order that the packer keeps them, with what is known of their segments.
-
-    sizes: segments of each pack. firsts: index of each pack's first segment among the segments of the block.
-    samples: of each segment, the sample's index in its block. expected: tokens of that sample, as measured. pieces:
-    of each segment, the piece of its sample; empty where all are 0.
-    """
-
-    sizes: tuple[int, ...] = ()
-    firsts: tuple[int, ...] = ()
-    samples: tuple[int, ...] = ()
-    expected: tuple[int, ...] = ()
-    pieces: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        num_segments = sum(self.sizes)
-        if not (
-            len(self.firsts) == len(self.sizes)
-            and len(self.samples) == len(self.expected) == num_segments
-            and len(self.pieces) in (0, num_segments)
-            and all(count > 0 for count in self.sizes + self.expected)
-        ):
-            raise ValueError("the lists of carried packs do not fit each other")
-
-    def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """samples, expected and pieces as int64[num_segments] each."""
-        pieces = self.pieces or (0,) * len(self.samples)
-        return np.array(self.samples, np.int64), np.array(self.expected, np.int64), np.array(pieces, np.int64)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaneState:
-    """Where a lane stands after a pack: in an epoch, a block of its canonical node, and a window of that block.
-
-    The window begins with piece `piece` of sample `sample` of the block, which is segment `segment` of the block;
-    without splits that is the sample's index among those that are not dropped. taken: packs of the window that are
-    taken; carried: packs that waited for it. num_packs: taken from the lane in all. num_overlong: samples longer than
-    a pack in all windows before this one; exact at the end of a window, hence of an epoch.
-    """
-
-    epoch: int = 0
-    block: int = 0
-    sample: int = 0
-    piece: int = 0
-    segment: int = 0
-    taken: int = 0
-    num_packs: int = 0
-    num_overlong: int = 0
-    carried: CarriedPacks = CarriedPacks()
-
-    @property
-    def begins_epoch(self) -> bool:
-        return self.block == self.sample == self.piece == self.taken == 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain ints and lists of ints, for JSON; see from_dict."""
-        numbers = {key: getattr(self, name) for name, key in _KEYS.items()}
-        return numbers | {"carried": {field.name: list(getattr(self.carried, field.name)) for field in _LISTS}}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> LaneState:
-        """Read what to_dict wrote; CursorError for a damaged state."""
-        try:
-            carried = {
-                field.name: tuple(_count(value, MAX_LENGTH) for value in data["carried"][field.name])
-                for field in _LISTS
-            }
-            return LaneState(
-                **{name: _count(data[key], MAX_COUNT) for name, key in _KEYS.items()}, carried=CarriedPacks(**carried)
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise CursorError(f"the saved lane state is damaged ({error!r}): use another checkpoint") from error
-
-
-_KEYS = {field.name: field.name for field in fields(LaneState) if field.name != "carried"} | {"segment": "place"}
-_LISTS = fields(CarriedPacks)
-
-
-def _count(value: Any, largest: int) -> int:
-    number = index(value)
-    if not 0 <= number <= largest:
-        raise ValueError(f"{number} is out of range")
-    return number
+    patches: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,15 +158,17 @@ class Lane:
         seed = block_seed(self._order.config.seed, epoch=state.epoch, node=self._lane, block=state.block)
         before = state.carried.segments()
         waiting = OpenPacks(
-            lengths=self._segment_lengths(*before[1:]).astype(np.int32),
+            lengths=self._segment_lengths(*before[1:3]).astype(np.int32),
             offsets=np.cumsum([0, *state.carried.sizes], dtype=np.int64),
             firsts=np.array(state.carried.firsts, np.int64),
         )
         packs = pack_window(
             window.lengths, config=self._packing, seed=seed, waiting=waiting, position=state.segment, last=last
         )
-        now = window.samples, window.expected, window.pieces
-        samples, expected, pieces = (np.concatenate(both)[packs.order] for both in zip(before, now, strict=True))
+        now = window.samples, window.expected, window.pieces, window.patches
+        samples, expected, pieces, patches = (
+            np.concatenate(both)[packs.order] for both in zip(before, now, strict=True)
+        )
         after = replace(state, taken=0, num_overlong=state.num_overlong + window.num_overlong)
         if last:
             after = self._begin_next_block(after)
@@ -265,6 +180,7 @@ class Lane:
                 samples=tuple(samples[kept:].tolist()),
                 expected=tuple(expected[kept:].tolist()),
                 pieces=tuple(pieces[kept:].tolist()) if pieces[kept:].any() else (),
+                patches=tuple(patches[kept:].tolist()) if patches[kept:].any() else (),
             )
             segment = state.segment + len(window.lengths)
             after = replace(after, sample=window.next_sample, piece=window.next_piece, segment=segment, carried=carried)
@@ -273,6 +189,7 @@ class Lane:
             starts=pieces * self._packing.packing_length,
             lengths=self._segment_lengths(expected, pieces),
             expected=expected,
+            patches=patches,
         )
         return _Window(segments=segments, offsets=packs.offsets, num_packs=packs.num_closed, after=after)
 
@@ -311,7 +228,7 @@ class Lane:
                 "set num_canonical_nodes to at most that number"
             )
         first += state.block * self._order.config.shuffle_block_size
-        lengths = self._segment_lengths(*carried.segments()[1:])
+        lengths = self._segment_lengths(*carried.segments()[1:3])
         fills = np.diff(np.cumsum(lengths)[np.cumsum(carried.sizes, dtype=np.int64) - 1], prepend=0)
         if not (
             first + state.sample < min(stop, first + self._order.config.shuffle_block_size)

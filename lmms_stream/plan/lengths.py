@@ -1,4 +1,4 @@
-"""Tokens of every sample in stored order, which all packs follow from. Which files hold them is not known here."""
+"""Tokens and patches of every sample in stored order, from which packs follow; which files hold them is elsewhere."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ HASH_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """lengths: integers[num_samples], tokens, in shard order, possibly memory-mapped. content_hash: hash of them."""
+    """lengths: integers[num_samples], tokens, in shard order, possibly memory-mapped. content_hash: hash of them.
+
+    patches: integers[num_samples], rows that each sample gives to the tower of its media; None where no sample has any.
+    patches_hash: hash of them, "" for none.
+    """
 
     lengths: NDArray[np.integer[Any]]
     content_hash: str
+    patches: NDArray[np.integer[Any]] | None = None
+    patches_hash: str = ""
 
     def release(self) -> None:
         """Give memory back that reading all over the lengths took, where they can be read again."""
 
 
 def hash_lengths(lengths: NDArray[np.integer[Any]]) -> str:
-    """The hash of lengths as uint32: hex digits of HASH_BYTES bytes of BLAKE2b."""
+    """The hash of lengths, or patches, as uint32: hex digits of HASH_BYTES bytes of BLAKE2b."""
     content = hashlib.blake2b(np.ascontiguousarray(lengths, dtype=np.uint32).data, digest_size=HASH_BYTES)
     return content.hexdigest()

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from ..errors import PackingError
 from .packing import MAX_LENGTH, PackingConfig, cut_overlong
 
-Measure = Callable[[NDArray[np.int64]], NDArray[np.int64]]  # sample ids -> tokens of each
+# sample ids -> tokens of each, int64[n]; where the dataset may have media, tokens and patches of each, int64[n, 2]
+Measure = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowSegments:
     """The segments of one window.
 
-    samples: indices in the block. expected: tokens of each segment's sample, as measured. lengths: tokens of each
+    samples: indices in the block. expected, patches: of each segment's sample, as measured. lengths: tokens of each
     segment. pieces: 0 unless samples are split. The window after it begins with piece next_piece of sample
     next_sample, which is one past the last at the end of the block. num_overlong: samples longer than a pack that
     have their first piece in the window.
@@ -27,6 +28,7 @@ class WindowSegments:
 
     samples: NDArray[np.int64]
     expected: NDArray[np.int64]
+    patches: NDArray[np.int64]
     lengths: NDArray[np.int32]
     pieces: NDArray[np.int64]
     next_sample: int
@@ -42,16 +44,19 @@ class MeasuredBlock:
         self._packing = packing
         self._measure = measure
         self._lengths = np.zeros(len(sample_ids), np.int32)
+        self._patches: NDArray[np.int64] | None = None  # where measuring tells them
         self._num_measured = first
 
     def window(self, sample: int, piece: int) -> WindowSegments:
         """The window that begins with a piece of a sample; measures what it lacks."""
         num_segments = self._packing.samples_at_once or sys.maxsize
         stop = piece + num_segments
-        # Of samples that may be dropped one more is needed, to know whether the window is the last of the block.
-        enough = stop + (self._packing.overlong == "drop")
         while True:
-            segments = cut_overlong(self._lengths[sample : self._num_measured], config=self._packing)
+            # Of samples that may be dropped one more is needed, to know whether the window is the last of the block.
+            enough = stop + (self._packing.overlong == "drop" or self._patches is not None)
+            here = slice(sample, self._num_measured)
+            has_media = None if self._patches is None else self._patches[here] > 0
+            segments = cut_overlong(self._lengths[here], config=self._packing, has_media=has_media)
             if len(segments.lengths) >= enough or self._num_measured == len(self.sample_ids):
                 break
             self._measure_next(enough - len(segments.lengths))
@@ -60,10 +65,12 @@ class MeasuredBlock:
         following = self._num_measured, 0
         if len(samples) > stop:
             following = int(samples[stop]), int(pieces[stop])
+        mine = samples[piece:stop]
         met = self._lengths[sample + (piece > 0) : following[0] + (following[1] > 0)]
         return WindowSegments(
-            samples=samples[piece:stop],
-            expected=self._lengths[samples[piece:stop]].astype(np.int64),
+            samples=mine,
+            expected=self._lengths[mine].astype(np.int64),
+            patches=np.zeros_like(mine) if self._patches is None else self._patches[mine],
             lengths=segments.lengths[piece:stop],
             pieces=pieces[piece:stop],
             next_sample=following[0],
@@ -74,7 +81,8 @@ class MeasuredBlock:
     def _measure_next(self, count: int) -> None:
         """Measure up to `count` more samples, and check that they can be packed."""
         ids = self.sample_ids[self._num_measured : self._num_measured + count]
-        lengths = np.asarray(self._measure(ids))
+        measured = np.asarray(self._measure(ids))
+        lengths = measured[:, 0] if measured.ndim == 2 else measured
         if lengths.shape != ids.shape:
             raise PackingError(f"measure gave {lengths.size} lengths for {len(ids)} samples: it must give one for each")
         limit = self._packing.packing_length
@@ -90,5 +98,9 @@ class MeasuredBlock:
             if wrong.any():
                 at = int(wrong.argmax())
                 raise PackingError(f"sample {ids[at]} has length {lengths[at]}: {explanation}")
-        self._lengths[self._num_measured : self._num_measured + len(ids)] = lengths
+        here = slice(self._num_measured, self._num_measured + len(ids))
+        self._lengths[here] = lengths
+        if measured.ndim == 2:
+            self._patches = np.zeros(len(self.sample_ids), np.int64) if self._patches is None else self._patches
+            self._patches[here] = measured[:, 1]
         self._num_measured += len(ids)

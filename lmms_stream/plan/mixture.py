@@ -202,6 +202,7 @@ class Mixture:
             offsets=ends_of(_join(np.diff(each.offsets) for each in found)),
             canonical_nodes=_join(each.canonical_nodes for each in found),
             sources=_join(each.sources for each in found),
+            patches=_join_patches(found),
         )
         return joined.take(np.argsort(_join(each.positions for each in _by_epoch(ranges))))
 
@@ -306,6 +307,13 @@ def _by_epoch(ranges: Sequence[SourceRange]) -> list[_EpochPacks]:
         _EpochPacks(source, epoch, runs(firsts[mine], counts[mine]), runs(begins[mine], counts[mine]))
         for (source, epoch), mine in members.items()
     ]
+
+
+def _join_patches(found: Sequence[PackRange]) -> NDArray[np.int64] | None:
+    """Of sources with media and without; None where none has media."""
+    if all(each.patches is None for each in found):
+        return None
+    return _join(np.zeros(len(each), np.int64) if each.patches is None else each.patches for each in found)
 
 
 def _join(arrays: object) -> NDArray[np.int64]:

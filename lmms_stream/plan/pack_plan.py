@@ -68,7 +68,7 @@ class PackPlan:
         self.packing = packing
         first_epoch = EpochOrder(self.samples_per_shard, config=self.order, epoch=0)
         self.num_canonical_nodes = first_epoch.num_canonical_nodes
-        self.fingerprint = self._fingerprint(index.content_hash)
+        self.fingerprint = self._fingerprint(index.content_hash + index.patches_hash)
         self._counts_cache: CountsCache = {} if counts_cache is None else counts_cache
         self._counting = counting
         self._kept_segments = kept_segments or max(KEPT_SEGMENTS, LEAST_SEGMENTS * self.num_canonical_nodes)
@@ -85,6 +85,10 @@ class PackPlan:
     def num_overlong(self, epoch: int) -> int:
         """Samples of the epoch that are longer than a pack, and dropped or truncated as configured."""
         return self._epoch(epoch).num_overlong
+
+    def num_overlong_media(self, epoch: int) -> int:
+        """Those of them with media: dropped, however others are cut."""
+        return self._epoch(epoch).num_overlong_media
 
     def num_tokens(self, epoch: int) -> int:
         """Tokens in the packs of the epoch: int, what overlong samples lose not counted."""
@@ -176,7 +180,10 @@ class _EpochPlan:
         self.order = order
         self._blocks: dict[int, BlockPacks] = {}  # of each canonical node one
         num_blocks = [self.order.num_blocks(node) for node in range(self.order.num_canonical_nodes)]
-        self.num_packs, self.num_tokens, self.num_overlong = (int(n) for n in counts.sum(axis=0))
+        self.num_packs, self.num_tokens, self.num_overlong = (int(n) for n in counts[:, :3].sum(axis=0))
+        self.num_overlong_media = int(counts[:, 3:].sum())
+        patches = inputs.index.patches
+        self._patches = None if patches is None else np.asarray(patches)  # a plain view: a memmap is slow to index
         ends = np.cumsum(num_blocks)
         self._first_blocks = ends - num_blocks  # of each canonical node, in the row of all blocks of all
         packs_before = np.cumsum(counts[:, 0]) - counts[:, 0]
@@ -229,7 +236,7 @@ class _EpochPlan:
             nothing = np.empty(0, np.int64)
             return PackRange(
                 sample_ids=nothing, starts=nothing, lengths=nothing, offsets=np.zeros(1, np.int64),
-                canonical_nodes=nothing, sources=nothing,
+                canonical_nodes=nothing, sources=nothing, patches=None if self._patches is None else nothing,
             )  # fmt: skip
         nodes, blocks, positions = self._locate(numbers)
         copied = []  # of each stretch: which packs, and their segments, copied before the next one is replayed
@@ -260,6 +267,9 @@ class _EpochPlan:
             offsets=offsets,
             canonical_nodes=nodes,
             sources=np.zeros(len(numbers), np.int64),
+            patches=None
+            if self._patches is None
+            else np.add.reduceat(self._patches[sample_ids], offsets[:-1], dtype=np.int64),
         )
 
     def forget_blocks(self) -> None:

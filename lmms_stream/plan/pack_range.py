@@ -18,6 +18,7 @@ class PackRange:
     offsets: int64[num_packs + 1]; pack p holds segments [offsets[p], offsets[p + 1]).
     canonical_nodes: int64[num_packs], the canonical node that each pack comes from.
     sources: int64[num_packs], the number of each pack's source (0 in a plan of one source).
+    patches: int64[num_packs], what each pack gives to the tower of its media; None where no source has media.
     """
 
     sample_ids: NDArray[np.int64]
@@ -26,6 +27,7 @@ class PackRange:
     offsets: NDArray[np.int64]
     canonical_nodes: NDArray[np.int64]
     sources: NDArray[np.int64]
+    patches: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -41,6 +43,7 @@ class PackRange:
             offsets=ends_of(counts),
             canonical_nodes=self.canonical_nodes[numbers],
             sources=self.sources[numbers],
+            patches=None if self.patches is None else self.patches[numbers],
         )
 
 

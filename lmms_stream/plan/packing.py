@@ -62,7 +62,8 @@ class Packs:
 
     order: int32[num_segments]; order[offsets[p]:offsets[p + 1]] are the positions in pack p, each position once
     (a position that was split: once for each of its pieces). offsets: int64[num_packs + 1].
-    num_tokens: tokens in all packs. num_overlong: positions longer than a pack, dropped, truncated or split.
+    num_tokens: tokens in all packs. num_overlong: positions longer than a pack, dropped, truncated or split;
+    num_overlong_media: those of them with media, which are dropped whatever the others are.
     pieces: None, or int32[num_segments] when samples were split: piece k of a position starts at its token
     k * packing_length.
     """
@@ -71,6 +72,7 @@ class Packs:
     offsets: NDArray[np.int64]
     num_tokens: int
     num_overlong: int = 0
+    num_overlong_media: int = 0
     pieces: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
@@ -82,13 +84,15 @@ class BlockSegments:
     """What there is to pack of a sequence of samples.
 
     lengths: int32[num_segments], tokens, each from 1 to packing_length. positions: int32[num_segments], the sample of
-    each segment. pieces: None, or int32[num_segments], as in Packs. num_overlong: as in Packs, where it is known.
+    each segment. pieces: None, or int32[num_segments], as in Packs. num_overlong, num_overlong_media: as in Packs,
+    where they are known.
     """
 
     lengths: NDArray[np.int32]
     positions: NDArray[np.int32]
     pieces: NDArray[np.int32] | None = None
     num_overlong: int = 0
+    num_overlong_media: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +125,13 @@ class WindowPacks:
 NO_OPEN_PACKS = OpenPacks(lengths=np.empty(0, np.int32), offsets=np.zeros(1, np.int64), firsts=np.empty(0, np.int64))
 
 
-def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int = 0) -> Packs:
+def pack(
+    lengths: NDArray[np.integer[Any]],
+    *,
+    config: PackingConfig,
+    seed: int = 0,
+    patches: NDArray[np.integer[Any]] | None = None,
+) -> Packs:
     """Deterministic packs of `lengths` (any integer dtype, tokens, in order); none is over packing_length.
 
     best_fit works through windows of samples. In a window the samples are placed one after another into the
@@ -132,10 +142,13 @@ def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int 
     first_fit puts each sample into the pack that was opened first among those with room; next_fit closes a pack
     when the next sample does not fit.
 
+    patches: of each sample; one that has any is never cut, so overlong ones of them are dropped by every policy but
+    "error".
+
     Raises PackingError for a length below 1 or above MAX_LENGTH, and for one above packing_length where overlong
     is "error".
     """
-    segments = to_segments(lengths, config=config)
+    segments = to_segments(lengths, config=config, patches=patches)
     packs = pack_segments(segments.lengths, config, seed)
     if not segments.num_overlong:
         return packs
@@ -143,11 +156,14 @@ def pack(lengths: NDArray[np.integer[Any]], *, config: PackingConfig, seed: int 
         packs,
         order=segments.positions[packs.order],
         num_overlong=segments.num_overlong,
+        num_overlong_media=segments.num_overlong_media,
         pieces=None if segments.pieces is None else segments.pieces[packs.order],
     )
 
 
-def to_segments(lengths: NDArray[np.integer[Any]], *, config: PackingConfig) -> BlockSegments:
+def to_segments(
+    lengths: NDArray[np.integer[Any]], *, config: PackingConfig, patches: NDArray[np.integer[Any]] | None = None
+) -> BlockSegments:
     """What is packed of samples of these lengths, by the policy of the config; raises what `pack` does."""
     lengths = np.asarray(lengths)
     if len(lengths) and int(lengths.min()) < 1:
@@ -165,7 +181,10 @@ def to_segments(lengths: NDArray[np.integer[Any]], *, config: PackingConfig) -> 
             f"{num_overlong} of {len(tokens)} samples are longer than packing_length {config.packing_length} (the "
             f"longest has {tokens.max()} tokens): raise packing_length, or set overlong to drop, truncate or split"
         )
-    return replace(cut_overlong(tokens, config=config), num_overlong=num_overlong)
+    has_media = None if patches is None else np.asarray(patches) > 0
+    num_media = 0 if has_media is None else int(np.count_nonzero(has_media & (tokens > config.packing_length)))
+    segments = cut_overlong(tokens, config=config, has_media=has_media)
+    return replace(segments, num_overlong=num_overlong, num_overlong_media=num_media)
 
 
 def block_seed(seed: int, *, epoch: int, node: int, block: int) -> int:
@@ -173,9 +192,19 @@ def block_seed(seed: int, *, epoch: int, node: int, block: int) -> int:
     return int(np.random.SeedSequence([seed, epoch, node + 1, block, 1]).generate_state(1, np.uint64)[0])
 
 
-def cut_overlong(tokens: NDArray[np.int32], *, config: PackingConfig) -> BlockSegments:
-    """What is packed of samples of these lengths (1 or more) where overlong is drop, truncate or split."""
+def cut_overlong(
+    tokens: NDArray[np.int32], *, config: PackingConfig, has_media: NDArray[np.bool_] | None = None
+) -> BlockSegments:
+    """What is packed of samples of these lengths (1 or more) where overlong is drop, truncate or split.
+
+    has_media: which samples are dropped instead of cut (default: none).
+    """
     limit = config.packing_length
+    if has_media is not None and config.overlong != "drop":
+        kept = np.flatnonzero(~has_media | (tokens <= limit)).astype(np.int32)
+        if len(kept) < len(tokens):
+            segments = cut_overlong(tokens[kept], config=config)
+            return replace(segments, positions=kept[segments.positions])
     if config.overlong == "drop":
         kept = np.flatnonzero(tokens <= limit).astype(np.int32)
         return BlockSegments(lengths=tokens[kept], positions=kept)

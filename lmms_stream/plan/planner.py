@@ -53,7 +53,7 @@ class Work(NamedTuple):
     """Packs of one source to be made into batches, those of some micro-batches of a step.
 
     step: counted from the cursor that planning began at. Pack p holds segments [bounds[p], bounds[p + 1]). Pad packs
-    have no source and no segments.
+    have no source and no segments. patches: of each pack, for the tower of its media; empty where no source has media.
     """
 
     source: str
@@ -61,6 +61,7 @@ class Work(NamedTuple):
     micro_batches: Sequence[int]
     bounds: NDArray[np.int64] = NO_BOUNDS
     segments: Segments = NO_SEGMENTS
+    patches: Sequence[int] = ()
 
 
 After = Cursor | LaneAfter  # where training stands after a step, or a lane after a pack
@@ -165,6 +166,7 @@ class StepPlanner:
         """The works of each step, in the order of its batches. packs, counts: the reader's, of all steps, of each."""
         segments = self._locate(packs)
         sources, bounds = packs.sources.tolist(), packs.offsets.tolist()
+        patches = () if packs.patches is None else packs.patches.tolist()
         first = 0
         for each, num_packs in zip(stretch, counts, strict=True):
             works = []
@@ -182,6 +184,7 @@ class StepPlanner:
                         micro_batches[first - begin : stop - begin],
                         packs.offsets[first : stop + 1] - bounds[first],
                         Segments(*[values[at] for values in segments]),
+                        patches[first:stop],
                     )
                 )
                 first = stop

@@ -6,8 +6,9 @@ tokenizers      fast tokenizers, the only file that imports transformers; parall
 byte_tokens     where the tokens of byte-level tokenizers lie, told from their ids
 json_text       JSON texts -> values, integers of any size as they are
 stored_chat     a stored conversation -> its messages, checked
-chat_template   a conversation -> its text, and what of it is learnt
-chat, text      the processors; token_kernels: the compiled loop that fills packs from shards
+chat_template   a conversation -> its text, and what of it is marked
+conversation    a stored conversation -> its text and tokens, and which of them are learnt
+chat, text      the processors of texts; token_kernels: the compiled loop that fills packs from shards
 """
 
 from __future__ import annotations

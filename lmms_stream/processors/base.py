@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,34 @@ TokenizeAll = Callable[[Sequence[Sample]], list[Tokens | DataError]]
 # than one by one, or the DataError that it raises. A class that has another `measure` or `process` needs another
 # `measure_all` too, or `measure` is used.
 MeasureAll = Callable[[Sequence[Sample]], list[int | DataError]]
+
+
+class Measured(NamedTuple):
+    """What a sample amounts to.
+
+    tokens: all, as `measure` gives them; image_tokens, video_tokens, audio_tokens: those of them that stand for media.
+    patches: rows of the tower's input, which are its work.
+    """
+
+    tokens: int
+    patches: int = 0
+    image_tokens: int = 0
+    video_tokens: int = 0
+    audio_tokens: int = 0
+
+
+# What a processor of media has besides, as `measure_media`: the same as `measure` of each of several samples, with what
+# their media take, or the DataError that `measure` raises. It is then used instead of `measure` and `measure_all`. A
+# class that has another `measure` or `process` needs another `measure_media` too, or `measure` is used, and samples
+# count as samples without media.
+#
+# `measured_columns`, also of a processor of media, are the columns that measuring needs where these are fewer than
+# `columns`. FactsMissingError for a sample says that for this one they do not suffice: it is measured again with all.
+MeasureMedia = Callable[[Sequence[Sample]], list[Measured | DataError]]
+
+
+class FactsMissingError(DataError):
+    """A stored part of a sample lacks the facts that it is measured by, and its bytes are needed instead."""
 
 
 def or_error(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | DataError:

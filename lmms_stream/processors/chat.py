@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from ..types import Processed, Sample
 from .base import Tokens, or_error, through
-from .byte_tokens import Span
-from .chat_template import TODAY, ChatTemplate
-from .spans import labels_of, learnt_of, spans_of
-from .stored_chat import read_chat
-from .tokenizers import FastTokenizer, digest, load_tokenizer
+from .conversation import Chat, Conversations, Rendered
+from .conversation import Learn as Learn
+from .spans import labels_of
+from .tokenizers import FastTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
-
-Learn = Literal["all", "last"]  # of what the assistant says in a conversation
 
 
 class ChatProcessor:
@@ -44,15 +37,12 @@ class ChatProcessor:
     schema = "messages"
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, source: str = "", learn: Learn = "all"):
-        if learn not in get_args(Learn):
-            raise ConfigError(f"processor.learn must be {' or '.join(get_args(Learn))}, got {learn!r}")
-        self.learn = learn
         self.tokenizer = FastTokenizer.of(tokenizer, name=source)
-        if "default" not in self.tokenizer.chat_templates:
-            raise ConfigError(
-                f"tokenizer {self.tokenizer.name} has no chat template: set tokenizer.chat_template and save it"
-            )
-        _ = self._templates  # raises for a template that cannot be compiled
+        self._conversations = Conversations(self.tokenizer, learn=learn)
+
+    @property
+    def learn(self) -> Learn:
+        return self._conversations.learn
 
     @staticmethod
     def from_pretrained(path: str, *, learn: Learn = "all") -> ChatProcessor:
@@ -60,16 +50,8 @@ class ChatProcessor:
         return ChatProcessor(load_tokenizer(path), source=path, learn=learn)
 
     @property
-    def description(self) -> Mapping[str, Any]:  # without `learn`, which changes no length
-        templates = json.dumps(self.tokenizer.chat_templates, sort_keys=True)
-        return {
-            "class": "ChatProcessor",
-            "version": 3,
-            "tokenizer": self.tokenizer.digest,
-            "chat_template": digest(templates),
-            "special_tokens": dict(self.tokenizer.special_tokens),
-            **({"today": TODAY.isoformat()} if "strftime_now" in templates else {}),
-        }
+    def description(self) -> Mapping[str, Any]:
+        return {"class": "ChatProcessor", "version": 3, **self._conversations.description}
 
     def measure(self, sample: Sample) -> int:
         (length,) = self.measure_all([sample])
@@ -83,7 +65,7 @@ class ChatProcessor:
         return through(texts, partial(self.tokenizer.num_tokens, add_special_tokens=False))
 
     def _text(self, sample: Sample) -> str:
-        return self._render(_parse(sample["messages"]))[0]
+        return self._conversations.text(_read(sample))
 
     def process(self, sample: Sample) -> Processed:
         (made,) = self.tokenize_all([sample])
@@ -95,152 +77,15 @@ class ChatProcessor:
 
     def tokenize_all(self, samples: Sequence[Sample]) -> list[Tokens | DataError]:
         """See TokenizeAll."""
-        return through([or_error(self._read, sample) for sample in samples], self._tokenize)
+        return through([or_error(self._rendered, sample) for sample in samples], self._conversations.tokenized)
 
-    def _tokenize(self, rendered: Sequence[_Rendered]) -> list[Tokens]:
-        tokens = self.tokenizer.ids_and_spans([each.marked for each in rendered])
-        return [self._learnt(each, *made) for each, made in zip(rendered, tokens, strict=True)]
-
-    def _read(self, sample: Sample) -> _Rendered:
-        chat = _parse(sample["messages"])
-        if self.learn == "last":
-            chat = replace(chat, left_out=chat.left_out | {*chat.spoken[:-1]})
-        text, spans = self._render(chat)
-        if self._template_of(chat).has_marks:
-            left_out = self._spans_left_out(chat, text, spans) if chat.left_out else []
-        else:
-            added = self._added_spans(chat, text)
-            spans = list(added.values())
-            left_out = [span for index, span in added.items() if index in chat.left_out]
-        return _Rendered((text, [span for span in spans if span[0] < span[1]]), left_out)
-
-    def _learnt(self, rendered: _Rendered, ids: NDArray[np.int32], spans: Sequence[Span]) -> Tokens:
-        joined = _joined(spans)
-        if rendered.left_out:
-            encoding = self.tokenizer.encode(rendered.marked[0], add_special_tokens=False)
-            joined = _without(joined, rendered.left_out, encoding)
-        return ids, joined
-
-    @cached_property
-    def _templates(self) -> dict[str, ChatTemplate]:
-        return {
-            name: ChatTemplate(source, self.tokenizer.special_tokens)
-            for name, source in self.tokenizer.chat_templates.items()
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Templates are compiled again where they are used.
-        return {name: value for name, value in self.__dict__.items() if name != "_templates"}
-
-    def _template_of(self, chat: _Chat) -> ChatTemplate:
-        templates = self._templates
-        return templates["tool_use" if chat.tools and "tool_use" in templates else "default"]
-
-    def _render(self, chat: _Chat) -> tuple[str, list[Span]]:
-        return self._template_of(chat).render(chat.messages, chat.tools)
-
-    def _added_spans(self, chat: _Chat, text: str) -> dict[int, Span]:
-        """Index of each message of the assistant -> what it adds to the text of those before it.
-
-        Messages that are not learnt may be missing: those that the template changes when others follow.
-        """
-        template, spans = self._template_of(chat), {}
-        for index in chat.spoken:
-            before, _ = template.render(chat.messages[:index], chat.tools, prompt=True)
-            upto, _ = template.render(chat.messages[: index + 1], chat.tools)
-            if not (text.startswith(upto) and upto.startswith(before)):
-                if index in chat.left_out:
-                    continue
-                raise DataError(
-                    f"the chat template changes message {index} when others follow, so what the assistant says cannot "
-                    "be told from the rest: learn the last answer alone (learn: last in the settings of the processor, "
-                    "or convert with --learn last) or each as a sample (convert with --learn each), or wrap it in "
-                    "{% generation %} and {% endgeneration %} in the template"
-                )
-            spans[index] = len(before), len(upto.rstrip())
-        return spans
-
-    def _spans_left_out(self, chat: _Chat, text: str, spans: Sequence[Span]) -> list[Span]:
-        """The spans of messages that are not learnt."""
-        speakers: Sequence[int] = chat.spoken
-        if len(spans) != len(speakers):
-            speakers = self._speakers_of(spans, chat)
-        return [span for span, index in zip(spans, speakers, strict=True) if index in chat.left_out]
-
-    def _speakers_of(self, spans: Sequence[Span], chat: _Chat) -> list[int]:
-        """The message of each span, for templates that mark one several times, or not at all.
-
-        The spans that a message adds to those before it are its own.
-        """
-        indices: list[int] = []
-        for index in chat.spoken:
-            _, upto = self._template_of(chat).render(chat.messages[: index + 1], chat.tools)
-            if upto != spans[: len(upto)]:
-                break
-            indices += [index] * (len(upto) - len(indices))
-        if len(indices) != len(spans):
-            raise DataError(
-                f"the chat template marks {len(spans)} spans that are not those of single messages, so what is not "
-                'learnt cannot be told: use another template, or a dataset without "learn": false'
-            )
-        return indices
+    def _rendered(self, sample: Sample) -> Rendered:
+        return self._conversations.rendered(_read(sample))
 
 
-def _joined(spans: Sequence[Span]) -> list[Span]:
-    """Ascending spans that do not touch each other."""
-    joined: list[Span] = []
-    for start, stop in sorted(spans):
-        if start == stop:
-            continue
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-        else:
-            joined.append((start, stop))
-    return joined
-
-
-def _without(spans: Sequence[Span], left_out: Sequence[Span], encoding: Encoding) -> list[Span]:
-    """Spans of tokens without the tokens that have a character of those left out."""
-    learnt = learnt_of(spans, len(encoding))
-    first, last = np.array(encoding.offsets).reshape(-1, 2).T  # of each token, its first character and the one after it
-    for start, stop in left_out:
-        learnt &= (last <= start) | (first >= stop)
-    return [(start, stop) for start, stop in spans_of(learnt).tolist()]
-
-
-class _Rendered(NamedTuple):
-    """The text of a chat and the spans of it that are marked, some of which are left out after all."""
-
-    marked: tuple[str, list[Span]]
-    left_out: list[Span]
-
-
-@dataclass(frozen=True, slots=True)
-class _Chat:
-    """messages and tools as templates take them; left_out: indices of messages that are not learnt."""
-
-    messages: list[dict[str, Any]]
-    tools: list[Any] | None
-    left_out: frozenset[int]
-
-    @property
-    def spoken(self) -> list[int]:
-        """Indices of the assistant's messages."""
-        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
-
-
-def _parse(stored: str) -> _Chat:
-    """The stored conversation with the text of its parts joined: templates of text models take plain strings."""
-    messages, tools = read_chat(stored)
-    left_out = []
-    for index, message in enumerate(messages):
-        if isinstance(message.get("content"), list):
-            message["content"] = _joined_text(message["content"])
-        for call in message.get("tool_calls") or ():
-            _read_arguments(call)
-        if not message.pop("learn", True):
-            left_out.append(index)
-    return _Chat(messages, tools, frozenset(left_out))
+def _read(sample: Sample) -> Chat:
+    """Templates of text models take plain strings: the text of a message's parts is joined."""
+    return Chat.read(sample["messages"], _joined_text)
 
 
 def _joined_text(parts: Sequence[Mapping[str, Any]]) -> str:
@@ -251,15 +96,3 @@ def _joined_text(parts: Sequence[Mapping[str, Any]]) -> str:
             "use a processor for that kind of media"
         )
     return "".join(part["text"] for part in parts)
-
-
-def _read_arguments(call: Any) -> None:
-    """Arguments of a tool call as an object, where OpenAI's JSON text of one is stored: templates write the JSON."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-        try:
-            arguments = json.loads(function["arguments"])
-        except ValueError:
-            return  # the template is given the text as it is
-        if isinstance(arguments, dict):
-            function["arguments"] = arguments

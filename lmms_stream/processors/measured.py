@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from ..errors import ConfigError, DataError
 from ..types import Sample
-from .base import MeasureAll, Processor, or_error, works_together
+from .base import FactsMissingError, MeasureAll, Measured, MeasureMedia, Processor, or_error, works_together
 
 T = TypeVar("T")
 
@@ -28,10 +29,57 @@ def measured(processor: Processor, samples: Sequence[Sample]) -> Iterator[int | 
         except Exception:  # noqa: BLE001 - one by one, the sample that it comes from raises it again below
             pass
         else:
-            yield from _one_each(lengths, samples)
+            yield from _one_each(lengths, samples, name="measure_all")
             return
     for sample in samples:
         yield or_error(processor.measure, sample)
+
+
+def measures_media(processor: Processor) -> bool:
+    """Whether a processor tells what the media of its samples take, by a `measure_media` for the `measure` it has."""
+    return works_together(type(processor), "measure", "measure_media")
+
+
+def measured_columns(processor: Processor) -> tuple[str, ...]:
+    """The columns that are read to measure samples; see `measured_with_media` for samples that need all."""
+    if not measures_media(processor):
+        return processor.columns
+    return tuple(getattr(processor, "measured_columns", processor.columns))
+
+
+def measured_with_media(
+    processor: Processor, samples: Sequence[Sample], *, whole: Callable[[int], Sample] | None = None
+) -> Iterator[Measured | DataError]:
+    """What each sample amounts to, or the DataError that measuring it raises; other errors are raised in turn.
+
+    Samples need have no more than measured_columns. whole: all columns of the sample of an index, which is asked for
+    where the facts of its media are not stored (default: the samples are whole). A processor without `measure_media`
+    measures tokens alone.
+    """
+    if not measures_media(processor):
+        for length in measured(processor, samples):
+            yield length if isinstance(length, DataError) else Measured(operator.index(length))
+        return
+    measure_media: MeasureMedia = processor.measure_media  # type: ignore[attr-defined]
+    found: Sequence[Measured | DataError] | None = None
+    try:
+        found = measure_media(samples)
+    except Exception:  # noqa: BLE001 - one by one, the sample that it comes from raises it again below
+        pass
+    else:
+        _one_each(found, samples, name="measure_media")
+    for index, sample in enumerate(samples):
+        each = found[index] if found is not None else or_error(_measured_alone, measure_media, sample)
+        if isinstance(each, FactsMissingError) and whole is not None:
+            each = or_error(_measured_alone, measure_media, whole(index))
+        yield each
+
+
+def _measured_alone(measure_media: MeasureMedia, sample: Sample) -> Measured:
+    (found,) = _one_each(measure_media([sample]), [sample], name="measure_media")
+    if isinstance(found, DataError):
+        raise found
+    return found
 
 
 def groups(items: Iterable[T], *, num_bytes: Callable[[T], int]) -> Iterator[list[T]]:
@@ -72,10 +120,22 @@ def checked_length(length: int, *, what: str) -> int:
     return length
 
 
-def _one_each(lengths: Sequence[int | DataError], samples: Sequence[Sample]) -> Sequence[int | DataError]:
-    if len(lengths) != len(samples):
+def checked(found: Measured, *, what: str) -> Measured:
+    """What a sample amounts to, if an index can hold it; DataError otherwise. what: the sample, for the error."""
+    checked_length(found.tokens, what=what)
+    of_media = found[2:]
+    if not 0 <= found.patches < 1 << 32 or min(of_media) < 0 or sum(of_media) > found.tokens:
+        raise DataError(
+            f"{what} was measured as {found}: patches are from 0 to 2^32 - 1, and tokens of media at most all of its "
+            "tokens; correct the processor's measure_media"
+        )
+    return found
+
+
+def _one_each(found: Sequence[T], samples: Sequence[Sample], *, name: str) -> Sequence[T]:
+    if len(found) != len(samples):
         raise ConfigError(
-            f"the processor's measure_all gave {len(lengths)} lengths of {len(samples)} samples: correct it to give "
+            f"the processor's {name} gave {len(found)} lengths of {len(samples)} samples: correct it to give "
             "one for each"
         )
-    return lengths
+    return found

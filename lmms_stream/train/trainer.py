@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
 from .model.towers import family_of
 from .report.meter import Meter
+from .report.overlong import tell_overlong
 from .report.run_log import RunLog
 from .run.distributed import build_mesh, init_distributed, seed_step
 from .run.schedules import Schedule, num_kept, parameter_groups
@@ -33,8 +33,6 @@ from .run.settings import Datasets, Packed, TrainConfig
 from .tasks.causal import CausalLanguageModelling
 from .tasks.steps import TaskSteps
 from .tasks.task import Task
-
-logger = logging.getLogger("lmms_stream")
 
 
 class StoppedError(TrainingError):
@@ -281,12 +279,7 @@ class FSDP2SFTTrainer:
         """Warn once of samples that are longer than a pack. (In lanes their number is not known beforehand.)"""
         if self.world.rank or loader.state_is_per_rank:
             return
-        for name, plan in loader.mixture.plans.items():
-            if num_overlong := plan.num_overlong(0):
-                logger.warning(
-                    "%s: %d of %d samples are longer than packing_length %d, and overlong is %s",
-                    name, num_overlong, plan.num_samples, plan.packing.packing_length, plan.packing.overlong,
-                )  # fmt: skip
+        tell_overlong(loader.mixture.plans)
 
     def _loader(self, dataset: Datasets, **options: Any) -> PackedLoader:
         return PackedLoader(

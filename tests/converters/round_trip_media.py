@@ -1,26 +1,26 @@
 """Rows with media, as bytes, base64, URLs of data and paths, and beside each what must come back.
 
-Media of `wanted` stand as their bytes: {"type": "image", "mime": "image/png", "data": b"…"}.
+Media of `wanted` stand as their bytes: {"type": "image", "mime": "image/png", "data": b"…"} and the facts about them.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
 
-from .media_files import MP4, image_bytes, wav_bytes
+from .media_files import CLIP, CLIP_FACTS, image_bytes, wav_bytes
 from .round_trip_cases import CSV, HELLO, IMAGES, JSON, TABLES, TAR, Case, chats, says, text
 
 PNG, JPEG, GIF = image_bytes("PNG", color=7), image_bytes("JPEG", size=(17, 5)), image_bytes("GIF", color=900)
-WAV, CLIP = wav_bytes(num_samples=64, value=5), MP4 + bytes(range(256)) * 3
+WAV = wav_bytes(num_samples=64, value=5)
 FILES = {  # below the media root
     "pics/été 1.png": PNG, "pics/deep/er/2.jpeg": JPEG, "anim.gif": GIF, "speech/a.wav": WAV, "clips/a b.mp4": CLIP,
     "cat/1.png": PNG, "cat/2.jpeg": JPEG, "dog & co/ü.png": image_bytes("PNG", color=99),
 }  # fmt: skip
-IMAGE = {"type": "image", "mime": "image/png", "data": PNG}
-PHOTO = {"type": "image", "mime": "image/jpeg", "data": JPEG}
-MOVING = {"type": "image", "mime": "image/gif", "data": GIF}
-SOUND = {"type": "audio", "mime": "audio/wav", "data": WAV}
-VIDEO = {"type": "video", "mime": "video/mp4", "data": CLIP}
+IMAGE = {"type": "image", "mime": "image/png", "data": PNG, "width": 4, "height": 3}
+PHOTO = {"type": "image", "mime": "image/jpeg", "data": JPEG, "width": 17, "height": 5}
+MOVING = {"type": "image", "mime": "image/gif", "data": GIF, "width": 4, "height": 3}
+SOUND = {"type": "audio", "mime": "audio/wav", "data": WAV, "samples": 64, "rate": 16000}
+VIDEO = {"type": "video", "mime": "video/mp4", "data": CLIP, **CLIP_FACTS}
 
 SEEN = [text("what is "), IMAGE, text(" and\n"), PHOTO, text("?")]
 

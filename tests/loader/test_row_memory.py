@@ -3,13 +3,21 @@ from __future__ import annotations
 import gc
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lmms_stream.loader.loader import TOKENS_PER_FILL, PackedLoader
 from lmms_stream.loader.row_memory import MAX_FREE, RowMemory
+from lmms_stream.mds.core import PackedDataset
+from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import Rows
+
+from ..conftest import write_tokens
 
 KEPT: dict[str, Callable[[Rows], Any]] = {
     "row": lambda rows: rows[2],
@@ -78,3 +86,24 @@ def test_another_process_begins_with_none() -> None:
     memory = RowMemory()
     memory.rows(10)
     assert pickle.loads(pickle.dumps(memory))._free == []
+
+
+def test_without_workers_the_batches_of_a_step_are_made_as_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    rows = RowMemory.rows
+
+    def counted(memory: RowMemory, num_tokens: int) -> Rows:
+        asked.append(num_tokens)
+        return rows(memory, num_tokens)
+
+    monkeypatch.setattr(RowMemory, "rows", counted)
+    write_tokens(tmp_path, num_samples=300, longest=4000)
+    packing = PackingConfig(packing_length=TOKENS_PER_FILL // 2)
+    dataset = PackedDataset([StreamConfig(local=tmp_path)], processor=TokensProcessor(), packing=packing)
+    loader = PackedLoader(dataset, global_batch=8)
+    batches = iter(loader)
+    made = [len(asked) for _ in zip(range(8), batches, strict=False)]
+    assert loader.micro_batches == 8
+    assert made == [1, 1, 2, 2, 3, 3, 4, 4]  # two packs at a time

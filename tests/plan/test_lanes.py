@@ -10,14 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError, PackingError
-from lmms_stream.plan.lanes import (
-    Lane,
-    LanePack,
-    LaneState,
-    allowed_readers,
-    check_lanes,
-    default_lanes,
-)
+from lmms_stream.plan.lane_state import LaneState
+from lmms_stream.plan.lanes import Lane, LanePack, allowed_readers, check_lanes, default_lanes
+from lmms_stream.plan.lengths import Lengths as PlanLengths
+from lmms_stream.plan.lengths import hash_lengths
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import Overlong, PackingConfig, block_seed, pack
@@ -33,6 +29,7 @@ class LaneCase(NamedTuple):
     sizes: list[int]
     order: OrderConfig
     packing: PackingConfig
+    patches: Lengths | None = None  # of samples with media
 
     def lane(self, lane: int, state: LaneState | None = None, *, calls: list[NDArray[np.int64]] | None = None) -> Lane:
         """A lane that measures from the array, and notes in `calls` which samples it measures."""
@@ -40,7 +37,9 @@ class LaneCase(NamedTuple):
         def measure(sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
             if calls is not None:
                 calls.append(sample_ids)
-            return self.lengths[sample_ids]
+            if self.patches is None:
+                return self.lengths[sample_ids]
+            return np.stack([self.lengths[sample_ids], self.patches[sample_ids]], axis=1)
 
         return Lane(self.sizes, order=self.order, packing=self.packing, lane=lane, measure=measure, state=state)
 
@@ -48,11 +47,20 @@ class LaneCase(NamedTuple):
         """What the plan has for the canonical node; without shuffle a plan has one, and its blocks are packed here."""
         if not self.order.shuffle:
             return self.packs_of_blocks(lane, epoch)
-        plan = PackPlan(self.lengths, self.sizes, order=self.order, packing=self.packing)
+        plan = self.plan()
         packs = plan.packs(epoch, 0, plan.num_packs(epoch))
         segments = list(zip(packs.sample_ids.tolist(), packs.starts.tolist(), packs.lengths.tolist(), strict=True))
         bounds = zip(pairwise(packs.offsets.tolist()), packs.canonical_nodes.tolist(), strict=True)
         return [segments[first:stop] for (first, stop), node in bounds if node == lane]
+
+    def plan(self) -> PackPlan:
+        index = PlanLengths(
+            lengths=self.lengths,
+            content_hash=hash_lengths(self.lengths),
+            patches=self.patches,
+            patches_hash="" if self.patches is None else hash_lengths(self.patches),
+        )
+        return PackPlan(index, self.sizes, order=self.order, packing=self.packing)
 
     def packs_of_blocks(self, lane: int, epoch: int) -> list[Pack]:
         order, limit = EpochOrder(self.sizes, config=self.order, epoch=epoch), self.packing.packing_length
@@ -60,7 +68,8 @@ class LaneCase(NamedTuple):
         for block in range(order.num_blocks(lane)):
             ids = order.block(lane, block)
             seed = block_seed(self.order.seed, epoch=epoch, node=lane, block=block)
-            packs = pack(self.lengths[ids], config=self.packing, seed=seed)
+            patches = None if self.patches is None else self.patches[ids]
+            packs = pack(self.lengths[ids], config=self.packing, seed=seed, patches=patches)
             pieces = np.zeros(len(packs.order), np.int64) if packs.pieces is None else packs.pieces
             for first, stop in pairwise(packs.offsets.tolist()):
                 chosen, starts = ids[packs.order[first:stop]], pieces[first:stop] * limit

@@ -420,7 +420,8 @@ def test_other_random_streams_are_another_plan_and_the_error_says_so() -> None:
 
 def assert_alike(packs: PackRange, expected: PackRange) -> None:
     for field in dataclasses.fields(PackRange):
-        assert getattr(packs, field.name).tolist() == getattr(expected, field.name).tolist()
+        found, wanted = (np.asarray(getattr(each, field.name)) for each in (packs, expected))
+        assert found.tolist() == wanted.tolist()
 
 
 @examples(100)

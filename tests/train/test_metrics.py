@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,14 @@ import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.plan.assign import LINEAR_COST
+from lmms_stream.plan.lengths import Lengths
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.train.model.flops import ModelFlops, model_flops, peak_tflops
 from lmms_stream.train.model.model import ModelConfig
 from lmms_stream.train.report.metrics import StepCounts, StepWindow, by_source, count_step, finite_mean, source_losses
+from lmms_stream.train.report.overlong import tell_overlong
 from lmms_stream.train.report.progress import RunProgress
 from lmms_stream.train.report.reporters import check_reporters
 from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
@@ -91,6 +98,54 @@ def test_a_record_sums_its_steps_and_compares_the_ranks_in_each() -> None:
     figures = window.figures(1.0)
     assert (window.num_steps, figures["perf/tokens_per_s"]) == (1, 110)
     assert figures["data/wait_p50_s"] == 0.5  # over 0.3, 0.5, 0.5: the steps of the last record are among them
+
+
+def test_a_record_tells_the_imbalance_of_the_tower_where_steps_have_media() -> None:
+    text = [counts(pack(60)), counts(pack(50))]
+    media = [
+        [counts(replace(pack(60), num_patches=400), replace(pack(5), num_patches=8)), counts(pack(40))],
+        [counts(pack(20)), counts(replace(pack(30), num_patches=16))],
+    ]
+    assert [each.num_patches for each in media[0]] == [408, 0]
+    window = StepWindow(2, replication=1)
+    window.add(np.array(text, np.float64))
+    assert not [name for name in window.figures(1.0) if "tower" in name or "patches" in name]
+    for step in media:
+        window.add(np.array(step, np.float64))
+    window.add(np.array([counts(replace(pack(9), num_patches=4))] * 2, np.float64))
+    figures = window.figures(2.0)
+    assert figures["perf/tower_imbalance"] == pytest.approx((2 + 2 + 1) / 3)  # of the steps with media
+    assert figures["perf/patches_per_s"] == (408 + 16 + 8) / 2
+    window.begin()
+    window.add(np.array(text, np.float64))
+    assert "perf/tower_imbalance" not in window.figures(1.0)
+
+
+def media_plan(*, overlong: Overlong, num_media: int) -> PackPlan:
+    """Ten samples of which four are longer than a pack."""
+    lengths = np.array([30, 70, 80, 90, 99, *[20] * 5])
+    patches = np.where(np.arange(10) < num_media + 1, 4, 0)
+    index = Lengths(lengths=lengths, content_hash="a", patches=patches, patches_hash="b")
+    packing = PackingConfig(packing_length=64, overlong=overlong)
+    return PackPlan(index, [10], order=OrderConfig(), packing=packing)
+
+
+@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
+def test_overlong_samples_with_media_are_told_apart(overlong: Overlong, caplog: pytest.LogCaptureFixture) -> None:
+    text = dataclasses.replace(media_plan(overlong=overlong, num_media=0).index, patches=None, patches_hash="")
+    plans = {
+        "media": media_plan(overlong=overlong, num_media=3),
+        "text": PackPlan(
+            text, [10], order=OrderConfig(), packing=PackingConfig(packing_length=64, overlong=overlong)
+        ),
+    }  # fmt: skip
+    tell_overlong(plans)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"media: 4 of 10 samples are longer than packing_length 64, and overlong is {overlong}",
+        "media: 3 of these have media and are dropped, for samples with media are never cut: raise packing_length, or "
+        "set smaller limits for the media in the processor",
+        f"text: 4 of 10 samples are longer than packing_length 64, and overlong is {overlong}",
+    ]
 
 
 def test_ranks_that_read_the_same_count_once_and_all_may_stop_a_run() -> None:

@@ -29,25 +29,30 @@ _MAX_VALUES = 32  # shown of an array
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaView:
-    """kind, mime: as its first bytes or the sample say. width, height: in pixels, of an image whose header is read."""
+    """kind, mime: as its first bytes or the sample say. facts: that are stored beside it, by name. width, height: in
+    pixels as shown, of them or of an image whose header is read.
+    """
 
     kind: str
     mime: str
     num_bytes: int
     width: int | None
     height: int | None
+    facts: Mapping[str, int | float]
     extension: str
     data: bytes
 
     @staticmethod
     def of(part: MediaPart) -> MediaView:
-        width, height = part.image_size or (None, None)
+        facts = part.facts._asdict() if part.facts else {}
+        width, height = (facts["width"], facts["height"]) if "width" in facts else part.image_size or (None, None)
         return MediaView(
             kind=part.kind,
             mime=part.real_mime,
             num_bytes=len(part.data),
             width=width,
             height=height,
+            facts=facts,
             extension=part.extension,
             data=part.data,
         )
@@ -55,6 +60,10 @@ class MediaView:
     @property
     def label(self) -> str:
         size = "" if self.width is None else f", {self.width} x {self.height}"
+        if "fps" in self.facts:
+            size += f", {self.facts['frames']:,} frames at {self.facts['fps']:.6g} a second"
+        if "rate" in self.facts:
+            size += f", {self.facts['samples']:,} samples at {self.facts['rate']:,} Hz"
         kind = "" if self.mime.startswith(f"{self.kind}/") else f"{self.kind} "
         return f"{kind}{self.mime or 'of an unknown type'}, {self.num_bytes:,} bytes{size}"
 

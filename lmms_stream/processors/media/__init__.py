@@ -1,5 +1,14 @@
-"""Bytes of stored media -> what they are. Nothing here knows models.
+"""Bytes of stored media -> what they are, and their pixels. Nothing here knows models.
 
-formats   bytes -> MIME type; images that are small enough
-stored    the media of a stored sample
+formats        bytes -> MIME type
+fact_types     what is known of an image, a video, a sound
+image_header   the size of an image; images that are small enough
+sound_header   samples of WAV and FLAC
+av_facts       frames and rates of videos, samples of other sounds, by PyAV
+facts          media -> the facts about them; those that a stored part has
+stored         the media of a stored sample
+images         bytes of an image -> pixels as shown
+video          bytes of a video -> chosen frames as shown
+resize         pixels -> pixels of another size
+patches        pixels -> normalised patches
 """

@@ -1,17 +1,11 @@
-"""What media are, by their first bytes, and images that are small enough. bytes -> MIME type, bytes -> bytes."""
+"""What media are, by their first bytes. bytes -> MIME type."""
 
 from __future__ import annotations
 
-import math
 import re
-import warnings
-from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from ...errors import DataError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Kind = Literal["image", "audio", "video"]
 
@@ -51,7 +45,6 @@ _EBML = b"\x1a\x45\xdf\xa3"
 _DOCTYPE_ID = b"\x42\x82"
 _QUICKTIME_ATOMS = (b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 _BITMAP_HEADER_BYTES = (12, 40, 52, 56, 64, 108, 124)
-_LOSSY_QUALITY = 95
 
 
 def media_format(data: bytes) -> str | None:
@@ -96,87 +89,6 @@ def shown_mime(data: bytes, kind: str) -> str | None:
 def extension_of(mime: str) -> str:
     """What names of files of a MIME type end in."""
     return _EXTENSIONS.get(mime, ".bin")
-
-
-def image_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels, from the header; None for what is no image whose header Pillow reads."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of images too large to be decoded, and none is decoded here
-            return _open(data).size
-    except DataError:
-        return None
-
-
-def fit_image(data: bytes, *, max_pixels: int | None) -> bytes:
-    """The image as it is, its header checked; one of more than max_pixels made smaller, in its format and aspect.
-
-    Only such an image is decoded. DataError for a header that Pillow cannot read, for an image beyond Pillow's
-    guard against decompression bombs, and for an animation, which would lose its frames.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of large images, and of flaws that do no harm
-        image = _open(data)
-        width, height = image.size
-        if max_pixels is None or width * height <= max_pixels:
-            return data
-        num_frames = getattr(image, "n_frames", 1)
-        if num_frames > 1 and image.format != "MPO":  # cameras write MPO: a JPEG with previews behind it
-            raise DataError(
-                f"it has {width} x {height} pixels, more than {max_pixels}, in {num_frames} frames: only single images "
-                "are made smaller: do it beforehand"
-            )
-        scale = math.sqrt(max_pixels / (width * height))
-        new_width = max(1, int(width * scale))
-        new_height = max(1, min(int(height * scale), max_pixels // new_width))
-        try:
-            return _resized(image, min(new_width, max_pixels), new_height)
-        except Exception as error:  # whatever Pillow raises for damaged bytes
-            raise DataError(f"it cannot be made smaller ({error!r}): repair or remove it") from error
-
-
-def _open(data: bytes) -> Image:
-    from PIL import Image
-
-    name = (media_format(data) or "").upper()
-    if name == "HEIC":
-        _teach_heif()
-    try:
-        image = Image.open(BytesIO(data), formats=["HEIF" if name == "HEIC" else name])
-    except Image.DecompressionBombError as error:
-        raise DataError(f"{error}: make it smaller beforehand") from error
-    except Exception as error:  # whatever Pillow raises for damaged bytes
-        raise DataError(
-            f"Pillow cannot read its header ({error!r}): repair it, or convert it to JPEG or PNG"
-        ) from error
-    if 0 in image.size:
-        raise DataError(f"it has {image.size[0]} x {image.size[1]} pixels: remove it")
-    return image
-
-
-def _teach_heif() -> None:
-    try:
-        from pillow_heif import register_heif_opener
-    except ImportError as error:
-        raise DataError(
-            "it is HEIC, which Pillow alone does not read: convert it to JPEG or PNG, or pip install pillow-heif"
-        ) from error
-    register_heif_opener()
-
-
-def _resized(image: Image, width: int, height: int) -> bytes:
-    from PIL import Image
-
-    kept: dict[str, Any] = {name: image.info[name] for name in ("exif", "icc_profile") if image.info.get(name)}
-    form = "JPEG" if image.format == "MPO" else image.format
-    image.draft(None, (width, height))  # decodes a JPEG at the smallest of its scales that is large enough
-    if image.mode in ("1", "P", "PA"):  # Pillow does not interpolate these modes
-        image = image.convert("L" if image.mode == "1" else "RGBA" if "transparency" in image.info else "RGB")
-    if form in ("JPEG", "WEBP", "AVIF"):
-        kept["quality"] = _LOSSY_QUALITY
-    buffer = BytesIO()
-    image.resize((width, height), Image.Resampling.LANCZOS).save(buffer, format=form, **kept)
-    return buffer.getvalue()
 
 
 def _document_type(data: bytes) -> bytes:

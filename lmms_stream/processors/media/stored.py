@@ -7,16 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import DataError
-from .formats import extension_of, image_size, shown_mime
+from .facts import Facts, stored_facts
+from .formats import extension_of, shown_mime
+from .image_header import image_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaPart:
-    """kind: "image", "audio", "video" or what the sample calls it; mime: as the sample says, "" where it does not."""
+    """kind: "image", "audio", "video" or what the sample calls it; mime: as the sample says, "" where it does not.
+
+    facts: as the sample says, None where it does not.
+    """
 
     kind: str
     mime: str
     data: bytes
+    facts: Facts | None = None
 
     @property
     def real_mime(self) -> str:
@@ -29,12 +35,14 @@ class MediaPart:
 
     @property
     def image_size(self) -> tuple[int, int] | None:
-        """Width and height in pixels, from the header; None for what is no image of a kind that is known."""
+        """Width and height in pixels as shown, from the header; None for what is no image of a kind that is known."""
         return image_size(self.data) if self.real_mime.startswith("image/") else None
 
 
 def media_part(part: dict[str, Any], media: bytes) -> MediaPart:
-    """The part of a message that is not text; DataError unless its span lies in the sample's media."""
+    """The part of a message that is not text; DataError for a span outside of the sample's media, and for facts that
+    are no numbers above 0.
+    """
     kind, span = str(part.get("type")), part.get("span")
     if not isinstance(span, Sequence) or len(span) != 2 or not all(type(number) is int for number in span):
         raise DataError(f"a part of type {kind!r} has no span [offset, size] but {span!r}: convert the dataset again")
@@ -44,7 +52,8 @@ def media_part(part: dict[str, Any], media: bytes) -> MediaPart:
             f"a part of type {kind!r} lies at bytes [{offset}, {offset + size}) of {len(media)} bytes of media: "
             "convert the dataset again"
         )
-    return MediaPart(kind=kind, mime=str(part.get("mime") or ""), data=media[offset : offset + size])
+    data, facts = media[offset : offset + size], stored_facts(part)
+    return MediaPart(kind=kind, mime=str(part.get("mime") or ""), data=data, facts=facts)
 
 
 def media_parts(messages: Sequence[dict[str, Any]], media: bytes) -> list[MediaPart]:

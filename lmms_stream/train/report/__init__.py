@@ -1,6 +1,7 @@
 """Steps -> what a run tells of itself.
 
 meter       what steps take and wait; metrics: counts -> figures
+overlong        warnings of samples that no pack can hold
 run_log     all that a run shows: records, progress, traces
 reporters   where records go
 train_log   the log, a record a line, written and read

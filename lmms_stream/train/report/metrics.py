@@ -22,7 +22,8 @@ class StepCounts(NamedTuple):
 
     capacity: tokens that its packs could hold (pad packs left out). num_positions: tokens and padding. cost: the sum
     over segments of len**2 + LINEAR_COST * len, by which packs are dealt. flops: see ModelFlops, 0 where not known.
-    wait_s: time waited for data. num_told_to_stop: ranks that received a signal to stop.
+    wait_s: time waited for data. num_told_to_stop: ranks that received a signal to stop. num_patches: rows that the
+    samples give to the tower of their media.
     """
 
     num_loss_tokens: float
@@ -35,6 +36,7 @@ class StepCounts(NamedTuple):
     wait_s: float
     num_told_to_stop: float
     num_failed_saves: float
+    num_patches: float = 0
 
 
 def count_step(
@@ -62,6 +64,7 @@ def count_step(
         wait_s=wait_s,
         num_told_to_stop=told_to_stop,
         num_failed_saves=save_failed,
+        num_patches=sum(batch.num_patches for batch in batches),
     )
 
 
@@ -81,6 +84,7 @@ class StepWindow:
         self._waits[:] = 0
         self._rank_tokens: list[tuple[float, float, float]] = []  # mean, least and most of each step
         self._imbalances: list[float] = []
+        self._tower_imbalances: list[float] = []  # of steps with media
 
     def add(self, everyone: NDArray[np.float64]) -> StepCounts:
         """Add a step, float64[world_size, counts]; returns its sums over ranks that read packs of their own."""
@@ -95,6 +99,9 @@ class StepWindow:
         self._longest_waits.append(float(waits.max()))
         self._rank_tokens.append((float(tokens.mean()), float(tokens.min()), float(tokens.max())))
         self._imbalances.append(float(costs.max() / costs.mean()))
+        patches = readers[:, column("num_patches")]
+        if patches.any():
+            self._tower_imbalances.append(float(patches.max() / patches.mean()))
         step = StepCounts(*readers.sum(axis=0).tolist())
         of_all = {name: float(everyone[:, column(name)].sum()) for name in ("num_told_to_stop", "num_failed_saves")}
         step = step._replace(**of_all)
@@ -103,7 +110,10 @@ class StepWindow:
         return step
 
     def figures(self, seconds: float) -> dict[str, float]:
-        """The figures perf/ and data/ of a record whose steps took `seconds` in all, except MFU."""
+        """The figures perf/ and data/ of a record whose steps took `seconds` in all, except MFU.
+
+        Those of the tower are told where the steps have media.
+        """
         sums = self.sums
         means, least, most = zip(*self._rank_tokens, strict=True)
         p50, p99 = np.quantile(self._longest_waits, [0.5, 0.99]).tolist()
@@ -116,9 +126,18 @@ class StepWindow:
             "perf/global_seq_len_min": min(least),
             "perf/global_seq_len_max": max(most),
             "perf/cost_imbalance": float(np.mean(self._imbalances)),
+            **self._tower_figures(seconds),
             "data/wait_share": float(self._waits.max()) / seconds,
             "data/wait_p50_s": p50,
             "data/wait_p99_s": p99,
+        }
+
+    def _tower_figures(self, seconds: float) -> dict[str, float]:
+        if not self._tower_imbalances:
+            return {}
+        return {
+            "perf/tower_imbalance": float(np.mean(self._tower_imbalances)),
+            "perf/patches_per_s": self.sums.num_patches / seconds,
         }
 
 

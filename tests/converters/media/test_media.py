@@ -21,18 +21,17 @@ from lmms_stream.processors.media.formats import (
     _MIMES,
     Kind,
     extension_of,
-    fit_image,
-    image_size,
     looks_like_base64,
     media_format,
     mime_type,
     shown_mime,
 )
+from lmms_stream.processors.media.image_header import fit_image, image_size
 from lmms_stream.storage.storage import open_storage
 from PIL import Image
 
 from ...strategies import examples
-from ..media_files import HEADERS, MP4, image_bytes, wav_bytes
+from ..media_files import CLIP, HEADERS, MP4, image_bytes, wav_bytes
 
 FORMS = {"PNG": "png", "JPEG": "jpeg", "GIF": "gif", "WEBP": "webp", "BMP": "bmp", "TIFF": "tiff", "AVIF": "avif"}
 
@@ -66,7 +65,7 @@ def read(root: Path | str | None, reference: Any, kind: str = "image") -> bytes:
 def test_images_are_known_by_their_bytes_and_stored_as_they_are(form: str) -> None:
     data = image_bytes(form)
     assert mime_type(data, "image") == f"image/{FORMS[form]}"
-    assert fit_image(data, max_pixels=None) == fit_image(data, max_pixels=12) == data
+    assert fit_image(data, max_pixels=None) == fit_image(data, max_pixels=12) == (data, (4, 3))
 
 
 @pytest.mark.parametrize(
@@ -249,8 +248,10 @@ WRITABLE = [(form, mode) for form in [*FORMS, "MPO"] for mode in ("RGB", "L", "1
 @pytest.mark.parametrize(("form", "mode"), [*WRITABLE, ("PNG", "P"), ("GIF", "P"), ("TIFF", "P"), ("PNG", "I;16")])
 def test_only_images_with_too_many_pixels_are_made_smaller_in_their_format(form: str, mode: str) -> None:
     data = image_bytes(form, size=(60, 30), mode=mode)
-    assert fit_image(data, max_pixels=1800) == data
-    with Image.open(BytesIO(fit_image(data, max_pixels=450))) as small:
+    assert fit_image(data, max_pixels=1800) == (data, (60, 30))
+    stored, facts = fit_image(data, max_pixels=450)
+    assert facts == (30, 15)
+    with Image.open(BytesIO(stored)) as small:
         small.load()
         assert small.format == ("JPEG" if form == "MPO" else form)
         assert small.size == (30, 15)
@@ -260,8 +261,10 @@ def test_only_images_with_too_many_pixels_are_made_smaller_in_their_format(form:
 @given(width=st.integers(1, 400), height=st.integers(1, 400), max_pixels=st.integers(1, 5000))
 def test_a_smaller_image_has_at_most_the_pixels_and_keeps_its_aspect(width: int, height: int, max_pixels: int) -> None:
     data = image_bytes("BMP", size=(width, height))
-    with Image.open(BytesIO(fit_image(data, max_pixels=max_pixels))) as small:
+    stored, facts = fit_image(data, max_pixels=max_pixels)
+    with Image.open(BytesIO(stored)) as small:
         new_width, new_height = small.size
+    assert facts == (new_width, new_height)
     assert new_width * new_height <= max(max_pixels, 1)
     if width * height <= max_pixels:
         assert (new_width, new_height) == (width, height)
@@ -274,19 +277,22 @@ def test_a_smaller_photograph_keeps_what_says_how_it_is_turned() -> None:
     buffer, exif = BytesIO(), Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (100, 50)).save(buffer, "JPEG", exif=exif)
-    with Image.open(BytesIO(fit_image(buffer.getvalue(), max_pixels=100))) as small:
+    assert fit_image(buffer.getvalue(), max_pixels=None)[1] == (50, 100)
+    stored, facts = fit_image(buffer.getvalue(), max_pixels=100)
+    with Image.open(BytesIO(stored)) as small:
         assert small.getexif()[0x0112] == 6
+        assert facts == (small.height, small.width)
 
 
 def test_images_that_cannot_be_made_smaller_are_refused() -> None:
     buffer = BytesIO()
     frames = [Image.new("RGB", (20, 20), (n, 0, 0)) for n in range(3)]
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
-    assert fit_image(buffer.getvalue(), max_pixels=400) == buffer.getvalue()
+    assert fit_image(buffer.getvalue(), max_pixels=400) == (buffer.getvalue(), (20, 20))
     with pytest.raises(DataError, match="it has 20 x 20 pixels, more than 100, in 3 frames: only single images"):
         fit_image(buffer.getvalue(), max_pixels=100)
     cut = image_bytes("JPEG", size=(300, 300))[:-400]
-    assert fit_image(cut, max_pixels=None) == cut  # only headers are read
+    assert fit_image(cut, max_pixels=None) == (cut, (300, 300))  # only headers are read
     with pytest.raises(DataError, match="it cannot be made smaller"):
         fit_image(cut, max_pixels=100)
 
@@ -301,7 +307,7 @@ def test_an_image_that_would_fill_memory_is_refused_unread() -> None:
         return data[:12] + header + zlib.crc32(header).to_bytes(4, "big") + data[33:]
 
     large = png_of(10_000, 10_000)  # beyond half of Pillow's guard, where it warns
-    assert fit_image(large, max_pixels=None) == large
+    assert fit_image(large, max_pixels=None) == (large, (10_000, 10_000))
     with pytest.raises(
         DataError, match=r"Image size \(3600000000 pixels\) exceeds limit .*: make it smaller beforehand"
     ):
@@ -322,7 +328,7 @@ def test_long_references_are_shown_by_their_beginning() -> None:
 
 
 def test_media_are_joined_in_the_order_of_the_conversation() -> None:
-    pieces = [image_bytes(), wav_bytes(), MP4, image_bytes("GIF")]
+    pieces = [image_bytes(), wav_bytes(), CLIP, image_bytes("GIF")]
     content = [
         {"type": kind, kind: data} for kind, data in zip(("image", "audio", "video", "image"), pieces, strict=True)
     ]

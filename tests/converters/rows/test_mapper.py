@@ -27,7 +27,7 @@ from lmms_stream.types import Sample
 from streaming import MDSWriter
 
 from ...strategies import examples
-from ..media_files import MP4, image_bytes, wav_bytes
+from ..media_files import CLIP, CLIP_FACTS, CLIP_SOUND_FACTS, image_bytes, wav_bytes
 from ..sources.source_rows import write
 
 Row = dict[str, Any]
@@ -412,7 +412,7 @@ def test_parts_as_other_providers_write_them_are_read() -> None:
     sample = mapped({"messages": [says("user", parts), CHAT[1]]})
     text, part = json.loads(sample["messages"])[0]["content"]
     assert (text, sample["media"]) == ({"type": "text", "text": "what is this?"}, image)
-    assert part.keys() == {"type", "mime", "span"}
+    assert part.keys() == {"type", "mime", "span", "width", "height"}
     slot = {"type": "image", "source": "coco"}
     assert mapped({"messages": [says("user", [slot]), CHAT[1]], "images": [image]})["media"] == image
     with pytest.raises(DataError, match="is on the web, from where nothing is fetched"):
@@ -488,13 +488,13 @@ def test_the_names_by_which_conversions_are_resumed_and_samples_known_stay() -> 
     options = SchemaOptions(kind="messages", keep=("id",), roles={"a": "user"})
     assert options.asked == {
         "schema": "messages", "columns": {}, "keep": ("id",), "system": None, "roles": {"a": "user"},
-        "learn": "assistant", "media_root": None, "max_image_pixels": None,
+        "learn": "assistant", "media_root": None, "max_image_pixels": None, "check_media": "header",
     }  # fmt: skip
     assert find_mapper([{"messages": CHAT, "id": 1}], options).fingerprint_text == json.dumps(
         {
             "columns": {}, "format": "messages", "found": {"messages": "messages"}, "kept": {"id": "int"},
             "learn": "assistant", "max_image_pixels": None, "media_root": None, "pillow": None, "roles": {"a": "user"},
-            "system": None, "version": 2,
+            "system": None, "version": 3,
         }
     )  # fmt: skip
 
@@ -708,8 +708,8 @@ def test_media_come_before_the_text_of_a_question_that_names_no_slot(tmp_path: P
     ]
     samples = round_trip(rows, tmp_path, options=SchemaOptions())
     first, second, third = (json.loads(sample["messages"])[0]["content"] for sample in samples)
-    seen = {"type": "image", "mime": "image/png", "span": [0, len(image)]}
-    heard = {"type": "audio", "mime": "audio/wav"}
+    seen = {"type": "image", "mime": "image/png", "span": [0, len(image)], "width": 4, "height": 3}
+    heard = {"type": "audio", "mime": "audio/wav", "samples": 8, "rate": 16000}
     assert [part["type"] for part in first] == ["audio", "image", "text"]
     assert first[0] == {**heard, "span": [0, len(sound)]}
     assert first[1] == {**seen, "span": [len(sound), len(image)]}
@@ -724,7 +724,7 @@ def test_an_image_with_a_label_is_kept_or_asked_about(tmp_path: Path) -> None:
     assert samples == [{"image": SMALL["image"][n], "label": label} for n, label in enumerate(["3", "cat"])]
     options = SchemaOptions(columns={"images": "image", "answer": "label"})
     sample = round_trip(rows, tmp_path / "asked", options=options)[1]
-    part = {"type": "image", "mime": "image/png", "span": [0, len(SMALL["image"][1])]}
+    part = {"type": "image", "mime": "image/png", "span": [0, len(SMALL["image"][1])], "width": 4, "height": 3}
     assert json.loads(sample["messages"]) == [says("user", [part]), says("assistant", "cat")]
     assert sample["media"] == SMALL["image"][1]
     with pytest.raises(DataError, match="2 images in column 'image', expected one"):
@@ -736,7 +736,7 @@ def test_every_form_of_a_part_is_stored_with_its_span(tmp_path: Path) -> None:
 
     image, sound = SMALL["image"][0], SMALL["audio"][0]
     (tmp_path / "a.png").write_bytes(image)
-    (tmp_path / "a.mp4").write_bytes(MP4)
+    (tmp_path / "a.mp4").write_bytes(CLIP)
     encoded = b64encode(image).decode()
     parts: list[Row] = [
         {"type": "text", "text": "<image> is text here"},
@@ -757,13 +757,15 @@ def test_every_form_of_a_part_is_stored_with_its_span(tmp_path: Path) -> None:
     content = json.loads(sample["messages"])[0]["content"]
     assert content[0] == parts[0]
     media = [sample["media"][part["span"][0] : sum(part["span"])] for part in content[1:]]
-    assert media == [image] * 6 + [sound] * 2 + [MP4] * 3
+    assert media == [image] * 6 + [sound] * 2 + [CLIP] * 3
     assert b"".join(media) == sample["media"]
     assert [part["mime"] for part in content[1:]] == ["image/png"] * 6 + ["audio/wav"] * 2 + ["video/mp4"] * 2 + [
         "audio/mp4"
     ]
-    assert set(content[1]) == {"type", "mime", "span"}
-    assert (content[4]["max_pixels"], content[10]["fps"]) == (99, 2.0)
+    assert set(content[1]) == {"type", "mime", "span", "width", "height"}
+    assert (content[4]["max_pixels"], content[10]["said_fps"]) == (99, 2.0)  # fps is a fact about the video
+    assert content[9].items() >= CLIP_FACTS.items() <= content[10].items()
+    assert content[11].items() >= CLIP_SOUND_FACTS.items()
 
 
 @pytest.mark.parametrize(

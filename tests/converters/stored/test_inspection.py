@@ -20,7 +20,8 @@ from lmms_stream.errors import ConfigError, DataError, ShardError, StorageError
 from lmms_stream.mds.lengths import LengthIndex
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.media.formats import image_size, shown_mime
+from lmms_stream.processors.media.formats import shown_mime
+from lmms_stream.processors.media.image_header import image_size
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
 from numpy.typing import NDArray

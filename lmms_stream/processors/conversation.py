@@ -1,0 +1,216 @@
+"""A stored conversation -> its text by a chat template, and what of it is learnt, in characters and in tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from ..errors import ConfigError, DataError
+from .base import Tokens
+from .byte_tokens import Span
+from .chat_template import TODAY, ChatTemplate
+from .spans import learnt_of, spans_of
+from .stored_chat import read_chat
+from .tokenizers import FastTokenizer, digest
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+Learn = Literal["all", "last"]  # of what the assistant says in a conversation
+Parts = Sequence[dict[str, Any]]  # of a message: its texts and media
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """messages and tools as templates take them; left_out: indices of messages that are not learnt."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    left_out: frozenset[int]
+
+    @staticmethod
+    def read(stored: str, content: Callable[[Parts], Any]) -> Chat:
+        """A sample's `messages`. content: what the template is given of a message's parts."""
+        messages, tools = read_chat(stored)
+        left_out = []
+        for index, message in enumerate(messages):
+            if isinstance(message.get("content"), list):
+                message["content"] = content(message["content"])
+            for call in message.get("tool_calls") or ():
+                _read_arguments(call)
+            if not message.pop("learn", True):
+                left_out.append(index)
+        return Chat(messages, tools, frozenset(left_out))
+
+    @property
+    def spoken(self) -> list[int]:
+        """Indices of the assistant's messages."""
+        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+
+
+class Rendered(NamedTuple):
+    """The text of a chat and the spans of it that are marked, some of which are left out after all."""
+
+    marked: tuple[str, list[Span]]
+    left_out: list[Span]
+
+
+class Conversations:
+    """Texts of conversations by a tokenizer's chat templates; what is learnt of them: see ChatProcessor.
+
+    ConfigError for templates that cannot be compiled, or that are missing.
+    """
+
+    def __init__(self, tokenizer: FastTokenizer, *, learn: Learn):
+        if learn not in get_args(Learn):
+            raise ConfigError(f"processor.learn must be {' or '.join(get_args(Learn))}, got {learn!r}")
+        self.learn = learn
+        self.tokenizer = tokenizer
+        if "default" not in tokenizer.chat_templates:
+            raise ConfigError(
+                f"tokenizer {tokenizer.name} has no chat template: set tokenizer.chat_template and save it"
+            )
+        _ = self._templates  # raises for a template that cannot be compiled
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """All that can change a text and its tokens; not `learn`, which changes no length."""
+        templates = json.dumps(self.tokenizer.chat_templates, sort_keys=True)
+        return {
+            "tokenizer": self.tokenizer.digest,
+            "chat_template": digest(templates),
+            "special_tokens": dict(self.tokenizer.special_tokens),
+            **({"today": TODAY.isoformat()} if "strftime_now" in templates else {}),
+        }
+
+    def text(self, chat: Chat) -> str:
+        """DataError for a chat that the template refuses."""
+        return self._render(chat)[0]
+
+    def rendered(self, chat: Chat) -> Rendered:
+        """DataError besides where what the assistant says cannot be told from the rest."""
+        if self.learn == "last":
+            chat = replace(chat, left_out=chat.left_out | {*chat.spoken[:-1]})
+        text, spans = self._render(chat)
+        if self._template_of(chat).has_marks:
+            left_out = self._spans_left_out(chat, text, spans) if chat.left_out else []
+        else:
+            added = self._added_spans(chat, text)
+            spans = list(added.values())
+            left_out = [span for index, span in added.items() if index in chat.left_out]
+        return Rendered((text, [span for span in spans if span[0] < span[1]]), left_out)
+
+    def tokenized(self, rendered: Sequence[Rendered]) -> list[Tokens]:
+        """The tokens of texts, and which of them are learnt."""
+        tokens = self.tokenizer.ids_and_spans([each.marked for each in rendered])
+        made = []
+        for each, (ids, spans) in zip(rendered, tokens, strict=True):
+            joined = _joined(spans)
+            if each.left_out:
+                encoding = self.tokenizer.encode(each.marked[0], add_special_tokens=False)
+                joined = _without(joined, each.left_out, encoding)
+            made.append((ids, joined))
+        return made
+
+    @cached_property
+    def _templates(self) -> dict[str, ChatTemplate]:
+        return {
+            name: ChatTemplate(source, self.tokenizer.special_tokens)
+            for name, source in self.tokenizer.chat_templates.items()
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Templates are compiled again where they are used.
+        return {name: value for name, value in self.__dict__.items() if name != "_templates"}
+
+    def _template_of(self, chat: Chat) -> ChatTemplate:
+        templates = self._templates
+        return templates["tool_use" if chat.tools and "tool_use" in templates else "default"]
+
+    def _render(self, chat: Chat) -> tuple[str, list[Span]]:
+        return self._template_of(chat).render(chat.messages, chat.tools)
+
+    def _added_spans(self, chat: Chat, text: str) -> dict[int, Span]:
+        """Index of each message of the assistant -> what it adds to the text of those before it.
+
+        Messages that are not learnt may be missing: those that the template changes when others follow.
+        """
+        template, spans = self._template_of(chat), {}
+        for index in chat.spoken:
+            before, _ = template.render(chat.messages[:index], chat.tools, prompt=True)
+            upto, _ = template.render(chat.messages[: index + 1], chat.tools)
+            if not (text.startswith(upto) and upto.startswith(before)):
+                if index in chat.left_out:
+                    continue
+                raise DataError(
+                    f"the chat template changes message {index} when others follow, so what the assistant says cannot "
+                    "be told from the rest: learn the last answer alone (learn: last in the settings of the processor, "
+                    "or convert with --learn last) or each as a sample (convert with --learn each), or wrap it in "
+                    "{% generation %} and {% endgeneration %} in the template"
+                )
+            spans[index] = len(before), len(upto.rstrip())
+        return spans
+
+    def _spans_left_out(self, chat: Chat, text: str, spans: Sequence[Span]) -> list[Span]:
+        """The spans of messages that are not learnt."""
+        speakers: Sequence[int] = chat.spoken
+        if len(spans) != len(speakers):
+            speakers = self._speakers_of(spans, chat)
+        return [span for span, index in zip(spans, speakers, strict=True) if index in chat.left_out]
+
+    def _speakers_of(self, spans: Sequence[Span], chat: Chat) -> list[int]:
+        """The message of each span, for templates that mark one several times, or not at all.
+
+        The spans that a message adds to those before it are its own.
+        """
+        indices: list[int] = []
+        for index in chat.spoken:
+            _, upto = self._template_of(chat).render(chat.messages[: index + 1], chat.tools)
+            if upto != spans[: len(upto)]:
+                break
+            indices += [index] * (len(upto) - len(indices))
+        if len(indices) != len(spans):
+            raise DataError(
+                f"the chat template marks {len(spans)} spans that are not those of single messages, so what is not "
+                'learnt cannot be told: use another template, or a dataset without "learn": false'
+            )
+        return indices
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """Ascending spans that do not touch each other."""
+    joined: list[Span] = []
+    for start, stop in sorted(spans):
+        if start == stop:
+            continue
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _without(spans: Sequence[Span], left_out: Sequence[Span], encoding: Encoding) -> list[Span]:
+    """Spans of tokens without the tokens that have a character of those left out."""
+    learnt = learnt_of(spans, len(encoding))
+    first, last = np.array(encoding.offsets).reshape(-1, 2).T  # of each token, its first character and the one after it
+    for start, stop in left_out:
+        learnt &= (last <= start) | (first >= stop)
+    return [(start, stop) for start, stop in spans_of(learnt).tolist()]
+
+
+def _read_arguments(call: Any) -> None:
+    """Arguments of a tool call as an object, where OpenAI's JSON text of one is stored: templates write the JSON."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        try:
+            arguments = json.loads(function["arguments"])
+        except ValueError:
+            return  # the template is given the text as it is
+        if isinstance(arguments, dict):
+            function["arguments"] = arguments

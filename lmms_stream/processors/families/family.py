@@ -1,0 +1,130 @@
+"""What a family of models says about the media that it reads. Facts in, counts, positions and tensors out."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .files import ProcessorFiles
+from .settings import MediaSettings
+
+if TYPE_CHECKING:
+    from ..media.facts import Facts
+
+
+class Layout(NamedTuple):
+    """How a medium stands in a sample: all that its facts tell.
+
+    counts: tokens that each of its placeholders in the text becomes. patches: rows of the tower's input. text: what
+    stands in the text instead of the placeholder that the chat template wrote, "" where that stays. shape: what the
+    family itself needs to make tensors and positions.
+    """
+
+    kind: str
+    counts: tuple[int, ...]
+    patches: int
+    text: str = ""
+    shape: Any = None
+
+
+class Family(Protocol):
+    """Of one folder: patch sizes, token ids and limits are those of the folder's files and the user's settings.
+
+    An instance can be sent to other processes. Nothing here imports torch or transformers.
+    """
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """`model_type` in the configs of its models."""
+        ...
+
+    @property
+    def num_axes(self) -> int:
+        """Axes of its own position_ids; 0 where a token has one position, its number in the sample."""
+        ...
+
+    @property
+    def tower(self) -> str:
+        """The module of the model's base model that reads media."""
+        ...
+
+    @property
+    def attentions(self) -> tuple[str, ...]:
+        """Implementations that may keep samples with media apart; the proof at the start of a run decides."""
+        ...
+
+    @property
+    def placeholders(self) -> Mapping[str, str]:
+        """Kind of media -> the token that the chat template writes for one. Other kinds the family cannot read."""
+        ...
+
+    @property
+    def surroundings(self) -> tuple[str, str]:
+        """Tokens that a template writes around a placeholder, which a layout's text replaces as well."""
+        ...
+
+    @property
+    def media_tokens(self) -> Sequence[str]:
+        """Tokens that are never learnt."""
+        ...
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """All that can change a number of tokens or patches, as JSON values."""
+        ...
+
+    def layout(self, kind: str, facts: Facts) -> Layout:
+        """Of a medium of one of its kinds. DataError for one that it cannot read."""
+        ...
+
+    def frames(self, layout: Layout) -> Sequence[int]:
+        """The numbers of the frames of a video that are read; none of other media."""
+        ...
+
+    def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
+        """int64[num_axes, T] of a sample, from 0. layouts: of its media, in the order of their tokens."""
+        ...
+
+    def tensors(self, layouts: Sequence[Layout], media: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+        """The model's own names -> arrays, which concatenate on axis 0. layouts, media: in the order of their tokens.
+
+        DataError for media that cannot be decoded, or are not what their facts say.
+        """
+        ...
+
+    def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
+        """Kind -> the smallest inputs of that kind that the tower takes."""
+        ...
+
+    def kinds_of(self, inputs: Container[str]) -> set[str]:
+        """Kinds of media that inputs of these names hold."""
+        ...
+
+    def check_model(self, config: Mapping[str, Any]) -> None:
+        """config: of a model, as its config.json. ConfigError where it reads media other than these are made."""
+        ...
+
+
+class FamilyMaker(Protocol):
+    """What the file of a family has as FAMILY, mostly its class."""
+
+    @property
+    def model_types(self) -> tuple[str, ...]: ...
+
+    @property
+    def processor_classes(self) -> tuple[str, ...]:
+        """`processor_class` in the files of its processors."""
+        ...
+
+    def of(self, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Family:
+        """The family of a folder. ConfigError for files or settings that it cannot follow."""
+        ...
+
+
+class TokenIds(Protocol):
+    """The id of a token of the folder's tokenizer. ConfigError for one that it does not have as a token of its own."""
+
+    def __call__(self, token: str) -> int: ...

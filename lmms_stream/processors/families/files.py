@@ -1,0 +1,96 @@
+"""A processor's folder or hub id -> its settings, as transformers' save_pretrained writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError
+
+_IMAGE, _VIDEO, _PROCESSOR, _CONFIG = (
+    "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "config.json",
+)  # fmt: skip
+_TEMPLATE, _OLD_TEMPLATE, _TEMPLATES = "chat_template.jinja", "chat_template.json", "additional_chat_templates"
+_READ = (_IMAGE, _VIDEO, _PROCESSOR, _CONFIG, _TEMPLATE, _OLD_TEMPLATE, f"{_TEMPLATES}/*.jinja")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessorFiles:
+    """name: the folder or hub id. image, video: what their processors are set to. config: of the model, {} without one.
+
+    processor_class: as transformers calls it, "" where no file says. chat_templates: by name; {} where the tokenizer's
+    are to be taken.
+    """
+
+    name: str
+    image: Mapping[str, Any]
+    video: Mapping[str, Any]
+    config: Mapping[str, Any]
+    processor_class: str
+    chat_templates: Mapping[str, str]
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config.get("model_type", ""))
+
+
+def read_files(path: str) -> ProcessorFiles:
+    """ConfigError for what is no processor of images or videos, and for files that cannot be read."""
+    folder = Path(path) if Path(path).is_dir() else _of_hub(path)
+    found = {name: _values(folder / name, path) for name in (_IMAGE, _VIDEO, _PROCESSOR, _CONFIG)}
+    nested = found[_PROCESSOR]
+    image = found[_IMAGE] or nested.get("image_processor") or {}
+    # Older folders have no settings of their own for videos, and transformers takes those of images.
+    video = found[_VIDEO] or nested.get("video_processor") or image
+    if not image:
+        raise ConfigError(
+            f"{path!r} holds no {_IMAGE}: name the folder or hub id of a processor that reads images, which "
+            "save_pretrained of transformers' processors writes"
+        )
+    classes = (values.get("processor_class") for values in (nested, image, video))
+    return ProcessorFiles(
+        name=path,
+        image=image,
+        video=video,
+        config=found[_CONFIG],
+        processor_class=next(filter(None, classes), ""),
+        chat_templates=_chat_templates(folder, path),
+    )
+
+
+def _of_hub(path: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(_READ)))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"processor {path!r} cannot be loaded: it is no folder, and as a hub id: {first_line}"
+        ) from error
+
+
+def _values(file: Path, path: str) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"processor {path!r}: {file.name} cannot be read ({error}): save it again") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"processor {path!r}: {file.name} holds no settings by name: save it again")
+    return values
+
+
+def _chat_templates(folder: Path, path: str) -> dict[str, str]:
+    templates = {file.stem: file.read_text(encoding="utf-8") for file in sorted((folder / _TEMPLATES).glob("*.jinja"))}
+    if (folder / _TEMPLATE).exists():
+        return {"default": (folder / _TEMPLATE).read_text(encoding="utf-8"), **templates}
+    old = _values(folder / _OLD_TEMPLATE, path).get("chat_template") or {}
+    if isinstance(old, list):
+        old = {each["name"]: each["template"] for each in old}
+    return {**({"default": old} if isinstance(old, str) else old), **templates}

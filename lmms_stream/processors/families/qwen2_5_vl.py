@@ -1,0 +1,42 @@
+"""Qwen2.5-VL: as Qwen2-VL, but positions along time count seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .files import ProcessorFiles
+from .frames import Section
+from .qwen2_vl import Qwen2VL
+
+_RELEASED = 2  # tokens a second of the models that were released
+_UNSAID = 4  # of a config that does not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen25VL(Qwen2VL):
+    """See Family. tokens_per_second: what a second adds to the positions along time."""
+
+    tokens_per_second: int = _RELEASED
+
+    name = "Qwen2.5-VL"
+    model_types = ("qwen2_5_vl",)
+    processor_classes = ("Qwen2_5_VLProcessor",)
+
+    @classmethod
+    def further(cls, files: ProcessorFiles) -> Mapping[str, Any]:
+        """See QwenVL."""
+        tower = files.config.get("vision_config")
+        return {} if tower is None else {"tokens_per_second": tower.get("tokens_per_second", _UNSAID)}
+
+    def steps(self, section: Section, num_frames: int) -> int:
+        """See FramesOfTheirOwn. Seconds of a pair of frames are cut to a whole number, as the model's own code does."""
+        return int(self.videos.temporal_patch_size * section.seconds / num_frames) * self.tokens_per_second
+
+    def model_settings(self) -> dict[str, Any]:
+        """See QwenVL."""
+        return {**super().model_settings(), "vision_config.tokens_per_second": self.tokens_per_second}
+
+
+FAMILY = Qwen25VL

@@ -1,0 +1,90 @@
+"""Qwen3-VL: pairs of frames stand apart in the text, each behind the second at which it is shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...errors import DataError
+from .family import Layout
+from .frames import Section, ends_and_between
+from .qwen_vl import END, START, VIDEO, QwenVL, Shape, check_aspect
+
+if TYPE_CHECKING:
+    from ..media.facts import VideoFacts
+
+
+class Qwen3VL(QwenVL):
+    """See Family."""
+
+    name = "Qwen3-VL"
+    model_types = ("qwen3_vl", "qwen3_vl_moe")
+    processor_classes = ("Qwen3VLProcessor",)
+    image_defaults: ClassVar[Mapping[str, Any]] = {
+        "patch_size": 16,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    video_defaults: ClassVar[Mapping[str, Any]] = {
+        **image_defaults,
+        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
+        "fps": 2.0,
+        "min_frames": 4,
+        "max_frames": 768,
+    }
+
+    def video(self, facts: VideoFacts) -> Layout:
+        """See QwenVL. A video of one frame is read as if it were shown twice."""
+        videos, section = self.videos, self.choice.section(facts)
+        num_frames = self.choice.num_frames(section)
+        height, width = self._fitting(max(num_frames, videos.temporal_patch_size), facts.height, facts.width)
+        grid = self.grid_of(num_frames, height, width)
+        counts = (grid[1] * grid[2] // videos.merge_size**2,) * grid[0]
+        seconds = [f"<{each:.1f} seconds>" for each in self._seconds(self.chosen(section, num_frames), facts.fps)]
+        text = "".join(f"{each}{START}{VIDEO}{END}" for each in seconds)
+        return Layout("video", counts, math.prod(grid), text, Shape(facts, width, height, grid, section, num_frames))
+
+    def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
+        """See QwenVL."""
+        return ends_and_between(section, num_frames)
+
+    def runs(self, layout: Layout) -> list[tuple[int, int, int, int]]:
+        """See QwenVL."""
+        ((num_times, height, width, steps),) = super().runs(layout)
+        return [(1, height, width, steps)] * num_times
+
+    def _seconds(self, frames: tuple[int, ...], fps: float) -> list[float]:
+        """The second in the middle of each group of frames, of which the last may hold its last frame several times."""
+        size = self.videos.temporal_patch_size
+        times = [frame / fps for frame in frames]
+        times += times[-1:] * (-len(times) % size)
+        return [(first + last) / 2 for first, last in zip(times[::size], times[size - 1 :: size], strict=True)]
+
+    def _fitting(self, num_frames: int, height: int, width: int) -> tuple[int, int]:
+        """Height and width of frames whose sides are whole numbers of tokens, within the limits on pixels of them all.
+
+        That is smart_resize of transformers' Qwen3VLVideoProcessor, in whose arithmetic it is written.
+        """
+        videos = self.videos
+        factor, group = videos.patch_size * videos.merge_size, videos.temporal_patch_size
+        if min(height, width) < factor:
+            raise DataError(
+                f"a video has {width} x {height} pixels, and {self.name} reads those of {factor} x {factor} at least: "
+                "make it larger or remove it"
+            )
+        check_aspect(height, width)
+        new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+        num_pixels = round(num_frames / group) * group * new_height * new_width
+        if num_pixels > videos.max_pixels:
+            shrink = math.sqrt((num_frames * height * width) / videos.max_pixels)
+            new_height = max(factor, math.floor(height / shrink / factor) * factor)
+            new_width = max(factor, math.floor(width / shrink / factor) * factor)
+        elif num_pixels < videos.min_pixels:
+            grow = math.sqrt(videos.min_pixels / (num_frames * height * width))
+            new_height = math.ceil(height * grow / factor) * factor
+            new_width = math.ceil(width * grow / factor) * factor
+        return new_height, new_width
+
+
+FAMILY = Qwen3VL

@@ -1,0 +1,295 @@
+"""What the Qwen-VL families share: a grid of patches for each medium, three axes of positions, tensors of patches.
+
+The counts are those of transformers' Qwen2VLImageProcessor and of the families' video processors; the positions are
+those of the models' get_rope_index, of one sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ConfigError, DataError
+from .family import Layout, TokenIds
+from .files import ProcessorFiles
+from .frames import FrameChoice, Section, starts_of_equal_parts
+from .settings import MediaSettings
+from .vision import Vision, check_decoded
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ..media.facts import Facts, ImageFacts, VideoFacts
+
+IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
+START, END = "<|vision_start|>", "<|vision_end|>"
+_MAX_ASPECT = 200  # the longer side over the shorter one; transformers refuses more
+
+
+class Shape(NamedTuple):
+    """width, height: of what the tower sees. grid: of its patches, along time, height and width.
+
+    section, num_frames: what is read of a video. steps: what a step of the grid along time adds to the positions there.
+    """
+
+    facts: ImageFacts | VideoFacts
+    width: int
+    height: int
+    grid: tuple[int, int, int]
+    section: Section | None = None
+    num_frames: int = 0
+    steps: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenVL:
+    """See Family."""
+
+    images: Vision
+    videos: Vision
+    choice: FrameChoice
+    image_token_id: int
+    video_token_id: int
+
+    model_types: ClassVar[tuple[str, ...]] = ()
+    processor_classes: ClassVar[tuple[str, ...]] = ()
+    name: ClassVar[str] = ""  # as people call it
+    num_axes: ClassVar[int] = 3
+    tower: ClassVar[str] = "visual"
+    attentions: ClassVar[tuple[str, ...]] = (
+        "flash_attention_2", "flex_attention", "sdpa_varlen", "sdpa", "eager",
+    )  # fmt: skip
+    placeholders: ClassVar[Mapping[str, str]] = {"image": IMAGE, "video": VIDEO}
+    surroundings: ClassVar[tuple[str, str]] = (START, END)
+    media_tokens: ClassVar[tuple[str, ...]] = (IMAGE, VIDEO, START, END)
+
+    image_defaults: ClassVar[Mapping[str, Any]] = {}
+    video_defaults: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def of(cls, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Self:
+        """See FamilyMaker."""
+        images = Vision.of({**cls.image_defaults, **files.image}, name=files.name)
+        videos = Vision.of({**cls.video_defaults, **files.video}, name=files.name)
+        fps, frame_num = settings.fps, settings.frame_num
+        return cls(
+            images=images.within(settings.image_min_pixels, settings.image_max_pixels),
+            videos=videos.within(None, settings.video_max_pixels),
+            choice=FrameChoice(
+                fps=fps or files.video.get("fps") or cls.video_defaults["fps"],
+                frame_num=frame_num if frame_num or fps else files.video.get("num_frames"),
+                min_frames=files.video.get("min_frames") or cls.video_defaults["min_frames"],
+                max_frames=settings.video_max_frames
+                or files.video.get("max_frames")
+                or cls.video_defaults["max_frames"],
+                start=settings.video_start or 0.0,
+                end=settings.video_end,
+            ),
+            image_token_id=token_ids(IMAGE),
+            video_token_id=token_ids(VIDEO),
+            **cls.further(files),
+        )
+
+    @classmethod
+    def further(cls, files: ProcessorFiles) -> Mapping[str, Any]:
+        """Fields that a family has besides."""
+        return {}
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """See Family."""
+        return {
+            "family": self.name,
+            "images": self.images.description,
+            "videos": self.videos.description,
+            "frames": asdict(self.choice),
+        }
+
+    def layout(self, kind: str, facts: Facts) -> Layout:
+        """See Family."""
+        return self._image(facts) if kind == "image" else self.video(facts)  # type: ignore[arg-type]
+
+    def _image(self, facts: ImageFacts) -> Layout:
+        images = self.images
+        side, merge = images.patch_size, images.merge_size
+        height, width = fitting(facts.height, facts.width, images)
+        rows, columns = height // side, width // side
+        patches = rows * columns
+        shape = Shape(facts, width, height, (1, rows, columns))
+        return Layout("image", (patches // (merge * merge),), patches, "", shape)
+
+    def video(self, facts: VideoFacts) -> Layout:
+        """Of a video."""
+        raise NotImplementedError
+
+    def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
+        """The numbers of so many frames of a section."""
+        raise NotImplementedError
+
+    def frames(self, layout: Layout) -> tuple[int, ...]:
+        """See Family."""
+        shape: Shape = layout.shape
+        return () if shape.section is None else self.chosen(shape.section, shape.num_frames)
+
+    def grid_of(self, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """The patches of frames of that size, of which the last is repeated where a patch needs it."""
+        videos = self.videos
+        num_steps = -(-num_frames // videos.temporal_patch_size)
+        return num_steps, height // videos.patch_size, width // videos.patch_size
+
+    def runs(self, layout: Layout) -> list[tuple[int, int, int, int]]:
+        """Of each placeholder of a medium: its grid of tokens along time, height and width, and the steps of time."""
+        shape: Shape = layout.shape
+        merge = (self.images if layout.kind == "image" else self.videos).merge_size
+        return [(shape.grid[0], shape.grid[1] // merge, shape.grid[2] // merge, shape.steps)]
+
+    def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
+        """See Family. A medium begins where the text before it ends, and text goes on behind its largest position."""
+        runs = [run for layout in layouts for run in self.runs(layout)]
+        if not runs:
+            return np.broadcast_to(np.arange(len(input_ids)), (3, len(input_ids))).copy()
+        at = np.flatnonzero((input_ids == self.image_token_id) | (input_ids == self.video_token_id))
+        num_times, heights, widths, steps = np.array(runs, np.int64).T
+        sizes = num_times * heights * widths
+        stops = sizes.cumsum()
+        advance = np.ones(len(input_ids), np.int64)
+        advance[at] = 0
+        advance[at[stops - 1]] = 1 + np.maximum(np.maximum((num_times - 1) * steps, heights - 1), widths - 1)
+        positions = np.broadcast_to(advance.cumsum() - advance, (3, len(input_ids))).copy()
+        within = np.arange(len(at)) - np.repeat(stops - sizes, sizes)
+        along_width = np.repeat(widths, sizes)
+        rows, columns = np.divmod(within, along_width)
+        times, rows = np.divmod(rows, np.repeat(heights, sizes))
+        positions[:, at] += np.stack([times * np.repeat(steps, sizes), rows, columns])
+        return positions
+
+    def tensors(self, layouts: Sequence[Layout], media: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+        """See Family."""
+        tensors: dict[str, NDArray[Any]] = {}
+        for kind, pixels, grids, make in (
+            ("image", "pixel_values", "image_grid_thw", self._image_patches),
+            ("video", "pixel_values_videos", "video_grid_thw", self._video_patches),
+        ):
+            found = [(layout, data) for layout, data in zip(layouts, media, strict=True) if layout.kind == kind]
+            if found:
+                patches = [make(layout, data) for layout, data in found]
+                tensors[pixels] = patches[0] if len(patches) == 1 else np.concatenate(patches)
+                tensors[grids] = np.array([layout.shape.grid for layout, _ in found], np.int64)
+        return tensors
+
+    def _image_patches(self, layout: Layout, data: bytes) -> NDArray[np.float32]:
+        from ..media.images import decode_image
+        from ..media.resize import resize
+
+        shape: Shape = layout.shape
+        image = decode_image(data, min_width=shape.width, min_height=shape.height)
+        check_decoded(image.shape, cast("ImageFacts", shape.facts))
+        return self.images.patches(resize(image, width=shape.width, height=shape.height)[None])
+
+    def _video_patches(self, layout: Layout, data: bytes) -> NDArray[np.float32]:
+        from ..media.video import read_frames
+
+        shape: Shape = layout.shape
+        num_frames = cast("VideoFacts", shape.facts).frames
+        frames = read_frames(data, self.frames(layout), num_frames=num_frames, width=shape.width, height=shape.height)
+        return self.videos.patches(frames)
+
+    def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
+        """See Family."""
+        inputs = {}
+        for kind, pixels, grids, vision in (
+            ("image", "pixel_values", "image_grid_thw", self.images),
+            ("video", "pixel_values_videos", "video_grid_thw", self.videos),
+        ):
+            grid = 1, vision.merge_size, vision.merge_size
+            inputs[kind] = {
+                pixels: np.zeros((math.prod(grid), vision.patch_values), np.float32),
+                grids: np.array([grid], np.int64),
+            }
+        return inputs
+
+    def kinds_of(self, inputs: Container[str]) -> set[str]:
+        """See Family."""
+        names = {"image": "pixel_values", "video": "pixel_values_videos"}
+        return {kind for kind, name in names.items() if name in inputs}
+
+    def check_model(self, config: Mapping[str, Any]) -> None:
+        """See Family."""
+        tower = config.get("vision_config") or {}
+        expected = {**config, **{f"vision_config.{name}": value for name, value in tower.items()}}
+        for name, value in self.model_settings().items():
+            if name in expected and expected[name] != value:
+                raise ConfigError(
+                    f"the model has {name} {expected[name]!r}, and its processor {value!r}: take the model's own "
+                    "processor"
+                )
+
+    def model_settings(self) -> dict[str, Any]:
+        """What the model's config must say where it says it."""
+        return {
+            "image_token_id": self.image_token_id,
+            "video_token_id": self.video_token_id,
+            "vision_config.patch_size": self.images.patch_size,
+            "vision_config.temporal_patch_size": self.images.temporal_patch_size,
+            "vision_config.spatial_merge_size": self.images.merge_size,
+        }
+
+
+class FramesOfTheirOwn(QwenVL):
+    """Qwen2-VL and Qwen2.5-VL: each frame has the limits of an image of its own, and pairs of frames are read."""
+
+    def video(self, facts: VideoFacts) -> Layout:
+        """See QwenVL."""
+        videos, section = self.videos, self.choice.section(facts)
+        num_frames = self.choice.num_frames(section)
+        if self.choice.frame_num is None:
+            num_frames = max(num_frames // videos.temporal_patch_size * videos.temporal_patch_size, 1)
+        height, width = fitting(facts.height, facts.width, videos)
+        grid = self.grid_of(num_frames, height, width)
+        patches = math.prod(grid)
+        shape = Shape(facts, width, height, grid, section, num_frames, self.steps(section, num_frames))
+        return Layout("video", (patches // videos.merge_size**2,), patches, "", shape)
+
+    def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
+        """See QwenVL."""
+        return starts_of_equal_parts(section, num_frames)
+
+    def steps(self, section: Section, num_frames: int) -> int:
+        """What a pair of frames adds to the positions along time."""
+        return 1
+
+
+def fitting(height: int, width: int, vision: Vision) -> tuple[int, int]:
+    """Height and width nearest to an image's whose sides are whole numbers of tokens, within the limits on pixels.
+
+    That is smart_resize of transformers' Qwen2VLImageProcessor, in whose arithmetic it is written.
+
+    >>> fitting(480, 640, Vision.of({"min_pixels": 3136, "max_pixels": 200704}, name=""))
+    (364, 504)
+    """
+    factor = vision.patch_size * vision.merge_size
+    check_aspect(height, width)
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    if new_height * new_width > vision.max_pixels:
+        shrink = math.sqrt((height * width) / vision.max_pixels)
+        new_height = max(factor, math.floor(height / shrink / factor) * factor)
+        new_width = max(factor, math.floor(width / shrink / factor) * factor)
+    elif new_height * new_width < vision.min_pixels:
+        grow = math.sqrt(vision.min_pixels / (height * width))
+        new_height = math.ceil(height * grow / factor) * factor
+        new_width = math.ceil(width * grow / factor) * factor
+    return new_height, new_width
+
+
+def check_aspect(height: int, width: int) -> None:
+    """DataError for sides of which one is more than 200 times the other."""
+    if height > _MAX_ASPECT * width or width > _MAX_ASPECT * height:
+        raise DataError(
+            f"it has {width} x {height} pixels, and one side may be {_MAX_ASPECT} times the other at most: cut or "
+            "remove it"
+        )

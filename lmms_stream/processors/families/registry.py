@@ -1,0 +1,36 @@
+"""A processor's folder -> its family. The files beside this one that have a FAMILY are asked; none is named here."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from ...errors import ConfigError
+from .family import FamilyMaker
+from .files import ProcessorFiles
+
+_HERE = __name__.rpartition(".")[0]
+
+
+def family_of(files: ProcessorFiles) -> FamilyMaker:
+    """The family whose processor's class, or whose model's type, the files say; ConfigError where there is none."""
+    known = list(_families())
+    for family in known:
+        if files.processor_class in family.processor_classes:
+            return family
+    for family in known:
+        if not files.processor_class and files.model_type in family.model_types:
+            return family
+    names = sorted(name for family in known for name in family.processor_classes)
+    raise ConfigError(
+        f"processor {files.name!r} is of class {files.processor_class or files.model_type or 'unknown'!r}, and those "
+        f"that are known are {', '.join(names)}: name one of these, or add a family (docs/families.md)"
+    )
+
+
+def _families() -> Iterator[FamilyMaker]:
+    for found in pkgutil.iter_modules(importlib.import_module(_HERE).__path__):
+        family: FamilyMaker | None = getattr(importlib.import_module(f"{_HERE}.{found.name}"), "FAMILY", None)
+        if family is not None:
+            yield family

@@ -1,0 +1,182 @@
+"""Videos, and sounds whose headers do not tell, by PyAV -> frames, average rates, samples. bytes -> numbers.
+
+Of MP4, MOV and AVI the header lists the frames, which is taken where decoding gives exactly these. Everything else is
+decoded once, in one thread, and no frame is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from ...errors import ConfigError, DataError
+from .fact_types import AudioFacts, VideoFacts
+from .formats import media_format
+
+MAX_FRAME_PIXELS = 178_956_970  # of a video: as many as Pillow decodes of an image, against decompression bombs
+_DEMUXERS = {"mp4": "mov", "mov": "mov", "m4a": "mov", "webm": "matroska", "mkv": "matroska"}  # others by their name
+_PACKET_IS_FRAME = {"mov": ("h264", "hevc", "mpeg4", "vp9", "av1", "mjpeg", "prores"), "avi": ("mpeg4", "mjpeg")}
+
+
+def video_facts(data: bytes, *, is_checked: bool = False) -> VideoFacts:
+    """The facts about a video. is_checked: all of it is decoded, and must need no repair.
+
+    DataError for a video without frames, for what cannot be decoded, and for frames of more than MAX_FRAME_PIXELS.
+    """
+    with _opened(data, "video") as (container, stream):
+        listed = _listed_frames(data, container, stream)
+        if listed is not None and not is_checked:
+            first = next(_decoded(container, stream), None)
+            if first is not None and not first.interlaced_frame:  # a packet may hold one field of two
+                fps = listed.fps or _average_rate(_packet_times(data), container, stream)
+                return VideoFacts(*_size_shown(first), listed.count, fps)
+    with _opened(data, "video") as (container, stream):
+        first, times = None, []
+        for frame in _decoded(container, stream, is_strict=is_checked):
+            first = first or frame
+            if is_checked and frame.is_corrupt:
+                raise DataError(f"its frame {len(times)} is damaged: repair or remove it")
+            times.append(frame.pts)
+        if first is None:
+            raise DataError("it has no frames: remove it")
+        if is_checked and listed is not None and listed.count != len(times):
+            raise DataError(f"its header lists {listed.count} frames, {len(times)} are there: repair or remove it")
+        return VideoFacts(*_size_shown(first), len(times), _average_rate(times, container, stream))
+
+
+def sound_facts(data: bytes, *, is_checked: bool = False) -> AudioFacts:
+    """The facts about a sound, all of which is decoded; DataError for one without samples, or of several rates."""
+    samples, rates = 0, set()
+    with _opened(data, "audio") as (container, stream):
+        for frame in _decoded(container, stream, is_strict=is_checked):
+            samples += frame.samples
+            rates.add(frame.sample_rate)
+    if len(rates) > 1:
+        raise DataError(f"its sample rate changes ({', '.join(map(str, sorted(rates)))} Hz): resample or remove it")
+    if not samples:
+        raise DataError("it has no samples: remove it")
+    return AudioFacts(samples, rates.pop())
+
+
+@contextmanager
+def _opened(data: bytes, kind: Literal["video", "audio"]) -> Iterator[tuple[Any, Any]]:
+    """The container and its stream of a kind; what PyAV cannot read or decode inside becomes a DataError."""
+    av = _library()
+    name = media_format(data) or ""
+    try:
+        # With the format that the first bytes say, so that no other (a playlist, say) is tried, which may read files.
+        with av.open(BytesIO(data), format=_DEMUXERS.get(name, name)) as container:
+            stream = container.streams.best(kind)
+            if stream is None or stream.codec_context is None:
+                raise DataError(f"it has no {kind} that can be decoded: remove it, or write it with another codec")
+            if kind == "video" and stream.width * stream.height > MAX_FRAME_PIXELS:
+                raise DataError(
+                    f"it has frames of {stream.width} x {stream.height} pixels, more than {MAX_FRAME_PIXELS}: make it "
+                    "smaller beforehand"
+                )
+            yield container, stream
+    except (av.FFmpegError, ValueError, ArithmeticError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"it cannot be decoded ({reason}): repair it, or remove it") from error
+
+
+def _library() -> Any:
+    try:
+        import av
+    except ImportError as error:
+        raise ConfigError(
+            "videos, and sounds other than WAV and FLAC, are read by PyAV, which is missing: "
+            'pip install "lmms-stream[media]"'
+        ) from error
+    return av
+
+
+def _decoded(container: Any, stream: Any, *, is_strict: bool = False) -> Iterator[Any]:
+    """Its frames in the order in which they are shown. is_strict: what the decoder finds wrong is an error."""
+    stream.thread_type, stream.codec_context.thread_count = "NONE", 1
+    options = {"err_detect": "crccheck+explode"} if is_strict else {}
+    if stream.type == "video":
+        options["max_pixels"] = str(MAX_FRAME_PIXELS)  # also of those that are larger than the header says
+    stream.codec_context.options = options
+    yield from container.decode(stream)
+
+
+def _size_shown(frame: Any) -> tuple[int, int]:
+    return (frame.height, frame.width) if frame.rotation % 180 == 90 else (frame.width, frame.height)
+
+
+class _Listed(NamedTuple):
+    """count: frames. fps: None where they are not equally long."""
+
+    count: int
+    fps: float | None
+
+
+def _listed_frames(data: bytes, container: Any, stream: Any) -> _Listed | None:
+    """The frames that the header lists, where decoding gives exactly these; None where that is not certain."""
+    codec, entries = stream.codec_context.name, list(stream.index_entries)
+    container_name = container.format.name.partition(",")[0]
+    if codec not in _PACKET_IS_FRAME.get(container_name, ()) or not entries or len(entries) != stream.frames:
+        return None
+    num_missing = sum(entry.pos + entry.size > len(data) for entry in entries)
+    if num_missing:
+        raise DataError(
+            f"it is cut short: of its {len(entries)} frames {num_missing} lie behind its end: repair or remove it"
+        )
+    if any(entry.is_discard or not entry.size for entry in entries) or not _decodes_from(data, entries[0], stream):
+        return None
+    lengths = {after.timestamp - before.timestamp for before, after in pairwise(entries)}
+    if len(lengths) > 1 or min(lengths, default=1) < 1:
+        return _Listed(len(entries), None)
+    rate = 1 / (lengths.pop() * stream.time_base) if lengths else stream.average_rate
+    return _Listed(len(entries), float(rate) if rate else None)
+
+
+def _decodes_from(data: bytes, entry: Any, stream: Any) -> bool:
+    """Whether the first packet is one that none of those behind it reaches back beyond, so that all are decoded."""
+    codec = stream.codec_context.name
+    if codec == "mpeg4" and stream.codec_context.has_b_frames:
+        return False
+    if codec in ("h264", "hevc"):
+        return _first_slice_is_idr(data[entry.pos : entry.pos + entry.size], stream.codec_context)
+    return bool(entry.is_keyframe)
+
+
+def _first_slice_is_idr(packet: bytes, context: Any) -> bool:
+    """Of NAL units behind their lengths (ISO 14496-15, 5.3 and 8.3; types: ITU-T H.264, 7.4.1, and H.265, 7.4.2.2)."""
+    extradata, is_h264 = context.extradata or b"", context.name == "h264"
+    length_at = 4 if is_h264 else 21
+    if len(extradata) <= length_at:
+        return False
+    num_length_bytes, offset = (extradata[length_at] & 3) + 1, 0
+    while offset + num_length_bytes < len(packet):
+        size = int.from_bytes(packet[offset : offset + num_length_bytes], "big")
+        header = packet[offset + num_length_bytes]
+        kind, num_slice_kinds = (header & 31, 6) if is_h264 else (header >> 1 & 63, 32)
+        if kind in range(1 if is_h264 else 0, num_slice_kinds):
+            return kind == 5 if is_h264 else kind in (19, 20)
+        offset += num_length_bytes + size
+    return False
+
+
+def _packet_times(data: bytes) -> list[int | None]:
+    """When each packet of a video is shown, in units of its time base; nothing is decoded."""
+    with _opened(data, "video") as (container, stream):
+        return [packet.pts for packet in container.demux(stream) if packet.size]
+
+
+def _average_rate(times: Sequence[int | None], container: Any, stream: Any) -> float:
+    """Frames a second, from when each is shown; what the header says where that is as exact as times are."""
+    said = stream.average_rate or stream.guessed_rate
+    if container.format.name == "avi" and said and stream.frames:  # it has frames of one length, and no times
+        return float(said * len(times) / stream.frames)
+    known = sorted(time for time in times if time is not None)
+    if len(known) < 2 or known[0] == known[-1]:
+        return float(said or 1)
+    tick = float(stream.time_base)
+    if said and all(abs((t - known[0]) * tick - n / float(said)) <= 1.001 * tick for n, t in enumerate(known)):
+        return float(said)
+    return (len(known) - 1) / ((known[-1] - known[0]) * tick)

@@ -1,0 +1,74 @@
+"""Media -> the facts about them, exact: from the header where that is exact, and otherwise counted by decoding once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import ConfigError, DataError
+from .fact_types import FACT_TYPES, AudioFacts, Facts, ImageFacts, VideoFacts
+from .image_header import check_image, image_facts
+from .sound_header import is_cut_short, sound_facts_of_header
+
+__all__ = ["FACT_TYPES", "AudioFacts", "Facts", "ImageFacts", "VideoFacts", "checked_facts", "facts_of", "stored_facts"]
+
+
+def facts_of(data: bytes, kind: str) -> Facts:
+    """The facts about an image, a video or a sound, given as the bytes of its file.
+
+    Images, WAV, FLAC, and MP4, MOV and AVI at a constant rate are read from their headers; of those videos one frame is
+    decoded. All others are decoded once. DataError for broken bytes and for media of nothing; ConfigError where PyAV is
+    needed and missing.
+    """
+    if kind == "image":
+        return image_facts(data)
+    if kind == "video":
+        from .av_facts import video_facts
+
+        return video_facts(data)
+    if kind == "audio":
+        known = sound_facts_of_header(data)
+        if known is not None:
+            return known
+        from .av_facts import sound_facts
+
+        return sound_facts(data)
+    raise ConfigError(f"media of kind {kind!r} have no facts: choose one of {', '.join(FACT_TYPES)}")
+
+
+def checked_facts(data: bytes, kind: str) -> Facts:
+    """The same, with all of the media decoded: DataError where any of it is broken."""
+    if kind == "image":
+        check_image(data)
+        return image_facts(data)
+    from .av_facts import sound_facts, video_facts
+
+    if kind == "video":
+        return video_facts(data, is_checked=True)
+    if is_cut_short(data):
+        raise DataError("it is cut short: its header says that more samples follow: repair or remove it")
+    decoded, said = sound_facts(data, is_checked=True), sound_facts_of_header(data)
+    if said not in (None, decoded):
+        raise DataError(f"its header says {said}, decoding gives {decoded}: repair or remove it")
+    return decoded
+
+
+def stored_facts(part: Mapping[str, Any]) -> Facts | None:
+    """The facts that a stored part has; None for a part without them, as earlier versions stored it.
+
+    DataError where they are no numbers above 0.
+    """
+    fact_type = FACT_TYPES.get(str(part.get("type")))
+    if fact_type is None or any(name not in part for name in fact_type._fields):
+        return None
+    values = [part[name] for name in fact_type._fields]
+    for name, value in zip(fact_type._fields, values, strict=True):
+        allowed = (int, float) if name == "fps" else (int,)
+        if type(value) not in allowed or not math.isfinite(value) or value <= 0:
+            what = "a number" if name == "fps" else "a whole number"
+            raise DataError(
+                f"a part of type {part['type']!r} has the {name} {value!r}, expected {what} above 0: convert the "
+                "dataset again"
+            )
+    return fact_type(*values)

@@ -1,0 +1,175 @@
+"""The header of an image -> its size as it is shown; images that are small enough, or decoded wholly to check them."""
+
+from __future__ import annotations
+
+import math
+import struct
+import warnings
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from ...errors import DataError
+from .fact_types import ImageFacts
+from .formats import media_format
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_DECODED_PIXELS = 1 << 33  # of all frames of an animation that is checked; Pillow has a limit for each
+_LOSSY_QUALITY = 95
+_ORIENTATION = 0x0112  # EXIF's tag
+_ON_ITS_SIDE = (5, 6, 7, 8)  # its values for what is turned by 90 degrees to be shown
+_MAY_ORIENT = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}  # where Pillow's `info` says it
+_PNG_MAY_ORIENT = (b"eXIf", b"iTXt", b"zTXt", b"tEXt")
+_PNG_CHUNK = struct.Struct(">I4s")
+
+
+def image_facts(data: bytes) -> ImageFacts:
+    """Width and height, from the header.
+
+    DataError for a header that Pillow cannot read, and for an image beyond its guard against decompression bombs.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of large images, and of flaws that do no harm
+        return _facts(_open(data), data)
+
+
+def image_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height as shown, from the header; None for what is no image whose header Pillow reads."""
+    try:
+        return image_facts(data)
+    except DataError:
+        return None
+
+
+def fit_image(data: bytes, *, max_pixels: int | None) -> tuple[bytes, ImageFacts]:
+    """The image as it is, its header checked; one of more than max_pixels made smaller, in its format and aspect.
+
+    Beside it its facts. Only an image that is made smaller is decoded. DataError as `image_facts` raises it, and for an
+    animation that would have to be made smaller, because it would lose its frames.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = _open(data)
+        width, height = image.size
+        if max_pixels is None or width * height <= max_pixels:
+            return data, _facts(image, data)
+        num_frames = getattr(image, "n_frames", 1)
+        if num_frames > 1 and image.format != "MPO":  # cameras write MPO: a JPEG with previews behind it
+            raise DataError(
+                f"it has {width} x {height} pixels, more than {max_pixels}, in {num_frames} frames: only single images "
+                "are made smaller: do it beforehand"
+            )
+        scale = math.sqrt(max_pixels / (width * height))
+        new_width = max(1, int(width * scale))
+        new_height = max(1, min(int(height * scale), max_pixels // new_width))
+        try:
+            small = _resized(image, min(new_width, max_pixels), new_height)
+        except Exception as error:  # whatever Pillow raises for damaged bytes
+            raise DataError(f"it cannot be made smaller ({error!r}): repair or remove it") from error
+        return small, _facts(_open(small), small)
+
+
+def check_image(data: bytes) -> None:
+    """Decode an image with all its frames; DataError where any of it is broken or missing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = _open(data)
+        try:
+            num_frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+            if num_frames * image.width * image.height > MAX_DECODED_PIXELS:
+                raise DataError(
+                    f"it has {num_frames} frames of {image.width} x {image.height} pixels, more than "
+                    f"{MAX_DECODED_PIXELS} in all: store it as a video"
+                )
+            for number in range(num_frames):
+                image.seek(number)
+                image.load()
+        except DataError:
+            raise
+        except Exception as error:  # whatever Pillow raises for damaged bytes
+            raise DataError(f"it cannot be decoded ({error!r}): repair or remove it") from error
+
+
+def orientation_of(image: Image) -> int:
+    """How an image that Pillow opened is turned to be shown, 1 to 8 as EXIF counts; 1 where it does not say.
+
+    The same that ImageOps.exif_transpose goes by, without decoding. A PNG may say it behind its pixels: those are known
+    once it is loaded.
+    """
+    from PIL import Image
+
+    if image.format == "TIFF" or _MAY_ORIENT.isdisjoint(image.info):  # Pillow turns a TIFF itself
+        return 1
+    try:
+        orientation = Image.Image.getexif(image).get(_ORIENTATION, 1)  # PngImageFile.getexif decodes the image
+    except Exception:  # noqa: BLE001 - damaged EXIF data say nothing, and do no harm to the image
+        return 1
+    return orientation if orientation in range(1, 9) else 1
+
+
+def _facts(image: Image, data: bytes) -> ImageFacts:
+    if image.format == "PNG" and _says_more_behind_pixels(data):
+        try:
+            image.load()
+        except Exception as error:  # whatever Pillow raises for damaged bytes
+            raise DataError(f"it cannot be decoded ({error!r}): repair or remove it") from error
+    width, height = image.size
+    return ImageFacts(height, width) if orientation_of(image) in _ON_ITS_SIDE else ImageFacts(width, height)
+
+
+def _says_more_behind_pixels(data: bytes) -> bool:
+    """Whether chunks that may hold EXIF or XMP data come after the pixels of a PNG, where Pillow's header ends."""
+    offset, is_behind = 8, False
+    while offset + _PNG_CHUNK.size <= len(data):
+        size, name = _PNG_CHUNK.unpack_from(data, offset)
+        if name == b"IDAT":
+            is_behind = True
+        elif is_behind and name in _PNG_MAY_ORIENT:
+            return True
+        offset += 12 + size
+    return False
+
+
+def _open(data: bytes) -> Image:
+    from PIL import Image
+
+    name = (media_format(data) or "").upper()
+    if name == "HEIC":
+        _teach_heif()
+    try:
+        image = Image.open(BytesIO(data), formats=["HEIF" if name == "HEIC" else name])
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{error}: make it smaller beforehand") from error
+    except Exception as error:  # whatever Pillow raises for damaged bytes
+        raise DataError(
+            f"Pillow cannot read its header ({error!r}): repair it, or convert it to JPEG or PNG"
+        ) from error
+    if 0 in image.size:
+        raise DataError(f"it has {image.size[0]} x {image.size[1]} pixels: remove it")
+    return image
+
+
+def _teach_heif() -> None:
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise DataError(
+            "it is HEIC, which Pillow alone does not read: convert it to JPEG or PNG, or pip install pillow-heif"
+        ) from error
+    register_heif_opener()
+
+
+def _resized(image: Image, width: int, height: int) -> bytes:
+    from PIL import Image
+
+    kept: dict[str, Any] = {name: image.info[name] for name in ("exif", "icc_profile") if image.info.get(name)}
+    form = "JPEG" if image.format == "MPO" else image.format
+    image.draft(None, (width, height))  # decodes a JPEG at the smallest of its scales that is large enough
+    if image.mode in ("1", "P", "PA"):  # Pillow does not interpolate these modes
+        image = image.convert("L" if image.mode == "1" else "RGBA" if "transparency" in image.info else "RGB")
+    if form in ("JPEG", "WEBP", "AVIF"):
+        kept["quality"] = _LOSSY_QUALITY
+    buffer = BytesIO()
+    image.resize((width, height), Image.Resampling.LANCZOS).save(buffer, format=form, **kept)
+    return buffer.getvalue()

@@ -1,0 +1,159 @@
+"""Bytes of an image -> its pixels as they are shown.
+
+A JPEG is decoded by simplejpeg where that is installed and takes it, which halves the time. It and Pillow are the same
+libjpeg-turbo and give the same pixels, so that a run can go on where the other decoder is. All else is Pillow's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from .formats import media_format, mime_type
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_PIXELS = 178_956_970  # what Pillow decodes at most: twice its MAX_IMAGE_PIXELS
+SCALES = (8, 4, 2)  # a JPEG's coefficients give it at these fractions at once; Pillow knows no others
+MIN_SCALED_SIDE = 16  # pixels of what is decoded at a fraction: below, decoders round sizes in ways of their own
+_JPEG_FORMATS = ("JPEG", "MPO")  # cameras write MPO: a JPEG with previews behind it
+_ORIENTATION = 0x0112  # EXIF's tag
+_TURNED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: pixels[::-1].swapaxes(0, 1),
+    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
+    8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
+}  # EXIF's orientations -> pixels as shown
+_ON_ITS_SIDE = (5, 6, 7, 8)
+
+
+def decode_image(
+    data: bytes, *, min_width: int = 0, min_height: int = 0, max_pixels: int = MAX_PIXELS
+) -> NDArray[np.uint8]:
+    """[H, W, 3] RGB as shown: EXIF's orientation is applied, and modes become RGB as by Pillow's convert("RGB").
+
+    With min_width and min_height a JPEG comes at the smallest of 1/8, 1/4, 1/2 and all of its size that has at least as
+    many pixels in both directions. DataError for broken bytes, and for an image of more than max_pixels by its header:
+    it is not decoded.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of large images, and of flaws that do no harm
+        image = _opened(data, max_pixels)
+        try:
+            if image.format in _JPEG_FORMATS:
+                orientation = _orientation_of(image)
+                if orientation in _ON_ITS_SIDE:
+                    min_width, min_height = min_height, min_width
+                pixels = _decoded_jpeg(data, image, _scale(image.size, min_width, min_height))
+            else:
+                pixels = _decoded(image)
+                orientation = _orientation_of(image)  # a PNG may tell it behind its pixels, and a TIFF is turned by now
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever Pillow raises for damaged bytes
+            raise DataError(f"the image cannot be decoded ({error!r}): repair or remove it") from error
+    turned = _TURNED.get(orientation)
+    return pixels if turned is None else np.ascontiguousarray(turned(pixels))
+
+
+def _opened(data: bytes, max_pixels: int) -> Image:
+    """The image with its header read; its pixels are decoded later."""
+    from PIL import Image
+
+    mime_type(data, "image")  # an error for what is none
+    name = str(media_format(data)).upper()
+    if name == "HEIC":
+        _teach_heif()
+        name = "HEIF"
+    try:
+        image: Image.Image = Image.open(BytesIO(data), formats=[name])
+        width, height = image.size
+    except Image.DecompressionBombError:
+        image = Image.OPEN[name][0](BytesIO(data), "")  # as Image.open does it, but for its guard: to tell the size
+        width, height = image.size
+        max_pixels = min(max_pixels, 2 * (Image.MAX_IMAGE_PIXELS or max_pixels))
+    except Exception as error:  # whatever Pillow raises for damaged bytes
+        raise DataError(f"Pillow cannot read the header of the image ({error!r}): repair or remove it") from error
+    if not 0 < width * height <= max_pixels:
+        raise DataError(
+            f"the image has {width} x {height} pixels, expected 1 to {max_pixels}, because more are taken for a "
+            "decompression bomb: make it smaller, or remove it"
+        )
+    return image
+
+
+def _teach_heif() -> None:
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise DataError(
+            "the image is HEIC, which Pillow alone does not read: convert it to JPEG or PNG, or pip install pillow-heif"
+        ) from error
+    register_heif_opener()
+
+
+def _orientation_of(image: Image) -> int:
+    """How the image is turned to be shown, as EXIF or XMP data say it; 1 where they say nothing that is known."""
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # noqa: BLE001 - damaged EXIF data say nothing, and do no harm to the image
+        return 1
+
+
+def _scale(size: tuple[int, int], min_width: int, min_height: int) -> int:
+    """The largest of the scales at which both sides keep their minimum; 1 where none does."""
+    least = (max(min_width, MIN_SCALED_SIDE), max(min_height, MIN_SCALED_SIDE))
+    if min_width < 1 and min_height < 1:
+        return 1
+    fitting = (
+        scale for scale in SCALES if all(-(-side // scale) >= few for side, few in zip(size, least, strict=True))
+    )
+    return next(fitting, 1)
+
+
+def _decoded_jpeg(data: bytes, image: Image, scale: int) -> NDArray[np.uint8]:
+    """A JPEG at 1/scale of its size, rounded up.
+
+    What simplejpeg refuses is left to Pillow to decode or refuse: CMYK, and bytes that libjpeg warns of, as it does
+    where the data end before the picture does.
+    """
+    width, height = (-(-side // scale) for side in image.size)
+    decoder = _simplejpeg()
+    if decoder is not None and image.mode != "CMYK":
+        at_least = {"min_width": width, "min_height": height, "min_factor": scale} if scale > 1 else {}
+        try:
+            pixels: NDArray[np.uint8] = decoder.decode_jpeg(data, "RGB", **at_least)
+        except ValueError:
+            pass
+        else:
+            if pixels.shape == (height, width, 3):
+                return pixels
+    if scale > 1:
+        image.draft("RGB", (image.width // scale, image.height // scale))
+    return _decoded(image)
+
+
+def _simplejpeg() -> Any:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def _decoded(image: Image) -> NDArray[np.uint8]:
+    image.load()
+    image.info.pop(
+        "transparency", None
+    )  # a palette's would be converted beside the pixels, which are all that is asked
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))

@@ -1,0 +1,173 @@
+"""Bytes of a video -> chosen frames as they are shown, of one size.
+
+Frames are numbered as decoding all of them would yield them. Packets are read first, without decoding: sorted by the
+times at which they are shown, they number the frames. Then only the groups of pictures with chosen frames are decoded,
+and in these no frame that is neither chosen nor referred to. Where packets do not tell the numbers (no times, as in
+AVI with B frames; frames that are not shown), all frames up to the last chosen one are decoded and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ConfigError, DataError
+from .formats import media_format, mime_type
+from .resize import resize
+
+MAX_FRAME_PIXELS = 178_956_970  # as many as of an image
+_CODECS_THAT_SKIP = ("h264", "mpeg4", "mpeg2video")  # what they call no reference is none (HEVC: for some frames only)
+_TIMED_CONTAINERS = ("mov", "matroska")  # their packets say when they are shown
+_CODECS_IN_ORDER = ("mjpeg", "mpeg4")  # of others FFmpeg cannot say surely whether frames are reordered
+_DEMUXERS = {"mp4": "mov", "mov": "mov", "m4a": "mov", "webm": "matroska", "mkv": "matroska"}  # others by their name
+
+
+def read_frames(data: bytes, indices: Sequence[int], *, num_frames: int, width: int, height: int) -> NDArray[np.uint8]:
+    """[len(indices), height, width, 3] RGB: the frames of those numbers, from 0, as shown: rotated, then resized.
+
+    num_frames: of the whole video, by its facts. indices may come in any order, and more than once. DataError for
+    a number that the video has not, and for a video that cannot be decoded.
+    """
+    wrong = [index for index in indices if not 0 <= index < num_frames]
+    if wrong:
+        raise DataError(f"the video has {num_frames} frames, and has no frame {wrong[0]}: choose from 0 to one less")
+    out = np.empty((len(indices), height, width, 3), np.uint8)
+    wanted: dict[int, list[int]] = {}
+    for row, index in enumerate(indices):
+        wanted.setdefault(index, []).append(row)
+    missing = set(wanted)
+    for number, frame in _frames(data, sorted(wanted), num_frames):
+        if number in missing:
+            missing.remove(number)
+            out[wanted[number]] = resize(_as_shown(frame), width=width, height=height)
+    if missing:
+        raise DataError(
+            f"the video has {num_frames} frames by its facts, and decoding gives no frame {min(missing)}: it is cut "
+            "short, or has other facts: repair it and convert the dataset again"
+        )
+    return out
+
+
+def _frames(data: bytes, numbers: Sequence[int], num_frames: int) -> Iterator[tuple[int, Any]]:
+    """The frames of those numbers; then, where packets did not tell all of them, frames from the first on."""
+    left = set(numbers)
+    with _opened(data) as (container, stream):
+        packets = [_Packet.of(packet) for packet in container.demux(stream) if packet.size]
+        order = _shown_order(packets, num_frames, container.format.name, stream.codec_context)
+    if order is not None:
+        times = {packets[order[number]].time: number for number in numbers}
+        for frame in _decoded_ranges(data, _ranges(packets, [order[number] for number in numbers])):
+            number = times.get(frame.pts)
+            if number in left and not frame.is_corrupt:
+                left.remove(number)
+                yield number, frame
+    if left:
+        with _opened(data) as (container, stream):
+            for number, frame in enumerate(container.decode(stream)):
+                yield number, frame
+                if number >= numbers[-1]:
+                    return
+
+
+class _Packet(NamedTuple):
+    time: int | None  # when it is shown
+    is_key: bool
+    is_shown: bool
+
+    @classmethod
+    def of(cls, packet: Any) -> _Packet:
+        return cls(packet.pts, packet.is_keyframe, not packet.is_discard)
+
+
+def _shown_order(packets: Sequence[_Packet], num_frames: int, form: str, codec: Any) -> list[int] | None:
+    """The packets of frames 0, 1, … as numbers in the order of decoding; None where packets do not tell it.
+
+    They tell it where as many are to be shown as the video has frames, each at a time of its own. AVI, Ogg and some
+    Matroska files have no such times, and those that FFmpeg makes up are wrong where frames are reordered: then they
+    ascend in the order of decoding.
+    """
+    times = [packet.time for packet in packets]
+    shown = [n for n, packet in enumerate(packets) if packet.is_shown]
+    has_times = form.startswith(_TIMED_CONTAINERS) or codec.name in _CODECS_IN_ORDER
+    if not has_times or None in times or len(set(times)) < len(times) or len(shown) != num_frames:
+        return None
+    order = sorted(shown, key=lambda n: packets[n].time or 0)
+    return None if codec.has_b_frames and order == shown else order
+
+
+def _ranges(packets: Sequence[_Packet], chosen: Sequence[int]) -> list[tuple[int, int, set[int]]]:
+    """Packets to decode, [start, stop) in the order of decoding, from a key frame to the last chosen one.
+
+    Beside each range are its chosen packets. A range begins with the last key frame that is decoded and shown before
+    its packet: frames of an open group, decoded after a key frame and shown before it, may refer to those before it.
+    """
+    ranges: list[tuple[int, int, set[int]]] = []
+    for number in sorted(chosen):
+        time = packets[number].time or 0
+        start = next((n for n in range(number, -1, -1) if packets[n].is_key and (packets[n].time or 0) <= time), 0)
+        together = {number}
+        while ranges and start < ranges[-1][1]:
+            first, _, others = ranges.pop()
+            start, together = min(start, first), together | others
+        ranges.append((start, number + 1, together))
+    return ranges
+
+
+def _decoded_ranges(data: bytes, ranges: Sequence[tuple[int, int, set[int]]]) -> Iterator[Any]:
+    """The frames of ranges of packets; those that no frame refers to are decoded only where they are chosen.
+
+    Ends early where a range cannot be decoded by itself: then the video is decoded from its first frame on.
+    """
+    with suppress(DataError), _opened(data) as (container, stream):
+        context = stream.codec_context
+        others = "NONREF" if context.name in _CODECS_THAT_SKIP else "DEFAULT"
+        numbered = enumerate(packet for packet in container.demux(stream) if packet.size)
+        for start, stop, chosen in ranges:
+            for number, packet in numbered:
+                if number >= start:
+                    context.skip_frame = "DEFAULT" if number in chosen else others
+                    yield from context.decode(packet)
+                if number == stop - 1:
+                    break
+            context.skip_frame = "DEFAULT"
+            yield from context.decode(None)
+            context.flush_buffers()
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[tuple[Any, Any]]:
+    """The container and its video stream; what PyAV cannot read or decode inside becomes a DataError."""
+    av = _library()
+    mime_type(data, "video")  # an error for what is none
+    name = str(media_format(data))
+    try:
+        # With the format that the first bytes say, so that no other (a playlist, say) is tried, which may read files.
+        with av.open(BytesIO(data), format=_DEMUXERS.get(name, name)) as container:
+            stream = container.streams.best("video")
+            if stream is None or stream.codec_context is None:
+                raise DataError("it has no video that can be decoded: remove it, or write it with another codec")
+            stream.thread_type, stream.codec_context.thread_count = "NONE", 1
+            stream.codec_context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
+            yield container, stream
+    except (av.FFmpegError, ValueError, ArithmeticError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"the video cannot be decoded ({reason}): repair or remove it") from error
+
+
+def _library() -> Any:
+    try:
+        import av
+    except ImportError as error:
+        raise ConfigError('videos are read by PyAV, which is missing: pip install "lmms-stream[media]"') from error
+    return av
+
+
+def _as_shown(frame: Any) -> NDArray[np.uint8]:
+    pixels: NDArray[np.uint8] = frame.to_ndarray(format="rgb24", threads=1)
+    turns, rest = divmod(frame.rotation, 90)  # counterclockwise
+    return pixels if rest else np.rot90(pixels, turns)

@@ -1,0 +1,76 @@
+"""Pixels of another size: bit for bit Pillow's."""
+
+from __future__ import annotations
+
+import numpy as np
+import PIL
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmms_stream.processors.media.resize import resize
+from numpy.typing import NDArray
+from PIL import Image
+
+sides = st.integers(1, 90)
+
+
+def noise(height: int, width: int, *, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def by_pillow(image: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+    """One call of Pillow; before version 13 each side by itself, in the order in which version 13 takes them."""
+    whole, bicubic = Image.fromarray(image), Image.Resampling.BICUBIC
+    if int(PIL.__version__.split(".")[0]) >= 13:
+        return np.asarray(whole.resize((width, height), bicubic))
+    is_height_first = whole.height - height > max(0, 2 * (whole.width - width))
+    between = (whole.width, height) if is_height_first else (width, whole.height)
+    return np.asarray(whole.resize(between, bicubic).resize((width, height), bicubic))
+
+
+@settings(max_examples=300, deadline=None)
+@given(old=st.tuples(sides, sides), new=st.tuples(sides, sides), seed=st.integers(0, 9))
+def test_every_size_has_the_bits_of_pillows_bicubic_filter(
+    old: tuple[int, int], new: tuple[int, int], seed: int
+) -> None:
+    image = noise(*old, seed=seed)
+    assert np.array_equal(resize(image, width=new[0], height=new[1]), by_pillow(image, *new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ((960, 1040), (1036, 952)), ((960, 1040), (518, 476)), ((720, 1280), (140, 84)), ((300, 200), (1400, 2100)),
+        ((2000, 30), (28, 56)), ((30, 2000), (56, 28)), ((65, 65), (64, 64)), ((16, 6), (7, 17)),
+    ],
+)  # fmt: skip
+def test_large_and_narrow_images_have_the_bits_of_pillow(old: tuple[int, int], new: tuple[int, int]) -> None:
+    image = noise(*old)
+    assert np.array_equal(resize(image, width=new[0], height=new[1]), by_pillow(image, *new))
+
+
+def test_black_and_white_edges_are_cut_at_0_and_255_as_pillow_does() -> None:
+    image = np.where(noise(64, 80) > 127, np.uint8(255), np.uint8(0))
+    for size in ((81, 65), (300, 17), (33, 200)):
+        assert np.array_equal(resize(image, width=size[0], height=size[1]), by_pillow(image, *size))
+
+
+def test_frames_are_resized_one_by_one() -> None:
+    frames = np.stack([noise(40, 50, seed=seed) for seed in range(5)])
+    resized = resize(frames, width=28, height=56)
+    assert resized.shape == (5, 56, 28, 3)
+    for frame, expected in zip(resized, frames, strict=True):
+        assert np.array_equal(frame, by_pillow(expected, 28, 56))
+
+
+def test_views_and_read_only_pixels_are_resized_too() -> None:
+    image = noise(50, 60)
+    image.flags.writeable = False
+    turned = np.rot90(image)
+    assert np.array_equal(resize(image, width=20, height=30), by_pillow(image, 20, 30))
+    assert np.array_equal(resize(turned, width=20, height=30), by_pillow(np.ascontiguousarray(turned), 20, 30))
+
+
+def test_an_image_of_that_size_is_left_as_it_is() -> None:
+    image = noise(50, 60)
+    assert resize(image, width=60, height=50) is image
