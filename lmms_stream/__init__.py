@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .processors import ProcessorConfig as ProcessorConfig
     from .processors.base import Processor as Processor
     from .processors.chat import ChatProcessor as ChatProcessor
+    from .processors.multimodal import MultimodalProcessor as MultimodalProcessor
     from .processors.text import TextProcessor as TextProcessor
     from .processors.text import TokensProcessor as TokensProcessor
     from .storage.fetch_config import FetchConfig as FetchConfig
@@ -56,6 +57,7 @@ _HOME = {
     "LengthIndex": "mds.lengths",
     "LmmsStreamError": "errors",
     "ModelConfig": "train.model.model",
+    "MultimodalProcessor": "processors.multimodal",
     "OrderConfig": "plan.order",
     "PackPlan": "plan.pack_plan",
     "PackRange": "plan.pack_range",

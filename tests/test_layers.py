@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "config", "plan", "processors", "converters", "cli", "train", "train/report",
     },
     "cli": {
-        *BASE, "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",
+        *BASE, "config", "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",
         "converters/engines", "converters/stored", "converters/stored/inspect", "train", "train/checkpoint",
         "train/report",
     },

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from .command import add_command
+from .processor import PAIRS, add_options, chosen_processor
 from .repeated import one_value_each
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
     parser = argparse.ArgumentParser()
     _add_arguments(parser)
     flags = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
-    pairs = ("--columns", "--roles", "--split")
+    pairs = ("--columns", "--roles", "--split", *PAIRS)
     return ["convert", *one_value_each(arguments[1:], flags=flags, pairs=pairs, lists={"--keep": ""}, num_positional=2)]
 
 
@@ -169,9 +170,7 @@ def _add_tokens(group: Group) -> None:
     group.add_argument(
         "--tokenizer", metavar="PATH", help="measure samples with it (a folder or hub id), for a lengths index"
     )
-    group.add_argument(
-        "--processor", choices=("chat", "text"), default="chat", help="say what it tokenizes; default: %(default)s"
-    )
+    add_options(group, default="chat")
     group.add_argument("--tokenize", action="store_true", help="store tokens and loss spans instead of the samples")
     group.add_argument("--min-tokens", type=int, metavar="N", help="leave out samples of fewer tokens, and count them")
     group.add_argument("--max-tokens", type=int, metavar="N", help="leave out samples of more tokens, and count them")
@@ -225,7 +224,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         format=options.format,
         quote=options.quote,
         schema=schema,
-        processor=_processor(options.tokenizer, options.processor),
+        processor=_processor(options),
         tokenize=options.tokenize,
         shard_bytes=parse_bytes(options.shard_size, name="--shard-size"),
         compression=options.compression,
@@ -239,16 +238,10 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
     )
 
 
-def _processor(tokenizer: str | None, kind: str) -> Processor | None:
-    if tokenizer is None:
+def _processor(options: argparse.Namespace) -> Processor | None:
+    if options.tokenizer is None and options.processor in (None, "chat", "text") and not options.setting:
         return None
-    if kind == "text":
-        from ..processors.text import TextProcessor
-
-        return TextProcessor.from_pretrained(tokenizer)
-    from ..processors.chat import ChatProcessor
-
-    return ChatProcessor.from_pretrained(tokenizer)
+    return chosen_processor(options.tokenizer, options.processor or "chat", options.setting)
 
 
 def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:

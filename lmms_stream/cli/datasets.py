@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .command import add_command
+from .processor import add_options, chosen_processor, stored_processor
 
 if TYPE_CHECKING:
-    from ..processors.base import Processor
     from .command import Commands
 
 INDEX = "lmms-stream index s3://bucket/chats --tokenizer path/to/tokenizer"
@@ -44,6 +44,7 @@ def _add_index(commands: Commands) -> None:
     parser = add_command(commands, "index", _index, summary, example=INDEX)
     parser.add_argument("remote", help="measure the dataset in this folder or URL")
     parser.add_argument("--tokenizer", metavar="PATH", help="take this folder or hub id (not for a tokenized dataset)")
+    add_options(parser)
     parser.add_argument("--workers", type=int, metavar="N", help="measure in N processes; default: one for each core")
     parser.add_argument(
         "--work",
@@ -63,6 +64,7 @@ def _add_verify(commands: Commands) -> None:
         metavar="PATH",
         help="measure with this folder or hub id, as the lengths index was (--deep)",
     )
+    add_options(parser)
     parser.add_argument("--workers", type=int, metavar="N", help="check N shards at once; default: 8, deep: the cores")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -76,6 +78,7 @@ def _add_inspect(commands: Commands) -> None:
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="show the text that is trained on, and count tokens: folder or hub id"
     )
+    add_options(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write all of it as one page, too")
     parser.add_argument("--save-media", type=Path, metavar="FOLDER", help="write the shown samples' media as files")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -89,13 +92,6 @@ def _add_merge(commands: Commands) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier merge (never a shard)")
 
 
-def stored_processor(remote: str, tokenizer: str | None) -> Processor | None:
-    """What reads a dataset's samples with a tokenizer; None without one."""
-    from ..converters.stored import catalog
-
-    return None if tokenizer is None else catalog.stored_processor(remote, tokenizer)
-
-
 def _index(options: argparse.Namespace) -> int:
     from ..converters.stored.index import index_dataset
     from ..processors.parallelism import tokenize_in_one_thread
@@ -104,7 +100,7 @@ def _index(options: argparse.Namespace) -> int:
 
     started = time.monotonic()
     tokenize_in_one_thread()
-    processor = stored_processor(options.remote, options.tokenizer) or TokensProcessor()
+    processor = stored_processor(options.remote, options) or TokensProcessor()
     with bar("measuring", unit="samples") as progress:
 
         def begin(shards: Sequence[int], missing: Sequence[int]) -> None:
@@ -142,7 +138,7 @@ def _verify(options: argparse.Namespace) -> int:
         report = verify_dataset(
             options.remote,
             deep=options.deep,
-            processor=stored_processor(options.remote, options.tokenizer),
+            processor=stored_processor(options.remote, options),
             num_workers=options.workers,
             on_start=progress.begin,
             on_shard=progress.advance,
@@ -163,6 +159,7 @@ def _inspect(options: argparse.Namespace) -> int:
             first=options.sample,
             num_samples=options.samples,
             tokenizer=options.tokenizer,
+            processor=chosen_processor(options.tokenizer, options.processor, options.setting),
             on_start=progress.begin,
             on_shard=progress.advance,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from .command import add_command
-from .datasets import stored_processor
+from .processor import add_options, stored_processor
 
 if TYPE_CHECKING:
     from ..plan.pack_plan import PackPlan
@@ -24,6 +24,7 @@ def add_commands(commands: Commands) -> None:
     add("remotes", nargs="+", metavar="REMOTE", help="read the lengths of these datasets: folders or URLs")
     add("--packing-length", type=int, required=True, metavar="TOKENS", help="fill packs up to so many tokens")
     add("--tokenizer", metavar="PATH", help="take the lengths that it measured (default: those written last)")
+    add_options(parser)
     add("--strategy", default="best_fit", help="pack by best_fit (default), first_fit, next_fit or window_N")
     add(
         "--overlong",
@@ -91,7 +92,7 @@ def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
     order = OrderConfig(seed=options.seed, num_canonical_nodes=options.canonical_nodes)
     plans: dict[str, PackPlan] = {}
     for remote in options.remotes:
-        processor = stored_processor(remote, options.tokenizer)
+        processor = stored_processor(remote, options)
         dataset = PackedDataset([StreamConfig(remote=remote)], processor=processor, packing=packing, order=order)
         name = remote.rstrip("/").rsplit("/", 1)[-1]
         plans[f"{name} ({len(plans) + 1})" if name in plans else name] = dataset.plan

@@ -9,40 +9,58 @@ stored_chat     a stored conversation -> its messages, checked
 chat_template   a conversation -> its text, and what of it is marked
 conversation    a stored conversation -> its text and tokens, and which of them are learnt
 chat, text      the processors of texts; token_kernels: the compiled loop that fills packs from shards
+media/          bytes of media -> facts and pixels; families/: what is special about a family of models
+placeholders    where media stand in a text
+multimodal      the processor of conversations with media
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from ..errors import ConfigError
 from .base import Processor
+from .families.settings import MediaSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessorConfig:
+class ProcessorConfig(MediaSettings):
     """Which processor reads the samples, as one section of a YAML file.
 
     type: "chat" renders `messages` with the tokenizer's chat template; "tokens" takes samples that were
-    tokenized at conversion; "text" learns all of each `text`. tokenizer: a local folder or a hub id, for "chat" and
-    "text". learn: for "chat", whether all that the assistant says is learnt, or its last message alone, which is what
-    templates allow that change earlier messages (Qwen3's drops their thoughts).
+    tokenized at conversion; "text" learns all of each `text`; "vision" is "chat" with images and videos. tokenizer: a
+    local folder or a hub id, for "chat" and "text". path: the same of a processor of transformers', for "vision", and
+    so are the settings of media. learn: for "chat" and "vision", whether all that the assistant says is learnt, or its
+    last message alone, which is what templates allow that change earlier messages (Qwen3's drops their thoughts).
     """
 
-    type: Literal["chat", "tokens", "text"] = "chat"
+    type: Literal["chat", "tokens", "text", "vision"] = "chat"
     tokenizer: str | None = None
+    path: str | None = None
     learn: Literal["all", "last"] = "all"
 
     def __post_init__(self) -> None:
-        if self.learn != "all" and self.type != "chat":
+        MediaSettings.__post_init__(self)
+        if self.learn != "all" and self.type not in ("chat", "vision"):
             raise ConfigError(f"processor.learn is for chats, and processor.type is {self.type}: leave learn out")
+        if self.type == "vision":
+            if self.tokenizer is not None:
+                raise ConfigError("processor.tokenizer is for texts, and processor.type is vision: name path instead")
+            return
+        for name in ("path", *(field.name for field in fields(MediaSettings))):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"processor.{name} is for processor.type vision, and that is {self.type}: leave {name} out"
+                )
 
     def build(self) -> Processor:
         if self.type == "tokens":
             from .text import TokensProcessor
 
             return TokensProcessor()
+        if self.type == "vision":
+            return self._vision()
         if not self.tokenizer:
             raise ConfigError("processor.tokenizer is missing: name the folder or hub id of a tokenizer")
         if self.type == "text":
@@ -52,3 +70,11 @@ class ProcessorConfig:
         from .chat import ChatProcessor
 
         return ChatProcessor.from_pretrained(self.tokenizer, learn=self.learn)
+
+    def _vision(self) -> Processor:
+        from .multimodal import MultimodalProcessor
+
+        if not self.path:
+            raise ConfigError("processor.path is missing: name the folder or hub id of a processor of transformers'")
+        settings = {field.name: getattr(self, field.name) for field in fields(MediaSettings)}
+        return MultimodalProcessor.from_pretrained(self.path, learn=self.learn, **settings)

@@ -109,6 +109,11 @@ class FastTokenizer:
         """The text of tokens, special ones among them."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def token_id(self, token: str) -> int | None:
+        """The id of a text that is one token; None for one that is cut into several."""
+        ids = self.encode(token, add_special_tokens=False).ids
+        return int(ids[0]) if len(ids) == 1 else None
+
     @cached_property
     def num_ids(self) -> int:
         """One more than the highest token id."""

@@ -123,11 +123,13 @@ class Viewer:
     tokenizer: FastTokenizer | None
 
     @staticmethod
-    def load(schema: str | None, tokenizer: str | None) -> Viewer:
+    def load(schema: str | None, tokenizer: str | None, processor: Processor | None = None) -> Viewer:
         """A viewer for samples of a schema; ConfigError for a tokenizer that cannot be had, or has nothing to read."""
         if schema is None and tokenizer is not None:
             raise ConfigError("the dataset holds no messages, tokens or texts: leave --tokenizer out")
-        processor: Processor | None = TokensProcessor() if schema == TokensProcessor.schema else None
+        if processor is not None:
+            return Viewer(schema=schema, processor=processor, tokenizer=getattr(processor, "tokenizer", None))
+        processor = TokensProcessor() if schema == TokensProcessor.schema else None
         if tokenizer is None:
             return Viewer(schema=schema, processor=processor, tokenizer=None)
         from ....processors.chat import ChatProcessor

@@ -16,6 +16,7 @@ from ....errors import ConfigError, LengthsError, ShardError, StorageError
 from ....mds.index import ShardInfo
 from ....mds.shard import Shard
 from ....mds.shard_files import fetch_shard
+from ....processors.base import Processor
 from ....storage.cache import LocalCache
 from ....storage.local import LocalStorage
 from ....storage.storage import open_storage
@@ -78,12 +79,14 @@ def inspect_dataset(
     first: int = 0,
     num_samples: int = 1,
     tokenizer: str | None = None,
+    processor: Processor | None = None,
     on_start: Callable[[int], None] = lambda count: None,
     on_shard: Callable[[], None] = lambda: None,
 ) -> Inspection:
     """Look at the dataset at a folder or URL: all that its index says, and `num_samples` samples from `first` on.
 
     first: counted from the end where it is negative. tokenizer: a folder or hub id, for what is trained on.
+    processor: what makes tokens of samples (default: that of their schema).
     Of a dataset that must be downloaded or decompressed a few shards are, one after another into a temporary folder.
     on_start, on_shard: told the number of shards that are read, and of each. Raises ConfigError, StorageError,
     ShardError, DataError for samples that do not fit their schema.
@@ -91,7 +94,7 @@ def inspect_dataset(
     storage = open_storage(remote)
     catalog = read_catalog(storage)
     chosen = _choose(first, num_samples, total=catalog.num_samples)
-    viewer = Viewer.load(schema_of(catalog.shards), tokenizer)
+    viewer = Viewer.load(schema_of(catalog.shards), tokenizer, processor)
     notes: list[str] = []
     with TemporaryDirectory(prefix="lmms_stream-inspect-", ignore_cleanup_errors=True) as folder:
         lengths = [

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _BICUBIC = 3  # of Pillow's resampling filters
-_JPEG_SCALES = 8  # JPEGs are decoded at so many eighths of their size
 _ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": _BICUBIC, "rescale_factor": 1 / 255}
 
 
@@ -94,9 +93,10 @@ class Vision:
 
 def check_decoded(shape: tuple[int, ...], facts: ImageFacts) -> None:
     """DataError unless an image of shape (height, width, …) has its facts' size, or that of one of JPEG's scales."""
-    for eighths in range(_JPEG_SCALES, 0, -1):
-        if shape[:2] == (-(-facts.height * eighths // _JPEG_SCALES), -(-facts.width * eighths // _JPEG_SCALES)):
-            return
+    from ..media.images import SCALES
+
+    if any(shape[:2] == (-(-facts.height // scale), -(-facts.width // scale)) for scale in (1, *SCALES)):
+        return
     raise DataError(
         f"an image is stored as of {facts.width} x {facts.height} pixels, and its bytes are of {shape[1]} x "
         f"{shape[0]}: convert the dataset again"

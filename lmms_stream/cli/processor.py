@@ -1,0 +1,66 @@
+"""Which processor a command reads samples with: --tokenizer, --processor and --setting, wherever they are options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..processors.base import Processor
+
+PAIRS = ("--setting",)  # options whose values read NAME=VALUE
+
+
+class Options(Protocol):
+    """A parser or a group of one."""
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
+
+
+def add_options(parser: Options, *, default: str = "what the dataset holds, texts or chats") -> None:
+    """--processor and --setting. default: the processor without them, in words."""
+    parser.add_argument(
+        "--processor",
+        choices=("chat", "text", "vision"),
+        help="say what reads samples with --tokenizer; vision: chats with images and videos, of which that names a "
+        f"processor's folder or hub id; default: {default}",
+    )
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set what a run sets in its section processor, for the same lengths: image_max_pixels=200704, fps=1, …",
+    )
+
+
+def chosen_processor(tokenizer: str | None, kind: str | None, settings: Sequence[str]) -> Processor | None:
+    """The processor of that kind; None where no kind is chosen. ConfigError for settings that it does not have."""
+    if kind is None and not settings:
+        return None
+    from ..config import build_config
+    from ..processors import ProcessorConfig
+
+    if tokenizer is None:
+        named = f"--processor {kind}" if kind else f"--setting {settings[0]}"
+        raise ConfigError(f"{named} is for samples that become tokens: pass --tokenizer with its folder or hub id")
+    values: dict[str, Any] = {"type": kind or "chat", "path" if kind == "vision" else "tokenizer": tokenizer}
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not (name and separator):
+            raise ConfigError(f"--setting {setting}: expected NAME=VALUE")
+        values[name] = value
+    return build_config(ProcessorConfig, values, source="--setting" if settings else "--processor").build()
+
+
+def stored_processor(remote: str, options: argparse.Namespace) -> Processor | None:
+    """What reads a dataset's samples, as the options say, or its schema; None without a tokenizer."""
+    from ..converters.stored import catalog
+
+    chosen = chosen_processor(options.tokenizer, options.processor, options.setting)
+    if chosen is not None or options.tokenizer is None:
+        return chosen
+    return catalog.stored_processor(remote, options.tokenizer)

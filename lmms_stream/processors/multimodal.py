@@ -1,0 +1,198 @@
+"""Conversations with media -> tokens, positions and the tensors that a model's tower reads."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, DataError
+from ..types import Processed, Sample
+from .base import IGNORED_LABEL, FactsMissingError, Measured, or_error, through
+from .conversation import Chat, Conversations, Learn, Parts
+from .families.family import Family, FamilyMaker, Layout
+from .families.files import read_files
+from .families.registry import family_of
+from .families.settings import MediaSettings
+from .media.facts import facts_of, stored_facts
+from .media.stored import media_part
+from .placeholders import Filled, Placeholders, moved
+from .spans import learnt_of
+from .tokenizers import FastTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from .media.facts import Facts
+
+
+class MultimodalProcessor:
+    """Renders `messages` with the chat template of a processor of transformers', and reads their media from `media`.
+
+    What is learnt is what ChatProcessor learns, without the tokens of media. Media are measured from the facts that
+    are stored beside them; where these are missing, from their bytes. Images are turned as their EXIF says.
+
+    Use `from_pretrained`. ConfigError for a tokenizer without chat template or without the family's tokens.
+    """
+
+    columns = ("messages", "media")
+    measured_columns = ("messages",)
+    schema = "messages"
+
+    def __init__(self, tokenizer: FastTokenizer, family: Family, *, learn: Learn = "all"):
+        self.tokenizer = tokenizer
+        self.family = family
+        self._conversations = Conversations(tokenizer, learn=learn)
+        self._placeholders = Placeholders(family.placeholders, family.surroundings)
+        self._placeholder_ids = np.array([_token_id(tokenizer, token) for token in family.placeholders.values()])
+        self._never_learnt = np.array([_token_id(tokenizer, token) for token in family.media_tokens])
+
+    @staticmethod
+    def from_pretrained(
+        path: str, *, learn: Learn = "all", family: FamilyMaker | None = None, **settings: Any
+    ) -> MultimodalProcessor:
+        """The processor at a local path or hub id. settings: of MediaSettings. family: default, the path's own."""
+        known = [field.name for field in fields(MediaSettings)]
+        for name in settings.keys() - {*known}:
+            (closest,) = difflib.get_close_matches(name, known, n=1, cutoff=0)
+            raise ConfigError(f"a processor of media has no setting {name!r}: did you mean {closest!r}?")
+        chosen = MediaSettings(**settings)
+        files = read_files(path)
+        maker = family or family_of(files)
+        tokenizer = load_tokenizer(path)
+        if files.chat_templates:
+            tokenizer = replace(tokenizer, chat_templates=files.chat_templates)
+        made = maker.of(files, chosen, lambda token: _token_id(tokenizer, token))
+        return MultimodalProcessor(tokenizer, made, learn=learn)
+
+    @property
+    def learn(self) -> Learn:
+        return self._conversations.learn
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return {
+            "class": "MultimodalProcessor",
+            "version": 1,
+            **self._conversations.description,
+            "media": dict(self.family.description),
+        }
+
+    def measure(self, sample: Sample) -> int:
+        (measured,) = self.measure_media([sample])
+        if isinstance(measured, DataError):
+            raise measured
+        return measured.tokens
+
+    def measure_media(self, samples: Sequence[Sample]) -> list[Measured | DataError]:
+        """See MeasureMedia."""
+        return through([or_error(self._text, sample) for sample in samples], self._measured)
+
+    def _text(self, sample: Sample) -> _Text:
+        chat, parts = _read(sample)
+        layouts = [self._layout(part, sample) for part in parts]
+        text = self._conversations.text(chat)
+        self._placeholders.check(text, layouts)
+        if any(layout.text for layout in layouts):
+            text = self._placeholders.fill(text, layouts).text
+        return _Text(text, layouts)
+
+    def _measured(self, texts: Sequence[_Text]) -> list[Measured]:
+        lengths = self.tokenizer.num_tokens([each.text for each in texts], add_special_tokens=False)
+        return [_measured(each.layouts, length) for each, length in zip(texts, lengths, strict=True)]
+
+    def process(self, sample: Sample) -> Processed:
+        chat, parts = _read(sample)
+        layouts = [self._layout(part, sample) for part in parts]
+        rendered = self._conversations.rendered(chat)
+        self._placeholders.check(rendered.marked[0], layouts)
+        filled = self._placeholders.fill(rendered.marked[0], layouts)
+        ((ids, spans),) = self._conversations.tokenized([moved(rendered, filled)])
+        learnt = learnt_of(spans, len(ids)) & ~np.isin(ids, self._never_learnt)
+        repeats = self._repeats(ids, filled)
+        input_ids = np.repeat(ids.astype(np.int64), repeats)
+        processed: dict[str, Any] = {
+            "input_ids": input_ids,
+            "labels": np.where(np.repeat(learnt, repeats), input_ids, IGNORED_LABEL),
+        }
+        if self.family.num_axes:
+            processed["position_ids"] = self.family.positions(input_ids, filled.layouts)
+        media = [media_part(parts[index], sample["media"]).data for index in filled.indices]
+        processed["media"] = self.family.tensors(filled.layouts, media) if media else {}
+        return processed
+
+    def _layout(self, part: dict[str, Any], sample: Sample) -> Layout:
+        kind = part["type"]
+        if kind not in self.family.placeholders:
+            raise DataError(
+                f"a message holds media of type {kind}, and {self.tokenizer.name} reads "
+                f"{' and '.join(self.family.placeholders)}: take a processor of {kind}, or remove it"
+            )
+        return self.family.layout(kind, _facts(part, sample))
+
+    def _repeats(self, ids: NDArray[np.int32], filled: Filled) -> NDArray[np.int64]:
+        """How often each token of a text stands in the sample: placeholders as often as their media have tokens."""
+        repeats = np.ones(len(ids), np.int64)
+        at = np.flatnonzero(np.isin(ids, self._placeholder_ids))
+        repeats[at] = [count for layout in filled.layouts for count in layout.counts]
+        return repeats
+
+
+class _Text(NamedTuple):
+    """A conversation's text, its placeholders once each, and how its media stand in it."""
+
+    text: str
+    layouts: list[Layout]
+
+
+def _read(sample: Sample) -> tuple[Chat, list[dict[str, Any]]]:
+    """A sample's conversation, in which templates see the kinds of media alone; its media parts in their order."""
+    media: list[dict[str, Any]] = []
+
+    def shown(parts: Parts) -> list[dict[str, Any]]:
+        media.extend(part for part in parts if part["type"] != "text")
+        return [part if part["type"] == "text" else {"type": part["type"]} for part in parts]
+
+    return Chat.read(sample["messages"], shown), media
+
+
+def _facts(part: dict[str, Any], sample: Sample) -> Facts:
+    facts = stored_facts(part)
+    if facts is not None:
+        return facts
+    if "media" not in sample:
+        raise FactsMissingError(
+            f"a part of type {part['type']} is stored without its size, and measuring was given no media: give the "
+            "column media, too, or convert the dataset again"
+        )
+    return facts_of(media_part(part, sample["media"]).data, part["type"])
+
+
+def _measured(layouts: Sequence[Layout], num_text_tokens: int) -> Measured:
+    if not layouts:
+        return Measured(tokens=num_text_tokens)
+    tokens_of = {"image": 0, "video": 0, "audio": 0}
+    num_placeholders = patches = 0
+    for layout in layouts:
+        tokens_of[layout.kind] += sum(layout.counts)
+        num_placeholders += len(layout.counts)
+        patches += layout.patches
+    return Measured(
+        tokens=num_text_tokens - num_placeholders + sum(tokens_of.values()),
+        patches=patches,
+        image_tokens=tokens_of["image"],
+        video_tokens=tokens_of["video"],
+        audio_tokens=tokens_of["audio"],
+    )
+
+
+def _token_id(tokenizer: FastTokenizer, token: str) -> int:
+    found = tokenizer.token_id(token)
+    if found is None:
+        raise ConfigError(
+            f"tokenizer {tokenizer.name} does not have {token} as one token, by which media stand in a text: take the "
+            "tokenizer of the processor's own model"
+        )
+    return found

@@ -1,0 +1,122 @@
+"""--processor vision on the command line, and the same processor in a run's YAML file."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lmms_stream.config import build_config
+from lmms_stream.errors import ConfigError
+from lmms_stream.processors import ProcessorConfig
+from lmms_stream.processors.base import processor_fingerprint
+from lmms_stream.processors.multimodal import MultimodalProcessor
+
+from tests.conftest import run_cli
+from tests.processors.tiny_vlm import picture, save_processor
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("processor")
+    save_processor(made, "qwen2_5_vl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Chats with none to two pictures each."""
+    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    with file.open("w") as lines:
+        for number in range(12):
+            images = [base64.b64encode(picture(60 + 10 * number, 90, seed=each)).decode() for each in range(number % 3)]
+            messages = [
+                {"role": "user", "content": "<image>" * len(images) + f"Which is number {number}?"},
+                {"role": "assistant", "content": f"It is {number}."},
+            ]
+            lines.write(json.dumps({"messages": messages, "images": images}) + "\n")
+    return file
+
+
+def config_of(**values: object) -> ProcessorConfig:
+    return build_config(ProcessorConfig, values, source="run.yaml")
+
+
+def test_the_settings_of_a_run_are_those_of_the_processor(folder: Path) -> None:
+    built = config_of(type="vision", path=str(folder), image_max_pixels=20000, frame_num=8, learn="last").build()
+    made = MultimodalProcessor.from_pretrained(str(folder), image_max_pixels=20000, frame_num=8, learn="last")
+    assert isinstance(built, MultimodalProcessor)
+    assert (built.learn, built.description) == ("last", made.description)
+
+
+def test_settings_that_are_unknown_or_misplaced_are_named(folder: Path) -> None:
+    path = str(folder)
+    for values, message in (
+        ({"type": "vision"}, r"processor\.path is missing: name the folder or hub id of a processor"),
+        ({"type": "vision", "tokenizer": path}, r"processor\.tokenizer is for texts, and .* is vision: name path"),
+        (
+            {"tokenizer": path, "fps": 1},
+            r"processor\.fps is for processor\.type vision, and that is chat: leave fps out",
+        ),
+        (
+            {"type": "text", "path": path},
+            r"processor\.path is for processor\.type vision, and that is text: leave path",
+        ),
+        ({"type": "vision", "path": path, "fps": 1, "frame_num": 2}, "both say how many frames"),
+        ({"type": "vision", "path": path, "max_pixels": 9}, "unknown key 'max_pixels': did you mean"),
+        ({"type": "vision", "path": path, "frame_num": "two"}, "frame_num: .* got 'two'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config_of(**values).build()
+
+
+def test_commands_measure_and_show_images_with_the_settings_of_a_run(rows: Path, folder: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "chats")
+    chosen = ("--tokenizer", str(folder), "--processor", "vision", "--setting", "image_max_pixels=12000")
+    converted = run_cli("convert", str(rows), target, *chosen, "--workers", "1")
+    assert converted.returncode == 0, converted.stderr
+    processor = config_of(type="vision", path=str(folder), image_max_pixels=12000).build()
+    name = f"_lmms/lengths/{processor_fingerprint(processor)}.npy"
+    lengths = np.load(tmp_path / "chats" / name)
+    plain = run_cli("convert", str(rows), str(tmp_path / "plain"), "--workers", "1")
+    assert plain.returncode == 0, plain.stderr
+    measured = run_cli("index", str(tmp_path / "plain"), *chosen, "--workers", "1")
+    assert measured.returncode == 0, measured.stderr
+    assert np.load(tmp_path / "plain" / name).tolist() == lengths.tolist()
+    assert len(lengths) == 12
+    planned = run_cli("plan", target, *chosen, "--packing-length", "256", "--json")
+    assert planned.returncode == 0, planned.stderr
+    shown = run_cli("inspect", target, "-i", "2", *chosen)
+    assert shown.returncode == 0, shown.stderr
+    assert "<|image_pad|>" in shown.stdout
+    assert "It is 2.<|im_end|>" in shown.stdout
+    checked = run_cli("verify", target, "--deep", *chosen)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("index", "data", "--processor", "vision"),
+            "--processor vision is for samples that become tokens: pass --tok",
+        ),
+        (
+            ("index", "data", "--setting", "fps=1"),
+            "--setting fps=1 is for samples that become tokens: pass --tokenizer",
+        ),
+        (("convert", "rows.jsonl", "data", "--processor", "vision"), "--processor vision is for samples that become"),
+        (("plan", "data", "--packing-length", "9", "--tokenizer", "x", "--setting", "fps"), "fps: expected NAME=VALUE"),
+        (("inspect", "data", "--tokenizer", "x", "--setting", "fps=1"), "processor.fps is for processor.type vision"),
+        (
+            ("verify", "data", "--tokenizer", "x", "--processor", "vision", "--setting", "pixels=1"),
+            "--setting: unknown key 'pixels': did you mean",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_named(arguments: tuple[str, ...], message: str, rows: Path) -> None:
+    result = run_cli(*arguments, cwd=rows.parent)
+    assert result.returncode != 0
+    assert message in " ".join(result.stderr.split())
