@@ -32,7 +32,8 @@ CPU = torch.device("cpu")
 
 
 def packed_model(model_type: str, *, attention: Any = "auto") -> PackedModel:
-    return PackedModel(build(model_type, attention=attention), Family(model_type))
+    family: Any = Family(model_type)
+    return PackedModel(build(model_type, attention=attention), family)
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -165,7 +166,7 @@ def test_media_of_one_sample_that_are_seen_in_another_are_found(monkeypatch: pyt
 
 
 def test_the_family_says_which_attentions_there_are_to_choose_from() -> None:
-    family = Family("qwen2_vl")
+    family: Any = Family("qwen2_vl")
     family.attentions = ("eager",)
     model = PackedModel(build("qwen2_vl"), family)
     prove_packing(model, device=CPU)

@@ -13,13 +13,14 @@ import torch.distributed as dist
 
 from ...errors import ConfigError
 from ...processors.base import Processor
+from ...processors.families.family import Family
 from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
 from .attention import Attention, implementations
 from .head import SharedParameters
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
-from .towers import Dummies, Family
+from .towers import Dummies
 from .varlen import SDPA_VARLEN, has_axes
 
 if TYPE_CHECKING:
