@@ -18,6 +18,12 @@ def add_commands(commands: Commands) -> None:
     summary = "Convert, stream from S3, train, kill and resume on this machine, and compare the runs step by step."
     parser = add_command(commands, "demo", _demo, summary, example=EXAMPLE)
     parser.add_argument(
+        "--kind",
+        choices=("text", "vision"),
+        default="text",
+        help="train a model of text, or one that reads charts, pictures and videos; default: %(default)s",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         default=Path("demo-output"),
@@ -26,6 +32,10 @@ def add_commands(commands: Commands) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    from ..cli.console import console
     from .run import run_demo
 
-    return 0 if run_demo(options.output) else 1
+    is_equal = run_demo(options.output, kind=options.kind)
+    if options.kind == "text":
+        console.print("with images and videos: lmms-stream demo --kind vision")
+    return 0 if is_equal else 1

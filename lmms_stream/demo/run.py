@@ -5,9 +5,10 @@ from __future__ import annotations
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,28 +17,34 @@ from ..cli.console import bar, console, print_plan, print_record
 from ..errors import ConfigError
 from ..train.report.train_log import read_log
 from .compare import compare_runs, read_run
-from .corpus import VOCABULARY, Corpus, build_corpus, train_tokenizer
 from .endpoint import BUCKET, s3_endpoint
 from .jobs import run_job
+from .material import Material
+from .text import text_material
+from .vision import vision_material
 
+Kind = Literal["text", "vision"]
+DOING: Mapping[Kind, str] = {
+    "text": "reading the standard library, training a tokenizer",
+    "vision": "drawing charts and videos, training a tokenizer",
+}
 STEPS = 20
 SAVE_STEPS = 5
 KILL_AT = 13  # three steps after a checkpoint
-PACKING_LENGTH = 2048
 GLOBAL_BATCH = 4
 LOSS_TOLERANCE_OTHER_WORLD = 1e-3
 MARKER = ".lmms-stream-demo"
 
 
-def run_demo(output: Path) -> bool:
+def run_demo(output: Path, *, kind: Kind = "text") -> bool:
     """Run the demo with its files below `output`; whether the resumed runs equal the uninterrupted one."""
     started = time.monotonic()
     _make_room(output)
     with s3_endpoint() as endpoint:
         console.print(f"S3 endpoint: {endpoint}, bucket {BUCKET}")
-        corpus, tokenizer = _build(output)
-        remote = _convert(corpus, tokenizer)
-        config = _write_config(output, remote, tokenizer)
+        material = _build(output, kind)
+        remote = _convert(material, kind)
+        config = _write_config(output, remote, material)
         _plan(config, output)
         kill_step = _train(config, output)
     equal = _compare(output, kill_step)
@@ -56,25 +63,25 @@ def _make_room(output: Path) -> None:
     (output / MARKER).touch()
 
 
-def _build(output: Path) -> tuple[Corpus, Path]:
-    with console.status("reading the standard library, training a tokenizer"):
-        corpus = build_corpus(output / "corpus")
-        tokenizer = train_tokenizer(corpus.texts, output / "tokenizer")
-    console.print(f"corpus: {corpus.num_functions:,} functions, {corpus.num_classes:,} classes, as chats")
-    return corpus, tokenizer
+def _build(output: Path, kind: Kind) -> Material:
+    with console.status(DOING[kind]):
+        material = text_material(output) if kind == "text" else vision_material(output)
+    console.print(material.about)
+    return material
 
 
-def _convert(corpus: Corpus, tokenizer: Path) -> str:
+def _convert(material: Material, kind: Kind) -> str:
     with console.status("loading the converter"):
         from ..converters.convert import Progress, convert
-        from ..processors.chat import ChatProcessor
+        from ..processors import ProcessorConfig
 
-    target = f"s3://{BUCKET}/corpus"
+        processor = ProcessorConfig(**material.processor).build()
+    target = f"s3://{BUCKET}/{kind}"
     with bar("converting", unit="bytes") as shown:
         report = convert(
-            [corpus.functions, corpus.classes],
+            material.sources,
             target,
-            processor=ChatProcessor.from_pretrained(str(tokenizer)),
+            processor=processor,
             shard_bytes=1 << 20,
             overwrite=True,
             progress=Progress(begin=shown.begin, advance=shown.advance),
@@ -83,28 +90,18 @@ def _convert(corpus: Corpus, tokenizer: Path) -> str:
     return target
 
 
-def _write_config(output: Path, remote: str, tokenizer: Path) -> Path:
-    model = {
-        "model_type": "llama",
-        "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 192,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": PACKING_LENGTH,
-        "tie_word_embeddings": False,
-    }
+def _write_config(output: Path, remote: str, material: Material) -> Path:
     settings = {
         "dataset": {
             "remote": remote,
-            "processor": {"type": "chat", "tokenizer": str(tokenizer)},
-            "packing_length": PACKING_LENGTH,
+            "processor": dict(material.processor),
+            "packing_length": material.packing_length,
             "overlong": "drop",
             "seed": 7,
             "shuffle_block_size": 2048,
             "num_canonical_nodes": 2,
         },
-        "model": {"config": model},
+        "model": {"config": dict(material.model)},
         "train": {
             "output_dir": str(output / "runs" / "default"),
             "global_batch": GLOBAL_BATCH,
@@ -132,7 +129,9 @@ def _plan(config: Path, output: Path) -> None:
     assert dataset is not None  # _write_config named it
     plan = dataset.build().plan
     steps = report_steps(Mixture({"data": plan}), global_batch=GLOBAL_BATCH, world=World(world_size=2))
-    print_plan([report_epoch(plan, source=f"packs of {PACKING_LENGTH}", epoch=0)], steps, [], as_json=False)
+    print_plan(
+        [report_epoch(plan, source=f"packs of {plan.packing.packing_length}", epoch=0)], steps, [], as_json=False
+    )
     if steps.num_steps is None or steps.num_steps <= STEPS:
         raise ConfigError(f"the epoch has {steps.num_steps} steps: the demo needs more than {STEPS}")
     plot_plans({"best_fit": plan}, output / "plan.png")

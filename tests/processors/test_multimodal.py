@@ -249,6 +249,9 @@ def test_settings_change_the_fingerprint_and_unknown_ones_are_refused(folders: d
     settings: list[dict[str, Any]] = [{}, {"image_max_pixels": 5000}, {"fps": 1.0}, {"frame_num": 8}, {"video_end": 9}]
     prints = {processor_fingerprint(MultimodalProcessor.from_pretrained(folder, **each)) for each in settings}
     assert len(prints) == len(settings)
+    whole = MultimodalProcessor.from_pretrained(folder, fps=1, video_end=9)
+    same = MultimodalProcessor.from_pretrained(folder, fps=1.0, video_end=9.0)
+    assert processor_fingerprint(whole) == processor_fingerprint(same)
     with pytest.raises(ConfigError, match="has no setting 'image_max_pixel': did you mean 'image_max_pixels'"):
         MultimodalProcessor.from_pretrained(folder, image_max_pixel=5)
     with pytest.raises(ConfigError, match=r"processor\.learn must be all or last, got 'first'"):

@@ -81,7 +81,7 @@ class QwenVL:
             images=images.within(settings.image_min_pixels, settings.image_max_pixels),
             videos=videos.within(None, settings.video_max_pixels),
             choice=FrameChoice(
-                fps=fps or files.video.get("fps") or cls.video_defaults["fps"],
+                fps=float(fps or files.video.get("fps") or cls.video_defaults["fps"]),
                 frame_num=frame_num if frame_num or fps else files.video.get("num_frames"),
                 min_frames=files.video.get("min_frames") or cls.video_defaults["min_frames"],
                 max_frames=settings.video_max_frames

@@ -30,6 +30,9 @@ class MediaSettings:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"processor.{name} must be a whole number of at least 1, got {value!r}")
+        for name in ("fps", "video_start", "video_end"):
+            if (number := getattr(self, name)) is not None:
+                object.__setattr__(self, name, float(number))  # 2 and 2.0 measure the same, under the same name
         if self.fps is not None and not 0 < self.fps < float("inf"):
             raise ConfigError(f"processor.fps must be above 0, got {self.fps!r}")
         if self.fps is not None and self.frame_num is not None:
