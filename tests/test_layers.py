@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "loader": {*BASE, "signals", "plan", "plan/kernels", "storage", "processors", "mds"},
     "train/run": {*BASE, "mds"},
-    "train/model": {*BASE, "processors", "loader", "train/run"},
+    "train/model": {*BASE, "processors", "processors/families", "loader", "train/run"},
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model"},
     "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run"},
     "train/report": {*BASE, "plan", "storage", "loader", "train/run", "train/model"},

@@ -149,11 +149,11 @@ def _process(dataset: PackedDataset, work: Work, segment: int, *, checks_keys: b
     if num_tokens == length:
         return processed
     if processed.get("media"):
-        error = DataError(
+        reason = DataError(
             f"it has media and {num_tokens} tokens, more than a pack holds, and pictures cannot be cut with their "
             "tokens: set overlong to drop or error, or raise packing_length"
         )
-        raise naming(dataset, int(work.segments.sample_ids[segment]), error)
+        raise naming(dataset, int(work.segments.sample_ids[segment]), reason)
     return {name: _piece(name, value, start, start + length) for name, value in processed.items()}
 
 

@@ -19,6 +19,7 @@ from .row_memory import new_rows
 PAD_TOKEN_ID = 0
 MIN_PAD_TOKENS = 2  # a pad pack needs a next token to predict, or tensors in the model are empty
 KEYS = ("input_ids", "labels", "position_ids", "media")  # of what a processor makes
+_KNOWN = frozenset(KEYS)
 
 
 def collate(
@@ -57,7 +58,7 @@ def collate(
         rows._replace(position_ids=_with_axes(rows.position_ids, samples)),
         np.cumsum([0, *lengths, *padding], dtype=np.int32),
         np.array(sample_ids, np.int64),
-        inputs=media_inputs([sample.get("media") or {} for sample in samples]),
+        inputs=media_inputs([sample["media"] for sample in samples if sample.get("media")]),
         max_seqlen=max(lengths + padding),
         num_loss_tokens=int(np.count_nonzero(labels != IGNORED_LABEL)),
         source=source,
@@ -68,10 +69,10 @@ def collate(
 
 def check_keys(sample: Processed, *, made_by: str = "a processor") -> None:
     """ConfigError for a key that no batch would hold."""
-    if unknown := sorted(sample.keys() - {*KEYS}):
+    if not sample.keys() <= _KNOWN:
         raise ConfigError(
-            f"{made_by} gives {unknown[0]!r}, which no batch would hold: name tensors for the model in its 'media', "
-            f"leave it out, or pass a data_collator of your own (batches are made of {', '.join(KEYS)})"
+            f"{made_by} gives {min(sample.keys() - _KNOWN)!r}, which no batch would hold: name tensors for the model "
+            f"in its 'media', leave it out, or pass a data_collator of your own (batches are made of {', '.join(KEYS)})"
         )
 
 
@@ -80,6 +81,8 @@ def _with_axes(positions: NDArray[np.int64], samples: Sequence[Processed]) -> ND
 
     A sample without axes of its own, and padding, have the same positions on all.
     """
+    if not any("position_ids" in sample for sample in samples):
+        return positions
     axes = [np.asarray(sample.get("position_ids", ())) for sample in samples]
     num_axes = max(map(len, axes), default=0)
     if not num_axes:

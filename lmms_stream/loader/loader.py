@@ -30,6 +30,7 @@ from .workers import StartMethod, Workers
 
 SOURCE = "data"  # the name of a single source in the cursor
 MAX_ITEMS_AHEAD = 32
+MAX_MEDIA_ITEMS_AHEAD = 4  # a pack of 8192 tokens of images is 150 MB of patches
 FETCH_ERROR_S = 10.0  # waited beyond fetch.timeout_s, so that the fetch's own error comes first: it says more
 TOKENS_PER_FILL = 1 << 17  # tokens of packs whose rows are one piece of memory: one call fills many short packs
 
@@ -227,9 +228,11 @@ class PackedLoader:
 
     @property
     def _items_ahead(self) -> int:
-        """Items that each worker has ready: a step's, which are taken at once, or MAX_ITEMS_AHEAD."""
+        """Items that each worker has ready: a step's, which are taken at once, as far as memory allows."""
         of_step = self.micro_batches // self.settings.steps.packs_per_item
-        return min(MAX_ITEMS_AHEAD, max(2, -(-of_step // max(1, self.num_workers))))
+        reads_media = any(getattr(each.processor, "family", None) for each in self._worker.datasets.values())
+        most = MAX_MEDIA_ITEMS_AHEAD if reads_media else MAX_ITEMS_AHEAD
+        return min(most, max(2, -(-of_step // max(1, self.num_workers))))
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor after the last step that was delivered whole: plain ints, strings and lists."""

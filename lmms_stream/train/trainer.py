@@ -73,7 +73,7 @@ class FSDP2SFTTrainer:
             self._tell_overlong(eval_loader)
         trained_on = list(train_dataset.values()) if isinstance(train_dataset, Mapping) else [train_dataset]
         read = [core_of(each).processor for each in [*trained_on, *([] if eval_dataset is None else [eval_dataset])]]
-        packed = PackedModel(model, family_of(read, model.config.model_type))  # type: ignore[arg-type, union-attr]
+        packed = PackedModel(model, family_of(read, model.config))  # type: ignore[arg-type]
         for processor in read:
             packed.check_processor(processor)
         self.model = self._shard(packed)

@@ -102,10 +102,10 @@ def test_objectives_of_causal_models_are_logged_as_one_loss() -> None:
     assert dict(task.units(pack)) == {"tokens": 4, "z": 4, "router": 5}
     assert task.collate is collate
     tokens = Objective(name="tokens")
-    assert objective_losses([tokens], ["data"], [[[6.0], [3]]], [3]) == {"loss": 2}
-    assert objective_losses([tokens], ["a", "b"], [[[6.0, 0.0], [3, 0]]], [3]) == {"loss": 2, "loss/a": 2}
+    assert objective_losses([tokens], ["data"], [[[6.0], [3.0]]], [3]) == {"loss": 2}
+    assert objective_losses([tokens], ["a", "b"], [[[6.0, 0.0], [3.0, 0.0]]], [3]) == {"loss": 2, "loss/a": 2}
     other = Objective(name="flow", weight=0.5)
-    summed = [[[6.0, 2.0], [3, 1]], [[0.0, 8.0], [0, 2]]]
+    summed = [[[6.0, 2.0], [3.0, 1.0]], [[0.0, 8.0], [0.0, 2.0]]]
     assert objective_losses([tokens, other], ["a", "b"], summed, [4, 2]) == {
         "loss": 2 + 2, "loss/tokens": 2, "loss/tokens/a": 2, "loss/tokens/b": 2, "loss/flow": 4, "loss/flow/b": 4,
     }  # fmt: skip

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate, join
+from lmms_stream.train.checkpoint.checkpoint import Checkpointer
+from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
 from lmms_stream.train.model.choice import prove_compiled, prove_packing
 from lmms_stream.train.model.flops import model_flops
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.model.sharding import blocks_to_shard, checkpoint_blocks, freeze
 from lmms_stream.train.model.towers import family_of
+from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.types import Batch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from tests.processors.tiny_vlm import FAMILIES, save_processor, tiny_config
 
 from .vision import KINDS, MODEL_TYPES, Family, build, plain_logits, plain_losses, rows_of, samples_of
 
@@ -24,26 +32,26 @@ CPU = torch.device("cpu")
 
 
 def packed_model(model_type: str, *, attention: Any = "auto") -> PackedModel:
-    return PackedModel(build(model_type, attention=attention), Family(model_type))
+    family: Any = Family(model_type)
+    return PackedModel(build(model_type, attention=attention), family)
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa_varlen", "sdpa", "eager"])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_pack_gives_what_its_samples_give_one_by_one(kind: str, model_type: str, attention: Any) -> None:
-    packed = packed_model(model_type, attention=attention)
-    samples = samples_of(packed.model, kind)
+    packed, plain = packed_model(model_type, attention=attention), build(model_type)
+    samples = samples_of(plain, kind)
     batch = collate(samples, range(len(samples)), pad_to=140)
     for sample, rows in zip(samples, rows_of(batch), strict=False):
-        torch.testing.assert_close(packed.logits(batch)[0, rows], plain_logits(packed.model, sample), rtol=0, atol=1e-5)
-    packed.model.zero_grad()
-    alone = sum((plain_losses(packed.model, sample) for sample in samples), torch.zeros(()))
+        torch.testing.assert_close(packed.logits(batch)[0, rows], plain_logits(plain, sample), rtol=0, atol=1e-5)
+    alone = sum((plain_losses(plain, sample) for sample in samples), torch.zeros(()))
     alone.backward()
-    expected = gradients_of(packed.model)
+    expected = gradients_of(plain)
     for way in packed.logits_ways:
         packed.logits_way = way
         packed.model.zero_grad()
@@ -100,15 +108,17 @@ def test_towers_that_a_pack_does_not_need_have_gradients_of_zeros(model_type: st
     for samples in (samples_of(packed.model, "text"), []):
         packed.model.zero_grad()
         packed(collate(samples, range(len(samples)))).tokens.sum().backward()
-        of_tower = [each.grad for each in packed.model.model.visual.parameters()]  # type: ignore[operator, union-attr]
+        of_tower = [each.grad for each in packed.model.model.visual.parameters()]
         assert all(each is not None and not each.any() for each in of_tower)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("attention", "chosen"), [("auto", "sdpa_varlen"), ("sdpa", "sdpa"), ("eager", "eager")])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_samples_with_media_are_proven_to_be_kept_apart(model_type: str, attention: Any) -> None:
-    prove_packing(packed_model(model_type, attention=attention).train(), device=CPU)
-    prove_compiled(packed_model(model_type, attention=attention).train(), device=CPU)
+def test_samples_with_media_are_proven_to_be_kept_apart(model_type: str, attention: Any, chosen: str) -> None:
+    model = packed_model(model_type, attention=attention).train()
+    prove_packing(model, device=CPU)
+    assert model.model.config._attn_implementation == chosen
+    prove_compiled(model, device=CPU)
 
 
 class Positions(PackedModel):
@@ -148,7 +158,7 @@ def test_media_of_one_sample_that_are_seen_in_another_are_found(monkeypatch: pyt
         hidden, *others = inputs
         return (hidden + 1e-3 * hidden.mean(dim=0), *others)  # of all media of the pack
 
-    model.model.model.visual.blocks[0].register_forward_pre_hook(mix)  # type: ignore[union-attr, index, operator]
+    model.model.model.visual.blocks[0].register_forward_pre_hook(mix)
     with pytest.raises(
         ConfigError, match=r"what one holds changes what is predicted in another \(samples with media\)"
     ):
@@ -156,8 +166,8 @@ def test_media_of_one_sample_that_are_seen_in_another_are_found(monkeypatch: pyt
 
 
 def test_the_family_says_which_attentions_there_are_to_choose_from() -> None:
-    family = Family("qwen2_vl")
-    family.attentions = ("eager",)  # type: ignore[assignment]
+    family: Any = Family("qwen2_vl")
+    family.attentions = ("eager",)
     model = PackedModel(build("qwen2_vl"), family)
     prove_packing(model, device=CPU)
     assert model.model.config._attn_implementation == "eager"
@@ -170,7 +180,7 @@ def test_the_family_says_which_attentions_there_are_to_choose_from() -> None:
 
 def test_processors_of_a_run_are_of_one_family_and_that_of_its_model() -> None:
     class Reads:
-        family = Family("qwen2_vl")
+        family: Any = Family("qwen2_vl")
 
     class Other(Family):
         pass
@@ -178,19 +188,20 @@ def test_processors_of_a_run_are_of_one_family_and_that_of_its_model() -> None:
     class ReadsOther:
         family = Other("qwen3_vl")
 
-    assert family_of([None, object()], "llama") is None
-    assert family_of([object(), Reads(), Reads()], "qwen2_vl") is Reads.family
-    with pytest.raises(ConfigError, match="makes inputs of qwen2_vl, and the model is llama: take the model's own pro"):
-        family_of([Reads()], "llama")
+    assert family_of([None, object()], None) is None
+    config = build("qwen2_vl").config
+    assert family_of([object(), Reads(), Reads()], config) is Reads.family
+    with pytest.raises(ConfigError, match="makes inputs of qwen2_vl, and the model is qwen3_vl: take the model's own"):
+        family_of([Reads()], build("qwen3_vl").config)
     with pytest.raises(ConfigError, match="processors are of families Family and Other: take those of one family"):
-        family_of([Reads(), ReadsOther()], "qwen2_vl")
+        family_of([Reads(), ReadsOther()], config)
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_blocks_of_towers_are_sharded_and_run_again(model_type: str) -> None:
     packed = packed_model(model_type).train()
     blocks = blocks_to_shard(packed.model)
-    visual: Any = packed.model.model.visual  # type: ignore[union-attr]
+    visual: Any = packed.model.model.visual
     assert set(visual.blocks) < set(blocks)
     assert len(blocks) == len(visual.blocks) + 2
     samples = samples_of(packed.model, "mixed")
@@ -229,3 +240,30 @@ def test_the_flops_of_a_step_with_media_are_what_torch_counts(model_type: str, f
             plain_logits(packed.model, sample).sum().backward()
         counted += counter.get_total_flops()
     assert abs(found / counted - 1) <= 0.02
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_export_is_loaded_by_the_auto_classes_of_model_and_processor(family: str, tmp_path: Path) -> None:
+    original = save_processor(tmp_path / "processor", family)
+    init_distributed(60)
+    built: Any = AutoModelForImageTextToText.from_config(tiny_config(family, tmp_path / "processor")).eval()
+    optimizer = torch.optim.AdamW(built.parameters())
+    with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging") as checkpointer:
+        documents = model_files(built, str(tmp_path / "processor"))
+        checkpointer.save(built, optimizer, step=1, state={}, documents=documents)
+    out = export_checkpoint(tmp_path / "saved" / "step-00000001", tmp_path / "model")
+    names = {path.name for path in out.iterdir()}
+    assert {"preprocessor_config.json", "video_preprocessor_config.json", "chat_template.jinja"} < names
+    loaded = AutoModelForImageTextToText.from_pretrained(out).eval()
+    processor = AutoProcessor.from_pretrained(out)
+    assert type(processor) is type(original)
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}]
+    image = np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)
+    made, expected = (
+        each(text=each.apply_chat_template(asked), images=[image], return_tensors="pt")
+        for each in (processor, original)
+    )
+    assert made.keys() == expected.keys()
+    assert all(torch.equal(made[name], expected[name]) for name in made)
+    with torch.no_grad():
+        assert torch.equal(loaded(**made).logits, built(**made).logits)

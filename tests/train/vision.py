@@ -65,7 +65,7 @@ class Family:
 
     num_axes = 3
     tower = "visual"
-    attentions = ("flash_attention_2", "sdpa", "eager")
+    attentions: tuple[str, ...] = ("flash_attention_2", "flex_attention", "sdpa_varlen", "sdpa", "eager")
 
     def __init__(self, *model_types: str):
         self.model_types = model_types
@@ -76,6 +76,9 @@ class Family:
             "image": {"pixel_values": smallest, "image_grid_thw": grid},
             "video": {"pixel_values_videos": smallest, "video_grid_thw": grid},
         }
+
+    def check_model(self, config: Mapping[str, Any]) -> None:
+        assert config["image_token_id"] == IDS["image"]
 
     def kinds_of(self, inputs: Container[str]) -> set[str]:
         names = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -137,7 +140,10 @@ def samples_of(model: Any, kind: str, *, seed: int = 0) -> list[Processed]:
 
 def source_of(model: Any, source: str) -> list[Processed]:
     """Samples of a source that holds media of one kind, or text alone."""
-    parts = {"images": [IMAGES], "video": [VIDEO], "text": [TEXT, [37]], "both": [BOTH, TEXT]}[source]
+    of_source: dict[str, list[list[Part]]] = {
+        "images": [IMAGES], "video": [VIDEO], "text": [TEXT, [37]], "both": [BOTH, TEXT]
+    }  # fmt: skip
+    parts = of_source[source]
     rng = np.random.default_rng(len(source))
     return [sample_of(model, parts[number % len(parts)], rng) for number in range(12)]
 

@@ -112,7 +112,12 @@ class RunSaver:
 
 
 def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:
-    """The tokenizer that made the tokens, as its dataset's processor names it, or that of a pretrained model."""
+    """The tokenizer that made the tokens, as its dataset's processor names it, or that of a pretrained model.
+
+    A processor of media comes before those of texts: its folder has the tokenizer, and settings of the media besides.
+    """
     every = list(datasets.values()) if isinstance(datasets, Mapping) else [datasets]
-    names = [getattr(getattr(core_of(dataset).processor, "tokenizer", None), "name", None) for dataset in every]
+    processors = [core_of(dataset).processor for dataset in every]
+    processors.sort(key=lambda processor: getattr(processor, "family", None) is None)
+    names = [getattr(getattr(processor, "tokenizer", None), "name", None) for processor in processors]
     return next(filter(None, names), None)

@@ -13,14 +13,15 @@ import torch.distributed as dist
 
 from ...errors import ConfigError
 from ...processors.base import Processor
+from ...processors.families.family import Family
 from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
 from .attention import Attention, implementations
 from .head import SharedParameters
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
-from .towers import Dummies, Family
-from .varlen import SDPA_VARLEN
+from .towers import Dummies
+from .varlen import SDPA_VARLEN, has_axes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -122,7 +123,7 @@ class PackedModel(torch.nn.Module):
         self._dummies = Dummies(family) if family is not None else None
         self.logits_way: LogitsWay = "chunks"
         self.router_weight = router_weight(model)
-        self._has_text_axis = _rotates_by_axes(model.config)
+        self._has_text_axis = has_axes(model.config)
 
     @property
     def base_model(self) -> PreTrainedModel | None:
@@ -213,12 +214,16 @@ class PackedModel(torch.nn.Module):
     def plain_logits(self, sample: Batch) -> torch.Tensor:
         """What the model gives for one sample as transformers' users run it, without packing: float[1, T, V]."""
         positions = sample.position_ids
+        bounds = {}
+        if self.model.config._attn_implementation == SDPA_VARLEN:
+            bounds = {"cu_seq_lens_q": sample.cu_seqlens.cpu()}  # which has no other way
         logits: torch.Tensor = self.model(
             input_ids=sample.input_ids,
             position_ids=positions[1:] if positions.ndim == 3 else positions,
             attention_mask=torch.ones_like(sample.input_ids),
             use_cache=False,
             **sample.inputs,
+            **bounds,
         ).logits
         return logits
 
@@ -281,9 +286,3 @@ def _given(base: torch.nn.Module, output: Any, hidden: torch.Tensor) -> Iterator
         del base.forward
         if before is not None:
             base.forward = before
-
-
-def _rotates_by_axes(config: PretrainedConfig) -> bool:
-    """Whether positions have three axes and, in packs, those of the text before them (Qwen2-VL)."""
-    text = config.get_text_config()
-    return "mrope_section" in (getattr(text, "rope_scaling", None) or {})

@@ -69,7 +69,8 @@ def _with_media(
 ) -> Processed:
     """Random tokens of which some are of media: as many of each kind as leave room for text around them."""
     assert model.family is not None
-    ids, media = ids.copy(), {}
+    ids = ids.copy()
+    media: dict[str, NDArray[Any]] = {}
     room = len(ids) // max(1, len(kinds))
     positions = np.arange(len(ids))[None].repeat(model.family.num_axes, axis=0)
     for number, kind in enumerate(kinds):
@@ -85,9 +86,9 @@ def _with_media(
 
 def _random(smallest: NDArray[Any], num_media: int, rng: np.random.Generator) -> NDArray[Any]:
     """Several of the smallest, one after another: of random values, but sizes as they are."""
-    several = np.concatenate([smallest] * num_media)
+    several: NDArray[Any] = np.concatenate([smallest] * num_media)
     if np.issubdtype(several.dtype, np.floating):
-        return rng.standard_normal(several.shape).astype(several.dtype)
+        several[:] = rng.standard_normal(several.shape)
     return several
 
 

@@ -7,28 +7,15 @@ count nothing.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 
 from ...errors import ConfigError
-
-
-class Family(Protocol):
-    """What is special about a family of models that read media."""
-
-    model_types: tuple[str, ...]
-    num_axes: int
-    tower: str
-    attentions: tuple[str, ...]
-
-    def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]: ...
-
-    def kinds_of(self, inputs: Container[str]) -> set[str]: ...
+from ...processors.families.family import Family
 
 
 class Dummies:
@@ -65,20 +52,25 @@ class Dummies:
         return getattr(features, "pooler_output", features)  # of transformers 5
 
 
-def family_of(processors: Iterable[Any], model_type: str) -> Family | None:
+def family_of(processors: Iterable[Any], config: Any) -> Family | None:
     """The family of a run's processors; None where all read text alone.
 
-    ConfigError for several families, and for one that is not the model's.
+    config: of the model. ConfigError for several families, and for one that is not the model's.
     """
-    found = {type(family).__name__: family for each in processors if (family := getattr(each, "family", None))}
+    families: list[Family] = [each.family for each in processors if getattr(each, "family", None) is not None]
+    found = {type(each).__name__: each for each in reversed(families)}
     if len(found) > 1:
         raise ConfigError(f"processors are of families {' and '.join(sorted(found))}: take those of one family")
-    family: Family | None = next(iter(found.values()), None)
-    if family is not None and model_type not in family.model_types:
+    family = families[0] if families else None
+    if family is None:
+        return None
+    if config.model_type not in family.model_types:
         raise ConfigError(
-            f"the processor makes inputs of {', '.join(family.model_types)}, and the model is {model_type}: take the "
-            "model's own processor"
+            f"the processor makes inputs of {', '.join(family.model_types)}, and the model is {config.model_type}: "
+            "take the model's own processor"
         )
+    for each in families:
+        each.check_model(config.to_dict())
     return family
 
 

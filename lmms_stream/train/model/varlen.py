@@ -1,7 +1,8 @@
 """Attention of each sample of a pack by itself, with torch's scaled_dot_product_attention: "sdpa_varlen".
 
 With a mask, sdpa on the CPU computes all T x T scores of a pack of T tokens, and discards most; here it computes the
-t x t of each sample of t tokens. transformers makes no mask for an implementation that it does not know.
+t x t of each sample of t tokens. transformers makes no mask for an implementation that it does not know. The towers of
+models that read media call it for one medium, or one window, at a time.
 """
 
 from __future__ import annotations
@@ -16,14 +17,23 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def has_varlen(model_class: Any, config: Any) -> bool:
-    """Whether a transformers model can run with it: one of text, whose layers see all before them, or a window."""
+    """Whether a transformers model can run with it: one whose layers see all before them, or a window.
+
+    Of those that read media, these are the layers of text, and the positions must say more than where a token is: else
+    its tokens of media may see what comes after them, as in Gemma 3.
+    """
     text = config.get_text_config()
     return (
         bool(getattr(model_class, "_supports_attention_backend", False))
-        and text is config
+        and (text is config or has_axes(config))
         and not getattr(config, "attention_chunk_size", None)
         and set(getattr(config, "layer_types", None) or ()) <= _PLAIN_LAYERS
     )
+
+
+def has_axes(config: Any) -> bool:
+    """Whether positions have axes of their own, as time, height and width (Qwen2-VL)."""
+    return "mrope_section" in (getattr(config.get_text_config(), "rope_scaling", None) or {})
 
 
 def register() -> None:
@@ -56,6 +66,9 @@ def _attend(
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    if not getattr(module, "is_causal", True) and attention_mask is None and cu_seq_lens_q is None:
+        found, _ = sdpa_attention_forward(module, query, key, value, None, dropout=dropout, scaling=scaling, **others)
+        return found, None
     if cu_seq_lens_q is None or attention_mask is not None or not getattr(module, "is_causal", True):
         raise ValueError(
             f"{SDPA_VARLEN} is for packs, and models that tell their attention where samples begin: for anything else "

@@ -59,7 +59,7 @@ class TaskSteps:
             sums = self._run(together)
             loss = sum(sums[each.name].total * scale for each, scale in zip(self.objectives, scales, strict=True))
             assert isinstance(loss, torch.Tensor)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self._add(totals, together, sums)
         return totals
 
