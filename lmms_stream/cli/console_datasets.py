@@ -140,7 +140,9 @@ def _print_tokens(sample: SampleView) -> None:
     console.print(Text.assemble(f"{tokens.num_tokens:,} tokens, ", (told, TRAINED_STYLE)))
     text = Text()
     for run in tokens.runs:
-        if run.trained:
+        if run.seen is not None:
+            text.append(f"[{visible(sample.seen[run.seen].label)}]", style="blue")
+        elif run.trained:
             text.append(f"{begin}{_shown(run.text)}{end}", style=TRAINED_STYLE)
         else:
             text.append(_shown(run.text), style="dim")

@@ -63,6 +63,23 @@ class FactsMissingError(DataError):
     """A stored part of a sample lacks the facts that it is measured by, and its bytes are needed instead."""
 
 
+class SeenMedium(NamedTuple):
+    """A medium as a model sees it. spans: of its tokens among input_ids, [first, stop) each.
+
+    pixels: uint8[N, H, W, 3], an image or N frames; frames: the numbers of these in the video, of an image none.
+    """
+
+    kind: str
+    spans: Sequence[tuple[int, int]]
+    pixels: NDArray[np.uint8]
+    frames: Sequence[int]
+
+
+# What a processor of media may have besides, as `see_media`: the media of a sample in the order of their tokens, for
+# people to look at.
+SeeMedia = Callable[[Sample], Sequence[SeenMedium]]
+
+
 def or_error(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | DataError:
     """What `make` gives, or the DataError that it raises: where several are made, each has its own."""
     try:

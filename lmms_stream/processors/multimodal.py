@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
-from .base import IGNORED_LABEL, FactsMissingError, Measured, or_error, through
+from .base import IGNORED_LABEL, FactsMissingError, Measured, SeenMedium, or_error, through
 from .conversation import Chat, Conversations, Learn, Parts
 from .families.family import Family, FamilyMaker, Layout
 from .families.files import read_files
@@ -104,13 +104,7 @@ class MultimodalProcessor:
         return [_measured(each.layouts, length) for each, length in zip(texts, lengths, strict=True)]
 
     def process(self, sample: Sample) -> Processed:
-        chat, parts = _read(sample)
-        layouts = [self._layout(part, sample) for part in parts]
-        rendered = self._conversations.rendered(chat)
-        self._placeholders.check(rendered.marked[0], layouts)
-        filled = self._placeholders.fill(rendered.marked[0], layouts)
-        ((ids, spans),) = self._conversations.tokenized([moved(rendered, filled)])
-        learnt = learnt_of(spans, len(ids)) & ~np.isin(ids, self._never_learnt)
+        ids, learnt, filled, media = self._read(sample)
         repeats = self._repeats(ids, filled)
         input_ids = np.repeat(ids.astype(np.int64), repeats)
         processed: dict[str, Any] = {
@@ -119,9 +113,31 @@ class MultimodalProcessor:
         }
         if self.family.num_axes:
             processed["position_ids"] = self.family.positions(input_ids, filled.layouts)
-        media = [media_part(parts[index], sample["media"]).data for index in filled.indices]
         processed["media"] = self.family.tensors(filled.layouts, media) if media else {}
         return processed
+
+    def see_media(self, sample: Sample) -> list[SeenMedium]:
+        """See SeeMedia."""
+        ids, _, filled, media = self._read(sample)
+        stops = self._repeats(ids, filled).cumsum()
+        ends = iter(stops[np.isin(ids, self._placeholder_ids)].tolist())
+        seen = []
+        for layout, data in zip(filled.layouts, media, strict=True):
+            spans = [((stop := next(ends)) - count, stop) for count in layout.counts]
+            pixels = self.family.pixels(layout, data)
+            seen.append(SeenMedium(layout.kind, spans, pixels, self.family.frames(layout)))
+        return seen
+
+    def _read(self, sample: Sample) -> _Read:
+        chat, parts = _read(sample)
+        layouts = [self._layout(part, sample) for part in parts]
+        rendered = self._conversations.rendered(chat)
+        self._placeholders.check(rendered.marked[0], layouts)
+        filled = self._placeholders.fill(rendered.marked[0], layouts)
+        ((ids, spans),) = self._conversations.tokenized([moved(rendered, filled)])
+        learnt = learnt_of(spans, len(ids)) & ~np.isin(ids, self._never_learnt)
+        media = [media_part(parts[index], sample["media"]).data for index in filled.indices]
+        return _Read(ids, learnt, filled, media)
 
     def _layout(self, part: dict[str, Any], sample: Sample) -> Layout:
         kind = part["type"]
@@ -138,6 +154,15 @@ class MultimodalProcessor:
         at = np.flatnonzero(np.isin(ids, self._placeholder_ids))
         repeats[at] = [count for layout in filled.layouts for count in layout.counts]
         return repeats
+
+
+class _Read(NamedTuple):
+    """A sample's tokens, its placeholders once each, whether they are learnt, and its media in the order of these."""
+
+    ids: NDArray[np.int32]
+    learnt: NDArray[np.bool_]
+    filled: Filled
+    media: list[bytes]
 
 
 class _Text(NamedTuple):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ....errors import ConfigError, StorageError
 from .sample import MediaView, SampleView, TokensView
+from .seen import SeenView
 from .summary import Inspection, LengthsView, describe_lengths, summary
 from .visible import clip, visible
 
@@ -126,7 +127,7 @@ def _sample(sample: SampleView, total: int, budget: list[int]) -> Iterable[str]:
     if not sample.messages:
         yield from (_media(part, budget) for part in sample.media)
     if sample.tokens is not None:
-        yield _tokens(sample.tokens)
+        yield "".join(_tokens(sample.tokens, sample.seen, budget))
     if sample.note:
         yield f'<p class="note">{_text(sample.note)}</p>'
 
@@ -144,9 +145,26 @@ def _media(part: MediaView, budget: list[int]) -> str:
     return f'<figure>{picture}<figcaption class="note">{_text(label)}</figcaption></figure>'
 
 
-def _tokens(tokens: TokensView) -> str:
-    runs = "".join(f"<mark>{_text(run.text)}</mark>" if run.trained else _text(run.text) for run in tokens.runs)
-    return (
-        f'<p class="note">{tokens.num_tokens:,} tokens, <mark>{tokens.num_trained:,} of them trained on</mark></p>'
-        f'<div class="tokens"><pre>{runs}</pre></div>'
-    )
+def _tokens(tokens: TokensView, seen: Sequence[SeenView], budget: list[int]) -> Iterable[str]:
+    yield f'<p class="note">{tokens.num_tokens:,} tokens, <mark>{tokens.num_trained:,} of them trained on</mark></p>'
+    yield '<div class="tokens"><pre>'
+    shown: set[int] = set()
+    for run in tokens.runs:
+        if run.seen is None:
+            yield f"<mark>{_text(run.text)}</mark>" if run.trained else _text(run.text)
+        elif run.seen not in shown:  # a video may have tokens of text between its frames
+            shown.add(run.seen)
+            yield _seen(seen[run.seen], budget)
+    yield "</pre></div>"
+
+
+def _seen(medium: SeenView, budget: list[int]) -> str:
+    """What the model sees of a medium, where its tokens begin."""
+    picture, size = "", len(medium.picture)
+    label = medium.label
+    if size <= min(MAX_IMAGE_BYTES, budget[0]):
+        budget[0] -= size
+        picture = f'<img alt="" src="data:image/png;base64,{base64.b64encode(medium.picture).decode()}">'
+    else:
+        label += " (too large for this page)"
+    return f'<figure>{picture}<figcaption class="note">{_text(label)}</figcaption></figure>'

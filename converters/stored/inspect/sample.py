@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +20,7 @@ from ....processors.media.stored import MediaPart, media_part
 from ....processors.stored_chat import read_chat
 from ....processors.text import TextProcessor, TokensProcessor
 from ....types import Processed, Sample
+from .seen import SeenView, seen_by
 
 if TYPE_CHECKING:
     from ....processors.tokenizers import FastTokenizer
@@ -84,10 +85,13 @@ class MessageView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """Text of consecutive tokens that are all trained on, or none of them."""
+    """Text of consecutive tokens that are all trained on, or none of them, or those of a medium, by its number in
+    SampleView.seen.
+    """
 
     text: str
     trained: bool
+    seen: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +104,7 @@ class TokensView:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleView:
     """tools: that the assistant may call, as text. values: columns that are neither messages, media nor tokens, as
-    text. note: why there are no tokens, if so.
+    text. seen: media as a processor makes them for the model. note: why there are no tokens, if so.
     """
 
     number: int
@@ -111,6 +115,7 @@ class SampleView:
     media: tuple[MediaView, ...]
     values: Mapping[str, str]
     tokens: TokensView | None
+    seen: tuple[SeenView, ...]
     note: str
 
 
@@ -156,9 +161,11 @@ class Viewer:
         named = {"messages": ("messages", "media"), "tokens": ("input_ids", "loss_spans")}.get(str(self.schema), ())
         values = {name: _describe(value, media) for name, value in sample.items() if name not in named}
         tokens, note = None, ""
+        seen: tuple[SeenView, ...] = ()
         if self.processor is not None:
             try:
-                tokens = self._view_tokens(self.processor.process(sample))
+                seen = seen_by(self.processor, sample)
+                tokens = self._view_tokens(self.processor.process(sample), seen)
             except Exception as error:  # noqa: BLE001 - of a chat template, which may refuse a sample in any way
                 note = f"it does not become tokens: {error if isinstance(error, DataError) else repr(error)}"
         return SampleView(
@@ -170,15 +177,25 @@ class Viewer:
             media=tuple(MediaView.of(part) for part in media),
             values=values,
             tokens=tokens,
+            seen=seen if tokens is not None else (),
             note=note,
         )
 
-    def _view_tokens(self, processed: Processed) -> TokensView:
+    def _view_tokens(self, processed: Processed, seen: Sequence[SeenView]) -> TokensView:
         input_ids = np.asarray(processed["input_ids"])
         trained = np.asarray(processed["labels"]) != IGNORED_LABEL
-        edges = [0, *(np.flatnonzero(trained[1:] != trained[:-1]) + 1).tolist(), len(input_ids)]
+        media = np.full(len(input_ids), -1)
+        for number, medium in enumerate(seen):
+            for first, stop in medium.spans:
+                media[first:stop] = number
+        changes = (trained[1:] != trained[:-1]) | (media[1:] != media[:-1])
+        edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(input_ids)]
         runs = [
-            Run(text=self._text(input_ids[start:stop].tolist()), trained=bool(trained[start]))
+            Run(
+                text=self._text(input_ids[start:stop].tolist()),
+                trained=bool(trained[start]),
+                seen=int(media[start]) if media[start] >= 0 else None,
+            )
             for start, stop in pairwise(edges)
             if start < stop
         ]

@@ -88,6 +88,13 @@ class Family(Protocol):
         """int64[num_axes, T] of a sample, from 0. layouts: of its media, in the order of their tokens."""
         ...
 
+    def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
+        """What the tower sees of a medium, for people to look at: uint8[N, H, W, 3], an image or N frames.
+
+        DataError as `tensors` raises it.
+        """
+        ...
+
     def tensors(self, layouts: Sequence[Layout], media: Sequence[bytes]) -> dict[str, NDArray[Any]]:
         """The model's own names -> arrays, which concatenate on axis 0. layouts, media: in the order of their tokens.
 

@@ -171,33 +171,31 @@ class QwenVL:
     def tensors(self, layouts: Sequence[Layout], media: Sequence[bytes]) -> dict[str, NDArray[Any]]:
         """See Family."""
         tensors: dict[str, NDArray[Any]] = {}
-        for kind, pixels, grids, make in (
-            ("image", "pixel_values", "image_grid_thw", self._image_patches),
-            ("video", "pixel_values_videos", "video_grid_thw", self._video_patches),
+        for kind, pixels, grids, vision in (
+            ("image", "pixel_values", "image_grid_thw", self.images),
+            ("video", "pixel_values_videos", "video_grid_thw", self.videos),
         ):
             found = [(layout, data) for layout, data in zip(layouts, media, strict=True) if layout.kind == kind]
             if found:
-                patches = [make(layout, data) for layout, data in found]
+                patches = [vision.patches(self.pixels(layout, data)) for layout, data in found]
                 tensors[pixels] = patches[0] if len(patches) == 1 else np.concatenate(patches)
                 tensors[grids] = np.array([layout.shape.grid for layout, _ in found], np.int64)
         return tensors
 
-    def _image_patches(self, layout: Layout, data: bytes) -> NDArray[np.float32]:
+    def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
+        """See Family."""
         from ..media.images import decode_image
         from ..media.resize import resize
-
-        shape: Shape = layout.shape
-        image = decode_image(data, min_width=shape.width, min_height=shape.height)
-        check_decoded(image.shape, cast("ImageFacts", shape.facts))
-        return self.images.patches(resize(image, width=shape.width, height=shape.height)[None])
-
-    def _video_patches(self, layout: Layout, data: bytes) -> NDArray[np.float32]:
         from ..media.video import read_frames
 
         shape: Shape = layout.shape
-        num_frames = cast("VideoFacts", shape.facts).frames
-        frames = read_frames(data, self.frames(layout), num_frames=num_frames, width=shape.width, height=shape.height)
-        return self.videos.patches(frames)
+        if layout.kind == "video":
+            num_frames = cast("VideoFacts", shape.facts).frames
+            chosen = self.frames(layout)
+            return read_frames(data, chosen, num_frames=num_frames, width=shape.width, height=shape.height)
+        image = decode_image(data, min_width=shape.width, min_height=shape.height)
+        check_decoded(image.shape, cast("ImageFacts", shape.facts))
+        return resize(image, width=shape.width, height=shape.height)[None]
 
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
         """See Family."""
