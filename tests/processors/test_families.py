@@ -235,7 +235,7 @@ def test_limits_of_the_folder_give_way_to_the_users(folders: dict[str, Path]) ->
 
 def test_settings_that_contradict_are_refused() -> None:
     for wrong, message in (
-        ({"fps": 0}, r"processor\.fps must be above 0, got 0"),
+        ({"fps": 0}, r"processor\.fps must be above 0, got 0\.0"),
         ({"frame_num": 2.5}, r"processor\.frame_num must be a whole number of at least 1, got 2\.5"),
         ({"image_max_pixels": 0}, r"processor\.image_max_pixels must be a whole number of at least 1, got 0"),
         ({"fps": 1.0, "frame_num": 4}, r"processor\.fps 1\.0 and processor\.frame_num 4 both say .*: set one of them"),
@@ -243,10 +243,10 @@ def test_settings_that_contradict_are_refused() -> None:
             {"image_min_pixels": 9, "image_max_pixels": 4},
             r"image_min_pixels 9 is more than processor\.image_max_pixels 4: make it smaller",
         ),
-        ({"video_start": -1}, r"video_start -1 and processor\.video_end None must be seconds of a video, from 0 on"),
+        ({"video_start": -1}, r"video_start -1\.0 and processor\.video_end None must be seconds of a video, from 0 on"),
         (
             {"video_start": 3, "video_end": 3},
-            r"video_start 3 and processor\.video_end 3 .* of which the end lies behind the start: correct",
+            r"video_start 3\.0 and processor\.video_end 3\.0 .* of which the end lies behind the start: correct",
         ),
     ):
         with pytest.raises(ConfigError, match=message):
