@@ -29,12 +29,8 @@ CHAT_TEMPLATE = (
 def save_processor(folder: Path, *, texts: Sequence[str]) -> Path:
     """A processor of the family's classes, its tokenizer trained on texts, as save_pretrained writes it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import (
-        Qwen2_5_VLProcessor,
-        Qwen2TokenizerFast,
-        Qwen2VLImageProcessorFast,
-        Qwen2VLVideoProcessor,  # type: ignore[attr-defined]  # it is there, and not in transformers' own stubs
-    )
+    from transformers import Qwen2_5_VLProcessor, Qwen2TokenizerFast, Qwen2VLImageProcessorFast
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
     folder.mkdir(parents=True, exist_ok=True)
     bpe = Tokenizer(models.BPE())
