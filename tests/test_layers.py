@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors", "version", "storage", "processors", "converters/rows", "converters/sources", "converters/engines",
         "converters/writing",
     },
-    "loader": {*BASE, "signals", "plan", "plan/kernels", "storage", "processors", "mds"},
+    "loader": {*BASE, "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
     "train/run": {*BASE, "mds"},
     "train/model": {*BASE, "processors", "processors/families", "loader", "train/run"},
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model"},

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -18,11 +17,9 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
-from io import BytesIO
 from multiprocessing import connection, forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FunctionType
 from typing import Any, cast
 
 from ..signals import outlive_stop_signal
@@ -104,27 +101,6 @@ def without_main() -> Iterator[None]:
         yield
     finally:
         main.__spec__ = spec
-
-
-def obstacle(given: Any) -> str | None:
-    """Why workers that are given this cannot come from the server: it cannot be pickled, or is of the main module."""
-    pickler = _MainFinder(BytesIO())
-    try:
-        pickler.dump(given)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError, ValueError) as error:
-        return f"it cannot be pickled ({error})"
-    return f"{pickler.found} is defined in the program's main module" if pickler.found else None
-
-
-class _MainFinder(pickle.Pickler):
-    """Notes a class or function of the main module in what it pickles."""
-
-    found: str | None = None
-
-    def reducer_override(self, given: Any) -> Any:
-        if isinstance(given, type | FunctionType) and given.__module__ == "__main__":
-            self.found = given.__qualname__
-        return NotImplemented
 
 
 class BeginFromServer:

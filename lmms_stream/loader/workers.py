@@ -12,11 +12,12 @@ from typing import Any, Literal, cast
 from torch.utils.data import DataLoader
 
 from ..errors import LmmsStreamError, WorkerError
+from ..processes.sendable import obstacle
 from ..signals import outlive_stop_signal
 from .batch_maker import Ready
 from .worker import Item, PackWorker
 from .worker_end import end_with, is_of_worker_code
-from .worker_server import BeginFromServer, obstacle, start_worker_server, watch_deaths, without_main
+from .worker_server import BeginFromServer, start_worker_server, watch_deaths, without_main
 from .worker_start import Running, iterate_running
 
 StartMethod = Literal["fork", "spawn", "forkserver", "server"]

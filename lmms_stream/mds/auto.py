@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ConfigError, LengthsError, StorageError
-from ..processes.alone import call_alone, is_for_itself
+from ..processes.alone import call_alone
+from ..processes.sendable import obstacle
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.disk_errors import disk_errors
 from ..storage.local import LocalStorage, can_write
@@ -108,7 +109,7 @@ def _measure(stored: StoredDataset, processor: Processor) -> None:
     )
     call = partial(measure_and_keep, stored.url, stored.node_folder, processor)
     with _bar(stored.num_samples) as on_samples:
-        if stored.num_samples > _FEW_SAMPLES and is_for_itself(processor):
+        if stored.num_samples > _FEW_SAMPLES and obstacle(processor) is None:
             measured: Measured = call_alone(partial(call, None), on_progress=on_samples)
         else:
             measured = call(1, on_samples)

@@ -1,5 +1,6 @@
 """Processes of this machine that do tasks for the one that started them: tasks out, results in.
 
 pool        the processes, what they are given and what they answer
+sendable    what can be sent to them
 alone       one call in an interpreter of its own, which a script need not be written for
 """

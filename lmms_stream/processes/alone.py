@@ -21,14 +21,6 @@ from ..processors.parallelism import ONE_THREAD
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from lmms_stream.processes import alone; alone.answer({pipe})"
 
 
-def is_for_itself(value: Any) -> bool:
-    """Whether another interpreter can be sent a value: not if it, or its class, is of the script that is running."""
-    try:
-        return b"__main__" not in pickle.dumps(value)
-    except Exception:  # noqa: BLE001 - whatever pickling raises, the value cannot be sent
-        return False
-
-
 def call_alone(call: Callable[[Callable[[int], None]], Any], *, on_progress: Callable[[int], None]) -> Any:
     """What `call` returns; raises what it raises, and WorkerError when its process dies.
 

@@ -20,7 +20,8 @@ from lmms_stream.mds.auto import Limits, ensure_lengths
 from lmms_stream.mds.measuring import lock_folder
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
-from lmms_stream.processes.alone import call_alone, is_for_itself
+from lmms_stream.processes.alone import call_alone
+from lmms_stream.processes.sendable import obstacle
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.locks import locked
@@ -250,7 +251,12 @@ def test_a_call_in_a_process_of_its_own_gives_its_result_progress_and_errors() -
         call_alone(dies, on_progress=told.append)
 
 
-def test_what_is_of_the_running_script_or_cannot_be_pickled_stays_in_its_process() -> None:
-    assert is_for_itself(TokensProcessor())
-    assert not is_for_itself(lambda: None)
-    assert not is_for_itself({"a": "of __main__"})
+def test_what_is_of_the_running_script_or_cannot_be_pickled_stays_in_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert obstacle(TokensProcessor()) is None
+    assert obstacle({"a": "of __main__"}) is None
+    assert "cannot be pickled" in str(obstacle(lambda: None))
+    own = type("Own", (TokensProcessor,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Own", own, raising=False)
+    assert obstacle(own) == "Own is defined in the program's main module"
