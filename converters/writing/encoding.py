@@ -20,6 +20,7 @@ from ...types import Sample
 
 MAX_SAMPLE_BYTES = (1 << 31) - 1  # MDS counts a shard's bytes in 32 bits
 HASH = "xxh3_64"
+ZSTD = frozenset({"zstd", *(f"zstd:{level}" for level in range(1, 23))})  # streaming.base.compression has more kinds
 Encode = Callable[[Any], bytes]
 
 
@@ -97,11 +98,10 @@ def index_json(entries: Sequence[Mapping[str, Any]]) -> bytes:
 
 def compress(compression: str, data: bytes) -> bytes:
     """A shard's file compressed, as MDSWriter does it."""
-    kind, _, level = compression.partition(":")
-    if kind == "zstd":  # the usual compression, without the seconds that importing streaming takes
+    if compression in ZSTD:  # see check_compression
         import zstd
 
-        return bytes(zstd.compress(data, int(level or 3)))
+        return bytes(zstd.compress(data, int(compression.partition(":")[2] or 3)))
     from streaming.base.compression import compress as streaming_compress
 
     return bytes(streaming_compress(compression, data))
@@ -109,7 +109,7 @@ def compress(compression: str, data: bytes) -> bytes:
 
 def check_compression(compression: str | None) -> None:
     """ConfigError for one that MDS does not have."""
-    if compression is None:
+    if compression is None or compression in ZSTD:  # without the seconds that importing streaming takes
         return
     from streaming.base.compression import get_compressions, is_compression
 

@@ -2,4 +2,5 @@
 
 pool        the processes, what they are given and what they answer
 alone       one call in an interpreter of its own, which a script need not be written for
+ending      the end of a process whose work is done
 """

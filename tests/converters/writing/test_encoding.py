@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.converters.writing.encoding import ShardFormat, compress, index_json
+from lmms_stream.converters.writing.encoding import ZSTD, ShardFormat, check_compression, compress, index_json
 from lmms_stream.converters.writing.outputs import Output
 from lmms_stream.converters.writing.shards import ShardTask
 from lmms_stream.errors import ConfigError, DataError
 from streaming import MDSWriter
 from streaming.base.compression import compress as streaming_compress
+from streaming.base.compression import get_compressions
 
 from ...strategies import examples
 
@@ -72,6 +73,14 @@ def test_shards_are_those_of_mdswriter_byte_for_byte(
         for (count, _), shard in zip(made, index["shards"], strict=True)
     ]
     assert index_json(entries) == (folder / "index.json").read_bytes()
+
+
+def test_compressions_that_are_known_without_mosaicml_are_its_own_of_zstd() -> None:
+    assert {name for name in get_compressions() if name.partition(":")[0] == "zstd"} == ZSTD
+    for name in get_compressions():
+        check_compression(name)
+    with pytest.raises(ConfigError, match="the compression 'zstd:23' is not one of br, bz2, gz, snappy, zstd"):
+        check_compression("zstd:23")
 
 
 def test_the_format_says_of_compression_what_mdswriter_says(tmp_path: Path) -> None:
