@@ -1,4 +1,8 @@
-"""What the server of processes.py imports before it forks: what readers and the ranks of jobs come to import."""
+"""What the server of processes.py imports before it forks: what readers and the ranks of jobs come to import.
+
+Compiled loops are loaded, and some modules imported, when they are first used: so they are used here. That starts no
+thread.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,17 @@ import lmms_stream.loader.loader
 import lmms_stream.mds.packed
 import lmms_stream.processors.chat
 import lmms_stream.train.trainer  # noqa: F401
+import numpy as np
+import pydantic
 import rich._emoji_codes  # noqa: F401
 import streaming  # noqa: F401
 import transformers.models.llama.modeling_llama
 import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+from lmms_stream.plan.packing import PackingConfig, pack
+from lmms_stream.train.run_config import RunConfig
 
 import tests.mds.reading
 import tests.processes  # noqa: F401
+
+pack(np.arange(1, 9, dtype=np.int32), config=PackingConfig(packing_length=16))
+pydantic.TypeAdapter(RunConfig)

@@ -1,8 +1,8 @@
 """Processes that tests start often, forked from a server that has imported what they use (preloaded.py).
 
 They are processes of their own, with exit statuses, signals and memory of their own; only the seconds are saved that an
-interpreter takes to import torch, transformers and streaming. The server has one thread and runs nothing of what it has
-imported, so that no fork copies a lock that is held.
+interpreter takes to import torch, transformers and streaming. The server has one thread, so that no fork copies a lock
+that is held.
 """
 
 from __future__ import annotations

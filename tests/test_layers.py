@@ -49,11 +49,11 @@ ALLOWED: dict[str, set[str]] = {
     "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run"},
     "train/report": {*BASE, "plan", "storage", "loader", "train/run", "train/model"},
     "train": {
-        *BASE, "config", "signals", "mds", "loader", "train/run", "train/model", "train/tasks", "train/checkpoint",
-        "train/report",
+        *BASE, "config", "signals", "processes", "mds", "loader", "train/run", "train/model", "train/tasks",
+        "train/checkpoint", "train/report",
     },
     "demo": {
-        *BASE, "config", "plan", "processors", "converters", "cli", "train", "train/report",
+        *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",
     },
     "cli": {
         *BASE, "config", "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",

@@ -6,6 +6,7 @@ import ast
 import json
 import sysconfig
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from ..errors import DataError
 
 SKIPPED_FOLDERS = {"test", "tests", "idlelib", "site-packages", "__pycache__", "lib2to3"}
 VOCABULARY = 4096
+SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n"
     "{% if message['role'] == 'assistant' %}"
@@ -87,11 +89,24 @@ def _documented_sources(library: Path) -> Iterator[tuple[_Documented, str, str]]
         except (SyntaxError, UnicodeDecodeError):
             continue  # templates and samples in the library that are not Python of this version
         lines = source.splitlines(keepends=True)
-        for node in ast.walk(tree):
+        for node in _statements(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 docstring = ast.get_docstring(node)
                 if docstring and docstring.strip():
                     yield node, _without_docstring(node, lines), docstring
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """The nodes of ast.walk that are statements or hold some, in its order: expressions hold none."""
+    todo: deque[ast.AST] = deque([tree])
+    while todo:
+        node = todo.popleft()
+        todo.extend(
+            child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)
+        )
+        yield node
 
 
 def _without_docstring(node: _Documented, lines: list[str]) -> str:
@@ -100,21 +115,36 @@ def _without_docstring(node: _Documented, lines: list[str]) -> str:
 
 
 def train_tokenizer(texts: list[str], folder: Path) -> Path:
-    """A byte-level BPE tokenizer with a chat template that marks the assistant's words, saved to `folder`."""
+    """A byte-level BPE tokenizer with a chat template that marks the assistant's words, saved to `folder`.
+
+    The files are those of transformers' save_pretrained, without the seconds that importing transformers takes.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"],
+        special_tokens=SPECIAL_TOKENS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>")
-    fast.chat_template = CHAT_TEMPLATE
-    fast.save_pretrained(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    ends = {"eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    kind = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    settings = {
+        "added_tokens_decoder": {str(token): {"content": text} | kind for token, text in enumerate(SPECIAL_TOKENS)},
+        "clean_up_tokenization_spaces": False,
+        "extra_special_tokens": {},
+        "model_max_length": int(1e30),  # transformers' word for none
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **ends,
+    }
+    for name, fields in (("tokenizer_config", settings), ("special_tokens_map", ends)):
+        text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
     return folder

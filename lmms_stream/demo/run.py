@@ -120,14 +120,13 @@ def _write_config(output: Path, remote: str, material: Material) -> Path:
 
 def _plan(config: Path, output: Path) -> None:
     from ..cli.plan_report import plot_plans, report_epoch, report_steps
-    from ..config import load_config
+    from ..config import build_config
+    from ..mds.dataset_config import DatasetConfig  # RunConfig would import torch
     from ..plan.mixture import Mixture
-    from ..train.run_config import RunConfig
     from ..types import World
 
-    dataset = load_config(RunConfig, config).dataset
-    assert dataset is not None  # _write_config named it
-    plan = dataset.build().plan
+    dataset = yaml.safe_load(config.read_text())["dataset"]
+    plan = build_config(DatasetConfig, dataset, source=str(config)).open().plan
     steps = report_steps(Mixture({"data": plan}), global_batch=GLOBAL_BATCH, world=World(world_size=2))
     print_plan(
         [report_epoch(plan, source=f"packs of {plan.packing.packing_length}", epoch=0)], steps, [], as_json=False

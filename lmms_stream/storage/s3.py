@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -85,7 +86,7 @@ class S3Storage:
         self._clients = ProcessClients(self._make_client)  # by whether requests are signed
         self._signs = True  # what is read; what is written always
         self._lacks_keys = False
-        self._session: Any = None  # holds the parsed descriptions of the service, which a forked process can use
+        self._session: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url, "retry": self.retry, "service": self.service}
@@ -172,7 +173,6 @@ class S3Storage:
             raise ConnectionError(f"got {received} of {answer['ContentLength']} bytes")
 
     def _make_client(self, signs: bool) -> S3Client:
-        import boto3
         from botocore import UNSIGNED
         from botocore.config import Config
 
@@ -185,7 +185,7 @@ class S3Storage:
             response_checksum_validation="when_required",  # shards are checked with the index's own
             signature_version=None if signs else UNSIGNED,
         )
-        self._session = self._session or boto3.session.Session()
+        self._session = self._session or _new_session()
         endpoint = os.environ.get(self.service.endpoint_name) or self.service.endpoint
         return self._session.client(  # type: ignore[no-any-return]
             "s3", config=config, endpoint_url=endpoint, region_name=self.service.region, **self.service.keys()
@@ -275,6 +275,29 @@ class S3Storage:
                 f"{REQUESTER_PAYS}"
             )
         return None
+
+
+def _new_session() -> Any:
+    """boto3's session, which finds credentials anew, with the descriptions of services that this process has parsed.
+
+    To parse them takes five times as long as all else of a client. A forked process can use them too.
+    """
+    import boto3
+    import botocore.session
+
+    session = botocore.session.Session()
+    loader = _descriptions()
+    session.register_component("data_loader", loader)
+    made = boto3.session.Session(botocore_session=session)
+    loader.search_paths[:] = dict.fromkeys(loader.search_paths)  # each session adds boto3's own once more
+    return made
+
+
+@cache
+def _descriptions() -> Any:
+    import botocore.session
+
+    return botocore.session.Session().get_component("data_loader")
 
 
 def _status(error: Any) -> int:

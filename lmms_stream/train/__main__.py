@@ -14,6 +14,7 @@ from pathlib import Path
 from ..config import load_config
 from ..errors import LmmsStreamError, TrainingError
 from ..loader.worker_server import fork_worker_server, without_blas_threads
+from ..processes.ending import end_process
 
 USAGE = """usage: torchrun [--nproc-per-node N …] -m lmms_stream.train CONFIG.yaml [key.sub=value …]
 
@@ -38,7 +39,7 @@ def run(path: Path, overrides: Sequence[str]) -> int:
     try:
         return _train(path, overrides)
     finally:
-        gc.unfreeze()  # so that libraries can clean up when the process ends
+        gc.unfreeze()  # so that libraries can clean up where the process ends as others do
 
 
 def _train(path: Path, overrides: Sequence[str]) -> int:
@@ -103,4 +104,4 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    end_process(_main())

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from ..processes.ending import end_process
+
 
 def main() -> None:
+    gc.disable()  # what imports make stays; to look for garbage in it takes a tenth of a second and more
     from torch.distributed.run import main as torchrun
 
+    gc.enable()
     signal.signal(signal.SIGUSR1, _tell_ranks)
     torchrun()
 
@@ -26,3 +31,4 @@ def _tell_ranks(number: int, _: FrameType | None) -> None:
 
 if __name__ == "__main__":
     main()
+    end_process(0)

@@ -58,6 +58,13 @@ def small_rows(rows: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def expected_of_small(small_rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    target = str(tmp_path_factory.mktemp("small") / "out")
+    convert([small_rows], target, shard_bytes=4 << 20, num_workers=1)
+    return written(target)
+
+
+@pytest.fixture(scope="module")
 def expected(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What is written where nothing fails."""
     target = tmp_path_factory.mktemp("expected") / "out"
@@ -130,7 +137,13 @@ FAULTS = [
 
 @pytest.mark.parametrize(("rule", "shard_size"), FAULTS)
 def test_an_upload_that_fails_for_good_is_named_and_gone_on_with(
-    rule: Rule, shard_size: str, rows: Path, proxy: FaultProxy, s3_folder: str, tmp_path: Path
+    rule: Rule,
+    shard_size: str,
+    rows: Path,
+    expected: dict[str, bytes],
+    proxy: FaultProxy,
+    s3_folder: str,
+    tmp_path: Path,
 ) -> None:
     command = arguments(rows, s3_folder, tmp_path / "work", shard_size=shard_size)
     proxy.set_rules(rule)
@@ -144,20 +157,26 @@ def test_an_upload_that_fails_for_good_is_named_and_gone_on_with(
     goes_on(*command)
     for name in uploaded:  # and not once more
         assert proxy.traffic().num_requests("PUT", f"/{name}$") == 0
-    convert([rows], str(tmp_path / "once"), shard_bytes=int(shard_size[:-2]) << 20)
-    assert written(s3_folder) == written(str(tmp_path / "once"))
+    if shard_size != "4mb":
+        convert([rows], str(tmp_path / "once"), shard_bytes=int(shard_size[:-2]) << 20, num_workers=1)
+        expected = written(str(tmp_path / "once"))
+    assert written(s3_folder) == expected
 
 
 @pytest.mark.parametrize(
     "rule", [Rule(method="PUT", times=2, status=503), Rule(method="PUT", times=1, reset=True)], ids=["503", "reset"]
 )
 def test_uploads_that_fail_for_a_while_are_tried_again(
-    rule: Rule, small_rows: Path, proxy: FaultProxy, s3_folder: str, tmp_path: Path
+    rule: Rule,
+    small_rows: Path,
+    expected_of_small: dict[str, bytes],
+    proxy: FaultProxy,
+    s3_folder: str,
+    tmp_path: Path,
 ) -> None:
     proxy.set_rules(rule)
     goes_on(*arguments(small_rows, s3_folder, tmp_path / "work"))
-    convert([small_rows], str(tmp_path / "once"), shard_bytes=4 << 20)
-    assert written(s3_folder) == written(str(tmp_path / "once"))
+    assert written(s3_folder) == expected_of_small
 
 
 def test_a_network_that_goes_away_in_the_middle_is_an_error_and_then_gone_on_with(

@@ -21,8 +21,8 @@ from tests.conftest import last_words, run_command, write_tokens
 from tests.train.runs import write_run
 
 from ..processes import ROOT
-from .launcher import run_job
-from .runs import MODULE, differences, train, write_chat_run
+from .launcher import run_job, start_job
+from .runs import MODULE, differences, train, wait_until, write_chat_run
 from .torchrun import ranks_of, start, train_command
 
 LIMIT_S = 120
@@ -41,22 +41,38 @@ def running(config: Path, output: Path, *overrides: str) -> Iterator[subprocess.
         yield job
 
 
+def stop_torchrun(config: Path, output: Path) -> str:
+    """What a run says that is told to stop after some steps."""
+    with running(config, output) as job:
+        told_at = time.monotonic()
+        job.send_signal(signal.SIGTERM)
+        said, _ = job.communicate(timeout=60)
+        assert time.monotonic() - told_at < 30
+    assert job.returncode != 0
+    return said
+
+
+def stop_ranks(config: Path, output: Path) -> str:
+    before = len(read_log(output))
+    with start_job(2, MODULE, str(config), f"train.output_dir={output}") as ranks:
+        wait_until(lambda: len(read_log(output)) >= before + 2, ranks)
+        told_at = time.monotonic()
+        ranks.send_signal(signal.SIGTERM)
+        assert ranks.wait(60) == STOPPED_STATUS
+        assert time.monotonic() - told_at < 30
+        assert [rank.exitcode for rank in ranks.processes] == [STOPPED_STATUS] * 2
+        return ranks.stderr.read_text()
+
+
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(
     dataset_folder: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
+    """First torchrun is told, then each of the ranks, which are forked."""
     config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=400)
     saved = []
-    for told in ("job", "ranks"):
-        with running(config, tmp_path / "out") as job:
-            told_at = time.monotonic()
-            for process in [job] if told == "job" else ranks_of(job):
-                process.send_signal(signal.SIGTERM)
-            output, _ = job.communicate(timeout=60)
-            assert time.monotonic() - told_at < 30
-        assert job.returncode != 0
+    for stop in (stop_torchrun, stop_ranks):
+        output = stop(config, tmp_path / "out")
         assert "told to stop by a signal: step " in output
-        if told == "ranks":
-            assert f"exitcode  : {STOPPED_STATUS}" in output
         step = max(record["step"] for record in read_log(tmp_path / "out"))
         saved.append(step)
         assert checkpoints(tmp_path / "out" / "checkpoints")[-1].name == f"step-{step:08d}"
@@ -76,6 +92,7 @@ def test_a_run_of_several_ranks_saves_when_its_command_gets_the_signal_of_a_sche
     assert job.returncode == 1
     step = max(record["step"] for record in read_log(tmp_path / "out"))
     assert f"told to stop by a signal: step {step} is saved" in output
+    assert f"exitcode  : {STOPPED_STATUS}" in output
     assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == [f"step-{step:08d}"]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,16 +99,25 @@ def read(
     return Reading({step: sorted(packs) for step, packs in steps.items()}, json.loads(json.dumps(merged)))
 
 
+Whole = Callable[[PackingMode, int], Reading]
+
+
+@pytest.fixture(scope="module")
+def read_whole(folder: Path) -> Whole:
+    """So many steps by one rank without workers, each once for all tests."""
+    return cache(lambda mode, num_steps: read(open_dataset(folder, mode), num_steps=num_steps))
+
+
 @pytest.mark.parametrize("mode", ["plan", "lanes"])
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("world", WORLDS)
 def test_resumed_twice_at_random_steps_in_any_world_the_global_batches_are_the_same(
-    folder: Path, mode: PackingMode, world: tuple[int, int], num_workers: int
+    folder: Path, read_whole: Whole, mode: PackingMode, world: tuple[int, int], num_workers: int
 ) -> None:
     dataset = open_dataset(folder, mode)
     rng = np.random.default_rng([world[0], world[1], num_workers, mode == "plan"])
     first, second = (int(count) for count in rng.integers(1, 6, 2))
-    whole = read(dataset, num_steps=first + second + 5)
+    whole = read_whole(mode, first + second + 5)
     at_first = read(dataset, num_steps=first, world=WORLDS[int(rng.integers(5))])
     at_second = read(dataset, num_steps=second, state=at_first.state, world=world, num_workers=num_workers)
     rest = read(

@@ -17,21 +17,9 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 
 from ..conftest import run_command, write_tokens
+from .busy import Busy, OneByOne, loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with fewer cores
-
-
-class OneByOne:
-    """TokensProcessor without what fills packs at once, so that samples are processed in workers."""
-
-    def __init__(self) -> None:
-        tokens = TokensProcessor()
-        self.columns, self.schema, self.description = tokens.columns, tokens.schema, tokens.description
-        self.measure = tokens.measure
-        self.tokens = tokens
-
-    def process(self, sample: Any) -> Any:
-        return self.tokens.process(sample)
 
 
 class Raising(OneByOne):
@@ -41,25 +29,6 @@ class Raising(OneByOne):
 
     def process(self, sample: Any) -> Any:
         raise self.error
-
-
-class Busy(OneByOne):
-    """Takes long over the tenth sample that it is given, and all after it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_samples = 0
-
-    def process(self, sample: Any) -> Any:
-        self.num_samples += 1
-        if self.num_samples >= 10:
-            time.sleep(60)
-        return super().process(sample)
-
-
-def loader(folder: Path, processor: Any, **options: Any) -> PackedLoader:
-    dataset = PackedStreamingDataset(folder, processor=processor, packing=PackingConfig(packing_length=64))
-    return PackedLoader(dataset, global_batch=1, num_workers=1, **options)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: no"), ConnectionError("refused"), EOFError("at the end")])
@@ -131,7 +100,7 @@ from pathlib import Path
 def say() -> None:
     print(time.monotonic(), len(multiprocessing.active_children()), flush=True)
 
-from tests.loader.test_worker_ends import Busy, loader
+from tests.loader.busy import Busy, loader
 
 batches = iter(loader(Path(sys.argv[1]), Busy(), timeout_s=60, persistent_workers=sys.argv[2] == "kept"))
 next(batches)
@@ -158,7 +127,7 @@ def test_the_start_method_of_the_program_is_left_open(tmp_path: Path) -> None:
     script = (
         "import multiprocessing, sys\n"
         "from pathlib import Path\n"
-        "from tests.loader.test_worker_ends import OneByOne, loader\n"
+        "from tests.loader.busy import OneByOne, loader\n"
         "assert multiprocessing.get_start_method(allow_none=True) is None\n"
         "assert len(list(loader(Path(sys.argv[1]), OneByOne()))) > 10\n"
         "assert multiprocessing.get_start_method(allow_none=True) is None\n"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ..conftest import run_command, write_tokens
+from ..processes import run_module
 from ..rounds import rounds
 
 ROOT = Path(__file__).parent.parent.parent
@@ -56,15 +57,19 @@ def run(program: str, folder: Path, method: str, report: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("method", ["server", "spawn", "forked"])
-def test_a_worker_imports_neither_streaming_nor_models_of_transformers(method: str, tmp_path: Path) -> None:
+def test_a_worker_imports_neither_streaming_nor_models_of_transformers(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_tokens(tmp_path / "data", num_samples=60)
     (tmp_path / "report").mkdir()
-    script = "import streaming, transformers.models.llama.modeling_llama\n"  # what a program that trains has imported
-    script += PROGRAM + "print(len(list(loader(Reporting()))))\n"
-    if method == "forked":  # before anything else, as ranks do
-        script, method = FORK + script, "server"
-    told = run_with({"REPORT_FOLDER": str(tmp_path / "report")}, "-c", script, str(tmp_path / "data"), method)
-    assert int(told[-1]) > 20
+    monkeypatch.setenv("REPORT_FOLDER", str(tmp_path / "report"))
+    if method == "forked":  # before anything else, as ranks do, so by an interpreter that starts anew
+        script = f"{FORK}from tests.loader import reading_program; reading_program.main()"
+        told = run_command(sys.executable, "-c", script, str(tmp_path / "data"), "server")
+    else:
+        told = run_module("tests.loader.reading_program", str(tmp_path / "data"), method, timeout_s=120)
+    assert told.returncode == 0, told.stderr
+    assert int(told.stdout) > 20
     reports = [json.loads(path.read_text()) for path in (tmp_path / "report").glob("*.json")]
     assert len(reports) == 2
     for report in reports:

@@ -10,7 +10,8 @@ from ..conftest import run_command, write_tokens
 SCRIPT = """
 import mmap, os, sys, time
 from lmms_stream.loader import worker_start
-from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.mds.core import PackedDataset
+from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.errors import WorkerError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.plan.packing import PackingConfig
@@ -29,7 +30,8 @@ os.register_at_fork(after_in_child=stick)
 worker_start.WAITS_S = (1.0, 2.0, 20.0)
 
 def ids(num_workers, **options):
-    dataset = PackedStreamingDataset(folder, processor=TokensProcessor(), packing=PackingConfig(packing_length=256))
+    packing = PackingConfig(packing_length=256)
+    dataset = PackedDataset([StreamConfig(remote=folder)], processor=TokensProcessor(), packing=packing)
     loader = PackedLoader(dataset, global_batch=4, num_workers=num_workers, timeout_s=60, **options)
     return [[batch.sample_ids.tolist() for batch in loader] for _ in range(2)]
 """

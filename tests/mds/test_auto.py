@@ -213,15 +213,17 @@ def test_ranks_whose_first_one_dies_while_it_measures_are_told_so(tmp_path: Path
 
 SCRIPT = """
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.measuring import lock_folder
+from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.text import TokensProcessor
 
 {processor}
 print("begin")
-dataset = PackedStreamingDataset({folder!r}, processor={name}(), packing=PackingConfig(packing_length=4096))
+packing = PackingConfig(packing_length=4096)
+dataset = PackedDataset([StreamConfig(remote={folder!r})], processor={name}(), packing=packing)
 print(sum(len(batch.sample_ids) for batch in PackedLoader(dataset, global_batch=8)))
 """
 

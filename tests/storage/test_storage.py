@@ -9,7 +9,7 @@ from lmms_stream.demo.endpoint import moto_server
 from lmms_stream.errors import ConfigError, LengthsError, ObjectChangedError, ObjectMissingError, StorageError
 from lmms_stream.storage.clouds import CloudStorage
 from lmms_stream.storage.local import LocalStorage
-from lmms_stream.storage.s3 import S3Storage
+from lmms_stream.storage.s3 import S3Storage, _new_session
 from lmms_stream.storage.storage import Storage, open_storage
 
 from ..conftest import run_cli
@@ -163,3 +163,15 @@ def test_errors_share_one_base() -> None:
 
     for error in (ConfigError, LengthsError, StorageError, ObjectMissingError):
         assert issubclass(error, LmmsStreamError)
+
+
+def test_sessions_share_what_they_parse_and_find_credentials_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    sessions = []
+    for key in ("one", "two", "three"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+        sessions.append(_new_session())
+        assert sessions[-1].get_credentials().access_key == key
+    (loader,) = {session._session.get_component("data_loader") for session in sessions}
+    assert len(loader.search_paths) == len(set(loader.search_paths))
+    assert callable(sessions[1].client("s3", region_name="us-east-1").upload_file)  # boto3's own

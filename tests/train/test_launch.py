@@ -50,6 +50,27 @@ def test_the_command_that_becomes_a_run_loads_no_torch() -> None:
     assert not {*done.stdout.split()} & {"torch", "transformers", "streaming", "numba"}
 
 
+def test_a_process_that_ends_without_freeing_its_memory_does_all_else_as_others_do() -> None:
+    script = """
+import atexit, sys, threading, time
+from lmms_stream.processes.ending import end_process
+
+class Freed:
+    def __del__(self):
+        print("freed")
+
+kept = Freed()
+atexit.register(print, "at exit")
+threading.Thread(target=lambda: (time.sleep(0.3), print("the thread has ended"))).start()
+sys.stdout.write("said\\n")
+sys.stderr.write("warned")
+end_process(7)
+"""
+    done = run_command(sys.executable, "-c", script)
+    assert (done.returncode, done.stderr) == (7, "warned")
+    assert done.stdout.splitlines() == ["said", "the thread has ended", "at exit"]
+
+
 def test_a_run_leaves_the_garbage_collector_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "none.yaml")]) == 1
     assert "no such config file" in capsys.readouterr().err

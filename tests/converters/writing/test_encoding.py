@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.converters.writing.encoding import ShardFormat, compress, index_json
+from lmms_stream.converters.writing.encoding import COMPRESSIONS, ShardFormat, check_compression, compress, index_json
 from lmms_stream.converters.writing.outputs import Output
 from lmms_stream.converters.writing.shards import ShardTask
 from lmms_stream.errors import ConfigError, DataError
 from streaming import MDSWriter
 from streaming.base.compression import compress as streaming_compress
+from streaming.base.compression import get_compressions
 
 from ...strategies import examples
 
@@ -74,6 +75,14 @@ def test_shards_are_those_of_mdswriter_byte_for_byte(
     assert index_json(entries) == (folder / "index.json").read_bytes()
 
 
+def test_the_compressions_are_those_of_mosaicml() -> None:
+    assert get_compressions() == COMPRESSIONS
+    for name in COMPRESSIONS:
+        check_compression(name)
+    with pytest.raises(ConfigError, match="the compression 'zstd:23' is not one of br, bz2, gz, snappy, zstd"):
+        check_compression("zstd:23")
+
+
 def test_the_format_says_of_compression_what_mdswriter_says(tmp_path: Path) -> None:
     with MDSWriter(
         out=str(tmp_path), columns={"text": "str"}, size_limit=1 << 20, hashes=["xxh3_64"], compression="zstd:5"
@@ -86,7 +95,7 @@ def test_the_format_says_of_compression_what_mdswriter_says(tmp_path: Path) -> N
     assert format.index_entry(count, entry["raw_data"], entry["zip_data"]) == entry
 
 
-@pytest.mark.parametrize("compression", ["zstd", "gz:3", "br:2", "snappy", "bz2"])
+@pytest.mark.parametrize("compression", ["zstd", "gz:3", "gz", "br:2", "snappy", "bz2", "bz2:1"])
 def test_files_are_compressed_as_mdswriter_does_it(compression: str) -> None:
     data = b"word " * 1000
     assert compress(compression, data) == streaming_compress(compression, data)
