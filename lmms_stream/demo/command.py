@@ -21,7 +21,7 @@ def add_commands(commands: Commands) -> None:
         "--kind",
         choices=("text", "vision"),
         default="text",
-        help="train a model of text, or one that reads charts, pictures and videos; default: %(default)s",
+        help="run it with a model of text, or with one that reads charts, pictures and videos; default: %(default)s",
     )
     parser.add_argument(
         "--output",

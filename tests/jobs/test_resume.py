@@ -144,7 +144,7 @@ def test_a_run_stopped_by_a_signal_goes_on_from_a_store(
 def test_a_rank_that_dies_while_it_saves_ends_the_others(config: Path, tmp_path: Path) -> None:
     output = tmp_path / "died"
     with start_job(2, MODULE, str(config), f"train.output_dir={output}") as job:
-        wait_until(lambda: last_step(output) >= 2, job)
+        wait_until(lambda: last_step(output) >= 2 and checkpoints(output / "checkpoints") != [], job)
         job.processes[1].kill()
         assert job.wait(90) != 0
         assert job.processes[0].exitcode != 0

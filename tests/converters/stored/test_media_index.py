@@ -128,8 +128,8 @@ def test_shards_that_were_measured_keep_both_arrays_for_the_next_run(tmp_path: P
     assert np.load(folder / patches_name(fingerprint)).tolist() == [each.patches for each in expected(samples)]
 
 
-def indexed(folder: Path, *, count: int = 40) -> Path:
-    write_chats(folder, mixed_chats(count))
+def indexed(folder: Path, *, count: int = 40, facts: bool = True) -> Path:
+    write_chats(folder, mixed_chats(count, facts=facts))
     index_dataset(str(folder), MediaWords(), num_workers=1)
     return folder
 
@@ -227,7 +227,7 @@ def test_patches_are_kept_on_a_node_with_the_lengths_and_not_taken_when_damaged(
 
 
 def test_verify_names_what_is_wrong_with_patches(tmp_path: Path) -> None:
-    folder = indexed(tmp_path / "data")
+    folder = indexed(tmp_path / "data", facts=False)
     report = verify_dataset(str(folder), processor=MediaWords(), deep=True, num_workers=1)
     assert (report.num_problems, report.num_lengths_indexes) == (0, 1)
     flipped(folder / PATCHES)
@@ -241,7 +241,7 @@ def test_verify_names_what_is_wrong_with_patches(tmp_path: Path) -> None:
 
 
 def test_verify_compares_the_patches_of_each_sample_and_all_counts(tmp_path: Path) -> None:
-    folder = indexed(tmp_path / "data")
+    folder = indexed(tmp_path / "data", facts=False)
     index = LengthIndex.open(folder / ARRAY, (folder / DESCRIPTION).read_bytes(), fingerprint=FINGERPRINT)
     assert index.patches is not None
     patches = np.array(index.patches)
