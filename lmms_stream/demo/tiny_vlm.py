@@ -75,6 +75,7 @@ def model_fields(processor: Path, *, positions: int, hidden_size: int = 64, num_
         "out_hidden_size": hidden_size,
         "window_size": 112,
         "fullatt_block_indexes": [1],
+        "tokens_per_second": 2,  # as published models have it
     }
     return {
         "model_type": "qwen2_5_vl",

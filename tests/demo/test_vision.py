@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 from lmms_stream.converters.convert import convert
 from lmms_stream.demo.charts import write_charts
 from lmms_stream.demo.pictures import write_pictures
-from lmms_stream.demo.tiny_vlm import save_processor
+from lmms_stream.demo.tiny_vlm import model_fields, save_processor
 from lmms_stream.demo.videos import write_videos
 from lmms_stream.errors import DataError
 from lmms_stream.mds.core import PackedDataset
@@ -28,6 +29,8 @@ def test_charts_pictures_and_videos_become_samples_of_which_the_answers_are_lear
     sources = [charts, pictures, videos]
     folder = save_processor(tmp_path / "processor", texts=[path.read_text() for path in sources])
     processor = MultimodalProcessor.from_pretrained(str(folder), image_max_pixels=64 * 28 * 28)
+    fields = model_fields(folder, positions=512)
+    processor.family.check_model(transformers.AutoConfig.for_model(**fields).to_dict())
     convert(sources, str(tmp_path / "data"), processor=processor)
     dataset = PackedDataset([StreamConfig(local=tmp_path / "data")], processor=processor)
     lengths = dataset.length_index().lengths
