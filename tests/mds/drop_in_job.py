@@ -88,7 +88,8 @@ def compare(case: Case, *, num_workers: int, data: Path, caches: Path) -> dict[s
         if not LONG:
             continue
         found[which]["resumed"] = []
-        for count in sorted({1, len(epochs[1]) // 2, len(epochs[1]) - 1} - {0}):
+        length = _least(len(epochs[1]))
+        for count in sorted({1, length // 2, length - 1} - {0}):
             begun = _open(which, case, num_workers, data, caches / f"{which}-begun-{count}")
             begun.batches()
             begun.batches(count)
@@ -103,6 +104,15 @@ def compare(case: Case, *, num_workers: int, data: Path, caches: Path) -> dict[s
         found[which]["after end"] = [after.batches(), after.batches()]
         _close(after)
     return found
+
+
+def _least(number: int) -> int:
+    """The least number of all ranks: with device_per_stream they have unequally many batches."""
+    if not torch.distributed.is_initialized():
+        return number
+    numbers = [0] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(numbers, number)
+    return min(numbers)
 
 
 def _open(which: str, case: Case, num_workers: int, data: Path, caches: Path) -> Reading:
