@@ -4,6 +4,7 @@ formats        bytes -> MIME type
 fact_types     what is known of an image, a video, a sound
 image_header   the size of an image; images that are small enough
 sound_header   samples of WAV and FLAC
+containers     videos and sounds, opened by PyAV
 av_facts       frames and rates of videos, samples of other sounds, by PyAV
 facts          media -> the facts about them; those that a stored part has
 stored         the media of a stored sample

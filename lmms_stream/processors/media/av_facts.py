@@ -6,30 +6,26 @@ decoded once, in one thread, and no frame is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from io import BytesIO
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from ...errors import ConfigError, DataError
+from ...errors import DataError
+from .containers import opened
 from .fact_types import AudioFacts, VideoFacts
-from .formats import media_format
 
-MAX_FRAME_PIXELS = 178_956_970  # of a video: as many as Pillow decodes of an image, against decompression bombs
-_DEMUXERS = {"mp4": "mov", "mov": "mov", "m4a": "mov", "webm": "matroska", "mkv": "matroska"}  # others by their name
 _PACKET_IS_FRAME = {"mov": ("h264", "hevc", "mpeg4", "vp9", "av1", "mjpeg", "prores"), "avi": ("mpeg4", "mjpeg")}
 
 
 def video_facts(data: bytes, *, is_checked: bool = False) -> VideoFacts:
     """The facts about a video. is_checked: all of it is decoded, and must need no repair.
 
-    DataError for a video without frames, for what cannot be decoded, and for frames of more than MAX_FRAME_PIXELS.
+    DataError for a video without frames, for what cannot be decoded, and for frames that are too large.
     """
-    with _opened(data, "video") as (container, stream):
+    with opened(data, "video") as (container, stream):
         listed = _listed_frames(data, container, stream)
         if listed is not None and not is_checked:
-            first = next(_decoded(container, stream), None)
+            first = next(container.decode(stream), None)
             if first is not None and not first.interlaced_frame:  # a packet may hold one field of two
                 fps = listed.fps or _average_rate(_packet_times(data), container, stream)
                 return VideoFacts(*_size_shown(first), listed.num_frames, fps)
@@ -42,8 +38,8 @@ def video_facts(data: bytes, *, is_checked: bool = False) -> VideoFacts:
 def _decoded_facts(data: bytes, *, is_checked: bool) -> VideoFacts:
     first: Any = None
     times: list[int | None] = []
-    with _opened(data, "video") as (container, stream):
-        for frame in _decoded(container, stream, is_strict=is_checked):
+    with opened(data, "video", is_strict=is_checked) as (container, stream):
+        for frame in container.decode(stream):
             if is_checked and frame.is_corrupt:
                 raise DataError(f"its frame {len(times)} is damaged: repair or remove it")
             first = first or frame
@@ -56,8 +52,8 @@ def _decoded_facts(data: bytes, *, is_checked: bool) -> VideoFacts:
 def sound_facts(data: bytes, *, is_checked: bool = False) -> AudioFacts:
     """The facts about a sound, all of which is decoded; DataError for one without samples, or of several rates."""
     samples, rates = 0, set()
-    with _opened(data, "audio") as (container, stream):
-        for frame in _decoded(container, stream, is_strict=is_checked):
+    with opened(data, "audio", is_strict=is_checked) as (container, stream):
+        for frame in container.decode(stream):
             samples += frame.samples
             rates.add(frame.sample_rate)
     if len(rates) > 1:
@@ -65,48 +61,6 @@ def sound_facts(data: bytes, *, is_checked: bool = False) -> AudioFacts:
     if not samples:
         raise DataError("it has no samples: remove it")
     return AudioFacts(samples, rates.pop())
-
-
-@contextmanager
-def _opened(data: bytes, kind: Literal["video", "audio"]) -> Iterator[tuple[Any, Any]]:
-    """The container and its stream of a kind; what PyAV cannot read or decode inside becomes a DataError."""
-    av = _library()
-    name = media_format(data) or ""
-    try:
-        # With the format that the first bytes say, so that no other (a playlist, say) is tried, which may read files.
-        with av.open(BytesIO(data), format=_DEMUXERS.get(name, name)) as container:
-            stream = container.streams.best(kind)
-            if stream is None or stream.codec_context is None:
-                raise DataError(f"it has no {kind} that can be decoded: remove it, or write it with another codec")
-            if kind == "video" and stream.width * stream.height > MAX_FRAME_PIXELS:
-                raise DataError(
-                    f"it has frames of {stream.width} x {stream.height} pixels, more than {MAX_FRAME_PIXELS}: make it "
-                    "smaller beforehand"
-                )
-            yield container, stream
-    except (av.FFmpegError, ValueError, ArithmeticError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"it cannot be decoded ({reason}): repair or remove it") from error
-
-
-def _library() -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise ConfigError(
-            'videos and sounds are decoded by PyAV, which is missing: pip install "lmms-stream[media]"'
-        ) from error
-    return av
-
-
-def _decoded(container: Any, stream: Any, *, is_strict: bool = False) -> Iterator[Any]:
-    """Its frames in the order in which they are shown. is_strict: what the decoder finds wrong is an error."""
-    stream.thread_type, stream.codec_context.thread_count = "NONE", 1
-    options = {"err_detect": "crccheck+explode"} if is_strict else {}
-    if stream.type == "video":
-        options["max_pixels"] = str(MAX_FRAME_PIXELS)  # also of those that are larger than the header says
-    stream.codec_context.options = options
-    yield from container.decode(stream)
 
 
 def _size_shown(frame: Any) -> tuple[int, int]:
@@ -169,7 +123,7 @@ def _first_slice_is_idr(packet: bytes, context: Any) -> bool:
 
 def _packet_times(data: bytes) -> list[int | None]:
     """When each packet of a video is shown, in units of its time base; nothing is decoded."""
-    with _opened(data, "video") as (container, stream):
+    with opened(data, "video") as (container, stream):
         return [packet.pts for packet in container.demux(stream) if packet.size]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_DECODED_PIXELS = 1 << 33  # of all frames of an animation that is checked; Pillow has a limit for each
 _LOSSY_QUALITY = 95
 _ORIENTATION = 0x0112  # EXIF's tag
-_ON_ITS_SIDE = (5, 6, 7, 8)  # its values for what is turned by 90 degrees to be shown
+ON_ITS_SIDE = (5, 6, 7, 8)  # its values for an image that is turned by 90 degrees to be shown
 _MAY_ORIENT = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}  # where Pillow's `info` says it
 _PNG_MAY_ORIENT = (b"eXIf", b"iTXt", b"zTXt", b"tEXt")
 _PNG_CHUNK = struct.Struct(">I4s")
@@ -115,7 +115,7 @@ def _facts(image: Image, data: bytes) -> ImageFacts:
         except Exception as error:  # whatever Pillow raises for damaged bytes
             raise DataError(f"it cannot be decoded ({error!r}): repair or remove it") from error
     width, height = image.size
-    return ImageFacts(height, width) if orientation_of(image) in _ON_ITS_SIDE else ImageFacts(width, height)
+    return ImageFacts(height, width) if orientation_of(image) in ON_ITS_SIDE else ImageFacts(width, height)
 
 
 def _says_more_behind_pixels(data: bytes) -> bool:
@@ -131,14 +131,31 @@ def _says_more_behind_pixels(data: bytes) -> bool:
     return False
 
 
+def pillow_format(data: bytes, *, subject: str = "it") -> str:
+    """What Pillow calls the format of an image, "" for bytes of none; it can read HEIC then, or a DataError is raised.
+
+    subject: the image, as the error calls it.
+    """
+    name = (media_format(data) or "").upper()
+    if name != "HEIC":
+        return name
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise DataError(
+            f"{subject} is HEIC, which Pillow alone does not read: convert it to JPEG or PNG, or pip install "
+            "pillow-heif"
+        ) from error
+    register_heif_opener()
+    return "HEIF"
+
+
 def _open(data: bytes) -> Image:
     from PIL import Image
 
-    name = (media_format(data) or "").upper()
-    if name == "HEIC":
-        _teach_heif()
+    name = pillow_format(data)
     try:
-        image = Image.open(BytesIO(data), formats=["HEIF" if name == "HEIC" else name])
+        image = Image.open(BytesIO(data), formats=[name])
     except Image.DecompressionBombError as error:
         raise DataError(f"{error}: make it smaller beforehand") from error
     except Exception as error:  # whatever Pillow raises for damaged bytes
@@ -148,16 +165,6 @@ def _open(data: bytes) -> Image:
     if 0 in image.size:
         raise DataError(f"it has {image.size[0]} x {image.size[1]} pixels: remove it")
     return image
-
-
-def _teach_heif() -> None:
-    try:
-        from pillow_heif import register_heif_opener
-    except ImportError as error:
-        raise DataError(
-            "it is HEIC, which Pillow alone does not read: convert it to JPEG or PNG, or pip install pillow-heif"
-        ) from error
-    register_heif_opener()
 
 
 def _resized(image: Image, width: int, height: int) -> bytes:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .formats import media_format, mime_type
+from .formats import mime_type
+from .image_header import ON_ITS_SIDE, orientation_of, pillow_format
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,7 +25,6 @@ MAX_PIXELS = 178_956_970  # what Pillow decodes at most: twice its MAX_IMAGE_PIX
 SCALES = (8, 4, 2)  # a JPEG's coefficients give it at these fractions at once; Pillow knows no others
 MIN_SCALED_SIDE = 16  # pixels of what is decoded at a fraction: below, decoders round sizes in ways of their own
 _JPEG_FORMATS = ("JPEG", "MPO")  # cameras write MPO: a JPEG with previews behind it
-_ORIENTATION = 0x0112  # EXIF's tag
 _TURNED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
@@ -34,7 +34,6 @@ _TURNED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
     8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
 }  # EXIF's orientations -> pixels as shown
-_ON_ITS_SIDE = (5, 6, 7, 8)
 
 
 def decode_image(
@@ -51,13 +50,13 @@ def decode_image(
         image = _opened(data, max_pixels)
         try:
             if image.format in _JPEG_FORMATS:
-                orientation = _orientation_of(image)
-                if orientation in _ON_ITS_SIDE:
+                orientation = orientation_of(image)
+                if orientation in ON_ITS_SIDE:
                     min_width, min_height = min_height, min_width
                 pixels = _decoded_jpeg(data, image, _scale(image.size, min_width, min_height))
             else:
                 pixels = _decoded(image)
-                orientation = _orientation_of(image)  # a PNG may tell it behind its pixels, and a TIFF is turned by now
+                orientation = orientation_of(image)  # a PNG may tell it behind its pixels, and a TIFF is turned by now
         except MemoryError:
             raise
         except Exception as error:  # whatever Pillow raises for damaged bytes
@@ -71,10 +70,7 @@ def _opened(data: bytes, max_pixels: int) -> Image:
     from PIL import Image
 
     mime_type(data, "image")  # an error for what is none
-    name = str(media_format(data)).upper()
-    if name == "HEIC":
-        _teach_heif()
-        name = "HEIF"
+    name = pillow_format(data, subject="the image")
     try:
         image: Image.Image = Image.open(BytesIO(data), formats=[name])
         width, height = image.size
@@ -90,24 +86,6 @@ def _opened(data: bytes, max_pixels: int) -> Image:
             "decompression bomb: make it smaller, or remove it"
         )
     return image
-
-
-def _teach_heif() -> None:
-    try:
-        from pillow_heif import register_heif_opener
-    except ImportError as error:
-        raise DataError(
-            "the image is HEIC, which Pillow alone does not read: convert it to JPEG or PNG, or pip install pillow-heif"
-        ) from error
-    register_heif_opener()
-
-
-def _orientation_of(image: Image) -> int:
-    """How the image is turned to be shown, as EXIF or XMP data say it; 1 where they say nothing that is known."""
-    try:
-        return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # noqa: BLE001 - damaged EXIF data say nothing, and do no harm to the image
-        return 1
 
 
 def _scale(size: tuple[int, int], min_width: int, min_height: int) -> int:
@@ -153,7 +131,5 @@ def _simplejpeg() -> Any:
 
 def _decoded(image: Image) -> NDArray[np.uint8]:
     image.load()
-    image.info.pop(
-        "transparency", None
-    )  # a palette's would be converted beside the pixels, which are all that is asked
+    image.info.pop("transparency", None)  # of a palette: it would be converted beside the pixels, for nothing
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))

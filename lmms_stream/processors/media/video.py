@@ -9,22 +9,20 @@ AVI with B frames; frames that are not shown), all frames up to the last chosen 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from io import BytesIO
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ConfigError, DataError
-from .formats import media_format, mime_type
+from ...errors import DataError
+from .containers import opened
+from .formats import mime_type
 from .resize import resize
 
-MAX_FRAME_PIXELS = 178_956_970  # as many as of an image
 _CODECS_THAT_SKIP = ("h264", "mpeg4", "mpeg2video")  # what they call no reference is none (HEVC: for some frames only)
 _TIMED_CONTAINERS = ("mov", "matroska")  # their packets say when they are shown
 _CODECS_IN_ORDER = ("mjpeg", "mpeg4")  # of others FFmpeg cannot say surely whether frames are reordered
-_DEMUXERS = {"mp4": "mov", "mov": "mov", "m4a": "mov", "webm": "matroska", "mkv": "matroska"}  # others by their name
 
 
 def read_frames(data: bytes, indices: Sequence[int], *, num_frames: int, width: int, height: int) -> NDArray[np.uint8]:
@@ -139,32 +137,10 @@ def _decoded_ranges(data: bytes, ranges: Sequence[tuple[int, int, set[int]]]) ->
             context.flush_buffers()
 
 
-@contextmanager
-def _opened(data: bytes) -> Iterator[tuple[Any, Any]]:
-    """The container and its video stream; what PyAV cannot read or decode inside becomes a DataError."""
-    av = _library()
-    mime_type(data, "video")  # an error for what is none
-    name = str(media_format(data))
-    try:
-        # With the format that the first bytes say, so that no other (a playlist, say) is tried, which may read files.
-        with av.open(BytesIO(data), format=_DEMUXERS.get(name, name)) as container:
-            stream = container.streams.best("video")
-            if stream is None or stream.codec_context is None:
-                raise DataError("it has no video that can be decoded: remove it, or write it with another codec")
-            stream.thread_type, stream.codec_context.thread_count = "NONE", 1
-            stream.codec_context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
-            yield container, stream
-    except (av.FFmpegError, ValueError, ArithmeticError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"the video cannot be decoded ({reason}): repair or remove it") from error
-
-
-def _library() -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise ConfigError('videos are read by PyAV, which is missing: pip install "lmms-stream[media]"') from error
-    return av
+def _opened(data: bytes) -> AbstractContextManager[tuple[Any, Any]]:
+    """The container and its video stream; DataError for what is no video."""
+    mime_type(data, "video")
+    return opened(data, "video", subject="the video")
 
 
 def _as_shown(frame: Any) -> NDArray[np.uint8]:
