@@ -109,11 +109,8 @@ def _store(part: dict[str, Any], nexts: Mapping[str, Iterator[Any]], media: Samp
             )
         source = next(nexts[kind])
     stored = media.add(kind, source)
-    facts = stored.keys() - {
-        "type",
-        "mime",
-        "span",
-    }  # a row may mean something else by these names: fps, say, to sample
+    facts = stored.keys() - {"type", "mime", "span"}
+    # A row may mean something else by a fact's name: fps, say, how many frames are to be chosen.
     others = {f"said_{key}" if key in facts else key: value for key, value in part.items() if key != source_key}
     return others | stored
 

@@ -104,7 +104,7 @@ class MultimodalProcessor:
         return [_measured(each.layouts, length) for each, length in zip(texts, lengths, strict=True)]
 
     def process(self, sample: Sample) -> Processed:
-        ids, learnt, filled, media = self._read(sample)
+        ids, learnt, filled, media = self._tokenized(sample)
         repeats = self._repeats(ids, filled)
         input_ids = np.repeat(ids.astype(np.int64), repeats)
         processed: dict[str, Any] = {
@@ -118,7 +118,7 @@ class MultimodalProcessor:
 
     def see_media(self, sample: Sample) -> list[SeenMedium]:
         """See SeeMedia."""
-        ids, _, filled, media = self._read(sample)
+        ids, _, filled, media = self._tokenized(sample)
         stops = self._repeats(ids, filled).cumsum()
         ends = iter(stops[np.isin(ids, self._placeholder_ids)].tolist())
         seen = []
@@ -128,7 +128,7 @@ class MultimodalProcessor:
             seen.append(SeenMedium(layout.kind, spans, pixels, self.family.frames(layout)))
         return seen
 
-    def _read(self, sample: Sample) -> _Read:
+    def _tokenized(self, sample: Sample) -> _Tokenized:
         chat, parts = _read(sample)
         layouts = [self._layout(part, sample) for part in parts]
         rendered = self._conversations.rendered(chat)
@@ -137,7 +137,7 @@ class MultimodalProcessor:
         ((ids, spans),) = self._conversations.tokenized([moved(rendered, filled)])
         learnt = learnt_of(spans, len(ids)) & ~np.isin(ids, self._never_learnt)
         media = [media_part(parts[index], sample["media"]).data for index in filled.indices]
-        return _Read(ids, learnt, filled, media)
+        return _Tokenized(ids, learnt, filled, media)
 
     def _layout(self, part: dict[str, Any], sample: Sample) -> Layout:
         kind = part["type"]
@@ -156,7 +156,7 @@ class MultimodalProcessor:
         return repeats
 
 
-class _Read(NamedTuple):
+class _Tokenized(NamedTuple):
     """A sample's tokens, its placeholders once each, whether they are learnt, and its media in the order of these."""
 
     ids: NDArray[np.int32]

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 PRECISION_BITS = 22  # of a weight
 HALF = np.int32(1 << (PRECISION_BITS - 1))
 SUPPORT = 2.0  # pixels on each side that the bicubic filter reaches, times the scale where an image is made smaller
-CUBIC = (
-    -0.5
-)  # the parameter a of the cubic of Keys (1981), "Cubic convolution interpolation for digital image processing"
+# The parameter a of the cubic of Keys (1981), "Cubic convolution interpolation for digital image processing".
+CUBIC = -0.5
 BAND = 64  # rows that are resized in width together
 SPAN = 1024  # bytes of a row that are added up together: these sums stay in the fastest cache
 TILE = 16  # rows and columns that are transposed together
