@@ -9,15 +9,16 @@ import binascii
 import re
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from ...errors import DataError, ObjectMissingError
-from ...processors.media.facts import Facts, checked_facts, facts_of
+from ...processors.media.facts import Facts, VideoFacts, checked_facts, facts_of
 from ...processors.media.formats import Kind, looks_like_base64, mime_type
 from ...processors.media.image_header import fit_image
+from ...processors.media.intervals import INTERVAL_KEYS, interval_of
 from ...storage.storage import shared_storage
 
 MAX_MEDIA_BYTES = 1 << 31  # of a file and of a sample, as a shard can hold no more
@@ -44,9 +45,11 @@ class SampleMedia:
     def data(self) -> bytes:
         return b"".join(self._pieces)
 
-    def add(self, kind: str, reference: Any) -> dict[str, Any]:
+    def add(self, kind: str, reference: Any, *, said: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         """The stored part, {"type", "mime", "span": [offset, size], facts}, of the media that a reference leads to.
 
+        said: what is said of them besides, of which the last counts: the seconds of a video, as LMMS Engine's {"url",
+        "video_start", "video_end"} has them, are stored too.
         DataError, which names the reference, for one that leads out of the root, and for media that are missing,
         unreadable, empty, too large, broken or not of this kind.
         """
@@ -60,6 +63,7 @@ class SampleMedia:
         try:
             mime = mime_type(data, known)
             data, facts = self._fit(data, known)
+            interval = _interval(said, facts) if isinstance(facts, VideoFacts) else {}
         except DataError as error:
             raise DataError(f"{kind} {shown(reference)}: {error}") from error
         offset = self._size
@@ -67,7 +71,7 @@ class SampleMedia:
         self._size += len(data)
         if self._size > MAX_MEDIA_BYTES:
             raise DataError(f"the sample's media have more than {MAX_MEDIA_BYTES} bytes: split the sample")
-        return {"type": kind, "mime": mime, "span": [offset, len(data)], **facts._asdict()}
+        return {"type": kind, "mime": mime, "span": [offset, len(data)], **facts._asdict(), **interval}
 
     def _fit(self, data: bytes, kind: Kind) -> tuple[bytes, Facts]:
         """The bytes that are stored of media, and the facts about these."""
@@ -94,6 +98,15 @@ class SampleMedia:
         if looks_like_base64(reference):
             return _decode(reference, reference)
         return _read_file(reference, self._root)
+
+
+def _interval(said: Sequence[Mapping[str, Any]], video: VideoFacts) -> dict[str, Any]:
+    """The seconds of a video that are to be read, as they are said; DataError where it has no frames in them."""
+    found = {name: each[name] for each in said for name in INTERVAL_KEYS if each.get(name) is not None}
+    interval = interval_of(found)
+    if interval is not None:
+        interval.frames(video)
+    return found
 
 
 def shown(reference: Any) -> str:

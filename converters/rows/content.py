@@ -23,6 +23,8 @@ PART_KINDS = {
 }  # fmt: skip
 _SOURCES = ("url", "path", "base64", "data", "bytes", "source")  # Anthropic's source: {"type", "media_type", "data"}
 
+_NO_FACTS = {"type", "mime", "span", "video_start", "video_end"}  # keys of a stored part
+
 Waiting = Mapping[str, Sequence[Any]]  # kind -> references of the row, in order; kinds without a column are absent
 
 
@@ -108,8 +110,9 @@ def _store(part: dict[str, Any], nexts: Mapping[str, Iterator[Any]], media: Samp
                 f"give it a path or data, or name the column with --columns {MEDIA_ROLES[kind]}=COLUMN"
             )
         source = next(nexts[kind])
-    stored = media.add(kind, source)
-    facts = stored.keys() - {"type", "mime", "span"}
+    said = [each for each in (part, part.get(source_key), source) if isinstance(each, Mapping)]
+    stored = media.add(kind, source, said=said)
+    facts = stored.keys() - _NO_FACTS
     # A row may mean something else by a fact's name: fps, say, how many frames are to be chosen.
     others = {f"said_{key}" if key in facts else key: value for key, value in part.items() if key != source_key}
     return others | stored

@@ -19,6 +19,7 @@ from .families.files import read_files
 from .families.registry import family_of
 from .families.settings import MediaSettings
 from .media.facts import facts_of, stored_facts
+from .media.intervals import interval_of
 from .media.stored import media_part
 from .placeholders import Filled, Placeholders, moved
 from .spans import learnt_of
@@ -146,7 +147,9 @@ class MultimodalProcessor:
                 f"a message holds media of type {kind}, and {self.tokenizer.name} reads "
                 f"{' and '.join(self.family.placeholders)}: take a processor of {kind}, or remove it"
             )
-        return self.family.layout(kind, _facts(part, sample))
+        facts = _facts(part, sample)
+        interval = interval_of(part) if kind == "video" else None
+        return self.family.layout(kind, facts) if interval is None else self.family.layout(kind, facts, interval)
 
     def _repeats(self, ids: NDArray[np.int32], filled: Filled) -> NDArray[np.int64]:
         """How often each token of a text stands in the sample: placeholders as often as their media have tokens."""

@@ -259,6 +259,42 @@ def test_settings_change_the_fingerprint_and_unknown_ones_are_refused(folders: d
         MultimodalProcessor.from_pretrained(folder, learn="first")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_seconds_that_a_video_itself_says_win_over_the_settings(name: str, folders: dict[str, Path]) -> None:
+    plain = MultimodalProcessor.from_pretrained(str(folders[name]), fps=4)
+    processor = MultimodalProcessor.from_pretrained(str(folders[name]), fps=4, video_start=1, video_end=2)
+    sample = stored(("user", [("video", film(64, 48, num_frames=40))]), ("assistant", "yes"))
+
+    def saying(**said: Any) -> dict[str, Any]:
+        messages = json.loads(sample["messages"])
+        messages[0]["content"][0] |= said
+        return {**sample, "messages": json.dumps(messages)}
+
+    for said, frames in (({}, range(10, 20)), ({"video_end": 1.2}, range(12)), ({"video_start": 3}, range(30, 40))):
+        own = saying(**said)
+        (seen,) = processor.see_media(own)
+        assert set(seen.frames) <= set(frames)
+        assert len(seen.frames) == 4
+        processed = processor.process(own)
+        measured = processor.measure_media([{"messages": own["messages"]}])[0]
+        assert isinstance(measured, Measured)
+        assert measured.tokens == len(processed["input_ids"])
+        assert measured.patches == len(processed["media"]["pixel_values_videos"])
+        if said:  # then the settings' seconds count for nothing
+            expected = plain.process(own)
+            assert np.array_equal(processed["position_ids"], expected["position_ids"])
+            for key in expected["media"]:
+                assert np.array_equal(processed["media"][key], expected["media"][key])
+    for said, message in (
+        ({"video_start": 4}, "has none from second 4 to its end: change video_start and video_end, or remove it"),
+        ({"video_start": "a"}, "its video_start is 'a', expected seconds of the video, a number from 0 on: correct it"),
+    ):
+        with pytest.raises(DataError, match=message):
+            processor.measure(saying(**said))
+        with pytest.raises(DataError, match=message):
+            processor.process(saying(**said))
+
+
 def test_older_folders_and_nested_settings_are_read(folders: dict[str, Path], tmp_path: Path) -> None:
     processor = MultimodalProcessor.from_pretrained(str(folders["qwen2_vl"]))
     save_processor(tmp_path, "qwen2_vl")

@@ -16,6 +16,7 @@ from ....errors import ConfigError, DataError
 from ....mds.index import ShardInfo
 from ....processors.base import IGNORED_LABEL, Processor
 from ....processors.media.formats import shown_mime
+from ....processors.media.intervals import interval_of
 from ....processors.media.stored import MediaPart, media_part
 from ....processors.stored_chat import read_chat
 from ....processors.text import TextProcessor, TokensProcessor
@@ -30,7 +31,8 @@ _MAX_VALUES = 32  # shown of an array
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaView:
-    """kind, mime: as its first bytes or the sample say. facts: that are stored beside it, by name. width, height: in
+    """kind, mime: as its first bytes or the sample say. facts: that are stored beside it, by name, and the seconds
+    of a video that are read. width, height: in
     pixels as shown, of them or of an image whose header is read.
     """
 
@@ -45,7 +47,7 @@ class MediaView:
 
     @staticmethod
     def of(part: MediaPart) -> MediaView:
-        facts = part.facts._asdict() if part.facts else {}
+        facts = {**(part.facts._asdict() if part.facts else {}), **(part.interval.said if part.interval else {})}
         width, height = (facts["width"], facts["height"]) if "width" in facts else part.image_size or (None, None)
         return MediaView(
             kind=part.kind,
@@ -63,6 +65,8 @@ class MediaView:
         size = "" if self.width is None else f", {self.width} x {self.height}"
         if "fps" in self.facts:
             size += f", {self.facts['frames']:,} frames at {self.facts['fps']:.6g} a second"
+        if interval := interval_of(self.facts):
+            size += f", of which {interval} are read"
         if "rate" in self.facts:
             size += f", {self.facts['samples']:,} samples at {self.facts['rate']:,} Hz"
         kind = "" if self.mime.startswith(f"{self.kind}/") else f"{self.kind} "

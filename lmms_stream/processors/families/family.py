@@ -13,6 +13,7 @@ from .settings import MediaSettings
 
 if TYPE_CHECKING:
     from ..media.facts import Facts
+    from ..media.intervals import Interval
 
 
 class Layout(NamedTuple):
@@ -76,8 +77,11 @@ class Family(Protocol):
         """All that can change a number of tokens or patches, as JSON values."""
         ...
 
-    def layout(self, kind: str, facts: Facts) -> Layout:
-        """Of a medium of one of its kinds. DataError for one that it cannot read."""
+    def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
+        """Of a medium of one of its kinds. interval: of a video, instead of the settings' seconds.
+
+        DataError for one that it cannot read.
+        """
         ...
 
     def frames(self, layout: Layout) -> Sequence[int]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...errors import DataError
+from ..media.intervals import Interval
 
 if TYPE_CHECKING:
     from ..media.facts import VideoFacts
-
-_ROUNDING = 1e-6  # of a frame: seconds times frames a second may miss a whole number by so much
 
 
 class Section(NamedTuple):
@@ -28,7 +25,8 @@ class Section(NamedTuple):
 class FrameChoice:
     """fps frames a second, or frame_num where that is given; at least min_frames and at most max_frames of them.
 
-    Neither is more than the section has. start, end: the section, in seconds; end None: to the end of the video.
+    Neither is more than the section has. start, end: the section, in seconds, of videos that do not say their own; end
+    None: to the end of the video.
     """
 
     fps: float
@@ -38,16 +36,10 @@ class FrameChoice:
     start: float = 0.0
     end: float | None = None
 
-    def section(self, video: VideoFacts) -> Section:
-        """DataError where the video ends before the section begins."""
-        first = max(0, math.ceil(self.start * video.fps - _ROUNDING))
-        stop = video.frames if self.end is None else min(video.frames, math.ceil(self.end * video.fps - _ROUNDING))
-        if first >= stop:
-            raise DataError(
-                f"a video of {video.frames} frames, {video.fps:g} a second, has none from second {self.start:g} to "
-                f"{'its end' if self.end is None else f'{self.end:g}'}: change video_start and video_end, or remove it"
-            )
-        return Section(first, stop - first, (stop - first) / video.fps)
+    def section(self, video: VideoFacts, interval: Interval | None = None) -> Section:
+        """interval: the video's own. DataError where the video ends before the section begins."""
+        frames = (interval or Interval(self.start, self.end)).frames(video)
+        return Section(frames.start, len(frames), len(frames) / video.fps)
 
     def num_frames(self, section: Section) -> int:
         """How many are read of a section."""

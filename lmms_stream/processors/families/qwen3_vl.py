@@ -13,6 +13,7 @@ from .qwen_vl import END, START, VIDEO, QwenVL, Shape, check_aspect
 
 if TYPE_CHECKING:
     from ..media.facts import VideoFacts
+    from ..media.intervals import Interval
 
 
 class Qwen3VL(QwenVL):
@@ -34,9 +35,9 @@ class Qwen3VL(QwenVL):
         "max_frames": 768,
     }
 
-    def video(self, facts: VideoFacts) -> Layout:
+    def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
         """See QwenVL. A video of one frame is read as if it were shown twice."""
-        videos, section = self.videos, self.choice.section(facts)
+        videos, section = self.videos, self.choice.section(facts, interval)
         num_frames = self.choice.num_frames(section)
         height, width = self._fitting(max(num_frames, videos.temporal_patch_size), facts.height, facts.width)
         grid = self.grid_of(num_frames, height, width)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..media.facts import Facts, ImageFacts, VideoFacts
+    from ..media.intervals import Interval
 
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 START, END = "<|vision_start|>", "<|vision_end|>"
@@ -110,9 +111,9 @@ class QwenVL:
             "frames": asdict(self.choice),
         }
 
-    def layout(self, kind: str, facts: Facts) -> Layout:
+    def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
         """See Family."""
-        return self._image(facts) if kind == "image" else self.video(facts)  # type: ignore[arg-type]
+        return self._image(facts) if kind == "image" else self.video(facts, interval)  # type: ignore[arg-type]
 
     def _image(self, facts: ImageFacts) -> Layout:
         images = self.images
@@ -123,8 +124,8 @@ class QwenVL:
         shape = Shape(facts, width, height, (1, rows, columns))
         return Layout("image", (patches // (merge * merge),), patches, "", shape)
 
-    def video(self, facts: VideoFacts) -> Layout:
-        """Of a video."""
+    def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
+        """Of a video. interval: as `layout` is given it."""
         raise NotImplementedError
 
     def chosen(self, section: Section, num_frames: int) -> tuple[int, ...]:
@@ -241,9 +242,9 @@ class QwenVL:
 class FramesOfTheirOwn(QwenVL):
     """Qwen2-VL and Qwen2.5-VL: each frame has the limits of an image of its own, and pairs of frames are read."""
 
-    def video(self, facts: VideoFacts) -> Layout:
+    def video(self, facts: VideoFacts, interval: Interval | None) -> Layout:
         """See QwenVL."""
-        videos, section = self.videos, self.choice.section(facts)
+        videos, section = self.videos, self.choice.section(facts, interval)
         num_frames = self.choice.num_frames(section)
         if self.choice.frame_num is None:
             num_frames = max(num_frames // videos.temporal_patch_size * videos.temporal_patch_size, 1)

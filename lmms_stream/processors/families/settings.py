@@ -13,7 +13,8 @@ class MediaSettings:
 
     image_min_pixels, image_max_pixels: of an image, as the tower sees it. video_max_pixels: of a frame, or of all
     frames of a video together where the family counts so (Qwen3-VL). Frames: fps a second or frame_num in all, equally
-    far apart, video_max_frames at most, from the second video_start to the second video_end.
+    far apart, video_max_frames at most, from the second video_start to the second video_end of videos
+    whose parts do not say their own.
     """
 
     image_min_pixels: int | None = None

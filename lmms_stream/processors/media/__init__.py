@@ -7,6 +7,7 @@ sound_header   samples of WAV and FLAC
 containers     videos and sounds, opened by PyAV
 av_facts       frames and rates of videos, samples of other sounds, by PyAV
 facts          media -> the facts about them; those that a stored part has
+intervals      the seconds of a video that are read
 stored         the media of a stored sample
 images         bytes of an image -> pixels as shown
 video          bytes of a video -> chosen frames as shown

@@ -10,19 +10,21 @@ from ...errors import DataError
 from .facts import Facts, stored_facts
 from .formats import extension_of, shown_mime
 from .image_header import image_size
+from .intervals import Interval, interval_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaPart:
     """kind: "image", "audio", "video" or what the sample calls it; mime: as the sample says, "" where it does not.
 
-    facts: as the sample says, None where it does not.
+    facts: as the sample says, None where it does not. interval: of a video, the seconds that are read of it.
     """
 
     kind: str
     mime: str
     data: bytes
     facts: Facts | None = None
+    interval: Interval | None = None
 
     @property
     def real_mime(self) -> str:
@@ -40,8 +42,8 @@ class MediaPart:
 
 
 def media_part(part: dict[str, Any], media: bytes) -> MediaPart:
-    """The part of a message that is not text; DataError for a span outside of the sample's media, and for facts that
-    are no numbers above 0.
+    """The part of a message that is not text; DataError for a span outside of the sample's media, for facts that are no
+    numbers above 0, and for an interval that is none.
     """
     kind, span = str(part.get("type")), part.get("span")
     if not isinstance(span, Sequence) or len(span) != 2 or not all(type(number) is int for number in span):
@@ -53,7 +55,8 @@ def media_part(part: dict[str, Any], media: bytes) -> MediaPart:
             "convert the dataset again"
         )
     data, facts = media[offset : offset + size], stored_facts(part)
-    return MediaPart(kind=kind, mime=str(part.get("mime") or ""), data=data, facts=facts)
+    interval = interval_of(part) if kind == "video" else None
+    return MediaPart(kind=kind, mime=str(part.get("mime") or ""), data=data, facts=facts, interval=interval)
 
 
 def media_parts(messages: Sequence[dict[str, Any]], media: bytes) -> list[MediaPart]:

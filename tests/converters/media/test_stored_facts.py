@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,54 @@ def test_what_a_row_says_by_the_name_of_a_fact_is_kept_beside_it(tmp_path: Path)
     ((stored, _),) = stored_parts(tmp_path / "out")
     assert (stored["said_fps"], stored["said_width"], stored["nframes"]) == (2.0, 320, 8)
     assert (stored["fps"], stored["width"]) == (10.0, 48)
+
+
+def of_a_video(part: dict[str, Any], **columns: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [part]}, {"role": "assistant", "content": "x"}], **columns}
+
+
+def test_the_seconds_of_a_video_that_its_part_or_reference_names_are_stored_and_shown(tmp_path: Path) -> None:
+    write(tmp_path / "clip.mp4", MEDIA["clip.mp4"][1])
+    said = {"video_start": 1, "video_end": 2.5}
+    rows = [
+        of_a_video({"type": "video_url", "video_url": {"url": "clip.mp4", **said}}),  # LMMS Engine's
+        of_a_video({"type": "video", "video": "clip.mp4", **said}),  # qwen_vl_utils'
+        of_a_video({"type": "video"}, videos=[{"path": "clip.mp4", "bytes": None, **said}]),
+        of_a_video({"type": "video_url", "video_url": {"url": "clip.mp4", "video_start": 2, "video_end": None}}),
+        of_a_video({"type": "video_url", "video_url": {"url": "clip.mp4"}}),
+        of_a_video({"type": "video", "path": "clip.mp4", "video_end": 60}),  # behind its end
+    ]
+    for number, row in enumerate(rows):
+        convert([write(tmp_path / "rows.jsonl", json_lines([row]))], str(tmp_path / f"{number}"), num_workers=1)
+    parts = [stored_parts(tmp_path / f"{number}")[0][0] for number in range(len(rows))]
+    kept = [{name: part[name] for name in ("video_start", "video_end") if name in part} for part in parts]
+    assert kept == [said, said, said, {"video_start": 2}, {}, {"video_end": 60}]
+    assert all(part.items() >= FACTS["clip.mp4"].items() for part in parts)
+    labels = [inspect_dataset(str(tmp_path / f"{number}")).samples[0].media[0].label for number in range(len(rows))]
+    frames = "30 frames at 10 a second"
+    assert [label.partition(frames)[2] for label in labels] == [
+        *[", of which seconds 1 to 2.5 are read"] * 3,
+        ", of which seconds 2 to the end are read",
+        "",
+        ", of which seconds 0 to 60 are read",
+    ]
+
+
+def test_wrong_seconds_of_a_video_are_named_at_conversion(tmp_path: Path) -> None:
+    write(tmp_path / "clip.mp4", MEDIA["clip.mp4"][1])
+    for said, message in (
+        ({"video_start": -1}, "its video_start is -1, expected seconds of the video, a number from 0 on: correct it"),
+        ({"video_end": "00:02"}, "its video_end is '00:02', expected seconds of the video, a number from 0 on"),
+        ({"video_start": True}, "its video_start is True, expected seconds of the video"),
+        ({"video_start": 2, "video_end": 1.5}, "its video_end, second 1.5, does not lie behind its video_start, seco"),
+        ({"video_end": 0}, "its video_end, second 0, does not lie behind its video_start, second 0: correct them"),
+        ({"video_start": 3}, "a video of 30 frames, 10 a second, has none from second 3 to its end: change video_sta"),
+        ({"video_start": 1.01, "video_end": 1.09}, "30 frames, 10 a second, has none from second 1.01 to 1.09: chan"),
+    ):
+        row = of_a_video({"type": "video_url", "video_url": {"url": "clip.mp4", **said}})
+        with pytest.raises(DataError, match=re.escape(message)) as caught:
+            convert([write(tmp_path / "rows.jsonl", json_lines([row]))], str(tmp_path / "out"), num_workers=1)
+        assert "rows.jsonl:1: video 'clip.mp4': " in str(caught.value)
 
 
 DAMAGED = {
