@@ -21,7 +21,7 @@ from .preferences import check_pairs, check_verdict, check_verdicts
 from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
 
-ROWS_VERSION = 3  # raised when rows are stored differently
+ROWS_VERSION = 4  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

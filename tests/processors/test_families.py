@@ -233,6 +233,34 @@ def test_limits_of_the_folder_give_way_to_the_users(folders: dict[str, Path]) ->
     assert few.frames(few.layout("image", image)) == ()
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_setting_of_media_is_followed_by_every_family(name: str, folders: dict[str, Path]) -> None:
+    side = 32 if name == "qwen3_vl" else 28
+
+    def tokens(kind: str, width: int, height: int, **settings: Any) -> int:
+        facts = ImageFacts(width, height) if kind == "image" else VideoFacts(width, height, 80, 20.0)
+        return sum(family_in(folders[name], **settings).layout(kind, facts).counts)
+
+    def frames(**settings: Any) -> tuple[int, ...]:
+        family = family_in(folders[name], **settings)
+        return tuple(family.frames(family.layout("video", VideoFacts(64, 64, 80, 20.0))))
+
+    large, small = (40 * side, 40 * side), (2 * side, 2 * side)
+    assert tokens("image", *large, image_max_pixels=9 * side**2) == 9
+    assert tokens("image", *small, image_min_pixels=25 * side**2) == 25
+    together = 4 if name == "qwen3_vl" else 1  # whose limits are of all frames of a video; others' of each frame
+    limit = 9 * together * side**2
+    assert tokens("video", *large, video_max_pixels=limit, frame_num=4) == 9 * 2
+    assert tokens("video", *small, video_min_pixels=25 * together * side**2, frame_num=4) == 25 * 2
+    assert tokens("video", *small, frame_num=4) == 4 * 2
+    assert len(frames(frame_num=6)) == 6
+    assert len(frames(frame_num=6, video_max_frames=4)) == 4
+    assert len(frames(fps=2.5)) == 10
+    assert len(frames(fps=2.5, video_max_frames=8)) == 8
+    assert set(frames(fps=4, video_start=1, video_end=3)) <= set(range(20, 60))
+    assert len(frames(fps=4, video_start=1, video_end=3)) == 8
+
+
 def test_settings_that_contradict_are_refused() -> None:
     for wrong, message in (
         ({"fps": 0}, r"processor\.fps must be above 0, got 0\.0"),
@@ -243,6 +271,11 @@ def test_settings_that_contradict_are_refused() -> None:
             {"image_min_pixels": 9, "image_max_pixels": 4},
             r"image_min_pixels 9 is more than processor\.image_max_pixels 4: make it smaller",
         ),
+        (
+            {"video_min_pixels": 9, "video_max_pixels": 4},
+            r"video_min_pixels 9 is more than processor\.video_max_pixels 4: make it smaller",
+        ),
+        ({"video_min_pixels": 1.5}, r"processor\.video_min_pixels must be a whole number of at least 1, got 1\.5"),
         ({"video_start": -1}, r"video_start -1\.0 and processor\.video_end None must be seconds of a video, from 0 on"),
         (
             {"video_start": 3, "video_end": 3},

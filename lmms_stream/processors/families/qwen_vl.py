@@ -80,7 +80,7 @@ class QwenVL:
         fps, frame_num = settings.fps, settings.frame_num
         return cls(
             images=images.within(settings.image_min_pixels, settings.image_max_pixels),
-            videos=videos.within(None, settings.video_max_pixels),
+            videos=videos.within(settings.video_min_pixels, settings.video_max_pixels),
             choice=FrameChoice(
                 fps=float(fps or files.video.get("fps") or cls.video_defaults["fps"]),
                 frame_num=frame_num if frame_num or fps else files.video.get("num_frames"),

@@ -11,14 +11,15 @@ from ...errors import ConfigError
 class MediaSettings:
     """None: as the processor's files say.
 
-    image_min_pixels, image_max_pixels: of an image, as the tower sees it. video_max_pixels: of a frame, or of all
-    frames of a video together where the family counts so (Qwen3-VL). Frames: fps a second or frame_num in all, equally
-    far apart, video_max_frames at most, from the second video_start to the second video_end of videos
+    image_min_pixels, image_max_pixels: of an image, as the tower sees it. video_min_pixels, video_max_pixels: of a
+    frame, or of all frames of a video together where the family counts so (Qwen3-VL). Frames: fps a second or frame_num
+    in all, equally far apart, video_max_frames at most, from the second video_start to the second video_end of videos
     whose parts do not say their own.
     """
 
     image_min_pixels: int | None = None
     image_max_pixels: int | None = None
+    video_min_pixels: int | None = None
     video_max_pixels: int | None = None
     video_max_frames: int | None = None
     fps: float | None = None
@@ -27,7 +28,10 @@ class MediaSettings:
     video_end: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("image_min_pixels", "image_max_pixels", "video_max_pixels", "video_max_frames", "frame_num"):
+        for name in (
+            "image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "video_max_frames",
+            "frame_num",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"processor.{name} must be a whole number of at least 1, got {value!r}")
@@ -41,12 +45,13 @@ class MediaSettings:
                 f"processor.fps {self.fps} and processor.frame_num {self.frame_num} both say how many frames of a "
                 "video are read: set one of them"
             )
-        lowest, highest = self.image_min_pixels, self.image_max_pixels
-        if lowest is not None and highest is not None and lowest > highest:
-            raise ConfigError(
-                f"processor.image_min_pixels {lowest} is more than processor.image_max_pixels {highest}: make it "
-                "smaller"
-            )
+        for kind in ("image", "video"):
+            lowest, highest = getattr(self, f"{kind}_min_pixels"), getattr(self, f"{kind}_max_pixels")
+            if lowest is not None and highest is not None and lowest > highest:
+                raise ConfigError(
+                    f"processor.{kind}_min_pixels {lowest} is more than processor.{kind}_max_pixels {highest}: make it "
+                    "smaller"
+                )
         start, end = self.video_start, self.video_end
         if (start is not None and not 0 <= start < float("inf")) or (end is not None and not (start or 0) < end):
             raise ConfigError(
