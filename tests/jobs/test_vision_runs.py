@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "processor": {"type": "vision", "path": str(folder / "processor")},
             "packing_length": 256,
             "overlong": "drop",
-            "num_canonical_nodes": 2,
+            "num_canonical_nodes": 4,
         },
         "model": {"config": tiny_config("qwen2_5_vl", folder / "processor").to_dict()},
         "train": {
@@ -73,17 +74,36 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_run_with_media_resumes_to_the_same_losses_and_on_another_number_of_ranks_to_the_same_samples(
-    config: Path, tmp_path: Path
-) -> None:
-    said = train(config, tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run on two ranks leaves that nothing interrupts."""
+    output = tmp_path_factory.mktemp("whole") / "run"
+    said = train(config, output)
     assert "attention: sdpa_varlen" in said
-    for name, nproc, workers in (("again", 2, 2), ("alone", 1, 0)):
-        output = tmp_path / name
-        train(config, output, "train.max_steps=2")
-        train(config, output, f"train.num_workers={workers}", nproc=nproc)
-        assert steps_of(output) == [1, 2, 3, 4, 5]
-        tolerance = 0 if nproc == 2 else 1e-3
-        assert differences(tmp_path / "whole", output, tolerance=tolerance) == []
-    first, *_ = read_log(tmp_path / "whole")
+    first, *_ = read_log(output)
     assert first["perf/tflops_per_device"] > 0
+    return output
+
+
+def test_a_run_with_media_resumes_to_the_same_losses_and_on_other_numbers_of_ranks_to_the_same_samples(
+    config: Path, whole: Path, tmp_path: Path
+) -> None:
+    again, elastic = tmp_path / "again", tmp_path / "elastic"
+    train(config, again, "train.max_steps=2")
+    shutil.copytree(again, elastic)
+    train(config, again, "train.num_workers=2")
+    train(config, elastic, "train.max_steps=3", nproc=4)
+    train(config, elastic, "train.num_workers=0", nproc=1)
+    for output, tolerance in ((again, 0.0), (elastic, 1e-3)):
+        assert steps_of(output) == [1, 2, 3, 4, 5]
+        assert differences(whole, output, tolerance=tolerance) == []
+
+
+def test_lanes_train_on_the_same_packs_of_media_and_resume_on_more_ranks(
+    config: Path, whole: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "lanes"
+    train(config, output, "dataset.packing_mode=lanes", "train.max_steps=2")
+    train(config, output, "dataset.packing_mode=lanes", nproc=4)
+    assert steps_of(output) == [1, 2, 3, 4, 5]
+    assert differences(whole, output, tolerance=1e-3) == []
