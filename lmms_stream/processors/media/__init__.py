@@ -2,6 +2,7 @@
 
 formats        bytes -> MIME type
 fact_types     what is known of an image, a video, a sound
+jpeg           a JPEG, decoded strictly
 image_header   the size of an image; images that are small enough
 sound_header   samples of WAV and FLAC
 containers     videos and sounds, opened by PyAV

@@ -6,16 +6,18 @@ import math
 import struct
 import warnings
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import DataError
 from .fact_types import ImageFacts
 from .formats import media_format
+from .jpeg import strictly_decoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_DECODED_PIXELS = 1 << 33  # of all frames of an animation that is checked; Pillow has a limit for each
+JPEG_FORMATS = ("JPEG", "MPO")  # cameras write MPO: a JPEG with previews behind it
 _LOSSY_QUALITY = 95
 _ORIENTATION = 0x0112  # EXIF's tag
 ON_ITS_SIDE = (5, 6, 7, 8)  # its values for an image that is turned by 90 degrees to be shown
@@ -82,6 +84,8 @@ def check_image(data: bytes) -> None:
                     f"it has {num_frames} frames of {image.width} x {image.height} pixels, more than "
                     f"{MAX_DECODED_PIXELS} in all: store it as a video"
                 )
+            if image.format in JPEG_FORMATS and _is_whole_jpeg(data, image):
+                return
             for number in range(num_frames):
                 image.seek(number)
                 image.load()
@@ -89,6 +93,12 @@ def check_image(data: bytes) -> None:
             raise
         except Exception as error:  # whatever Pillow raises for damaged bytes
             raise DataError(f"it cannot be decoded ({error!r}): repair or remove it") from error
+
+
+def _is_whole_jpeg(data: bytes, image: Image) -> bool:
+    """DataError where pixels are missing; False where Pillow must say."""
+    colors: Literal["RGB", "CMYK"] = "CMYK" if image.mode == "CMYK" else "RGB"
+    return strictly_decoded(data, width=image.width, height=image.height, colors=colors) is not None
 
 
 def orientation_of(image: Image) -> int:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
 from .formats import mime_type
-from .image_header import ON_ITS_SIDE, orientation_of, pillow_format
+from .image_header import JPEG_FORMATS, ON_ITS_SIDE, orientation_of, pillow_format
+from .jpeg import strictly_decoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 MAX_PIXELS = 178_956_970  # what Pillow decodes at most: twice its MAX_IMAGE_PIXELS
 SCALES = (8, 4, 2)  # a JPEG's coefficients give it at these fractions at once; Pillow knows no others
 MIN_SCALED_SIDE = 16  # pixels of what is decoded at a fraction: below, decoders round sizes in ways of their own
-_JPEG_FORMATS = ("JPEG", "MPO")  # cameras write MPO: a JPEG with previews behind it
 _TURNED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
@@ -49,7 +49,7 @@ def decode_image(
         warnings.simplefilter("ignore")  # Pillow warns of large images, and of flaws that do no harm
         image = _opened(data, max_pixels)
         try:
-            if image.format in _JPEG_FORMATS:
+            if image.format in JPEG_FORMATS:
                 orientation = orientation_of(image)
                 if orientation in ON_ITS_SIDE:
                     min_width, min_height = min_height, min_width
@@ -57,7 +57,7 @@ def decode_image(
             else:
                 pixels = _decoded(image)
                 orientation = orientation_of(image)  # a PNG may tell it behind its pixels, and a TIFF is turned by now
-        except MemoryError:
+        except (MemoryError, DataError):
             raise
         except Exception as error:  # whatever Pillow raises for damaged bytes
             raise DataError(f"the image cannot be decoded ({error!r}): repair or remove it") from error
@@ -102,31 +102,17 @@ def _scale(size: tuple[int, int], min_width: int, min_height: int) -> int:
 def _decoded_jpeg(data: bytes, image: Image, scale: int) -> NDArray[np.uint8]:
     """A JPEG at 1/scale of its size, rounded up.
 
-    What simplejpeg refuses is left to Pillow to decode or refuse: CMYK, and bytes that libjpeg warns of, as it does
-    where the data end before the picture does.
+    One of CMYK has the colors that Pillow gives it.
     """
     width, height = (-(-side // scale) for side in image.size)
-    decoder = _simplejpeg()
-    if decoder is not None and image.mode != "CMYK":
-        at_least = {"min_width": width, "min_height": height, "min_factor": scale} if scale > 1 else {}
-        try:
-            pixels: NDArray[np.uint8] = decoder.decode_jpeg(data, "RGB", **at_least)
-        except ValueError:
-            pass
-        else:
-            if pixels.shape == (height, width, 3):
-                return pixels
+    is_cmyk = image.mode == "CMYK"
+    colors: Literal["RGB", "CMYK"] = "CMYK" if is_cmyk else "RGB"
+    pixels = strictly_decoded(data, width=width, height=height, scale=scale, colors=colors, subject="the image")
+    if pixels is not None and not is_cmyk:
+        return pixels
     if scale > 1:
         image.draft("RGB", (image.width // scale, image.height // scale))
     return _decoded(image)
-
-
-def _simplejpeg() -> Any:
-    try:
-        import simplejpeg
-    except ImportError:
-        return None
-    return simplejpeg
 
 
 def _decoded(image: Image) -> NDArray[np.uint8]:

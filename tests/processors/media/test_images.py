@@ -17,7 +17,8 @@ import matplotlib
 import numpy as np
 import pytest
 from lmms_stream.errors import DataError
-from lmms_stream.processors.media import images
+from lmms_stream.processors.media import images, jpeg
+from lmms_stream.processors.media.image_header import check_image
 from lmms_stream.processors.media.images import decode_image
 from lmms_stream.processors.media.resize import resize
 from numpy.typing import NDArray
@@ -181,7 +182,7 @@ def test_a_scaled_jpeg_has_the_same_pixels_with_and_without_simplejpeg(monkeypat
                 least = {"min_width": size[0] // divisor, "min_height": size[1] // divisor}
                 scaled = decode_image(data, **least)
                 with monkeypatch.context() as patch:
-                    patch.setattr(images, "_simplejpeg", lambda: None)
+                    patch.setattr(jpeg, "_simplejpeg", lambda: None)
                     assert np.array_equal(scaled, decode_image(data, **least))
 
 
@@ -212,6 +213,34 @@ def test_a_jpeg_that_lacks_its_last_bytes_is_an_error(decoder: str) -> None:
     for missing in (1, 2, 3, 10):
         with pytest.raises(DataError, match="repair or remove it"):
             decode_image(PHOTOGRAPH[:-missing])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [PHOTOGRAPH, encoded(photograph(size=(640, 480)), "JPEG", progressive=True), encoded(photograph("L"), "JPEG"),
+     encoded(photograph("CMYK"), "JPEG")],
+    ids=["JPEG", "progressive", "grey", "CMYK"],
+)  # fmt: skip
+def test_a_jpeg_that_is_cut_short_and_closed_is_an_error_and_not_half_grey(data: bytes) -> None:
+    closed = data[: len(data) // 2] + b"\xff\xd9"
+    with Image.open(BytesIO(closed)) as image:
+        image.load()  # Pillow does not notice
+    message = (
+        r"image lacks pixels, which a decoder would make up \(Corrupt JPEG data: premature end of data segment\): re"
+    )
+    for size in (0, 60):
+        with pytest.raises(DataError, match=message):
+            decode_image(closed, min_width=size, min_height=size)
+    with pytest.raises(DataError, match=r"it lacks pixels, .*: repair or remove it"):
+        check_image(closed)
+    check_image(data)
+
+
+def test_a_jpeg_with_damaged_codes_is_an_error() -> None:
+    damaged = bytearray(encoded(photograph(), "JPEG"))
+    damaged[-50:-10] = b"\xff\0" * 20  # ones alone, which are no code
+    with pytest.raises(DataError, match=r"a decoder would make up \(Corrupt JPEG data: bad Huffman code\): repair"):
+        decode_image(bytes(damaged))
 
 
 def test_a_jpeg_with_bytes_behind_it_or_damaged_exif_data_is_read(decoder: str) -> None:
