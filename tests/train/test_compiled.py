@@ -6,15 +6,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
 
+import numpy as np
 import pytest
 import torch
+from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.train.model.sharding import compile_blocks
 from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.train.run.settings import TrainConfig
+from lmms_stream.train.trainer import FSDP2SFTTrainer
 from torch._dynamo.utils import counters
 
-from ..conftest import write_tokens
+from ..conftest import write_samples, write_tokens
+from ..rounds import LONG
 from .runs import trainer_of, write_run
+from .vision import Processor, build, source_of
 
 NUM_PACKS = 50
+NUM_PACKS_OF_MEDIA = 12
+needs_compiler = pytest.mark.skipif(which("g++") is None, reason="torch.compile needs g++ on the CPU")
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +36,7 @@ def _compiled_anew() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@pytest.mark.skipif(which("g++") is None, reason="torch.compile needs g++ on the CPU")
+@needs_compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at FSDP's parameters
 def test_blocks_are_not_compiled_again_for_each_pack_and_give_the_same_losses(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=400)
@@ -48,4 +59,55 @@ def test_blocks_are_not_compiled_again_for_each_pack_and_give_the_same_losses(tm
     # In training there is dropout to ask for, and the positions of a loader's packs have other strides: once each.
     num_graphs = counters["stats"]["unique_graphs"]
     assert 0 < num_proven <= 6
+    assert num_graphs - num_proven <= 4, dict(counters["stats"])
+
+
+def trainer_of_media(folder: Path, *, is_compiled: bool) -> FSDP2SFTTrainer:
+    """Packs of one to five samples, of which every second has a video and an image."""
+    model = build("qwen2_5_vl", attention="sdpa_varlen")
+    if not (folder / "data").exists():
+        samples = [
+            (each["input_ids"].astype(np.int32), np.array([[0, 1]], np.int32)) for each in source_of(model, "both")
+        ]
+        write_samples(folder / "data", samples)
+    world, _ = init_distributed(60.0)
+    packing = PackingConfig(packing_length=96)
+    dataset = PackedStreamingDataset(folder / "data", processor=Processor(model, "both"), packing=packing, world=world)
+    args = TrainConfig(
+        output_dir=str(folder / f"compiled-{is_compiled}"), global_batch=1, max_steps=NUM_PACKS_OF_MEDIA,
+        num_workers=0, torch_compile=is_compiled, log_sample_ids=True, async_save=False, timeout_s=60.0,
+    )  # fmt: skip
+    return FSDP2SFTTrainer(model, args, dataset)
+
+
+def test_the_blocks_of_a_tower_are_not_compiled(tmp_path: Path) -> None:
+    trainer = trainer_of_media(tmp_path, is_compiled=False)
+    compile_blocks(trainer.model)
+    is_compiled = {
+        name: module._compiled_call_impl is not None
+        for name, module in trainer.model.model.named_modules()
+        if type(module).__name__.endswith(("DecoderLayer", "VisionBlock"))
+    }
+    assert len(is_compiled) == 5
+    assert all(found == ("visual" not in name) for name, found in is_compiled.items())
+
+
+@needs_compiler
+@pytest.mark.skipif(not LONG, reason="compiling takes a minute: make test-long")
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_compiled_model_reads_packs_of_any_number_of_media_and_gives_the_same_losses(tmp_path: Path) -> None:
+    losses: dict[bool, list[float]] = {}
+    for is_compiled in (False, True):
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            trainer = trainer_of_media(tmp_path, is_compiled=is_compiled)
+            num_proven = counters["stats"]["unique_graphs"]
+            trainer.train()
+        records = read_log(tmp_path / f"compiled-{is_compiled}" / "train_log.jsonl")
+        losses[is_compiled] = [record["loss"] for record in records]
+        assert len({sum(number % 2 == 0 for number in record["sample_ids"]) for record in records}) > 1  # have media
+    assert len(losses[False]) == NUM_PACKS_OF_MEDIA
+    assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+    num_graphs = counters["stats"]["unique_graphs"]
+    assert 0 < num_proven <= 8
     assert num_graphs - num_proven <= 4, dict(counters["stats"])

@@ -54,10 +54,13 @@ def reshard(model: torch.nn.Module) -> None:
 def compile_blocks(model: PackedModel) -> None:
     """Compile each block that was sharded, for packs of any length and number of samples.
 
-    Call it once the attention is chosen: for another one blocks would be compiled again.
+    Call it once the attention is chosen: for another one blocks would be compiled again. Those of a tower of media are
+    left as they are: transformers' code there splits patches by the list of their images or windows, so that each
+    number of these would be compiled anew.
     """
+    of_tower = set() if model.tower is None else set(model.tower.modules())
     for block in model.model.modules():
-        if isinstance(block, FSDPModule):
+        if isinstance(block, FSDPModule) and block not in of_tower:
             block.compile(dynamic=True)
 
 
