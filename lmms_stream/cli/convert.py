@@ -26,9 +26,12 @@ def add_commands(commands: Commands) -> None:
 
 
 def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
-    """What the parser is given of a command line: if it is one of `convert`, each option in it has one value."""
+    """What the parser is given of a command line: options of several values have one value each.
+
+    `convert` has several of them, other commands --setting.
+    """
     if arguments[:1] != ["convert"]:
-        return arguments
+        return one_value_each(arguments, flags=(), pairs=PAIRS, lists={}, num_positional=0)
     parser = argparse.ArgumentParser()
     _add_arguments(parser)
     flags = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}

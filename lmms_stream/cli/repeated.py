@@ -27,9 +27,10 @@ def one_value_each(
 ) -> list[str]:
     """The same words, in which an option of several values is repeated with one value each.
 
-    flags: options without a value. pairs: options whose values read NAME=VALUE; the first word that does not is none of
-    theirs. lists: options whose values may be anything, and what stands for no value: they take all words up to the
-    next option where num_positional others are in the line, and else one of those that are left with these.
+    flags: options without a value; () where no lists are given. pairs: options whose values read NAME=VALUE; the first
+    word that does not is none of theirs. lists: options whose values may be anything, and what stands for no value:
+    they take all words up to the next option where num_positional others are in the line, and else one of those that
+    are left with these.
 
     >>> line = ["--split", "a=.9", "b=.1", "rows.jsonl", "out"]
     >>> one_value_each(line, flags=(), pairs=("--split",), lists={}, num_positional=2)
@@ -72,7 +73,8 @@ def _parts(
             yield word, list(words[index:end])
             index = end
         else:
-            num_values = 0 if word in flags or "=" in word else 1
+            has_value = word not in flags and "=" not in word and index < len(words) and not _is_option(words[index])
+            num_values = int(has_value)
             yield word, list(words[index : index + num_values])
             index += num_values
 

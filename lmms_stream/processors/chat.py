@@ -93,6 +93,6 @@ def _joined_text(parts: Sequence[Mapping[str, Any]]) -> str:
     if kinds:
         raise DataError(
             f"a message holds {', '.join(sorted(kinds))}, which the chat processor does not read: "
-            "use a processor for that kind of media"
+            "take a processor of that kind of media, as type vision is of images and videos"
         )
     return "".join(part["text"] for part in parts)

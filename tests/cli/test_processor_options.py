@@ -74,15 +74,16 @@ def test_settings_that_are_unknown_or_misplaced_are_named(folder: Path) -> None:
 
 def test_commands_measure_and_show_images_with_the_settings_of_a_run(rows: Path, folder: Path, tmp_path: Path) -> None:
     target = str(tmp_path / "chats")
-    chosen = ("--tokenizer", str(folder), "--processor", "vision", "--setting", "image_max_pixels=12000")
+    settings = ("--setting", "image_max_pixels=12000", "fps=1")
+    chosen = ("--tokenizer", str(folder), "--processor", "vision", *settings)
     converted = run_cli("convert", str(rows), target, *chosen, "--workers", "1")
     assert converted.returncode == 0, converted.stderr
-    processor = config_of(type="vision", path=str(folder), image_max_pixels=12000).build()
+    processor = config_of(type="vision", path=str(folder), image_max_pixels=12000, fps=1).build()
     name = f"_lmms/lengths/{processor_fingerprint(processor)}.npy"
     lengths = np.load(tmp_path / "chats" / name)
     plain = run_cli("convert", str(rows), str(tmp_path / "plain"), "--workers", "1")
     assert plain.returncode == 0, plain.stderr
-    measured = run_cli("index", str(tmp_path / "plain"), *chosen, "--workers", "1")
+    measured = run_cli("index", *chosen, str(tmp_path / "plain"), "--workers", "1")
     assert measured.returncode == 0, measured.stderr
     assert np.load(tmp_path / "plain" / name).tolist() == lengths.tolist()
     assert len(lengths) == 12
@@ -92,7 +93,7 @@ def test_commands_measure_and_show_images_with_the_settings_of_a_run(rows: Path,
     assert shown.returncode == 0, shown.stderr
     assert "<|image_pad|>" in shown.stdout
     assert "It is 2.<|im_end|>" in shown.stdout
-    checked = run_cli("verify", target, "--deep", *chosen)
+    checked = run_cli("verify", target, "--deep", *settings, "--tokenizer", str(folder), "--processor", "vision")
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
