@@ -7,7 +7,7 @@ further each time. All chats have equally many tokens, so that packs and batches
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -58,12 +58,33 @@ def stored_chats(count: int) -> Iterator[dict[str, Any]]:
         yield {"messages": json.dumps(chat(number, part)), "media": data}
 
 
-def write_mds(folder: Path, count: int, *, shard_bytes: int) -> None:
+def varied_chats(count: int, *, sides: tuple[int, int], answers: Sequence[int], seed: int = 0) -> Iterator[Any]:
+    """Chats as our shards store them, with windows of the photograph, each side from the first of `sides` to below the
+    second, and answers of so many words, in turn.
+    """
+    from lmms_stream.processors.media.facts import facts_of
+    from PIL import Image
+
+    rng = np.random.default_rng([seed, 3])
+    pixels, words = np.asarray(photograph()), WORDS.split()
+    for number in range(count):
+        width, height = rng.integers(*sides, 2)
+        left, top = rng.integers(0, pixels.shape[0] - sides[1], 2)
+        buffer = BytesIO()
+        Image.fromarray(pixels[top : top + height, left : left + width]).save(buffer, "JPEG", quality=QUALITY)
+        data = buffer.getvalue()
+        part = {"type": "image", "mime": "image/jpeg", "span": [0, len(data)], **facts_of(data, "image")._asdict()}
+        asked = {"role": "user", "content": [part, {"type": "text", "text": "What is shown there?"}]}
+        answer = " ".join(rng.choice(words, answers[number % len(answers)]))
+        yield {"messages": json.dumps([asked, {"role": "assistant", "content": answer}]), "media": data}
+
+
+def write_mds(folder: Path, samples: Iterable[Mapping[str, Any]], *, shard_bytes: int) -> None:
     from streaming import MDSWriter
 
     columns = {"messages": "str", "media": "bytes"}
     with MDSWriter(columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=shard_bytes) as writer:
-        for sample in stored_chats(count):
+        for sample in samples:
             writer.write(sample)
 
 

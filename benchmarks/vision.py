@@ -336,7 +336,7 @@ def write_datasets(folder: Path, args: argparse.Namespace) -> None:
     from lmms_stream.processors.multimodal import MultimodalProcessor
 
     save_tiny_processor(folder / "processor")
-    write_mds(folder / "mds", args.chats, shard_bytes=args.shard_bytes)
+    write_mds(folder / "mds", stored_chats(args.chats), shard_bytes=args.shard_bytes)
     for name in args.pixels:
         processor = MultimodalProcessor.from_pretrained(str(folder / "processor"), image_max_pixels=PIXELS[name])
         index_dataset(str(folder / "mds"), processor, num_workers=1)
