@@ -21,7 +21,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,15 @@ def open_dataset(folder: Path) -> Any:
 class Loop:
     """A bare PyTorch loop over steps of packs."""
 
-    def __init__(self, *, sharded: bool, losses: Callable[[Any, Any], Any], attends_as_the_trainer: bool = True):
+    def __init__(
+        self,
+        *,
+        sharded: bool,
+        losses: Callable[[Any, Any], Any],
+        attends_as_the_trainer: bool = True,
+        config: Mapping[str, Any] = MODEL,
+        family: Any = None,
+    ):
         import torch
         from lmms_stream.train.model.choice import prove_packing
         from lmms_stream.train.model.model import ModelConfig, PackedModel
@@ -66,7 +74,7 @@ class Loop:
         from torch.distributed.fsdp import fully_shard
 
         self.losses = losses
-        self.model = PackedModel(ModelConfig(config=MODEL).build())
+        self.model = PackedModel(ModelConfig(config=config).build(), family)
         if attends_as_the_trainer:
             prove_packing(self.model, device=torch.device("cpu"))
         if sharded:

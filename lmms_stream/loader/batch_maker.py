@@ -11,9 +11,10 @@ import numpy as np
 from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from ..mds.core import PackedDataset
 from ..plan.planner import After, StepConfig, Work
-from ..processors.base import PackFiller, Processor, SegmentError
-from ..types import Batch, Processed, Rows
+from ..processors.base import Memory, PackFiller, ProcessInto, Processor, SegmentError, works_together
+from ..types import Batch, Processed, Rows, Sample
 from .collate import check_keys, collate, padded_length, to_batch, write_padding
+from .media_memory import PackMemory, SharedBlocks
 from .row_memory import RowMemory, new_rows
 from .wire import WireBatch
 
@@ -55,13 +56,13 @@ class BatchMaker:
         """Whether packs of a source are made straight from the shards: in no time, wherever the shards are mapped."""
         return source in self._fillers and self.settings.collator is collate
 
-    def ready(self, work: Work, after: After | None) -> Iterator[Ready]:
-        """The batches of a work, the last of them with what is known after it."""
+    def ready(self, work: Work, after: After | None, blocks: SharedBlocks | None = None) -> Iterator[Ready]:
+        """The batches of a work, the last of them with what is known after it. blocks: where media are to lie."""
         last = work.micro_batches[-1]
-        for batch in self.make(work):
+        for batch in self.make(work, blocks):
             yield Ready(batch, after if batch.micro_batch == last else None)
 
-    def make(self, work: Work) -> Iterator[Batch]:
+    def make(self, work: Work, blocks: SharedBlocks | None = None) -> Iterator[Batch]:
         """The batches of some packs."""
         if self.fills(work.source):
             yield from self._fill(work)
@@ -70,13 +71,18 @@ class BatchMaker:
         checks_keys = self.settings.collator is collate
         for pack, micro_batch in enumerate(work.micro_batches):
             segments = range(work.bounds[pack], work.bounds[pack + 1])
+            memory = PackMemory(blocks, work.patches[pack]) if blocks is not None and any(work.patches) else None
             batch = self.settings.collator(
-                [_process(self.datasets[work.source], work, segment, checks_keys=checks_keys) for segment in segments],
+                [
+                    _process(self.datasets[work.source], work, segment, memory, checks_keys=checks_keys)
+                    for segment in segments
+                ],
                 work.segments.sample_ids[segments.start : segments.stop].tolist(),
                 pad_to=self.settings.pad_to,
                 source=work.source,
                 step=work.step,
                 micro_batch=micro_batch,
+                **({} if memory is None else {"memory": memory}),
             )
             yield replace(batch, num_patches=work.patches[pack]) if any(work.patches) else batch
 
@@ -133,12 +139,14 @@ def processor_of(dataset: PackedDataset) -> Processor:
     return dataset.processor
 
 
-def _process(dataset: PackedDataset, work: Work, segment: int, *, checks_keys: bool) -> Processed:
-    """A segment: all of its sample, unless that is longer than a pack."""
+def _process(
+    dataset: PackedDataset, work: Work, segment: int, memory: Memory | None, *, checks_keys: bool
+) -> Processed:
+    """A segment: all of its sample, unless that is longer than a pack. memory: for its media."""
     _, start, length, shard_id, index, expected = (int(values[segment]) for values in work.segments)
     shard = dataset.pack_reader.shard(shard_id)
     try:
-        processed = processor_of(dataset).process(shard[index])
+        processed = _processed(processor_of(dataset), shard[index], memory)
         num_tokens = len(processed["input_ids"])
         if num_tokens < start + length or 0 <= expected != num_tokens:
             raise SegmentError("it has another length", segment=segment, num_tokens=num_tokens)
@@ -155,6 +163,13 @@ def _process(dataset: PackedDataset, work: Work, segment: int, *, checks_keys: b
         )
         raise naming(dataset, int(work.segments.sample_ids[segment]), reason)
     return {name: _piece(name, value, start, start + length) for name, value in processed.items()}
+
+
+def _processed(processor: Processor, sample: Sample, memory: Memory | None) -> Processed:
+    if memory is None or not works_together(type(processor), "process", "process_into"):
+        return processor.process(sample)
+    process_into: ProcessInto = processor.process_into  # type: ignore[attr-defined]
+    return process_into(sample, memory)
 
 
 def _piece(name: str, value: Any, start: int, stop: int) -> Any:

@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from ..processors.base import IGNORED_LABEL
 from ..types import Batch, Processed, Rows
 from .media_inputs import join_inputs, media_inputs
+from .media_memory import PackMemory
 from .row_memory import new_rows
 
 PAD_TOKEN_ID = 0
@@ -30,12 +31,13 @@ def collate(
     source: str = "",
     step: int = 0,
     micro_batch: int = 0,
+    memory: PackMemory | None = None,
 ) -> Batch:
     """One sequence of all samples of a pack; see Batch for the shapes.
 
     pad_to: at least this many tokens; what is added is a segment of its own, without labels. No samples at all
-    give a pad pack: only such a segment. ConfigError for samples with a key that is none of KEYS, and for media or
-    positions of shapes that do not go together.
+    give a pad pack: only such a segment. memory: that the samples' media may lie in. ConfigError for samples with a key
+    that is none of KEYS, and for media or positions of shapes that do not go together.
     """
     for sample in samples:
         check_keys(sample)
@@ -58,7 +60,7 @@ def collate(
         rows._replace(position_ids=_with_axes(rows.position_ids, samples)),
         np.cumsum([0, *lengths, *padding], dtype=np.int32),
         np.array(sample_ids, np.int64),
-        inputs=media_inputs([sample["media"] for sample in samples if sample.get("media")]),
+        inputs=media_inputs([sample["media"] for sample in samples if sample.get("media")], memory),
         max_seqlen=max(lengths + padding),
         num_loss_tokens=int(np.count_nonzero(labels != IGNORED_LABEL)),
         source=source,

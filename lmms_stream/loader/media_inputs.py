@@ -10,11 +10,19 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
+from .media_memory import PackMemory
 
 
-def media_inputs(media: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """media: of each sample, its arrays by name. ConfigError where the rows of a name differ in shape or type."""
-    return {name: torch.from_numpy(_joined(name, arrays)) for name, arrays in _by_name(media).items()}
+def media_inputs(media: Sequence[Mapping[str, Any]], memory: PackMemory | None = None) -> dict[str, torch.Tensor]:
+    """media: of each sample, its arrays by name; memory: that these may lie in.
+
+    ConfigError where the rows of a name differ in shape or type.
+    """
+    inputs = {}
+    for name, arrays in _by_name(media).items():
+        found = memory.joined(name, arrays) if memory is not None else None
+        inputs[name] = torch.from_numpy(_joined(name, arrays) if found is None else found)
+    return inputs
 
 
 def join_inputs(inputs: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

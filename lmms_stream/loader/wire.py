@@ -1,14 +1,14 @@
 """Batches on their way from a worker process to the loader: one run of bytes each, a third of their size in memory.
 
 Five tensors as shared memory, which is torch's way, cost a millisecond a batch in system calls, whatever their size.
-Media are large: they go that way, and are not copied through a pipe.
+Media are large: they lie in shared memory that is used again (media_memory.py), and are not copied through a pipe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 
 from ..types import Batch
 from .collate import to_batch
+from .media_memory import SentTensor, SharedBlocks
 from .row_memory import new_rows
 
+SMALL = 1 << 16  # bytes of a tensor; up to here a copy costs less than the system calls for shared memory
 LIMIT = 1 << 31  # the first number that an int32 cannot hold
 
 
 class WireBatch(NamedTuple):
     """payload: int32 tokens, labels and positions on axes of their own, int32 cu_seqlens, int64 sample ids.
 
-    The other position_ids, which restart, follow from cu_seqlens.
+    The other position_ids, which restart, follow from cu_seqlens. inputs: the small ones as arrays, and the others as
+    SentTensor, which are tensors when they are received.
     """
 
     payload: bytes
@@ -37,11 +40,11 @@ class WireBatch(NamedTuple):
     step: int
     micro_batch: int
     num_patches: int
-    inputs: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, NDArray[Any] | SentTensor | torch.Tensor]
 
 
-def to_wire(batch: Batch) -> Batch | WireBatch:
-    """A batch that collate made, for the wire; as it is where a number does not fit an int32."""
+def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
+    """A batch that collate made, for the wire; as it is where a number does not fit an int32. blocks: of the worker."""
     rows = [batch.input_ids.numpy(), batch.labels.numpy()]
     num_axes = len(batch.position_ids) - 1
     if num_axes:
@@ -61,7 +64,10 @@ def to_wire(batch: Batch) -> Batch | WireBatch:
         batch.step,
         batch.micro_batch,
         batch.num_patches,
-        batch.inputs,
+        {
+            name: tensor.numpy() if tensor.nbytes <= SMALL else blocks.sendable(tensor)
+            for name, tensor in batch.inputs.items()
+        },
     )
 
 
@@ -79,7 +85,7 @@ def from_wire(wire: WireBatch) -> Batch:
         rows,
         bounds,
         np.frombuffer(wire.payload, np.int64, offset=4 * (num_rows * num_tokens + num_bounds)).copy(),
-        inputs=wire.inputs,
+        inputs={name: torch.as_tensor(each) for name, each in wire.inputs.items()},
         max_seqlen=wire.max_seqlen,
         num_loss_tokens=wire.num_loss_tokens,
         source=wire.source,

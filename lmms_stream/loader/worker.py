@@ -25,6 +25,7 @@ from .batch_maker import BatchMaker, LoaderSettings, Ready
 from .blocks_ahead import BlocksAhead
 from .collate import collate
 from .measuring import measure
+from .media_memory import SharedBlocks
 from .wire import to_wire
 from .worker_counts import WorkerCounts
 
@@ -53,6 +54,7 @@ class PackWorker(IterableDataset[Item]):
         self.counts = WorkerCounts(num_workers)
         self.settings = settings
         self.batches = BatchMaker(datasets, settings)
+        self._blocks = SharedBlocks()
         self._start = b""
         self._shared = torch.zeros(MAX_START_BYTES, dtype=torch.uint8).share_memory_() if persistent else None
 
@@ -117,9 +119,9 @@ class PackWorker(IterableDataset[Item]):
             yield Ready(work, planned.after), work.micro_batches[-1]
             return
         on_wire = is_sent and self.settings.collator is collate
-        for ready in self.batches.ready(work, planned.after):
+        for ready in self.batches.ready(work, planned.after, self._blocks if on_wire else None):
             assert isinstance(ready.made, Batch)
-            yield ready._replace(made=to_wire(ready.made)) if on_wire else ready, ready.made.micro_batch
+            yield ready._replace(made=to_wire(ready.made, self._blocks)) if on_wire else ready, ready.made.micro_batch
 
     def _planned(self, start: dict[str, Any], *, worker: int, num_workers: int) -> Iterator[Planned]:
         """What a worker has to do from the start on, whose shards it has asked for."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..types import Columns, Processed, Rows, Sample, Segments
+from .media.memory import Memory as Memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,6 +79,12 @@ class SeenMedium(NamedTuple):
 # What a processor of media may have besides, as `see_media`: the media of a sample in the order of their tokens, for
 # people to look at.
 SeeMedia = Callable[[Sample], Sequence[SeenMedium]]
+
+
+# What a processor of media may have besides, as `process_into`: what `process` makes, its large arrays of media in
+# memory that it is given, so that a loader worker needs not copy them. A class that has another `process` needs another
+# `process_into` too, or `process` is used.
+ProcessInto = Callable[[Sample, Memory], Processed]
 
 
 def or_error(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | DataError:

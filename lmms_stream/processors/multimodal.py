@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
-from .base import IGNORED_LABEL, FactsMissingError, Measured, SeenMedium, or_error, through
+from .base import IGNORED_LABEL, FactsMissingError, Measured, Memory, SeenMedium, or_error, through
 from .conversation import Chat, Conversations, Learn, Parts
 from .families.family import Family, FamilyMaker, Layout
 from .families.files import read_files
@@ -20,6 +20,7 @@ from .families.registry import family_of
 from .families.settings import MediaSettings
 from .media.facts import facts_of, stored_facts
 from .media.intervals import interval_of
+from .media.memory import new_memory
 from .media.stored import media_part
 from .placeholders import Filled, Placeholders, moved
 from .spans import learnt_of
@@ -105,6 +106,10 @@ class MultimodalProcessor:
         return [_measured(each.layouts, length) for each, length in zip(texts, lengths, strict=True)]
 
     def process(self, sample: Sample) -> Processed:
+        return self.process_into(sample, new_memory)
+
+    def process_into(self, sample: Sample, memory: Memory) -> Processed:
+        """See ProcessInto."""
         ids, learnt, filled, media = self._tokenized(sample)
         repeats = self._repeats(ids, filled)
         input_ids = np.repeat(ids.astype(np.int64), repeats)
@@ -114,7 +119,7 @@ class MultimodalProcessor:
         }
         if self.family.num_axes:
             processed["position_ids"] = self.family.positions(input_ids, filled.layouts)
-        processed["media"] = self.family.tensors(filled.layouts, media) if media else {}
+        processed["media"] = self.family.tensors(filled.layouts, media, memory) if media else {}
         return processed
 
     def see_media(self, sample: Sample) -> list[SeenMedium]:

@@ -13,6 +13,7 @@ import torch
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.loader.collate import collate, join
 from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.loader.media_memory import SharedBlocks
 from lmms_stream.loader.wire import WireBatch, from_wire, to_wire
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
@@ -92,12 +93,12 @@ def test_media_go_where_the_batch_goes() -> None:
 @pytest.mark.parametrize("samples", [[seen(3, value=1), seen(2)], [seen(3, num_images=0)], [], [{**seen(2)}]])
 def test_a_batch_with_media_crosses_from_workers_as_it_is(samples: list[Processed]) -> None:
     batch = collate(samples, range(len(samples)), pad_to=6, source="charts", step=4, micro_batch=2)
-    wire = to_wire(batch)
+    wire = to_wire(batch, SharedBlocks())
     assert isinstance(wire, WireBatch)
     assert same(from_wire(wire), batch)
     far = [{**sample, "position_ids": sample["position_ids"] + (1 << 31)} for sample in samples]
     if far:
-        assert isinstance(to_wire(collate(far, range(len(samples)))), Batch)  # no int32 holds it
+        assert isinstance(to_wire(collate(far, range(len(samples))), SharedBlocks()), Batch)  # no int32 holds it
 
 
 def test_what_no_batch_would_hold_is_an_error_that_names_it() -> None:

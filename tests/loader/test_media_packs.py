@@ -10,6 +10,7 @@ from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.errors import DataError
 from lmms_stream.loader.collate import join
 from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.loader.media_memory import SharedBlocks
 from lmms_stream.loader.wire import WireBatch, from_wire, to_wire
 from lmms_stream.mds.core import PackingMode
 from lmms_stream.mds.packed import PackedStreamingDataset
@@ -116,6 +117,6 @@ def test_packs_that_are_joined_have_the_patches_of_all(folder: Path) -> None:
     batches = batches_of(open_dataset(folder, "plan", "drop"), 8)
     assert join(batches).num_patches == sum(batch.num_patches for batch in batches) > 0
     for batch in batches:
-        made = to_wire(batch)
+        made = to_wire(batch, SharedBlocks())
         assert isinstance(made, WireBatch)
         assert from_wire(made).num_patches == batch.num_patches

@@ -380,7 +380,7 @@ class Strips:
     def positions(self, input_ids, layouts):
         raise AssertionError("a family of no axes is not asked for positions")
 
-    def tensors(self, layouts, media):
+    def tensors(self, layouts, media, memory):
         return {"strips": np.concatenate([np.full(each.patches, len(data)) for each, data in zip(layouts, media)])}
 
 FAMILY = Strips

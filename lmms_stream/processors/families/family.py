@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..media.memory import Memory, new_memory
 from .files import ProcessorFiles
 from .settings import MediaSettings
 
@@ -99,8 +100,12 @@ class Family(Protocol):
         """
         ...
 
-    def tensors(self, layouts: Sequence[Layout], media: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+    def tensors(
+        self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory
+    ) -> dict[str, NDArray[Any]]:
         """The model's own names -> arrays, which concatenate on axis 0. layouts, media: in the order of their tokens.
+
+        memory: what large arrays are to be written into, and returned as it gives it: it is not copied any more.
 
         DataError for media that cannot be decoded, or are not what their facts say.
         """

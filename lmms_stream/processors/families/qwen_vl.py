@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
+from ..media.memory import Memory, new_memory
 from .family import Layout, TokenIds
 from .files import ProcessorFiles
 from .frames import FrameChoice, Section, starts_of_equal_parts
@@ -169,7 +170,9 @@ class QwenVL:
         positions[:, at] += np.stack([times * np.repeat(steps, sizes), rows, columns])
         return positions
 
-    def tensors(self, layouts: Sequence[Layout], media: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+    def tensors(
+        self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory
+    ) -> dict[str, NDArray[Any]]:
         """See Family."""
         tensors: dict[str, NDArray[Any]] = {}
         for kind, pixels, grids, vision in (
@@ -178,8 +181,12 @@ class QwenVL:
         ):
             found = [(layout, data) for layout, data in zip(layouts, media, strict=True) if layout.kind == kind]
             if found:
-                patches = [vision.patches(self.pixels(layout, data)) for layout, data in found]
-                tensors[pixels] = patches[0] if len(patches) == 1 else np.concatenate(patches)
+                num_patches = sum(layout.patches for layout, _ in found)
+                patches = tensors[pixels] = memory(pixels, (num_patches, vision.patch_values), np.float32)
+                start = 0
+                for layout, data in found:
+                    vision.patches(self.pixels(layout, data), out=patches[start : start + layout.patches])
+                    start += layout.patches
                 tensors[grids] = np.array([layout.shape.grid for layout, _ in found], np.int64)
         return tensors
 

@@ -77,8 +77,11 @@ class Vision:
         """Numbers of a patch: a row of the tower's input."""
         return 3 * self.temporal_patch_size * self.patch_size**2
 
-    def patches(self, frames: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """float32[P, patch_values] of frames uint8[N, H, W, 3] whose sides are whole numbers of tokens."""
+    def patches(self, frames: NDArray[np.uint8], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """float32[P, patch_values] of frames uint8[N, H, W, 3] whose sides are whole numbers of tokens.
+
+        out: see to_patches.
+        """
         from ..media.patches import to_patches
 
         return to_patches(
@@ -88,6 +91,7 @@ class Vision:
             temporal_patch_size=self.temporal_patch_size,
             mean=self.mean,
             std=self.std,
+            out=out,
         )
 
 

@@ -10,6 +10,7 @@ av_facts       frames and rates of videos, samples of other sounds, by PyAV
 facts          media -> the facts about them; those that a stored part has
 intervals      the seconds of a video that are read
 stored         the media of a stored sample
+memory         where large arrays of media lie
 images         bytes of an image -> pixels as shown
 video          bytes of a video -> chosen frames as shown
 resize         pixels -> pixels of another size

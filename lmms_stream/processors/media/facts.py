@@ -60,6 +60,10 @@ def stored_facts(part: Mapping[str, Any]) -> Facts | None:
 
     DataError where they are no numbers above 0.
     """
+    if part.get("type") == "image":  # most media by far: the rest says the same of them, in three times the time
+        width, height = part.get("width"), part.get("height")
+        if type(width) is int and type(height) is int and width > 0 and height > 0:
+            return ImageFacts(width, height)
     fact_type = FACT_TYPES.get(str(part.get("type")))
     if fact_type is None:
         return None
@@ -67,11 +71,6 @@ def stored_facts(part: Mapping[str, Any]) -> Facts | None:
         values = [part[name] for name in fact_type._fields]
     except KeyError:
         return None
-    for value in values:  # each image that is measured comes along here
-        if type(value) is not int or value < 1:
-            break
-    else:
-        return fact_type._make(values)
     for name, value in zip(fact_type._fields, values, strict=True):
         allowed = (int, float) if name == "fps" else (int,)
         if type(value) not in allowed or not math.isfinite(value) or value <= 0:
