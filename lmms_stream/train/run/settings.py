@@ -18,7 +18,7 @@ _AT_LEAST_1 = (
 )  # fmt: skip
 _AT_LEAST_0 = (
     "save_steps", "eval_steps", "num_workers", "warmup_steps", "warmup_tokens", "max_skipped_steps", "z_loss", "seed",
-    "learning_rate", "weight_decay", "adam_epsilon",
+    "learning_rate", "weight_decay", "adam_epsilon", "eval_delay",
 )  # fmt: skip
 _ABOVE_0 = ("max_grad_norm", "timeout_s", "peak_tflops")
 
@@ -113,6 +113,21 @@ class TrainConfig:
     peak_tflops: float | None = None
     profile: ProfileConfig | None = None
     log_sample_ids: bool = False
+    logging_strategy: Literal["no", "steps", "epoch"] = "steps"  # when records are written; by logging_steps
+    logging_first_step: bool = False  # a record of the first step, whatever logging_steps is
+    eval_strategy: Literal["no", "steps", "epoch"] = "steps"  # when the eval_dataset is evaluated; by eval_steps
+    eval_on_start: bool = False  # an evaluation before the first step
+    eval_delay: float = 0  # no evaluation before as many steps, or epochs with eval_strategy epoch
+    save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"  # when checkpoints are saved; by save_steps
+    load_best_model_at_end: bool = False  # end with the model of the best evaluation, whose checkpoint is kept
+    metric_for_best_model: str | None = None  # the figure of an evaluation that tells which is best (default: loss)
+    greater_is_better: bool | None = None  # of that figure (default: unless its name ends in loss)
+
+    @property
+    def tracks_best(self) -> bool:
+        """Whether the best evaluation is asked for."""
+        wanted = self.load_best_model_at_end or self.save_strategy == "best"
+        return wanted or self.metric_for_best_model is not None
 
     def __post_init__(self) -> None:
         lengths = [name for name in ("max_steps", "num_train_epochs", "max_tokens") if getattr(self, name) is not None]
@@ -142,6 +157,15 @@ class TrainConfig:
             if not rate >= 0:
                 raise ConfigError(f"train.learning_rates {pattern!r} must be 0 or more, got {rate}")
         self._check_schedule()
+        self._check_best()
+
+    def _check_best(self) -> None:
+        if not (self.load_best_model_at_end or self.save_strategy == "best"):
+            return
+        asked = "load_best_model_at_end" if self.load_best_model_at_end else "save_strategy best"
+        for name in ("eval_strategy", "save_strategy"):
+            if getattr(self, name) == "no":
+                raise ConfigError(f"train.{asked} needs checkpoints of evaluations, and train.{name} is no: set steps")
 
     def _check_schedule(self) -> None:
         warmups = [name for name in ("warmup_steps", "warmup_ratio", "warmup_tokens") if getattr(self, name)]
