@@ -12,7 +12,7 @@ from ...mds.core import HasCore, PackedDataset
 Packed = PackedDataset | HasCore
 Datasets = Packed | Mapping[str, Packed]
 Reporter = Literal["tensorboard", "wandb"]
-Strategy = Literal["no", "steps", "epoch"]  # when something is done in a run, besides at its end
+Strategy = Literal["no", "steps", "epoch"]  # when something is done in a run
 _AT_LEAST_1 = (
     "global_batch", "per_device_batch", "replication", "shard_ranks", "max_steps", "num_train_epochs", "max_tokens",
     "save_total_limit", "logging_steps", "pad_to",
