@@ -28,7 +28,8 @@ from .report.meter import Meter
 from .report.overlong import tell_overlong
 from .report.run_log import RunLog
 from .run.distributed import build_mesh, init_distributed, seed_step
-from .run.schedules import Schedule, num_kept, parameter_groups
+from .run.optimizers import build_optimizer
+from .run.schedules import Schedule, num_kept
 from .run.settings import Datasets, Packed, TrainConfig
 from .tasks.causal import CausalLanguageModelling
 from .tasks.steps import TaskSteps
@@ -93,19 +94,7 @@ class FSDP2SFTTrainer:
             flops=model_flops(self.model.model, tower=self.model.tower),
             peak=args.peak_tflops,
         )
-        groups = parameter_groups(
-            self.model.model,
-            weight_decay=args.weight_decay,
-            decay_all=args.decay_all,
-            learning_rates=args.learning_rates,
-        )
-        self.optimizer = torch.optim.AdamW(
-            groups,
-            lr=args.learning_rate,
-            betas=(args.adam_beta1, args.adam_beta2),
-            eps=args.adam_epsilon,
-            fused=True,
-        )
+        self.optimizer = build_optimizer(self.model.model, args)
         self.saver = RunSaver(self.model.model, self.optimizer, args, datasets=train_dataset)
         self.step = self.tokens_seen = self.samples_seen = self.num_skipped_steps = 0
         self.schedule = Schedule(args, self.optimizer, max_steps=self._max_steps())
