@@ -393,3 +393,10 @@ def test_a_save_that_failed_is_told_in_the_next_steps(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000020 was not saved; those before it are untouched: .*Not a"):
         trainer_of(path).train()
     assert 20 <= read_log(tmp_path / "default")[-1]["step"] < 40
+
+
+def test_a_setting_that_the_version_of_a_checkpoint_did_not_have_was_its_default() -> None:
+    args = TrainConfig(output_dir="out", global_batch=2, max_steps=3, optim="sgd")
+    saved = {"train": {"output_dir": "before", "global_batch": 2, "max_steps": 3}, "versions": {}}
+    now = {"train": dataclasses.asdict(args), "versions": {}}
+    assert other_differences(saved, now) == ["train.optim was 'adamw', is 'sgd'"]

@@ -51,10 +51,23 @@ def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where:
 
 
 def other_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Settings and versions that differ from the checkpoint's, in words; a run may go on with them."""
+    """Settings and versions that differ from the checkpoint's, in words; a run may go on with them.
+
+    A setting that the checkpoint's version did not have was as its default is now.
+    """
+    before = {"train": _defaults() | saved["train"], "versions": saved["versions"]}
     return [
-        f"{part}.{name} was {saved[part].get(name)!r}, is {now[part].get(name)!r}"
+        f"{part}.{name} was {before[part].get(name)!r}, is {now[part].get(name)!r}"
         for part in ("train", "versions")
-        for name in sorted(saved[part].keys() | now[part].keys())
-        if saved[part].get(name) != now[part].get(name) and name not in _NOT_COMPARED
+        for name in sorted(before[part].keys() | now[part].keys())
+        if before[part].get(name) != now[part].get(name) and name not in _NOT_COMPARED
     ]
+
+
+def _defaults() -> dict[str, Any]:
+    """The settings that have a default, as a checkpoint would hold them."""
+    from ..run.settings import TrainConfig
+
+    made = dataclasses.asdict(TrainConfig(output_dir="", global_batch=1, max_steps=1))
+    plain: dict[str, Any] = json.loads(json.dumps(made, default=str))
+    return {name: value for name, value in plain.items() if name not in {"output_dir", "global_batch", "max_steps"}}
