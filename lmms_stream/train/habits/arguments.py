@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ...errors import ConfigError
 from ...types import World
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 SAME = (
     "output_dir", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed",
-    "save_total_limit", "gradient_checkpointing", "torch_compile",
+    "save_total_limit", "gradient_checkpointing", "torch_compile", "eval_delay", "eval_on_start",
+    "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "logging_first_step",
 )  # fields that are TrainConfig's in name and meaning # fmt: skip
-_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+_SCHEDULES = {"constant_with_warmup": "constant"}  # transformers' name -> ours, where it is another
 _REPORTERS = ("tensorboard", "wandb")
-_TRAIN_FIELDS = frozenset(field.name for field in dataclasses.fields(TrainConfig))
 
 
 def option(arguments: TrainingArguments, name: str) -> Any:
@@ -29,9 +30,7 @@ def option(arguments: TrainingArguments, name: str) -> Any:
     return getattr(arguments, name, sft_fields.DEFAULTS[name])
 
 
-def train_config(
-    arguments: TrainingArguments, *, world: World, steps_of: Callable[[float], int]
-) -> TrainConfig:
+def train_config(arguments: TrainingArguments, *, world: World, steps_of: Callable[[float], int]) -> TrainConfig:
     """What a run is trained by. steps_of: epochs, of which there may be a fraction -> steps.
 
     ConfigError for a value that cannot be kept.
@@ -55,6 +54,34 @@ def train_config(
     return TrainConfig(**values)
 
 
+def arguments_of(config: TrainConfig) -> TrainingArguments:
+    """TrainingArguments for callbacks of a run with a TrainConfig. The process group is there already."""
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        output_dir=config.output_dir,
+        per_device_train_batch_size=config.per_device_batch,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        max_steps=-1 if config.max_steps is None else config.max_steps,
+        num_train_epochs=config.num_train_epochs or 1,
+        logging_strategy=config.logging_strategy,
+        logging_steps=config.logging_steps,
+        logging_first_step=config.logging_first_step,
+        eval_strategy="no" if config.eval_strategy == "steps" and not config.eval_steps else config.eval_strategy,
+        eval_steps=config.eval_steps or None,
+        save_strategy="no" if config.save_strategy == "steps" and not config.save_steps else config.save_strategy,
+        save_steps=config.save_steps or 500,
+        save_total_limit=config.save_total_limit,
+        metric_for_best_model=config.metric_for_best_model or ("loss" if config.tracks_best else None),
+        greater_is_better=config.greater_is_better,
+        seed=config.seed,
+        use_cpu=not torch.cuda.is_available(),
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
 def unwritten_reports(arguments: TrainingArguments) -> list[str]:
     """Where records were to go, and do not."""
     return [name for name in arguments.report_to or [] if name not in _REPORTERS]
@@ -73,15 +100,10 @@ def _length(arguments: TrainingArguments, steps_of: Callable[[float], int]) -> d
 
 def _schedule(arguments: TrainingArguments, max_steps: int | None) -> dict[str, Any]:
     name = _value(arguments.lr_scheduler_type)
-    details = arguments.lr_scheduler_kwargs or {}
-    values: dict[str, Any] = {"lr_scheduler_type": _SCHEDULES.get(name, name)}
-    if "lr_scheduler_kwargs" in _TRAIN_FIELDS:
-        values["lr_scheduler_kwargs"] = dict(details)
-    elif name not in _SCHEDULES or details:
-        raise ConfigError(
-            f"args.lr_scheduler_type {name} with lr_scheduler_kwargs {details} is not known: choose one of "
-            f"{', '.join(_SCHEDULES)} without, or give a TrainConfig"
-        )
+    values: dict[str, Any] = {
+        "lr_scheduler_type": _SCHEDULES.get(name, name),
+        "lr_scheduler_kwargs": dict(arguments.lr_scheduler_kwargs or {}),
+    }
     if name == "constant":  # transformers' has no warm-up
         return values
     if arguments.warmup_steps:
@@ -95,10 +117,8 @@ def _optimizer(arguments: TrainingArguments) -> dict[str, Any]:
     """adamw_torch_fused and adamw_torch are the same optimizer, of which the trainer takes the fused kernel."""
     name = _value(arguments.optim)
     settings = _named_values(arguments.optim_args)
-    if name in ("adamw_torch_fused", "adamw_torch") and not settings:
-        return {}
-    if "optim" not in _TRAIN_FIELDS:
-        raise ConfigError(f"args.optim {name} is not known: choose adamw_torch, or give the trainer optimizers=")
+    if name in ("adamw_torch_fused", "adamw_torch"):
+        name = "adamw"
     return {"optim": name, "optim_args": settings}
 
 
@@ -125,23 +145,21 @@ def _number(text: str) -> Any:
 def _times(arguments: TrainingArguments, num_steps: Callable[[], int]) -> dict[str, Any]:
     """When records, evaluations and checkpoints are due; what is below 1 is a share of the run."""
 
-    def every(strategy: Any, steps: float | None) -> int:
-        if _value(strategy) != "steps" or not steps:
+    def every(strategy: str, steps: float | None) -> int:
+        if strategy != "steps" or not steps:
             return 0
         return max(1, math.ceil(num_steps() * steps)) if steps < 1 else int(steps)
 
-    logged = every(arguments.logging_strategy, arguments.logging_steps)
-    return {
-        "logging_steps": logged or 1 << 30,
-        "eval_steps": every(arguments.eval_strategy, arguments.eval_steps),
-        "save_steps": every(arguments.save_strategy, arguments.save_steps),
-    }
+    values: dict[str, Any] = {}
+    for name in ("logging", "eval", "save"):
+        strategy = _value(getattr(arguments, f"{name}_strategy"))
+        values[f"{name}_strategy"] = strategy
+        values[f"{name}_steps"] = every(strategy, getattr(arguments, f"{name}_steps"))
+    return {**values, "logging_steps": values["logging_steps"] or 1}
 
 
 def _check(arguments: TrainingArguments) -> None:
     """ConfigError for values of honoured fields that cannot be kept."""
-    import torch
-
     if arguments.use_cpu and torch.cuda.is_available():
         raise ConfigError(
             "args.use_cpu is True, and this process sees a GPU: start the script with CUDA_VISIBLE_DEVICES=''"

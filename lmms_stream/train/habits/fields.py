@@ -131,7 +131,7 @@ ROWS = (
     moot("ddp_find_unused_parameters", _SHARDED + "; parameters that a rank did not use have gradients of 0"),
     moot("ddp_bucket_cap_mb", _SHARDED),
     moot("ddp_broadcast_buffers", _SHARDED),
-    moot("dataloader_pin_memory", "memory is pinned where there is a GPU"),
+    moot("dataloader_pin_memory", "memory is pinned where there is a GPU", lambda value: True),
     moot("dataloader_persistent_workers", "workers stay for the whole run"),
     moot("skip_memory_metrics", "memory is in each record"),
     moot("use_legacy_prediction_loop", "there is one evaluation"),

@@ -47,7 +47,7 @@ ROWS = (
     honoured("packing", "whether a pack holds several samples; without, it is one sample, and no sample is padded"),
     honoured("packing_strategy", "what becomes of longer samples: bfd cuts, bfd_split splits them; packs are made by best_fit over all samples. wrapped is refused"),
     moot("padding_free", "no batch is padded"),
-    moot("pad_to_multiple_of", "no batch is padded"),
+    moot("pad_to_multiple_of", "no batch is padded", lambda value: value is None),
     honoured("eval_packing", "packing, of the eval_dataset"),
     honoured("completion_only_loss", "whether the prompt is learnt too"),
     honoured("assistant_only_loss", "whether only what the assistant says is learnt"),

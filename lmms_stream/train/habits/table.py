@@ -53,8 +53,8 @@ def markdown() -> str:
     lines = [
         "# Arguments of transformers and TRL",
         "",
-        "What `FSDP2SFTTrainer` makes of each field of `transformers.TrainingArguments` and of TRL's `SFTConfig`. (Made by",
-        "`python -m lmms_stream.train.habits.table > docs/arguments.md`.)",
+        "What `FSDP2SFTTrainer` makes of each field of `transformers.TrainingArguments` and of TRL's `SFTConfig`.",
+        "(`python -m lmms_stream.train.habits.table > docs/arguments.md` writes this page.)",
     ]
     for title, rows in (("TrainingArguments", fields.ROWS), ("What SFTConfig adds", sft_fields.ROWS)):
         lines += ["", f"## {title}", "", "| field | | what becomes of it, or why not |", "|---|---|---|"]
