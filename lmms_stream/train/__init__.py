@@ -4,6 +4,7 @@ run/            how a run trains, its processes, its schedule
 model/          a transformers model as it is run on packs
 checkpoint/     what is saved and resumed
 report/         what a run tells
+habits/         what users of transformers and TRL give -> what a run needs
 run_config      a run as one YAML file
 evaluate        the loss on a dataset that is not trained on
 trainer         FSDP2SFTTrainer: the loop
