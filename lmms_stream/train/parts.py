@@ -29,7 +29,8 @@ class Parts:
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
         self.names: dict[int, str] = {}  # of parameters as they were before the model was sharded, by id
-        self.set_optimizer: torch.optim.Optimizer | None = None  # by a create_optimizer that returns nothing
+        # Those that were made last: an overridden method may set them instead of returning them, and read them again.
+        self.set_optimizer: torch.optim.Optimizer | None = None
         self.set_scheduler: LRScheduler | None = None
 
     def build(self) -> None:
@@ -99,6 +100,7 @@ class Parts:
         made = self._trainer.create_optimizer() or self.set_optimizer
         if made is None:
             raise ConfigError("create_optimizer made no optimizer: return it")
+        self.set_optimizer = made
         return made
 
     @cached_property
@@ -117,6 +119,7 @@ class Parts:
         made = self._trainer.create_scheduler(length, self.optimizer) or self.set_scheduler
         if made is None:
             raise ConfigError("create_scheduler made no scheduler: return it")
+        self.set_scheduler = made
         return made
 
     def set_length(self) -> None:

@@ -265,7 +265,7 @@ class FSDP2SFTTrainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        return self.parts.optimizer
+        return self.parts.set_optimizer or self.parts.optimizer
 
     @optimizer.setter
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -273,7 +273,7 @@ class FSDP2SFTTrainer:
 
     @property
     def lr_scheduler(self) -> LRScheduler:
-        return self.parts.schedule.scheduler
+        return self.parts.set_scheduler or self.parts.schedule.scheduler
 
     @lr_scheduler.setter
     def lr_scheduler(self, scheduler: LRScheduler) -> None:
