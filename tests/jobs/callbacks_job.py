@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lmms_stream.train.model.model import ModelConfig
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
-from lmms_stream.train.trainer import FSDP2SFTTrainer
 from transformers import EarlyStoppingCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
-from tests.train.runs import trainer_of
+from tests.train.runs import MODEL, trainer_of
 
 TIMEOUT_S = 60.0
 BEST_STEP = 6
@@ -106,7 +106,7 @@ def events_beside_transformers(config: Path, folder: Path) -> dict[str, list[tup
     """Of a run of four steps, by our trainer and by transformers'."""
     ours, theirs = Recorder(), Recorder()
     settings = ["train.global_batch=2", "train.max_steps=4", "train.save_steps=2", "train.load_best_model_at_end=false"]
-    trainer: FSDP2SFTTrainer = trainer_of(config, f"train.output_dir={folder / 'ours'}", *settings, callbacks=[ours])
+    trainer = trainer_of(config, f"train.output_dir={folder / 'ours'}", *settings, callbacks=[ours])
     trainer.train()
     rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 64
     arguments = TrainingArguments(
@@ -114,8 +114,8 @@ def events_beside_transformers(config: Path, folder: Path) -> dict[str, list[tup
         logging_steps=1, eval_strategy="steps", eval_steps=2, save_steps=2, report_to="none", use_cpu=True,
         disable_tqdm=True,
     )  # fmt: skip
-    model: Any = trainer.functions and trainer._given
-    Trainer(model.build(), arguments, train_dataset=rows, eval_dataset=rows[:3], callbacks=[theirs]).train()  # type: ignore[arg-type]
+    model = ModelConfig(config=MODEL).build()
+    Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:3], callbacks=[theirs]).train()  # type: ignore[arg-type]
     return {"ours": ours.events, "theirs": theirs.events}
 
 
