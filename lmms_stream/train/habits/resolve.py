@@ -41,6 +41,7 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
             "args.report_to has %s, which nothing is written to here: give the trainer transformers' callback of it",
             ", ".join(unwritten),
         )
+    model = model_of(given.model, arguments)
     data = RunData(given, arguments, world)
     train, evaluated = data.datasets()
     config = train_config(arguments, world=world, steps_of=lambda epochs: _steps_of(train, epochs, arguments, world))
@@ -51,7 +52,7 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
     return Resolved(
         config=config,
         arguments=arguments,
-        model=model_of(given.model, arguments),
+        model=model,
         train_dataset=train,
         eval_dataset=evaluated,
         data_collator=None if given.data_collator is None else adapted(given.data_collator),
