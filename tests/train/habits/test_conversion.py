@@ -149,7 +149,7 @@ def test_a_rank_sees_the_one_that_converts_end(tok: PreTrainedTokenizerFast, tmp
     with subprocess.Popen([sys.executable, "-uc", program, str(lock)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(DataError, match="the rank that converted train_dataset ended before .* was whole"):
+        with pytest.raises(DataError, match=r"the rank that converted train_dataset ended before .* was whole"):
             waiting.stored(dataset, name="train_dataset")
 
 

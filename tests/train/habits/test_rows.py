@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         "row 1 is not read as messages .*: correct or remove it",
     ),
     "nothing learnt": (
-        lambda: rows.tokens(labels=lambda ids: [-100] * len(ids)), {}, "no token of train_dataset, read as tokens, would",
+        lambda: rows.tokens(labels=lambda ids: [-100] * len(ids)), {}, "no token of train_dataset, read as tokens",
     ),
 }  # fmt: skip
 

@@ -156,7 +156,7 @@ def test_a_field_of_a_later_version_is_refused_where_it_is_set(tmp_path: Path) -
     args = Later(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
     table.check(args)
     args.novelty = 2.0
-    with pytest.raises(ConfigError, match="args.novelty is 2.0.*does not know it: leave it at its default"):
+    with pytest.raises(ConfigError, match=r"args.novelty is 2.0.*does not know it: leave it at its default"):
         table.check(args)
 
 
