@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,19 +45,18 @@ def evaluate(
     device: torch.device,
     world: World,
     step: EvaluationStep | None = None,
-    batches: Iterable[Batch] | None = None,
 ) -> dict[str, float]:
     """loss, the mean over the loss tokens of an epoch of `loader`, and num_loss_tokens; all ranks call it.
 
     Of a task with several objectives it is their weighted sum, beside loss/OBJECTIVE. The loader gives all ranks the
     same number of packs, some without a label, so that all take part in FSDP's collectives. step: of a pack, the sums
-    of losses of each objective that is logged (default: the steps' own). batches: those of the loader, watched.
+    of losses of each objective that is logged (default: the steps' own).
     """
     was_training = model.training
     model.eval()
     sums = torch.zeros(len(steps.logged), dtype=torch.float64, device=device)
     units, num_loss_tokens = [0.0] * len(steps.objectives), 0
-    for batch in loader if batches is None else batches:
+    for batch in loader:
         sums += torch.stack(list((step or steps.forward)(batch)))
         units = [total + more for total, more in zip(units, steps.units([batch]), strict=True)]
         num_loss_tokens += batch.num_loss_tokens

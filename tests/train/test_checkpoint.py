@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import resource
@@ -16,8 +17,10 @@ from lmms_stream.errors import CheckpointError, CursorError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
+from lmms_stream.train.checkpoint.fingerprint import other_differences
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.train.run.settings import TrainConfig
 from torch.distributed.fsdp import fully_shard
 
 from ..conftest import write_tokens

@@ -106,16 +106,18 @@ class Checkpointer:
         step: int,
         state: Mapping[str, Any],
         documents: Mapping[str, bytes],
+        best: int | None = None,
     ) -> None:
         """Begin to save checkpoint `step`, or save it; first wait for the one before.
 
         state: JSON values of the trainer, the cursor among them. documents: other files, by name. Those of rank 0 are
-        saved.
+        saved. best: the step of a checkpoint that stays, whatever `keep` is.
         """
         self.wait()
         values = tensors_of(model, optimizer)
         text = json.dumps({**state, "step": step}, indent=1) + "\n"
-        self._writer = CheckpointWriter(self._target, step, {**documents, STATE_NAME: text.encode()}, keep=self._keep)
+        documents = {**documents, STATE_NAME: text.encode()}
+        self._writer = CheckpointWriter(self._target, step, documents, keep=self._keep, best=best)
         options: dict[str, Any] = {
             "storage_writer": self._writer,
             # What several ranks have is written by the first of them, so that fewer files are read for it.

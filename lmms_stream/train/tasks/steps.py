@@ -50,6 +50,10 @@ class TaskSteps:
         each_pack = [self._task.units(pack) for pack in packs]
         return [float(sum(units[each.name] for units in each_pack)) for each in self.objectives]
 
+    def units_of_logged(self, units: Sequence[float]) -> list[float]:
+        """Those of `units`, of all objectives, that are of the logged ones."""
+        return [count for each, count in zip(self.objectives, units, strict=True) if each.is_logged]
+
     def backward(self, packs: Sequence[Batch], units: Sequence[float]) -> torch.Tensor:
         """Sum gradients over the packs of a step. units: of each objective in the global batch.
 
