@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from ..loader.batch_maker import Collator
 from ..mds.core import PackedDataset
 from .model.model import ModelConfig
+from .run.distributed import init_distributed
 from .run.settings import Datasets, TrainConfig
 from .tasks.causal import CausalLanguageModelling
 from .tasks.function import FunctionTask
@@ -104,7 +105,18 @@ def resolved_of(
             eval_dataset=eval_dataset,
             data_collator=data_collator,
         )
-    raise ConfigError(f"args must be a TrainConfig, got {type(args).__name__}: make one of its settings")
+    from .habits.given import Given
+    from .habits.resolve import resolve
+
+    given = Given(
+        model=model,
+        args=args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        data_collator=data_collator,
+        **others,
+    )
+    return resolve(given, lambda timeout_s, *, replication: init_distributed(timeout_s, replication=replication)[0])
 
 
 def _is_ours(given: Any) -> bool:

@@ -14,7 +14,7 @@ from ...types import World
 from ..run.settings import Datasets, TrainConfig
 from .arguments import arguments_of, train_config, unwritten_reports
 from .collators import adapted
-from .data import RunData
+from .data import GivenData
 from .given import Given, Resolved
 from .models import model_of, name_of
 from .table import check
@@ -42,7 +42,7 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
             ", ".join(unwritten),
         )
     model = model_of(given.model, arguments)
-    data = RunData(given, arguments, world)
+    data = GivenData(given, arguments, world)
     train, evaluated = data.datasets()
     config = train_config(arguments, world=world, steps_of=lambda epochs: _steps_of(train, epochs, arguments, world))
     if arguments.full_determinism:
