@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from ..errors import ConfigError
 from ..loader.batch_maker import Collator
 from ..loader.loader import PackedLoader
+from ..loader.worker_end import is_of_worker_code
 from ..mds.core import core_of
 from ..processors.base import Processor
 from ..types import Batch, World
@@ -82,6 +84,16 @@ class RunData:
             torch.distributed.all_gather_object(cursors, cursor)
             cursor = PackedLoader.merge_states(cursors[:: self._world.replication])
         return cursor
+
+    @contextmanager
+    def worker_errors(self) -> Iterator[None]:
+        """torch's signal handler raises the death of a loader worker at any line inside: it is named."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error) or is_of_worker_code(error):
+                raise
+            raise self.loader.worker_error(error) from error
 
     def _check_strategies(self) -> None:
         config = self.config

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import ConfigError
 from ..loader.loader import PackedLoader
 from ..types import Batch, World
-from .model.model import PackedModel
 from .model.sharding import reshard
+from .predictions import Predictions
 from .report.metrics import objective_losses
 from .run.distributed import gather
-from .run.settings import Datasets
+from .run.settings import Datasets, Packed
 from .tasks.steps import TaskSteps
+
+if TYPE_CHECKING:
+    from .trainer import FSDP2SFTTrainer
 
 EVAL_NAME = "eval_dataset"  # the name of its source in errors
 EvaluationStep = Callable[[Batch], Sequence[torch.Tensor]]
@@ -37,35 +40,56 @@ def check_evaluated(loader: PackedLoader) -> None:
         )
 
 
-def evaluate(
-    model: PackedModel,
-    loader: PackedLoader,
-    steps: TaskSteps,
-    *,
-    device: torch.device,
-    world: World,
-    step: EvaluationStep | None = None,
+def evaluate(trainer: FSDP2SFTTrainer, name: str, dataset: Packed, *, prefix: str) -> dict[str, float]:
+    """The figures of a dataset, with those of compute_metrics; all ranks call it.
+
+    prefix: of names by compute_metrics, which is left out.
+    """
+    functions = trainer.functions
+    loader = trainer.data.eval_loader(name, dataset)
+    trainer.callbacks.given["eval_dataloader"] = loader
+    predictions = functions.compute_metrics and Predictions(
+        trainer.model,
+        functions.compute_metrics,
+        functions.preprocess_logits_for_metrics,
+        world=trainer.world,
+        device=trainer.device,
+    )
+
+    def step(pack: Batch) -> Sequence[torch.Tensor]:
+        made = trainer.evaluation_step(pack)
+        if predictions:
+            predictions.add(pack)
+        trainer.callbacks.call("on_prediction_step")
+        return made
+
+    was_training = trainer.model.training
+    trainer.model.eval()
+    figures = mean_losses(loader, trainer.steps, step, device=trainer.device, world=trainer.world)
+    trainer.model.train(was_training)
+    reshard(trainer.model)
+    return {**figures, **predictions.figures(prefix=prefix)} if predictions else figures
+
+
+def mean_losses(
+    loader: PackedLoader, steps: TaskSteps, step: EvaluationStep, *, device: torch.device, world: World
 ) -> dict[str, float]:
     """loss, the mean over the loss tokens of an epoch of `loader`, and num_loss_tokens; all ranks call it.
 
     Of a task with several objectives it is their weighted sum, beside loss/OBJECTIVE. The loader gives all ranks the
     same number of packs, some without a label, so that all take part in FSDP's collectives. step: of a pack, the sums
-    of losses of each objective that is logged (default: the steps' own).
+    of losses of each objective that is logged.
     """
-    was_training = model.training
-    model.eval()
     sums = torch.zeros(len(steps.logged), dtype=torch.float64, device=device)
     units, num_loss_tokens = [0.0] * len(steps.objectives), 0
     for batch in loader:
-        sums += torch.stack(list((step or steps.forward)(batch)))
+        sums += torch.stack(list(step(batch)))
         units = [total + more for total, more in zip(units, steps.units([batch]), strict=True)]
         num_loss_tokens += batch.num_loss_tokens
-    model.train(was_training)
-    reshard(model)
     everyone = gather([*sums.tolist(), *units, num_loss_tokens], world.world_size)[:: world.replication]
     *totals, num_loss_tokens = everyone.sum(dim=0).tolist()
     losses, units = totals[: len(sums)], totals[len(sums) :]
-    of_logged = [count for each, count in zip(steps.objectives, units, strict=True) if each.is_logged]
+    of_logged = steps.units_of_logged(units)
     if not any(of_logged):
         raise ConfigError(f"the {loader.sources[0]} has no token that is learnt: choose another")
     figures = objective_losses(steps.logged, [EVAL_NAME], [[[loss], [0.0]] for loss in losses], of_logged)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import ConfigError
-from ..loader.batch_maker import Collator
 from ..mds.core import PackedDataset
+from .habits.collators import adapted
+from .habits.given import Given, Resolved
 from .model.model import ModelConfig
 from .run.distributed import init_distributed
-from .run.settings import Datasets, TrainConfig
+from .run.settings import TrainConfig
 from .tasks.causal import CausalLanguageModelling
 from .tasks.function import FunctionTask
 from .tasks.task import Task
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
-    from transformers import TrainingArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,55 +68,26 @@ class Functions:
         return given or CausalLanguageModelling(z_loss=z_loss)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resolved:
-    """What a run needs, in our words; see habits/resolve.py, which finds it where anything was given in others'."""
-
-    config: TrainConfig
-    arguments: TrainingArguments | None = None  # as they were given
-    model: ModelConfig | torch.nn.Module | None
-    train_dataset: Datasets | None
-    eval_dataset: Datasets | None
-    data_collator: Collator | None
-    processing_class: Any = None
-    token_ids: Mapping[str, int] = field(default_factory=dict)
-
-    def make_arguments(self) -> TrainingArguments:
-        """What callbacks are given as arguments."""
-        from .habits.resolve import arguments_of
-
-        return self.arguments or arguments_of(self.config)
-
-
-def resolved_of(
-    *, model: Any, args: Any, train_dataset: Any, eval_dataset: Any, data_collator: Any, **others: Any
-) -> Any:
-    """What a run needs. Nothing of `habits` is imported where all is given in our own words."""
+def resolved_of(given: Given) -> Resolved:
+    """What a run needs. Nothing of transformers' arguments is imported where all is given in our own words."""
+    theirs = (given.processing_class, given.formatting_func, given.peft_config)
     if (
-        isinstance(args, TrainConfig)
-        and (model is None or isinstance(model, ModelConfig | torch.nn.Module))
-        and all(map(_is_ours, (train_dataset, eval_dataset)))
-        and all(each is None for each in others.values())
+        isinstance(given.args, TrainConfig)
+        and (given.model is None or isinstance(given.model, ModelConfig | torch.nn.Module))
+        and all(map(_is_ours, (given.train_dataset, given.eval_dataset)))
+        and all(each is None for each in theirs)
     ):
         return Resolved(
-            config=args,
-            model=model,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            data_collator=data_collator,
+            config=given.args,
+            arguments=None,
+            model=given.model,
+            train_dataset=given.train_dataset,
+            eval_dataset=given.eval_dataset,
+            data_collator=None if given.data_collator is None else adapted(given.data_collator),
         )
-    from .habits.given import Given
     from .habits.resolve import resolve
 
-    given = Given(
-        model=model,
-        args=args,
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
-        data_collator=data_collator,
-        **others,
-    )
-    return resolve(given, lambda timeout_s, *, replication: init_distributed(timeout_s, replication=replication)[0])
+    return resolve(given, lambda timeout_s, *, replication=1: init_distributed(timeout_s, replication=replication)[0])
 
 
 def _is_ours(given: Any) -> bool:

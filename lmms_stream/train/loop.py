@@ -16,6 +16,7 @@ from ..signals import StopSignal
 from ..types import Batch
 from .run.distributed import seed_step
 from .run.flow import Flow
+from .standing import state_of
 
 if TYPE_CHECKING:
     from .trainer import FSDP2SFTTrainer
@@ -118,7 +119,7 @@ class Loop:
             )
         if loader.steps_left:
             loader.skip_steps(loader.steps_left)
-        self.trainer.set_length()
+        self.trainer.parts.set_length()
 
     @property
     def _num_epochs(self) -> int:
@@ -253,7 +254,7 @@ class Loop:
                 self._saved = self._step
                 if trainer.best.step == self._step:
                     trainer.best.checkpoint = trainer.saver.where(self._step)
-                trainer.saver.save(self._step, trainer.state_dict(), best=trainer.best.step)
+                trainer.saver.save(self._step, state_of(trainer), best=trainer.best.step)
             if trainer.callbacks.listens("on_save"):
                 trainer.saver.wait()
             trainer.callbacks.call("on_save")

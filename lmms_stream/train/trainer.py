@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from transformers.trainer_utils import TrainOutput
 
-from ..errors import CheckpointError, ConfigError
-from ..loader.worker_end import is_of_worker_code
+from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
 from ..signals import StopSignal
 from ..types import Batch
@@ -22,22 +19,22 @@ from .checkpoint.saving import RunSaver
 from .data import RunData
 from .evaluate import evaluate, joined_figures, named_evaluations
 from .functions import Functions, resolved_of
+from .habits.arguments import arguments_of
+from .habits.given import Given
 from .loop import Loop
-from .model.flops import model_flops
 from .model.model import ModelConfig, PackedModel
-from .model.sharding import compile_blocks, shard_model
-from .model.towers import family_of
-from .predictions import Predictions, check_text
+from .parts import Parts
 from .report.meter import Meter
 from .report.run_log import RunLog
-from .run.adopted import adopt_optimizer, names_of_parameters
+from .run.adopted import adopt_optimizer
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
-from .run.distributed import build_mesh, init_distributed
+from .run.distributed import init_distributed
 from .run.flow import Best, Control
 from .run.optimizers import build_optimizer, parameter_groups
-from .run.schedules import Schedule, build_scheduler, num_kept
-from .run.settings import Datasets, Packed, TrainConfig
+from .run.schedules import Schedule, build_scheduler
+from .run.settings import Datasets, TrainConfig
+from .standing import resume, trainer_state
 from .tasks.function import losses_of_function
 from .tasks.steps import TaskSteps
 from .tasks.task import LossSum, Task
@@ -91,14 +88,16 @@ class FSDP2SFTTrainer:
         )
         self.functions.check(model=model, task=task, eval_dataset=eval_dataset)
         resolved = resolved_of(
-            model=model,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            data_collator=data_collator,
-            processing_class=processing_class,
-            formatting_func=formatting_func,
-            peft_config=peft_config,
+            Given(
+                model=model,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                data_collator=data_collator,
+                processing_class=processing_class,
+                formatting_func=formatting_func,
+                peft_config=peft_config,
+            )
         )
         self.config: TrainConfig = resolved.config
         self.args: Any = args if args is not None else resolved.arguments
@@ -118,10 +117,11 @@ class FSDP2SFTTrainer:
         )
         self.loader, self.evaluations = self.data.loader, self.data.evaluations
         self.counts, self.best = RunCounts(), Best.of(self.config)
+        self.parts = Parts(self)
         self.callbacks = Callbacks(
             callbacks or (),
-            arguments=resolved.make_arguments,
-            standing=self._standing,
+            arguments=lambda: resolved.arguments or arguments_of(self.config),
+            standing=lambda: trainer_state(self),
             world_size=self.world.world_size,
         )
         self.callbacks.given = {"processing_class": self.processing_class}
@@ -143,7 +143,7 @@ class FSDP2SFTTrainer:
         """An optimizer over parameters of self.model, which is sharded."""
         config, (given, _), chosen = self.config, self.functions.optimizers, self.functions.optimizer_cls_and_kwargs
         if given is not None:
-            return adopt_optimizer(given, self._names, self.model)
+            return adopt_optimizer(given, self.parts.names, self.model)
         if chosen is None:
             return build_optimizer(self.model.model, config)
         kind, options = chosen
@@ -201,10 +201,10 @@ class FSDP2SFTTrainer:
         resume_from_checkpoint: True, from the latest, which must be there; the path or URL of one; False refuses to
         start where there are any.
         """
-        with StopSignal() as stop, self._worker_errors():
+        with StopSignal() as stop, self.data.worker_errors():
             self.build()
             with self.saver:
-                self._resume(resume_from_checkpoint)
+                resume(self, resume_from_checkpoint)
                 self.model.train()
                 with self.run_log.running(self.schedule, step=self.step, position=self.position):
                     self.saver.probe()
@@ -225,8 +225,10 @@ class FSDP2SFTTrainer:
         named = self.evaluations if eval_dataset is None else named_evaluations(eval_dataset)
         if not named:
             raise ConfigError("there is no eval_dataset: give one to the trainer, or to evaluate")
-        by_name = {name: self._evaluate(name, dataset, metric_key_prefix) for name, dataset in named.items()}
-        figures = joined_figures(by_name, prefix=metric_key_prefix)
+        figures = joined_figures(
+            {name: evaluate(self, name, each, prefix=metric_key_prefix) for name, each in named.items()},
+            prefix=metric_key_prefix,
+        )
         self.callbacks.log({"step": self.step, **figures, "epoch": self.data.epoch})
         self.callbacks.call("on_evaluate", metrics=figures)
         return figures
@@ -236,79 +238,46 @@ class FSDP2SFTTrainer:
         self.saver.write_model(Path(output_dir or self.output_dir))
 
     def build(self) -> None:
-        """Build all that training needs and that was not built before; train does it otherwise. All ranks call it."""
-        _ = (self.model, self.steps, self.meter, self.optimizer, self.saver, self.schedule)
+        """Build all that training needs, which train does otherwise; all ranks call it."""
+        self.parts.build()
 
-    # What is built when it is first asked for.
+    # What is built when it is first asked for: see Parts.
 
-    @cached_property
+    @property
     def model(self) -> PackedModel:
-        """The model of create_model with its losses on packs, sharded."""
-        made: Any = self.create_model()
-        packed = PackedModel(made, family_of(self.data.processors, made.config))
-        for processor in self.data.processors:
-            packed.check_processor(processor)
-        if self.functions.compute_metrics is not None:
-            check_text(packed)
-        self._names = names_of_parameters(packed)
-        config, world, device = self.config, self.world, self.device
-        mesh = build_mesh(
-            device, world_size=world.world_size, shard_ranks=config.shard_ranks, timeout_s=config.timeout_s
-        )
-        shard_model(packed, mesh, config=config, device=device)
-        self.task.check(packed, device=device, bf16=config.bf16, is_compiled=False)
-        if config.torch_compile:
-            compile_blocks(packed)
-            self.task.check(packed, device=device, bf16=config.bf16, is_compiled=True)
-        return packed
+        return self.parts.model
 
-    @cached_property
+    @property
     def steps(self) -> TaskSteps:
-        """The task on packs."""
-        return TaskSteps(
-            self.task,
-            self.model,
-            world=self.world,
-            device=self.device,
-            sources=self.loader.sources,
-            per_device_batch=self.config.per_device_batch,
-            losses=self.compute_loss,
-            between=lambda: self.callbacks.call("on_substep_end"),
-        )
+        return self.parts.steps
 
-    @cached_property
+    @property
     def meter(self) -> Meter:
-        return Meter(
-            self.loader,
-            objectives=self.steps.logged,
-            world=self.world,
-            device=self.device,
-            flops=model_flops(self.model.model, tower=self.model.tower),
-            peak=self.config.peak_tflops,
-        )
+        return self.parts.meter
 
-    @cached_property
-    def optimizer(self) -> torch.optim.Optimizer:
-        _ = self.model  # all ranks build it first
-        made = self.create_optimizer()
-        return vars(self).get("optimizer") or made  # as users of transformers write it, it is set, too
-
-    @cached_property
+    @property
     def saver(self) -> RunSaver:
-        return RunSaver(self.model.model, self.optimizer, self.config, datasets=self.data.train_dataset)
+        return self.parts.saver
 
-    @cached_property
+    @property
     def schedule(self) -> Schedule:
-        """Sets the learning rate, by the scheduler of create_scheduler."""
-        return Schedule(self.config, self.optimizer, max_steps=self._max_steps(), create=self._new_scheduler)
+        return self.parts.schedule
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.parts.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self.parts.set_optimizer = optimizer
 
     @property
     def lr_scheduler(self) -> LRScheduler:
-        return self.schedule.scheduler
+        return self.parts.schedule.scheduler
 
     @lr_scheduler.setter
     def lr_scheduler(self, scheduler: LRScheduler) -> None:
-        self._set_scheduler = scheduler  # in an overridden create_scheduler that returns nothing
+        self.parts.set_scheduler = scheduler
 
     # Where it stands.
 
@@ -325,19 +294,6 @@ class FSDP2SFTTrainer:
     @property
     def is_finished(self) -> bool:
         return self.position >= self.schedule.length
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds besides tensors; all ranks call it."""
-        state = {"cursor": self.data.cursor(), **self.counts.state_dict()}
-        if self.best.name is not None:
-            state["best"] = self.best.state_dict()
-        callbacks = self.callbacks.state_dict()
-        return state if callbacks is None else {**state, "callbacks": callbacks}
-
-    def set_length(self) -> None:
-        """Have the schedule end where the run ends, after what is left of the data has changed."""
-        self.schedule.set_length(self._max_steps() or 0)
-        self.schedule.move(self.position)
 
     # Callbacks, as transformers' Trainer has them.
 
@@ -363,88 +319,3 @@ class FSDP2SFTTrainer:
 
     def is_local_process_zero(self) -> bool:
         return self.world.rank % (self.world.world_size // self.world.num_nodes) == 0
-
-    def _standing(self) -> dict[str, Any]:
-        """The fields of transformers' TrainerState, as they are now."""
-        config, schedule = self.config, vars(self).get("schedule")
-        return {
-            "global_step": self.counts.step,
-            "epoch": self.data.epoch,
-            "max_steps": 0 if schedule is None or schedule.counts_tokens else schedule.length,
-            "num_train_epochs": config.num_train_epochs or 0,
-            "num_input_tokens_seen": self.counts.tokens_seen,
-            "train_batch_size": config.per_device_batch,
-            "logging_steps": config.logging_steps,
-            "eval_steps": config.eval_steps,
-            "save_steps": config.save_steps,
-            "best_metric": self.best.metric,
-            "best_global_step": self.best.step,
-            "best_model_checkpoint": self.best.checkpoint,
-            "is_local_process_zero": self.is_local_process_zero(),
-            "is_world_process_zero": self.is_world_process_zero(),
-        }
-
-    def _evaluate(self, name: str, dataset: Packed, prefix: str) -> dict[str, float]:
-        loader, functions = self.data.eval_loader(name, dataset), self.functions
-        self.callbacks.given["eval_dataloader"] = loader
-        predictions = functions.compute_metrics and Predictions(
-            self.model,
-            functions.compute_metrics,
-            functions.preprocess_logits_for_metrics,
-            world=self.world,
-            device=self.device,
-        )
-
-        def step(pack: Batch) -> Sequence[torch.Tensor]:
-            made = self.evaluation_step(pack)
-            if predictions:
-                predictions.add(pack)
-            self.callbacks.call("on_prediction_step")
-            return made
-
-        figures = evaluate(self.model, loader, self.steps, device=self.device, world=self.world, step=step)
-        return {**figures, **predictions.figures(prefix=prefix)} if predictions else figures
-
-    def _new_scheduler(self, length: int) -> LRScheduler:
-        self._set_scheduler: LRScheduler | None = None
-        made = self.create_scheduler(length, self.optimizer)
-        return made or self._set_scheduler  # type: ignore[return-value]
-
-    def _resume(self, asked: bool | str | Path | None) -> None:
-        choice = {None: None, True: "auto", False: "never"}[asked] if isinstance(asked, bool | None) else str(asked)
-        state = self.saver.resume(lambda state: self.loader.load_state_dict(state["cursor"]), choice=choice)
-        if state is None and asked is True:
-            raise CheckpointError(f"{self.saver.url} has no checkpoint to resume from: call train() to begin a run")
-        if state is not None:
-            self.counts.load(state)
-            if self.best.name is not None and "best" in state:
-                self.best.load(state["best"])
-            if "callbacks" in state:
-                self.callbacks.load(state["callbacks"])
-        if self.config.num_train_epochs is not None:  # the global batch or skipped steps may have changed
-            self.set_length()
-        self.schedule.move(self.position)
-        self.callbacks.given |= {
-            "model": self.model.model,
-            "optimizer": self.optimizer,
-            "lr_scheduler": self.lr_scheduler,
-            "train_dataloader": self.loader,
-        }
-
-    def _max_steps(self) -> int | None:
-        """Steps to the end of the run, those that are done among them; None for a run that ends by tokens."""
-        if self.config.num_train_epochs is None:
-            return self.config.max_steps
-        first = self.loader.step
-        stop = first + self.loader.steps_to_epoch(self.config.num_train_epochs)
-        return self.step + num_kept(first, stop, skipped=self.config.skip_steps)
-
-    @contextmanager
-    def _worker_errors(self) -> Iterator[None]:
-        """torch's signal handler raises the death of a loader worker at any line: name it."""
-        try:
-            yield
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error) or is_of_worker_code(error):
-                raise
-            raise self.loader.worker_error(error) from error

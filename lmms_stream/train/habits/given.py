@@ -34,13 +34,13 @@ class Given:
 class Resolved:
     """What a run needs.
 
-    arguments: theirs, as given, or as transformers would have them of a TrainConfig. processing_class: what makes the
-    tokens, as the arguments change it; None with datasets of ours. token_ids: of the end of a text and of padding, as
-    the model's config is to have them.
+    arguments: theirs, as given, or as transformers would have them of a TrainConfig; None where all is in our words.
+    processing_class: what makes the tokens, as the arguments change it; None with datasets of ours. token_ids: of the
+    end of a text and of padding, as the model's config is to have them.
     """
 
     config: TrainConfig
-    arguments: TrainingArguments
+    arguments: TrainingArguments | None
     model: ModelConfig | torch.nn.Module | None
     train_dataset: Datasets | None
     eval_dataset: Datasets | None
