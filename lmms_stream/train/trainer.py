@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from ..errors import TrainingError
-from ..loader.batch_maker import Collator
+from ..errors import ConfigError, TrainingError
 from ..loader.loader import PackedLoader
 from ..loader.worker_end import is_of_worker_code
 from ..mds.core import core_of
@@ -30,7 +29,7 @@ from .report.run_log import RunLog
 from .run.distributed import build_mesh, init_distributed, seed_step
 from .run.optimizers import build_optimizer
 from .run.schedules import Schedule, num_kept
-from .run.settings import Datasets, Packed, TrainConfig
+from .run.settings import Datasets, TrainConfig
 from .tasks.causal import CausalLanguageModelling
 from .tasks.steps import TaskSteps
 from .tasks.task import Task
@@ -51,13 +50,25 @@ class FSDP2SFTTrainer:
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        args: TrainConfig,
-        train_dataset: Datasets,
-        eval_dataset: Packed | None = None,
-        data_collator: Collator | None = None,
+        model: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        data_collator: Any = None,
         task: Task | None = None,
+        processing_class: Any = None,
+        model_init: Callable[[], Any] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: Callable[..., Mapping[str, float]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], Mapping[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
+        peft_config: Any = None,
+        formatting_func: Callable[..., Any] | None = None,
     ):
+        if not isinstance(args, TrainConfig):
+            raise ConfigError(f"args must be a TrainConfig, got {type(args).__name__}: make one of its settings")
         self.args = args
         self.task = task or CausalLanguageModelling(z_loss=args.z_loss)
         self.world, self.device = init_distributed(args.timeout_s, replication=args.replication)

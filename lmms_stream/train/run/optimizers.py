@@ -32,7 +32,7 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
     make = _MAKERS.get(config.optim)
     if config.optim == "adafactor":
         raise ConfigError(
-            "train.optim adafactor: torch's does not run on sharded matrices; for less memory take muon, sgd or adamw_8bit"
+            "train.optim adafactor: torch's does not run on sharded matrices; for less memory take muon or adamw_8bit"
         )
     if make is None:
         raise ConfigError(f"train.optim {config.optim!r} is none of {', '.join(_MAKERS)}")

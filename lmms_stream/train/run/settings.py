@@ -19,7 +19,7 @@ _AT_LEAST_1 = (
 )  # fmt: skip
 _AT_LEAST_0 = (
     "save_steps", "eval_steps", "num_workers", "warmup_steps", "warmup_tokens", "max_skipped_steps", "z_loss", "seed",
-    "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon",
+    "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay",
 )  # fmt: skip
 _ABOVE_0 = ("max_grad_norm", "timeout_s", "peak_tflops")
 
@@ -103,9 +103,9 @@ class TrainConfig:
     seed: int = 0  # of what a model draws, as for dropout
 
     # What it saves
-    save_strategy: Strategy = "steps"  # "no": one at the end only
+    save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"  # "no": none, unless a signal stops the run
     save_steps: int = 0  # steps between checkpoints, 0 for one at the end only
-    save_total_limit: int | None = None  # how many of the latest stay
+    save_total_limit: int | None = None  # how many of the latest stay, the best among them where it is loaded
     async_save: bool = True  # written while training goes on
     checkpoint_dir: str | None = None  # a folder that all nodes see, or a URL (default: checkpoints/ in the output_dir)
     # "auto" goes on from the latest checkpoint there that is whole; "never" refuses to start where there are any; or
@@ -114,15 +114,27 @@ class TrainConfig:
     export: bool = False  # write a transformers folder at the end, export/ in the output_dir
 
     # What it tells
-    eval_strategy: Strategy = "steps"  # "no": one at the end only
+    eval_strategy: Strategy = "steps"  # "no": none, only as evaluate() is called
     eval_steps: int = 0  # steps between evaluations, 0 for one at the end only; they need an eval_dataset
-    logging_strategy: Strategy = "steps"  # "no": one at the end only
+    eval_on_start: bool = False  # evaluate before the first step
+    eval_delay: float = 0  # evaluate no sooner than after as many steps, or epochs with eval_strategy epoch
+    load_best_model_at_end: bool = False  # end with the model of the best evaluation, of which a checkpoint is kept
+    metric_for_best_model: str | None = None  # the figure of an evaluation that tells the best (default: loss)
+    greater_is_better: bool | None = None  # of that figure (default: unless its name ends in loss)
+    logging_strategy: Strategy = "steps"  # "no": none
     logging_steps: int = 1  # steps of a record, see Meter
+    logging_first_step: bool = False  # a record of the first step, whatever logging_steps is
     report_to: list[Reporter] = field(default_factory=list)  # where records go besides train_log.jsonl
     log_sample_ids: bool = False  # write those of each global batch to the log, of every step, to compare runs
     peak_tflops: float | None = None  # of a device, for MFU where its name is not known (see flops.py)
     profile: ProfileConfig | None = None  # steps to trace
     timeout_s: float = 600.0  # of every collective, and of every wait for data or for a checkpoint
+
+    @property
+    def tracks_best(self) -> bool:
+        """Whether the best evaluation is asked for."""
+        wanted = self.load_best_model_at_end or self.save_strategy == "best"
+        return wanted or self.metric_for_best_model is not None
 
     def __post_init__(self) -> None:
         lengths = [name for name in ("max_steps", "num_train_epochs", "max_tokens") if getattr(self, name) is not None]
@@ -150,6 +162,15 @@ class TrainConfig:
                 raise ConfigError(f"train.{name} must be at least 0 and below 1, got {getattr(self, name)}")
         self._check_groups()
         self._check_schedule()
+        self._check_best()
+
+    def _check_best(self) -> None:
+        if not (self.load_best_model_at_end or self.save_strategy == "best"):
+            return
+        asked = "load_best_model_at_end" if self.load_best_model_at_end else "save_strategy best"
+        for name in ("eval_strategy", "save_strategy"):
+            if getattr(self, name) == "no":
+                raise ConfigError(f"train.{asked} needs checkpoints of evaluations, and train.{name} is no: set steps")
 
     def _check_groups(self) -> None:
         for pattern, rate in (self.learning_rates or {}).items():
