@@ -47,7 +47,3 @@ class Resolved:
     data_collator: Collator | None
     processing_class: Any = None
     token_ids: Mapping[str, int] = field(default_factory=dict)
-
-    def make_arguments(self) -> TrainingArguments:
-        """What callbacks are given as arguments."""
-        return self.arguments

@@ -41,7 +41,7 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
             "args.report_to has %s, which nothing is written to here: give the trainer transformers' callback of it",
             ", ".join(unwritten),
         )
-    model = model_of(given.model, arguments)
+    model = model_of(given.model, arguments, given.peft_config)
     data = GivenData(given, arguments, world)
     train, evaluated = data.datasets()
     config = train_config(arguments, world=world, steps_of=lambda epochs: _steps_of(train, epochs, arguments, world))
@@ -102,7 +102,7 @@ def _of_config(given: Given, world_of: Callable[..., World]) -> Resolved:
     return Resolved(
         config=config,
         arguments=arguments_of(config),
-        model=model_of(given.model, None),
+        model=model_of(given.model, None, given.peft_config),
         data_collator=None if given.data_collator is None else adapted(given.data_collator),
         **opened,
     )

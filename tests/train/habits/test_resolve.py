@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from lmms_stream.errors import ConfigError
@@ -111,7 +112,26 @@ def test_a_fraction_of_an_epoch_is_counted_from_the_plan(model_folder: Path, tmp
 def test_a_model_that_is_named_is_a_config_of_ours(model_folder: Path, tmp_path: Path) -> None:
     given = {"model_init_kwargs": {"dtype": torch.bfloat16, "attn_implementation": "eager"}}
     made = of_chats(model_folder, tmp_path, **given)
-    assert made.model == ModelConfig(pretrained=str(model_folder), dtype="bfloat16", attention="eager")
+    assert made.model == ModelConfig(pretrained=str(model_folder), dtype="bfloat16", attention="eager", seed=42)
+
+
+def test_an_adapter_of_peft_is_added_to_a_model_that_is_named_or_made(model_folder: Path, tmp_path: Path) -> None:
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    given = {"args": rows.config(tmp_path), "train_dataset": rows.chats(4), "peft_config": lora}
+    named = rows.resolved(model=str(model_folder), **given).model
+    assert isinstance(named, ModelConfig)
+    made = rows.resolved(model=AutoModelForCausalLM.from_pretrained(model_folder), **given).model
+    assert isinstance(made, peft.PeftModel)
+    trained = {name for name, each in made.named_parameters() if each.requires_grad}
+    built = named.build()
+    assert len(trained) == 8
+    assert {f"base_model.model.{name}" for name, each in built.named_parameters() if each.requires_grad} == trained
+    with pytest.raises(ConfigError, match="a model that has an adapter already: leave it out, or merge"):
+        rows.resolved(model=made, **given)
+    with pytest.raises(ConfigError, match="and the model's adapter both say what is trained: leave one out"):
+        rows.resolved(model=named, **given)
+    with pytest.raises(ConfigError, match=r"peft_config is a dict: give a peft.PeftConfig, as peft.LoraConfig"):
+        rows.resolved(model=str(model_folder), **{**given, "peft_config": {"r": 4}})
 
 
 def test_a_model_that_is_made_stays_as_it_is(
