@@ -145,7 +145,7 @@ def test_groups_by_pattern_have_values_of_their_own_and_the_others_the_optimizer
     ("settings", "message"),
     [
         ({"optim": "lion"}, "train.optim 'lion' is none of adamw, adamw_torch_fused, .*, muon, sgd,"),
-        ({"optim": "adafactor"}, "adafactor: torch's does not run on sharded matrices; for less memory take muon"),
+        ({"optim": "adafactor"}, "adafactor: torch's does not run on sharded matrices; for less memory take"),
         ({"optim_args": {"lr": 1.0}}, "train.optim_args has lr: set train.learning_rate$"),
         ({"optim_args": {"betas": [0.1, 0.2]}}, "train.optim_args has betas: set train.adam_beta1 and adam_beta2$"),
         ({"optim": "sgd", "optim_args": {"moment": 1}}, r"train.optim sgd with optim_args \{'moment': 1\}: .*'moment'"),

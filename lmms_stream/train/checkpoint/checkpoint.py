@@ -238,7 +238,8 @@ class Checkpointer:
             if steps and choice == "never":
                 raise CheckpointError(
                     f"{self._target.storage.url} has checkpoints, the latest of step {steps[-1]}, and train.resume is "
-                    "never: set it to auto to go on from there, or name another output_dir or checkpoint_dir"
+                    "never: set it to auto, or call train(resume_from_checkpoint=True), to go on from there, or name "
+                    "another output_dir or checkpoint_dir"
                 )
             return self._target, steps
         folder, _, name = choice.rstrip("/").rpartition("/")

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ...errors import CheckpointError, StorageError
+from ..model.adapters import adapter_of
 from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
 
 Tensors = dict[str, Any]  # by "model" or "optimizer", then by the names of parameters
@@ -40,15 +41,19 @@ NO_ROOM_BYTES = 1 << 16  # torch's writer names no cause: with less free, it is 
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
     """The tensors of this rank as they are now, not copies, by the names that parameters have in `model`.
 
-    Settings (learning rate, betas, decay) are left out: they come from the config.
+    Of a model with an adapter, those of the adapter. Settings (learning rate, betas, decay) are left out: they come
+    from the config.
     """
     state = get_optimizer_state_dict(model, optimizer)["state"]
-    return {"model": get_model_state_dict(model), "optimizer": state}
+    of_model, adapter = get_model_state_dict(model), adapter_of(model)
+    if adapter is not None:
+        of_model = {name: tensor for name, tensor in of_model.items() if name in adapter.tensors}
+    return {"model": of_model, "optimizer": state}
 
 
 def set_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: Tensors) -> None:
     settings: Any = get_optimizer_state_dict(model, optimizer)["param_groups"]
-    set_model_state_dict(model, values["model"])
+    set_model_state_dict(model, values["model"], options=StateDictOptions(strict=adapter_of(model) is None))
     # A parameter that never had a gradient has no state: it gets one at its first update, as in a run that goes on.
     has_all = {name for group in settings for name in group["params"]} <= values["optimizer"].keys()
     set_optimizer_state_dict(

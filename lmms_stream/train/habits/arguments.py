@@ -42,6 +42,7 @@ def train_config(arguments: TrainingArguments, *, world: World, steps_of: Callab
         "per_device_batch": arguments.per_device_train_batch_size,
         "bf16": bool(arguments.bf16),
         "max_grad_norm": arguments.max_grad_norm or math.inf,
+        "resume": "never",  # as train(resume_from_checkpoint=…) says
         "num_workers": arguments.dataloader_num_workers,
         "timeout_s": float(arguments.ddp_timeout),
         "report_to": [name for name in _REPORTERS if name in (arguments.report_to or [])],

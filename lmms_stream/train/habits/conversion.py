@@ -128,9 +128,12 @@ class Conversion:
         with _emptied(work):
             files = _tokenized(dataset, reader, work / "tokens.arrow", name=name, num_proc=self.num_proc)
             report = convert(
-                files, str(folder), format="arrow", schema=SchemaOptions(kind="tokens"), processor=TokensProcessor(),
-                num_workers=1, overwrite=True, work=work / "converting",
+                files, str(work / "dataset"), format="arrow", schema=SchemaOptions(kind="tokens"),
+                processor=TokensProcessor(), num_workers=1, work=work / "converting",
             )  # fmt: skip
+            shutil.rmtree(folder, ignore_errors=True)  # what has no dataset.json is whole nowhere
+            with disk_errors(str(folder)):
+                (work / "dataset").rename(folder)
         logger.info(
             "%s: %d samples, %d tokens, of %d rows in %.1f s: kept in %s",
             name, report.num_rows, report.num_tokens or 0, len(dataset), time.monotonic() - started, folder,

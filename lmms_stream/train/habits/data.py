@@ -26,7 +26,7 @@ _OVERLONG: Mapping[str, Overlong] = {"bfd": "truncate", "bfd_split": "split"}  #
 _LONGEST = 1 << 30  # tokens of a pack that holds any sample
 
 
-class RunData:
+class GivenData:
     """Datasets of a run: theirs converted, ours opened."""
 
     def __init__(self, given: Given, arguments: TrainingArguments, world: World):

@@ -136,7 +136,7 @@ ROWS = (
     moot("skip_memory_metrics", "memory is in each record"),
     moot("use_legacy_prediction_loop", "there is one evaluation"),
     refused("push_to_hub", _HUB),
-    honoured("resume_from_checkpoint", "as in transformers, for scripts: train(resume_from_checkpoint=args.resume_from_checkpoint)"),
+    honoured("resume_from_checkpoint", "as in transformers, for scripts: train(resume_from_checkpoint=args.resume_from_checkpoint). train() alone begins anew, and is refused where output_dir has checkpoints"),
     moot("hub_model_id", _NO_HUB),
     moot("hub_strategy", _NO_HUB, lambda value: str(getattr(value, "value", value)) == "every_save"),
     moot("hub_token", _NO_HUB),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import ConfigError
-from ..model.model import ModelConfig
+from ..model.adapters import peft_model
+from ..model.build import ModelConfig
 from .arguments import option
 
 if TYPE_CHECKING:
@@ -19,8 +21,43 @@ _OPTIONS = {"dtype": "dtype", "torch_dtype": "dtype", "attn_implementation": "at
 logger = logging.getLogger("lmms_stream")
 
 
-def model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | torch.nn.Module | None:
-    """A model that is named, with model_init_kwargs; others as they are. None where a model_init makes it."""
+def model_of(
+    given: Any, arguments: TrainingArguments | None, peft_config: Any = None
+) -> ModelConfig | torch.nn.Module | None:
+    """A model that is named, with model_init_kwargs; others as they are. None where a model_init makes it.
+
+    peft_config: of an adapter that it gets. ConfigError for what is no model, and for one that has an adapter already.
+    """
+    model = _model_of(given, arguments)
+    if peft_config is None:
+        return model
+    if model is None:
+        raise ConfigError("peft_config is for a model that is given: add the adapter in model_init")
+    if isinstance(model, ModelConfig):
+        if model.adapter is not None:
+            raise ConfigError("peft_config and the model's adapter both say what is trained: leave one out")
+        return replace(model, adapter=_fields(peft_config))
+    if hasattr(model, "peft_config"):
+        raise ConfigError(
+            "peft_config is given for a model that has an adapter already: leave it out, or merge that adapter before"
+        )
+    return peft_model(model, peft_config)  # type: ignore[arg-type]
+
+
+def _fields(peft_config: Any) -> dict[str, Any]:
+    """The fields of a config of peft's as JSON values, without those that are None."""
+    if not hasattr(peft_config, "to_dict"):
+        raise ConfigError(f"peft_config is a {type(peft_config).__name__}: give a peft.PeftConfig, as peft.LoraConfig")
+    values = {name: _plain(value) for name, value in peft_config.to_dict().items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    value = getattr(value, "value", value)  # of an enum
+    return sorted(value) if isinstance(value, set | frozenset) else value
+
+
+def _model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | torch.nn.Module | None:
     options = {} if arguments is None else dict(option(arguments, "model_init_kwargs") or {})
     if not isinstance(given, str | Path):
         if options:
@@ -33,7 +70,7 @@ def model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | t
     trusts = options.pop("trust_remote_code", None)
     if arguments is not None:
         trusts = option(arguments, "trust_remote_code") if trusts is None else trusts
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {} if arguments is None else {"seed": arguments.seed}
     for name, value in options.items():
         if name not in _OPTIONS:
             raise ConfigError(

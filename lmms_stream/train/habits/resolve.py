@@ -14,7 +14,7 @@ from ...types import World
 from ..run.settings import Datasets, TrainConfig
 from .arguments import arguments_of, train_config, unwritten_reports
 from .collators import adapted
-from .data import RunData
+from .data import GivenData
 from .given import Given, Resolved
 from .models import model_of, name_of
 from .table import check
@@ -41,7 +41,8 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
             "args.report_to has %s, which nothing is written to here: give the trainer transformers' callback of it",
             ", ".join(unwritten),
         )
-    data = RunData(given, arguments, world)
+    model = model_of(given.model, arguments, given.peft_config)
+    data = GivenData(given, arguments, world)
     train, evaluated = data.datasets()
     config = train_config(arguments, world=world, steps_of=lambda epochs: _steps_of(train, epochs, arguments, world))
     if arguments.full_determinism:
@@ -51,7 +52,7 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
     return Resolved(
         config=config,
         arguments=arguments,
-        model=model_of(given.model, arguments),
+        model=model,
         train_dataset=train,
         eval_dataset=evaluated,
         data_collator=None if given.data_collator is None else adapted(given.data_collator),
@@ -101,7 +102,7 @@ def _of_config(given: Given, world_of: Callable[..., World]) -> Resolved:
     return Resolved(
         config=config,
         arguments=arguments_of(config),
-        model=model_of(given.model, None),
+        model=model_of(given.model, None, given.peft_config),
         data_collator=None if given.data_collator is None else adapted(given.data_collator),
         **opened,
     )
