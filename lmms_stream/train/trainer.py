@@ -85,7 +85,7 @@ class FSDP2SFTTrainer:
             self._tell_overlong(eval_loader)
         trained_on = list(train_dataset.values()) if isinstance(train_dataset, Mapping) else [train_dataset]
         read = [core_of(each).processor for each in [*trained_on, *([] if eval_dataset is None else [eval_dataset])]]
-        packed = PackedModel(model, family_of(read, model.config))  # type: ignore[arg-type]
+        packed = PackedModel(model, family_of(read, model.config))
         for processor in read:
             packed.check_processor(processor)
         self.model = self._shard(packed)
