@@ -41,6 +41,8 @@ VISION = {
     }
 }
 GEMMA = {"config": {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 0.1, **SIZES}}
+# Of random weights: one that starts as nothing has gradients of zeros.
+LORA = {**TIED, "adapter": {"r": 4, "target_modules": "all-linear", "init_lora_weights": False}}
 SMALL = {"config": {"model_type": "llama", **SIZES}, "dtype": "bfloat16"}
 CASES: dict[str, dict[str, Any]] = {
     "together": {"model": TIED, "train": {"per_device_batch": 4}, "on": [1]},
@@ -54,6 +56,9 @@ CASES: dict[str, dict[str, Any]] = {
     "small": {"model": SMALL, "on": [1, 2, 4]},
     "mixed": {"model": TIED, "train": {"bf16": True}, "on": [2]},
     "frozen": {"model": TIED, "train": {"frozen": ["lm_head.*", "*.layers.0.*"]}, "on": [2]},
+    "lora": {"model": LORA, "on": [1, 2, 4]},
+    "lora-again": {"model": LORA, "train": {"gradient_checkpointing": True}, "on": [2]},
+    "lora-small": {"model": {**LORA, "dtype": "bfloat16"}, "on": [2]},
     "real": {"model": TIED, "real": True, "on": [2]},
     "compiled": {"model": TIED, "train": {"torch_compile": True}, "on": [2] if which("g++") else []},
     "empty": {"model": TIED, "empty": True, "on": [2]},
@@ -131,8 +136,9 @@ def plain(model: dict[str, Any]) -> Any:
         (("vision",), 2),
         (("capped",), 1),
         (("saved",), 1),
+        (("lora", "lora-again"), 4),
     ],
-    ids=["tied", "vision", "capped", "saved"],
+    ids=["tied", "vision", "capped", "saved", "lora"],
 )
 def test_gradients_of_a_global_batch_are_those_of_its_samples_one_by_one(
     results: dict[str, Any], names: tuple[str, ...], num_runs: int
@@ -178,6 +184,15 @@ def test_mixed_precision_keeps_weights_and_gradients_in_float32(results: dict[st
     mixed, exact = results["mixed-2"], results["one-by-one-2"]
     assert {value.dtype for part in ("weights", "gradients") for value in mixed[part].values()} == {torch.float32}
     assert 1e-4 < difference(mixed["gradients"], exact["gradients"]) < 0.1
+
+
+def test_an_adapter_in_float32_is_trained_over_weights_in_bfloat16(results: dict[str, Any]) -> None:
+    """FSDP2 shards blocks of both formats; the gradients are those of a model in float32, as far as roundings go."""
+    small, exact = results["lora-small-2"], results["lora-2"]
+    assert {value.dtype for value in small["gradients"].values()} == {torch.float32}
+    assert {"lora" in name for name, value in small["weights"].items() if value.dtype == torch.float32} == {True}
+    assert {"lora" in name for name, value in small["weights"].items() if value.dtype == torch.bfloat16} == {False}
+    assert difference(small["gradients"], exact["gradients"]) < 0.1
 
 
 def test_frozen_parameters_have_no_gradient_and_the_others_theirs(results: dict[str, Any]) -> None:

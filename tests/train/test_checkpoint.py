@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import resource
@@ -16,8 +17,10 @@ from lmms_stream.errors import CheckpointError, CursorError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
+from lmms_stream.train.checkpoint.fingerprint import other_differences
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.train.run.settings import TrainConfig
 from torch.distributed.fsdp import fully_shard
 
 from ..conftest import write_tokens
@@ -393,3 +396,10 @@ def test_a_save_that_failed_is_told_in_the_next_steps(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000020 was not saved; those before it are untouched: .*Not a"):
         trainer_of(path).train()
     assert 20 <= read_log(tmp_path / "default")[-1]["step"] < 40
+
+
+def test_a_setting_that_the_version_of_a_checkpoint_did_not_have_was_its_default() -> None:
+    args = TrainConfig(output_dir="out", global_batch=2, max_steps=3, optim="sgd")
+    saved = {"train": {"output_dir": "before", "global_batch": 2, "max_steps": 3}, "versions": {}}
+    now = {"train": dataclasses.asdict(args), "versions": {}}
+    assert other_differences(saved, now) == ["train.optim was 'adamw', is 'sgd'"]

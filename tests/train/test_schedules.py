@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.run.schedules import Schedule, parameter_groups
+from lmms_stream.train.run.optimizers import parameter_groups
+from lmms_stream.train.run.schedules import Schedule
 from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
 
 
@@ -17,7 +18,7 @@ def config(**changes: Any) -> TrainConfig:
 
 def optimizer_of_two_groups() -> torch.optim.Optimizer:
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 0.5)]
-    return torch.optim.SGD(groups)
+    return torch.optim.SGD(groups, lr=1.0)
 
 
 def rates(schedule: Schedule, optimizer: torch.optim.Optimizer, position: int) -> float:
@@ -54,6 +55,51 @@ def test_each_schedule_warms_up_and_goes_its_way() -> None:
     assert set(stable[10:80]) == {1.0}
     assert stable[90] == pytest.approx(0.5)
     assert stable[100] == pytest.approx(0)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
+def test_a_schedule_ends_at_the_minimum(kind: str) -> None:
+    rates = factors(learning_rate=1.0, lr_scheduler_type=kind, min_learning_rate=0.1, warmup_steps=10)
+    assert rates[10] == 1
+    assert rates[95] > 0.1
+    assert rates[100] == pytest.approx(0.1)
+    assert min(rates[10:]) == pytest.approx(0.1)
+    halfway = {"cosine": 0.55, "linear": 0.55, "wsd": 1.0}[kind]
+    assert rates[55] == pytest.approx(halfway)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "at_55"),
+    [
+        ("cosine_with_restarts", {"num_cycles": 2}, 1.0),
+        ("polynomial", {"power": 2.0, "lr_end": 0.0}, 0.25),
+        ("cosine_with_min_lr", {"min_lr": 0.2}, 0.6),
+        ("inverse_sqrt", {}, 1 / 55**0.5 * 10**0.5),
+        ("constant_with_warmup", {}, 1.0),
+        ("warmup_stable_decay", {"decay_type": "linear", "num_decay_steps": 90}, 0.5),
+    ],
+)
+def test_schedules_of_transformers_are_taken_by_their_names(kind: str, arguments: dict[str, Any], at_55: float) -> None:
+    found = factors(learning_rate=1.0, lr_scheduler_type=kind, lr_scheduler_kwargs=arguments, warmup_steps=10)
+    assert found[5] == 0.5
+    assert found[55] == pytest.approx(at_55)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr_scheduler_type": "cosin"}, "lr_scheduler_type 'cosin' is none of wsd, constant, linear, cosine,"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "follows evaluations, not the position of a run: choose cosin"),
+        ({"lr_scheduler_kwargs": {"cycles": 2}}, r"cosine with lr_scheduler_kwargs \{'cycles': 2\}: .*'cycles'"),
+        (
+            {"lr_scheduler_type": "constant", "min_learning_rate": 1e-6},
+            "min_learning_rate is of cosine, linear, wsd, and lr_scheduler_type is constant: set it to 0",
+        ),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        factors(**changes)
 
 
 def test_a_run_that_ends_by_tokens_has_its_schedule_by_tokens() -> None:
@@ -132,6 +178,7 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         ({"warmup_ratio": 1.5}, "warmup_ratio must be a share of the run, 0 to 1, got 1.5"),
         ({"decay_ratio": -1}, "decay_ratio must be a share of the run, 0 to 1, got -1"),
         ({"per_device_batch": 0}, "per_device_batch must be at least 1, got 0"),
+        ({"min_learning_rate": 1.0}, "min_learning_rate 1 is above learning_rate 2e-05: lower it"),
         ({"z_loss": -0.1}, "z_loss must be 0 or more, got -0.1"),
         ({"learning_rate": math.nan}, "learning_rate must be 0 or more, got nan"),
         ({"weight_decay": -0.1}, "weight_decay must be 0 or more, got -0.1"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
 from ...version import VERSION
+from ..model.adapters import adapter_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,11 +18,16 @@ if TYPE_CHECKING:
 
 # Fields of a model's config that may change when a run resumes.
 _NOT_THE_MODEL = {"transformers_version", "_name_or_path", "use_cache", "_attn_implementation"}
+# Of an adapter's config; where its base lies may change, what it is may not.
+_NOT_THE_ADAPTER = {"peft_version", "base_model_name_or_path", "revision", "inference_mode"}
 _NOT_COMPARED = {"output_dir", "checkpoint_dir", "resume"}  # they change no result
 
 
 def fingerprint_of(model: PreTrainedModel, settings: TrainConfig) -> dict[str, Any]:
-    """Versions of the code, the model's config, and the run's settings. The plans of the data are in the cursor."""
+    """Versions of the code, the model's config, its adapter, and the run's settings.
+
+    The plans of the data are in the cursor.
+    """
     import torch
     import transformers
 
@@ -31,18 +37,25 @@ def fingerprint_of(model: PreTrainedModel, settings: TrainConfig) -> dict[str, A
         "model": model.config.to_dict() | {"architectures": [type(model).__name__]},
         "train": dataclasses.asdict(settings),
     }
+    if (adapter := adapter_of(model)) is not None:
+        described["adapter"] = {"config": adapter.config, "base": adapter.base}
     plain: dict[str, Any] = json.loads(json.dumps(described, default=str))
     return plain
 
 
 def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where: str) -> None:
-    """CheckpointError, with the names and values, where the model's config differs in what both versions know."""
-    common = (saved["model"].keys() & now["model"].keys()) - _NOT_THE_MODEL
-    differing = [
-        f"{name} {saved['model'][name]!r}, now {now['model'][name]!r}"
-        for name in sorted(common)
-        if saved["model"][name] != now["model"][name]
-    ]
+    """CheckpointError, with the names and values, where the model's config differs in what both versions know.
+
+    Also where its adapter does, or the weights under it.
+    """
+    differing = _differing(saved["model"], now["model"], but=_NOT_THE_MODEL)
+    before, after = saved.get("adapter"), now.get("adapter")
+    if (before is None) != (after is None):
+        differing.append("all of it, now an adapter" if before is None else "an adapter, now all of it")
+    elif before is not None and after is not None:
+        differing += _differing(before["config"], after["config"], but=_NOT_THE_ADAPTER)
+        if before["base"] != after["base"]:
+            differing.append(f"weights under its adapter with digest {before['base']}, now {after['base']}")
     if differing:
         raise CheckpointError(
             f"checkpoint {where} is of another model ({'; '.join(differing)}): "
@@ -50,11 +63,29 @@ def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where:
         )
 
 
+def _differing(saved: Mapping[str, Any], now: Mapping[str, Any], *, but: Set[str]) -> list[str]:
+    common = sorted((saved.keys() & now.keys()) - but)
+    return [f"{name} {saved[name]!r}, now {now[name]!r}" for name in common if saved[name] != now[name]]
+
+
 def other_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Settings and versions that differ from the checkpoint's, in words; a run may go on with them."""
+    """Settings and versions that differ from the checkpoint's, in words; a run may go on with them.
+
+    A setting that the checkpoint's version did not have was as its default is now.
+    """
+    before = {"train": _defaults() | saved["train"], "versions": saved["versions"]}
     return [
-        f"{part}.{name} was {saved[part].get(name)!r}, is {now[part].get(name)!r}"
+        f"{part}.{name} was {before[part].get(name)!r}, is {now[part].get(name)!r}"
         for part in ("train", "versions")
-        for name in sorted(saved[part].keys() | now[part].keys())
-        if saved[part].get(name) != now[part].get(name) and name not in _NOT_COMPARED
+        for name in sorted(before[part].keys() | now[part].keys())
+        if before[part].get(name) != now[part].get(name) and name not in _NOT_COMPARED
     ]
+
+
+def _defaults() -> dict[str, Any]:
+    """The settings that have a default, as a checkpoint would hold them."""
+    from ..run.settings import TrainConfig
+
+    made = dataclasses.asdict(TrainConfig(output_dir="", global_batch=1, max_steps=1))
+    plain: dict[str, Any] = json.loads(json.dumps(made, default=str))
+    return {name: value for name, value in plain.items() if name not in {"output_dir", "global_batch", "max_steps"}}

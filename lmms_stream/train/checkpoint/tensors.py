@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ...errors import CheckpointError, StorageError
+from ..model.adapters import adapter_of
 from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
 
 Tensors = dict[str, Any]  # by "model" or "optimizer", then by the names of parameters
@@ -40,15 +41,19 @@ NO_ROOM_BYTES = 1 << 16  # torch's writer names no cause: with less free, it is 
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
     """The tensors of this rank as they are now, not copies, by the names that parameters have in `model`.
 
-    Settings (learning rate, betas, decay) are left out: they come from the config.
+    Of a model with an adapter, those of the adapter. Settings (learning rate, betas, decay) are left out: they come
+    from the config.
     """
     state = get_optimizer_state_dict(model, optimizer)["state"]
-    return {"model": get_model_state_dict(model), "optimizer": state}
+    of_model, adapter = get_model_state_dict(model), adapter_of(model)
+    if adapter is not None:
+        of_model = {name: tensor for name, tensor in of_model.items() if name in adapter.tensors}
+    return {"model": of_model, "optimizer": state}
 
 
 def set_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: Tensors) -> None:
     settings: Any = get_optimizer_state_dict(model, optimizer)["param_groups"]
-    set_model_state_dict(model, values["model"])
+    set_model_state_dict(model, values["model"], options=StateDictOptions(strict=adapter_of(model) is None))
     # A parameter that never had a gradient has no state: it gets one at its first update, as in a run that goes on.
     has_all = {name for group in settings for name in group["params"]} <= values["optimizer"].keys()
     set_optimizer_state_dict(
@@ -125,17 +130,20 @@ class _Written(WriteResult):
 class CheckpointWriter(FileSystemWriter):
     """Writes one checkpoint: each rank its tensors, then rank 0 `documents` and complete.json.
 
-    documents: files beside the tensors, by name, of rank 0. keep: how many of the latest checkpoints stay.
+    documents: files beside the tensors, by name, of rank 0. keep: how many of the latest checkpoints stay; best: the
+    step of one that stays among them.
     """
 
-    def __init__(self, target: Target, step: int, documents: Mapping[str, bytes], *, keep: int | None):
+    def __init__(
+        self, target: Target, step: int, documents: Mapping[str, bytes], *, keep: int | None, best: int | None = None
+    ):
         super().__init__(target.writing(step))
         self.target = target
         self.step = step
         self.warnings: list[str] = []  # about old checkpoints that could not be removed
         self._folder = target.writing(step)
         self._documents = documents
-        self._keep = keep
+        self._keep, self._best = keep, best
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan  # the folder is made later, once for all ranks
@@ -172,7 +180,7 @@ class CheckpointWriter(FileSystemWriter):
             self.target.publish(self.step, own)
             self.target.commit(self.step, {**files, **own})
         try:
-            remove_old(self.target, self.step, keep=self._keep)
+            remove_old(self.target, self.step, keep=self._keep, best=self._best)
         except StorageError as error:  # the new one is complete: old ones may stay
             self.warnings.append(f"old checkpoints stay: {error}")
 
@@ -187,11 +195,17 @@ def _parts(plan: SavePlan) -> list[SavePlan]:
     return [part for part in parts if part.items]
 
 
-def remove_old(target: Target, newest: int, *, keep: int | None) -> None:
-    """Delete all but the last `keep` checkpoints up to step `newest`; later ones, of another run, stay."""
+def remove_old(target: Target, newest: int, *, keep: int | None, best: int | None = None) -> None:
+    """Delete all but the last `keep` checkpoints up to step `newest`; later ones, of another run, stay.
+
+    best: the step of one that stays, also where it is none of the last; it is one of `keep`, unless that is 1.
+    """
     if keep is None:
         return
     steps = [step for step in target.candidates() if step <= newest]
+    if best in steps[:-keep]:
+        steps.remove(best)
+        keep = max(1, keep - 1)
     for step in (*steps[:-keep], *(step for step in target.unfinished() if step < newest)):
         remove(target.storage, step)
 

@@ -1,22 +1,22 @@
-"""Models from transformers: how one is built, and how it is run on packs."""
+"""Models from transformers as they are run on packs."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from ...errors import ConfigError
 from ...processors.base import Processor
 from ...processors.families.family import Family
 from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
-from .attention import Attention, implementations
+from .adapters import take_adapter
+from .build import ModelConfig as ModelConfig
+from .build import check_config
 from .head import SharedParameters
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
@@ -24,75 +24,9 @@ from .towers import Dummies
 from .varlen import SDPA_VARLEN, has_axes
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 LogitsWay = Literal["chunks", "kept", "whole"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
-    """One of: pretrained, a local folder or hub id; config, the fields of a transformers config.
-
-    config holds `model_type` and whatever that config class takes; the model starts from random weights. Causal
-    language models, and models of images and text. attention: "auto" is transformers' own, until the trainer chooses
-    the best that this machine has and that keeps the samples of a pack apart.
-    """
-
-    pretrained: str | None = None
-    config: Mapping[str, Any] | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    attention: Attention = "auto"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if (self.pretrained is None) == (self.config is None):
-            raise ConfigError("model needs exactly one of pretrained and config")
-
-    def build(self) -> PreTrainedModel:
-        """The model, on the CPU of rank 0; on other ranks without weights, on the meta device.
-
-        The trainer shards it and gives each rank its part. Alone, or before the process group is there, a model has
-        its weights.
-        """
-        import transformers
-
-        is_empty = dist.is_initialized() and dist.get_rank() != 0
-        try:
-            config = self._config()
-            autos: tuple[Any, ...] = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
-            auto = next((each for each in autos if type(config) in each._model_mapping), None)
-            if auto is None:
-                raise ConfigError(
-                    f"model type {config.model_type!r} is no model that writes text: name a causal language model or "
-                    "one of images and text"
-                )
-            choices, left_out = implementations(self.attention, auto._model_mapping[type(config)], config)
-            named = None if self.attention == "auto" else self.attention
-            options = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.seed)
-                if is_empty:
-                    with torch.device("meta"):
-                        model = auto.from_config(config, **options)
-                elif self.pretrained is not None:
-                    model = auto.from_pretrained(self.pretrained, config=config, **options)
-                else:
-                    model = auto.from_config(config, **options)
-        except (LookupError, ValueError, OSError, TypeError, ImportError, ArithmeticError, RuntimeError) as error:
-            raise ConfigError(f"model cannot be built: {' '.join(str(error).split())}") from error
-        model.attention_choices, model.attention_left_out = choices if named is None else [], left_out
-        built: PreTrainedModel = model
-        return built
-
-    def _config(self) -> PretrainedConfig:
-        import transformers
-
-        if self.pretrained is not None:
-            found: PretrainedConfig = transformers.AutoConfig.from_pretrained(self.pretrained)
-            return found
-        fields = dict(self.config or {})
-        made: PretrainedConfig = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
-        return made
 
 
 class PackLosses(NamedTuple):
@@ -118,7 +52,8 @@ class PackedModel(torch.nn.Module):
 
     def __init__(self, model: PreTrainedModel, family: Family | None = None):
         super().__init__()
-        self.model = model
+        self.model = model = take_adapter(model)
+        check_config(model.config)
         self.family = family
         self._dummies = Dummies(family) if family is not None else None
         self.logits_way: LogitsWay = "chunks"

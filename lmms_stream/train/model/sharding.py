@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ...errors import ConfigError
 from ..run.settings import TrainConfig
+from .adapters import record_base
 from .model import PackedModel
 from .unused import use_all_parameters
 from .weights import give_weights, take_weights
@@ -30,6 +31,7 @@ def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, de
     freeze(model.model, config.frozen)
     if config.gradient_checkpointing:
         checkpoint_blocks(model.model)
+    record_base(model.model)
     weights = take_weights(model)
     dtype = torch.bfloat16 if config.bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

@@ -1,69 +1,105 @@
-"""The learning rate along a run, by step or by tokens, and the parameters that decay or have a rate of their own."""
+"""The learning rate along a run, by step or by tokens."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import get_scheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers import SchedulerType, get_scheduler
 
 from ...errors import ConfigError
 from .settings import TrainConfig
 
-_NAMES = {
-    "wsd": "warmup_stable_decay",
-    "constant": "constant_with_warmup",
-}  # our names -> transformers'
+_NAMES = {"wsd": "warmup_stable_decay", "constant": "constant_with_warmup"}  # our names -> transformers'
+_WITH_MINIMUM = ("cosine", "linear", "wsd", "warmup_stable_decay")
 
 
 class Schedule:
     """Sets the learning rate of an optimizer by the position of a run, in steps, or in tokens where it ends by them.
 
-    It is transformers' schedule, torch's LambdaLR, whose factor follows from the position alone: there is nothing to
-    save. length: of the run, in the same unit.
+    create: makes torch's scheduler for a length (default: that of the config). transformers' schedules are LambdaLRs,
+    whose factor follows from the position alone. Others are stepped from the start to where a run resumes: nothing of a
+    schedule is saved. length: of the run, in the same unit.
     """
 
-    def __init__(self, config: TrainConfig, optimizer: torch.optim.Optimizer, *, max_steps: int | None):
+    def __init__(
+        self,
+        config: TrainConfig,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_steps: int | None,
+        create: Callable[[int], LRScheduler] | None = None,
+    ):
         """max_steps: of the run, None for one that ends by tokens."""
         length = config.max_tokens if max_steps is None else max_steps
         assert length is not None
         self.counts_tokens = max_steps is None
-        self._config, self._optimizer = config, optimizer
+        self._create = create or (lambda length: build_scheduler(config, optimizer, length))
+        self._num_moves = 0
+        self._scheduler: LRScheduler | None = None
         self.set_length(length)
 
     def set_length(self, length: int) -> None:
         """Begin anew for a run of this length; `move` then goes to where it is."""
-        self.length, config = length, self._config
-        warmup = config.warmup_tokens or config.warmup_steps or round(config.warmup_ratio * length)
-        details: dict[str, Any] = {}
-        if config.lr_scheduler_type == "wsd":
-            details = {"num_decay_steps": round(config.decay_ratio * length)}
-        self._scheduler = get_scheduler(
-            _NAMES.get(config.lr_scheduler_type, config.lr_scheduler_type),
-            self._optimizer,
-            num_warmup_steps=warmup,
-            num_training_steps=length,
-            scheduler_specific_kwargs=details,
-        )
+        made = self._create(length)
+        if self.counts_tokens and not isinstance(made, LambdaLR):
+            raise ConfigError(
+                f"a {type(made).__name__} counts steps, and train.max_tokens counts tokens: set train.max_steps, or "
+                "give a LambdaLR"
+            )
+        if made is not self._scheduler:
+            self._num_moves = 0
+        self.length, self._scheduler = length, made
+
+    @property
+    def scheduler(self) -> LRScheduler:
+        assert self._scheduler is not None
+        return self._scheduler
 
     @property
     def learning_rate(self) -> float:
         """Of the next step; train.learning_rates not counted."""
-        return float(self._scheduler.get_last_lr()[0])
+        return float(self.scheduler.get_last_lr()[0])
 
     def position(self, *, step: int, tokens_seen: int) -> int:
         return tokens_seen if self.counts_tokens else step
 
     def move(self, position: int) -> None:
         """Set the learning rate of the step that begins here."""
-        self._scheduler.last_epoch = position - 1  # step() adds one; positions may advance by more
+        scheduler = self.scheduler
+        num_moves = position - self._num_moves
+        if isinstance(scheduler, LambdaLR):
+            scheduler.last_epoch = position - 1  # step() adds one; positions may advance by more
+            num_moves = 1
         with warnings.catch_warnings():
             # torch warns where no update came before, as when the first gradients are not finite
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            self._scheduler.step()
+            for _ in range(num_moves):
+                scheduler.step()
+        self._num_moves = max(self._num_moves, position)
+
+
+def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, length: int) -> LRScheduler:
+    """transformers' schedule of a config for a run of `length` steps, or tokens where it ends by them."""
+    warmup = config.warmup_tokens or config.warmup_steps or round(config.warmup_ratio * length)
+    name, details = _named(config, length)
+    try:
+        made: LRScheduler = get_scheduler(
+            name,
+            optimizer,
+            num_warmup_steps=warmup,
+            num_training_steps=length,
+            scheduler_specific_kwargs=details,
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"train.lr_scheduler_type {config.lr_scheduler_type} with lr_scheduler_kwargs "
+            f"{dict(config.lr_scheduler_kwargs)}: {' '.join(str(error).split())}"
+        ) from error
+    return made
 
 
 def num_kept(first: int, stop: int, *, skipped: Sequence[tuple[int, int]]) -> int:
@@ -76,45 +112,31 @@ def num_kept(first: int, stop: int, *, skipped: Sequence[tuple[int, int]]) -> in
     return stop - first - len(passed)
 
 
-def parameter_groups(
-    model: torch.nn.Module,
-    *,
-    weight_decay: float,
-    decay_all: bool,
-    learning_rates: Mapping[str, float] | None = None,
-) -> list[dict[str, Any]]:
-    """Parameter groups for AdamW: matrices decay, vectors (biases, norms) only with decay_all.
-
-    learning_rates: of parameters whose names match a pattern (fnmatch); the others come first, and have the
-    optimizer's. ConfigError for a pattern that matches none that is trained, and for a parameter of two patterns.
-    """
-    pattern_of = _patterns(model, learning_rates or {})
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = []
-    for pattern in (None, *(learning_rates or {})):
-        mine = [each for each in trained if pattern_of.get(id(each)) == pattern]
-        rate = {} if pattern is None else {"lr": (learning_rates or {})[pattern]}
-        decayed = [each for each in mine if decay_all or each.ndim >= 2]
-        others = [each for each in mine if not decay_all and each.ndim < 2]
-        groups.append({"params": decayed, "weight_decay": weight_decay, **rate})
-        groups.append({"params": others, "weight_decay": 0.0, **rate})
-    return [group for group in groups if group["params"]]
-
-
-def _patterns(model: torch.nn.Module, patterns: Iterable[str]) -> dict[int, str]:
-    """The pattern of each parameter that has one, by id; one that is tied has several names."""
-    found: dict[int, str] = {}
-    named = list(model.named_parameters(remove_duplicate=False))
-    for pattern in patterns:
-        matched = [(name, each) for name, each in named if each.requires_grad and fnmatchcase(name, pattern)]
-        if not matched:
+def _named(config: TrainConfig, length: int) -> tuple[str, dict[str, Any]]:
+    """transformers' name of a run's schedule, and what it takes besides. ConfigError for one that is none."""
+    kind = config.lr_scheduler_type
+    name = _NAMES.get(kind, kind)
+    if name == "reduce_lr_on_plateau":
+        raise ConfigError(
+            "train.lr_scheduler_type reduce_lr_on_plateau follows evaluations, not the position of a run: choose cosine"
+        )
+    if name not in {each.value for each in SchedulerType}:
+        known = ", ".join(dict.fromkeys([*_NAMES, *(each.value for each in SchedulerType)]))
+        raise ConfigError(f"train.lr_scheduler_type {kind!r} is none of {known}")
+    details: dict[str, Any] = {}
+    if name == "warmup_stable_decay":
+        details["num_decay_steps"] = round(config.decay_ratio * length)
+    if config.min_learning_rate:
+        if kind not in _WITH_MINIMUM:
             raise ConfigError(
-                f"train.learning_rates {pattern!r} matches no parameter that is trained: they are named like "
-                f"{next(name for name, each in named if each.requires_grad)!r}"
+                f"train.min_learning_rate is of {', '.join(_WITH_MINIMUM[:3])}, and lr_scheduler_type is {kind}: set "
+                "it to 0, or choose one of them"
             )
-        for name, each in matched:
-            if (before := found.setdefault(id(each), pattern)) != pattern:
-                raise ConfigError(
-                    f"train.learning_rates {before!r} and {pattern!r} both match {name}: a parameter has one rate"
-                )
-    return found
+        share = config.min_learning_rate / config.learning_rate
+        if kind == "cosine":
+            name, details = "cosine_with_min_lr", {"min_lr_rate": share}
+        elif kind == "linear":
+            name, details = "polynomial", {"lr_end": config.min_learning_rate, "power": 1.0}
+        else:
+            details["min_lr_ratio"] = share
+    return name, {**details, **config.lr_scheduler_kwargs}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ...errors import ConfigError
 from ...mds.core import HasCore, PackedDataset
@@ -12,13 +12,14 @@ from ...mds.core import HasCore, PackedDataset
 Packed = PackedDataset | HasCore
 Datasets = Packed | Mapping[str, Packed]
 Reporter = Literal["tensorboard", "wandb"]
+Strategy = Literal["no", "steps", "epoch", False]  # when something is done in a run
 _AT_LEAST_1 = (
     "global_batch", "per_device_batch", "replication", "shard_ranks", "max_steps", "num_train_epochs", "max_tokens",
     "save_total_limit", "logging_steps", "pad_to",
 )  # fmt: skip
 _AT_LEAST_0 = (
     "save_steps", "eval_steps", "num_workers", "warmup_steps", "warmup_tokens", "max_skipped_steps", "z_loss", "seed",
-    "learning_rate", "weight_decay", "adam_epsilon",
+    "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay",
 )  # fmt: skip
 _ABOVE_0 = ("max_grad_norm", "timeout_s", "peak_tflops")
 
@@ -38,83 +39,107 @@ class ProfileConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """How to train. global_batch counts packs per optimizer step, over all ranks.
+    """How to train: each field is explained beside it.
 
-    Exactly one of max_steps, num_train_epochs (exact, from the plan) and max_tokens (of samples, padding not counted).
-
-    per_device_batch: packs in one forward of a rank; the rest of its share of global_batch is accumulated.
-    replication: consecutive ranks that read the same packs. shard_ranks: consecutive ranks that share one copy of the
-    model (default: all; fewer make HSDP). wrap: classes of the blocks that are sharded one by one (default: what the
-    model says). weights and max_epochs mix several datasets (see Mixture); weights are shares
-    of the tokens by dataset, or a schedule of them by first step. skip_steps: steps [first, stop) whose packs are
-    passed over, around a spike of the loss.
-    lr_scheduler_type: "cosine", "linear", "constant" or "wsd" (warm up, stay, and go to 0 over the last decay_ratio).
-    Warm-up is at most one of warmup_steps, warmup_ratio (of the whole run) and warmup_tokens (with max_tokens).
-    weight_decay is on matrices alone unless decay_all. frozen: patterns (fnmatch) of the names of parameters that are
-    not trained. learning_rates: instead of learning_rate, of parameters by patterns of their names, on the same
-    schedule. max_skipped_steps: steps without an update, because a gradient was not finite, that a run may have.
-    z_loss: weight of the mean squared log of the softmax's sum. seed: of what a model draws, as for dropout.
-    save_steps: steps between checkpoints, 0 for one at the end only. save_total_limit: how many of the latest stay.
-    async_save: written while training goes on.
-    checkpoint_dir: a folder that all nodes see, or a URL (default: checkpoints/ in the output_dir). resume: "auto" goes
-    on from the latest checkpoint there that is whole; "never" refuses to start where there are any; or the path or URL
-    of one, to start from it each time. export: write a transformers folder at the end, export/ in the output_dir.
-    eval_steps: steps between evaluations, 0 for one at the end only; they need an eval_dataset. log_sample_ids: write
-    the sample ids of each global batch to the log, of every step, to compare runs. logging_steps: steps of a record,
-    see Meter. report_to: where records go besides train_log.jsonl. peak_tflops: of a device, for MFU where its name is
-    not known (see flops.py). profile: steps to trace. timeout_s: of every collective, and of every wait for data or
-    for a checkpoint.
+    Exactly one of max_steps, num_train_epochs and max_tokens says where the run ends. Warm-up is at most one of
+    warmup_steps, warmup_ratio and warmup_tokens. Patterns are those of fnmatch, of names of parameters. ConfigError for
+    values that cannot be.
     """
 
-    output_dir: str
-    global_batch: int
-    per_device_batch: int = 1
-    replication: int = 1
-    shard_ranks: int | None = None
-    wrap: list[str] = field(default_factory=list)
+    output_dir: str  # the log, checkpoints and exports of the run
+
+    # Packs of a step
+    global_batch: int  # packs of an optimizer step, over all ranks
+    per_device_batch: int = 1  # packs in one forward of a rank; the rest of its share of global_batch is accumulated
+    pad_to: int | None = None  # tokens that the packs of a forward are padded to (default: none are added)
+    num_workers: int = 1  # loader workers of each rank
+    # shares of the tokens by dataset, or a schedule of them by first step, for several datasets (see Mixture)
     weights: dict[int, dict[str, float]] | dict[str, float] | None = None
-    max_epochs: dict[str, int] | None = None
+    max_epochs: dict[str, int] | None = None  # of each of several datasets
+    # steps [first, stop) whose packs are passed over, around a spike of the loss
     skip_steps: list[tuple[int, int]] = field(default_factory=list)
+
+    # Its end
     max_steps: int | None = None
-    num_train_epochs: int | None = None
-    max_tokens: int | None = None
-    learning_rate: float = 2e-5
-    lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    warmup_steps: int = 0
-    warmup_ratio: float = 0.0
-    warmup_tokens: int = 0
-    decay_ratio: float = 0.1
-    weight_decay: float = 0.0
-    decay_all: bool = False
+    num_train_epochs: int | None = None  # exact, from the plan
+    max_tokens: int | None = None  # of samples, padding not counted
+
+    # Its optimizer
+    optim: str = "adamw"  # AdamW fused, or another name of optimizers.py; many are those of transformers' `optim`
+    optim_args: dict[str, Any] = field(default_factory=dict)  # what else it takes, by its own names, as momentum of sgd
+    learning_rate: float = 2e-5  # the highest, after the warm-up
+    weight_decay: float = 0.0  # of matrices alone
+    decay_all: bool = False  # vectors (biases, norms) decay too
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
-    max_grad_norm: float = 1.0
-    max_skipped_steps: int = 10
-    z_loss: float = 0.0
-    bf16: bool = False
-    gradient_checkpointing: bool = False
-    torch_compile: bool = False
-    frozen: list[str] = field(default_factory=list)
-    learning_rates: dict[str, float] | None = None
-    seed: int = 0
-    save_steps: int = 0
-    save_total_limit: int | None = None
-    async_save: bool = True
-    checkpoint_dir: str | None = None
+    # by pattern, what the optimizer has for these parameters instead: lr (on the same schedule), weight_decay, …
+    groups: dict[str, dict[str, Any]] = field(default_factory=dict)
+    learning_rates: dict[str, float] | None = None  # by pattern: short for `groups` that have an lr alone
+    frozen: list[str] = field(default_factory=list)  # patterns of parameters that are not trained
+    max_grad_norm: float = 1.0  # gradients are scaled down to it
+    max_skipped_steps: int = 10  # steps without an update, as a gradient was not finite, that a run may have
+    z_loss: float = 0.0  # weight of the mean squared log of the softmax's sum
+
+    # Its schedule
+    # "cosine", "linear", "constant", "wsd" (warm up, stay, and go down over the last decay_ratio), or another name of
+    # transformers' SchedulerType
+    lr_scheduler_type: str = "cosine"
+    lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)  # what else it takes, as num_cycles
+    warmup_steps: int = 0
+    warmup_ratio: float = 0.0  # of the whole run
+    warmup_tokens: int = 0  # with max_tokens
+    decay_ratio: float = 0.1  # of the whole run, with "wsd"
+    min_learning_rate: float = 0.0  # where "cosine", "linear" and "wsd" end; groups keep its share of learning_rate
+
+    # The model on the ranks
+    replication: int = 1  # consecutive ranks that read the same packs
+    shard_ranks: int | None = None  # consecutive ranks that share one copy of the model (default: all; fewer make HSDP)
+    # classes of the blocks that are sharded one by one (default: what the model says)
+    wrap: list[str] = field(default_factory=list)
+    bf16: bool = False  # computed with in bfloat16, whatever the parameters are
+    gradient_checkpointing: bool = False  # blocks run again in the backward pass, and keep less in memory
+    torch_compile: bool = False  # of each block
+    seed: int = 0  # of what a model draws, as for dropout
+
+    # What it saves
+    save_strategy: Literal["no", "steps", "epoch", "best", False] = "steps"  # "no": none, unless a signal stops the run
+    save_steps: int = 0  # steps between checkpoints, 0 for one at the end only
+    save_total_limit: int | None = None  # how many of the latest stay, the best among them where it is loaded
+    async_save: bool = True  # written while training goes on
+    checkpoint_dir: str | None = None  # a folder that all nodes see, or a URL (default: checkpoints/ in the output_dir)
+    # "auto" goes on from the latest checkpoint there that is whole; "never" refuses to start where there are any; or
+    # the path or URL of one, to start from it each time
     resume: str = "auto"
-    export: bool = False
-    eval_steps: int = 0
-    num_workers: int = 1
-    pad_to: int | None = None
-    timeout_s: float = 600.0
-    logging_steps: int = 1
-    report_to: list[Reporter] = field(default_factory=list)
-    peak_tflops: float | None = None
-    profile: ProfileConfig | None = None
-    log_sample_ids: bool = False
+    export: bool = False  # write a transformers folder at the end, export/ in the output_dir
+
+    # What it tells
+    eval_strategy: Strategy = "steps"  # "no": none, only as evaluate() is called
+    eval_steps: int = 0  # steps between evaluations, 0 for one at the end only; they need an eval_dataset
+    eval_on_start: bool = False  # evaluate before the first step
+    eval_delay: float = 0  # evaluate no sooner than after as many steps, or epochs with eval_strategy epoch
+    load_best_model_at_end: bool = False  # end with the model of the best evaluation, of which a checkpoint is kept
+    metric_for_best_model: str | None = None  # the figure of an evaluation that tells the best (default: loss)
+    greater_is_better: bool | None = None  # of that figure (default: unless its name ends in loss)
+    logging_strategy: Strategy = "steps"  # "no": none
+    logging_steps: int = 1  # steps of a record, see Meter
+    logging_first_step: bool = False  # a record of the first step, whatever logging_steps is
+    report_to: list[Reporter] = field(default_factory=list)  # where records go besides train_log.jsonl
+    log_sample_ids: bool = False  # write those of each global batch to the log, of every step, to compare runs
+    peak_tflops: float | None = None  # of a device, for MFU where its name is not known (see flops.py)
+    profile: ProfileConfig | None = None  # steps to trace
+    timeout_s: float = 600.0  # of every collective, and of every wait for data or for a checkpoint
+
+    @property
+    def tracks_best(self) -> bool:
+        """Whether the best evaluation is asked for."""
+        wanted = self.load_best_model_at_end or self.save_strategy == "best"
+        return wanted or self.metric_for_best_model is not None
 
     def __post_init__(self) -> None:
+        for name in ("save_strategy", "eval_strategy", "logging_strategy"):
+            if getattr(self, name) is False:  # as YAML reads a bare no
+                object.__setattr__(self, name, "no")
         lengths = [name for name in ("max_steps", "num_train_epochs", "max_tokens") if getattr(self, name) is not None]
         if len(lengths) != 1:
             given = f", got {' and '.join(lengths)}" if lengths else ""
@@ -138,10 +163,30 @@ class TrainConfig:
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"train.{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        self._check_groups()
+        self._check_schedule()
+        self._check_best()
+
+    def _check_best(self) -> None:
+        if not (self.load_best_model_at_end or self.save_strategy == "best"):
+            return
+        asked = "load_best_model_at_end" if self.load_best_model_at_end else "save_strategy best"
+        for name in ("eval_strategy", "save_strategy"):
+            if getattr(self, name) == "no":
+                raise ConfigError(f"train.{asked} needs checkpoints of evaluations, and train.{name} is no: set steps")
+
+    def _check_groups(self) -> None:
         for pattern, rate in (self.learning_rates or {}).items():
             if not rate >= 0:
                 raise ConfigError(f"train.learning_rates {pattern!r} must be 0 or more, got {rate}")
-        self._check_schedule()
+            if pattern in self.groups:
+                raise ConfigError(f"train.groups and train.learning_rates both have {pattern!r}: write it in groups")
+        for pattern, values in self.groups.items():
+            for name in {"lr", "weight_decay"} & values.keys():
+                if not (isinstance(values[name], int | float) and values[name] >= 0):
+                    raise ConfigError(
+                        f"train.groups {pattern!r} {name} must be a number, 0 or more, got {values[name]!r}"
+                    )
 
     def _check_schedule(self) -> None:
         warmups = [name for name in ("warmup_steps", "warmup_ratio", "warmup_tokens") if getattr(self, name)]
@@ -154,3 +199,8 @@ class TrainConfig:
         for name in ("warmup_ratio", "decay_ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"train.{name} must be a share of the run, 0 to 1, got {getattr(self, name)}")
+        if self.min_learning_rate > self.learning_rate:
+            raise ConfigError(
+                f"train.min_learning_rate {self.min_learning_rate:g} is above learning_rate {self.learning_rate:g}: "
+                "lower it"
+            )

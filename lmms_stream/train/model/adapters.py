@@ -1,0 +1,162 @@
+"""Adapters of `peft`, as LoRA, inside a transformers model: what of it is trained, and all that its checkpoints hold.
+
+peft puts layers of its own where those of the model are; the model's forward stays its own, and is run on packs as that
+of any other. Its frozen weights, the base, are in no checkpoint: a digest names them.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+from ...errors import ConfigError
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel
+
+_ATTRIBUTE = "trained_adapter"  # of a model with one
+# Kinds that cannot be trained on packs by the model's own forward, and why.
+_REFUSED = {
+    "ADALORA": "has other ranks as it trains, by a call after each step that other adapters do not need",
+    "ADAPTION_PROMPT": "puts tokens of its own in front of a sequence, which here holds several samples",
+    "XLORA": "runs the model twice for each batch",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """What is trained of a model. config: peft's, as JSON values.
+
+    tensors: names in the model's state_dict -> in peft's file, without its prefix. base: the digest of what is not in
+    `tensors`, once the trainer has taken it (see record_base).
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, str]
+    base: str = ""
+
+
+def adapter_of(model: torch.nn.Module) -> Adapter | None:
+    """The adapter of a model that add_adapter or take_adapter returned; None where all of the model is trained."""
+    found: Adapter | None = getattr(model, _ATTRIBUTE, None)
+    return found
+
+
+def add_adapter(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) -> PreTrainedModel:
+    """The model with a new adapter, which alone is trained; see peft_model."""
+    return take_adapter(peft_model(model, config))
+
+
+def peft_model(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) -> PeftModel:
+    """peft's model around one that gets a new adapter.
+
+    config: the fields of a peft config, with its peft_type (default: LORA), or such a config. ConfigError for one that
+    peft does not take, and for kinds that cannot be trained on packs.
+    """
+    if find_spec("peft") is None:
+        raise ConfigError("adapters need peft: pip install 'lmms-stream[lora]'")
+    import peft
+
+    try:
+        if isinstance(config, Mapping):
+            config = peft.get_peft_config({"peft_type": "LORA", "task_type": "CAUSAL_LM", **config})
+        _check_kind(config)
+        made = peft.get_peft_model(model, config)
+    except (KeyError, TypeError, ValueError, AttributeError, NotImplementedError, ImportError) as error:
+        raise ConfigError(f"the adapter cannot be added: {' '.join(str(error).split())}") from error
+    assert isinstance(made, peft.PeftModel)
+    return made
+
+
+def take_adapter(model: Any) -> PreTrainedModel:
+    """The transformers model inside of one of peft's, or the model itself; what it trains is known by adapter_of.
+
+    ConfigError for several adapters, and for one that was loaded not to be trained.
+    """
+    inner: PreTrainedModel = model
+    if "peft" in sys.modules and isinstance(model, sys.modules["peft"].PeftModel):
+        _check_kind(model.active_peft_config)
+        inner = model.get_base_model()
+    configs: Mapping[str, Any] = getattr(inner, "peft_config", {})
+    if not configs or adapter_of(inner) is not None:
+        return inner
+    if len(configs) > 1:
+        raise ConfigError(f"the model has adapters {' and '.join(configs)}: one is trained, give a model with it alone")
+    ((name, config),) = configs.items()
+    _check_kind(config)
+    if not any(parameter.requires_grad for parameter in inner.parameters()):
+        raise ConfigError(
+            "the model's adapter is not to be trained: load it with PeftModel.from_pretrained(…, is_trainable=True)"
+        )
+    tensors = _tensors(inner, name, config)
+    found = Adapter(config=_plain(config.to_dict()), tensors=tensors)
+    setattr(inner, _ATTRIBUTE, found)
+    return inner
+
+
+def record_base(model: torch.nn.Module) -> None:
+    """Put the digest of the weights under a model's adapter, if any, into its Adapter; all ranks call it.
+
+    Those of rank 0 count, which alone may have them. Call it before they are sharded.
+    """
+    if (adapter := adapter_of(model)) is None:
+        return
+    digests = [base_digest(model, adapter) if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(digests, src=0)
+    setattr(model, _ATTRIBUTE, replace(adapter, base=digests[0]))
+
+
+def base_digest(model: torch.nn.Module, adapter: Adapter) -> str:
+    """xxh3 of the names, types and bytes of the weights under an adapter."""
+    digest = xxhash.xxh3_64()
+    for name, tensor in model.state_dict().items():
+        if name not in adapter.tensors and not tensor.is_meta:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}")
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _check_kind(config: PeftConfig) -> None:
+    kind = _plain(config.peft_type)
+    reason = _REFUSED["ADAPTION_PROMPT"] if config.is_prompt_learning else _REFUSED.get(kind)
+    if reason is not None:
+        raise ConfigError(f"an adapter of peft_type {kind} {reason}: choose LORA")
+
+
+def _tensors(model: PreTrainedModel, name: str, config: PeftConfig) -> dict[str, str]:
+    """What peft saves of a model, by its names there; ConfigError where that is not what is trained."""
+    from peft import get_peft_model_state_dict
+
+    state = model.state_dict()
+    name_of = {id(tensor): key for key, tensor in state.items()}
+    saved = get_peft_model_state_dict(model, state_dict=state, adapter_name=name, save_embedding_layers=False)
+    found = {name_of.get(id(tensor), ""): key for key, tensor in saved.items()}
+    trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
+    if "" in found or not trained <= found.keys():
+        raise ConfigError(
+            f"peft saves an adapter of type {_plain(config.peft_type)} otherwise than it trains it "
+            f"({', '.join(sorted(trained - found.keys())[:1]) or 'its tensors are computed'}): choose LORA"
+        )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; sets in order."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(_plain, value))
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

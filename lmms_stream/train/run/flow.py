@@ -1,0 +1,133 @@
+"""What is due at the end of a step and of an epoch, and which evaluation was the best. Values in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...errors import ConfigError
+from .settings import TrainConfig
+
+
+class Control(Protocol):
+    """What a run is about to do, by the names of transformers' TrainerControl."""
+
+    should_training_stop: bool
+    should_epoch_stop: bool
+    should_save: bool
+    should_evaluate: bool
+    should_log: bool
+
+
+@dataclass(slots=True)
+class Flags:
+    """The control of a run without callbacks."""
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+
+
+class Flow:
+    """Sets in a control what is due by the strategies of a run. evaluates: it has an eval_dataset."""
+
+    def __init__(self, config: TrainConfig, *, evaluates: bool):
+        self._config = config
+        self._evaluates = evaluates and config.eval_strategy != "no"
+
+    def begin_step(self, control: Control) -> None:
+        control.should_log = control.should_evaluate = control.should_save = False
+
+    def end_step(self, control: Control, *, step: int, is_finished: bool) -> None:
+        """step: the number of finished steps. is_finished: the run ends with this step."""
+        config = self._config
+        if config.logging_strategy == "steps":
+            control.should_log = is_finished or is_due(step, config.logging_steps)
+        control.should_log |= config.log_sample_ids or (config.logging_first_step and step == 1)
+        if self._evaluates and config.eval_strategy == "steps":
+            is_time = is_due(step, config.eval_steps) and step >= config.eval_delay
+            control.should_evaluate = is_finished or is_time
+        if config.save_strategy == "steps":
+            control.should_save = is_finished or is_due(step, config.save_steps)
+        if is_finished:
+            control.should_training_stop = True
+
+    def end_epoch(self, control: Control, *, epoch: float) -> None:
+        """epoch: how many are behind, with the share of the last. It comes at the end of the run, too."""
+        config = self._config
+        control.should_log = config.logging_strategy == "epoch"
+        is_time = epoch >= config.eval_delay or control.should_training_stop
+        control.should_evaluate = self._evaluates and config.eval_strategy == "epoch" and is_time
+        control.should_save = config.save_strategy == "epoch"
+
+    def stop_by_signal(self, control: Control) -> None:
+        """The run ends at once, with a checkpoint whatever its strategies are."""
+        control.should_training_stop = control.should_save = True
+        control.should_log |= self._config.logging_strategy != "no"
+        control.should_evaluate = False
+
+    def new_best(self, control: Control) -> None:
+        """An evaluation was the best so far: it is saved where it is asked for later."""
+        if self._config.save_strategy == "best" or self._config.load_best_model_at_end:
+            control.should_save = True
+
+    @property
+    def saves_the_end(self) -> bool:
+        """Whether a run that a callback ended leaves a checkpoint of its last step."""
+        return self._config.save_strategy in ("steps", "epoch")
+
+    @property
+    def logs_the_end(self) -> bool:
+        return self._config.logging_strategy != "no"
+
+
+@dataclass(slots=True)
+class Best:
+    """The best evaluation of a run so far. name: the figure that tells; None: none is asked for."""
+
+    name: str | None
+    is_greater: bool = False
+    metric: float | None = None
+    step: int | None = None
+    checkpoint: str | None = None  # of that step, where it was saved
+
+    @staticmethod
+    def of(config: TrainConfig) -> Best:
+        name = config.metric_for_best_model or ("loss" if config.tracks_best else None)
+        if name is None:
+            return Best(None)
+        is_greater = config.greater_is_better
+        return Best(
+            name if name.startswith("eval_") else f"eval_{name}",
+            is_greater=not name.endswith("loss") if is_greater is None else is_greater,
+        )
+
+    def take(self, metrics: Mapping[str, Any], *, step: int) -> bool:
+        """Whether these figures of an evaluation are the best so far; then they are kept."""
+        if self.name is None:
+            return False
+        if self.name not in metrics:
+            raise ConfigError(
+                f"train.metric_for_best_model {self.name} is no figure of the evaluation: choose one of "
+                f"{', '.join(metrics)}"
+            )
+        metric = float(metrics[self.name])
+        if self.metric is not None and not (metric > self.metric if self.is_greater else metric < self.metric):
+            return False
+        if metric != metric:  # NaN is no best
+            return False
+        self.metric, self.step, self.checkpoint = metric, step, None
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"metric": self.metric, "step": self.step, "checkpoint": self.checkpoint}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.metric, self.step, self.checkpoint = state["metric"], state["step"], state["checkpoint"]
+
+
+def is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,43 @@
+"""A job: each optimizer over a sharded model, with the gradients of the steps given.
+
+Its argument is a folder with job.pt: {"model": …, "gradients": [[…]], "settings": {name: …}}. Beside it comes
+`found.pt`: by name, the parameters after the steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.train.run.optimizers import build_optimizer
+from lmms_stream.train.run.settings import TrainConfig
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    job = torch.load(folder / "job.pt", weights_only=False)
+    init_distributed(60.0)
+    found = {}
+    for name, settings in job["settings"].items():
+        model = copy.deepcopy(job["model"])
+        fully_shard(model)
+        optimizer = build_optimizer(model, TrainConfig(output_dir="out", global_batch=1, max_steps=1, **settings))
+        for gradients in job["gradients"]:
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                assert isinstance(parameter, DTensor)
+                parameter.grad = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
+            optimizer.step()
+        found[name] = [each.full_tensor().detach() for each in model.parameters() if isinstance(each, DTensor)]
+    if dist.get_rank() == 0:
+        torch.save(found, folder / "found.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Adapters of peft in a run: what is trained, saved, exported and merged. On several ranks: tests/jobs/test_lora.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from lmms_stream.errors import CheckpointError, ConfigError
+from lmms_stream.train.checkpoint.checkpoint import checkpoints
+from lmms_stream.train.checkpoint.export import export_checkpoint
+from lmms_stream.train.checkpoint.tensors import read_metadata, stored_tensors
+from lmms_stream.train.model.adapters import adapter_of, add_adapter, take_adapter
+from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.model.model import PackedModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from ..conftest import run_cli, write_tokens
+from .runs import MODEL, VOCABULARY, trainer_of, write_run
+
+LORA = {"r": 4, "target_modules": "all-linear", "lora_dropout": 0.1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder, num_samples=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pretrained model."""
+    folder = tmp_path_factory.mktemp("base")
+    ModelConfig(config=MODEL, seed=7).build().save_pretrained(folder)
+    return folder
+
+
+def lora_run(tmp_path: Path, data: Path, base: Path, adapter: Any = LORA, **train: Any) -> tuple[Path, list[str]]:
+    run = write_run(tmp_path / "run.yaml", data, **{"max_steps": 3, "output_dir": str(tmp_path / "out"), **train})
+    return run, [f"model={json.dumps({'pretrained': str(base), 'adapter': adapter})}"]
+
+
+def train_lora(tmp_path: Path, data: Path, base: Path, adapter: Any = LORA) -> None:
+    run, overrides = lora_run(tmp_path, data, base, adapter)
+    trainer_of(run, *overrides).train()
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    ids = torch.randint(0, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits: torch.Tensor = model.eval()(input_ids=ids).logits
+    return logits
+
+
+def trained_logits(trainer: Any, config: ModelConfig) -> torch.Tensor:
+    built = config.build()
+    built.load_state_dict({name: each.to_local() for name, each in trainer.model.model.state_dict().items()})
+    return logits_of(built)
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        LORA,
+        {**LORA, "use_dora": True, "lora_dropout": 0.0},
+        {"r": 4, "target_modules": ["q_proj", "embed_tokens"], "modules_to_save": ["lm_head"], "bias": "all"},
+        {"peft_type": "IA3", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+        {"peft_type": "OFT", "oft_block_size": 8, "r": 0, "target_modules": ["v_proj"]},
+    ],
+    ids=["lora", "dora", "modules", "ia3", "oft"],
+)
+def test_an_adapter_is_trained_alone_saved_alone_loaded_by_peft_and_merged(
+    adapter: dict[str, Any], data: Path, base: Path, tmp_path: Path
+) -> None:
+    run, overrides = lora_run(tmp_path, data, base, adapter, export=True, learning_rate=0.03)
+    trainer = trainer_of(run, *overrides)
+    before = {name: each.to_local().clone() for name, each in trainer.model.model.state_dict().items()}
+    trainer.train()
+    saved = adapter_of(trainer.model.model)
+    assert saved is not None
+    after = {name: each.to_local() for name, each in trainer.model.model.state_dict().items()}
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert changed
+    assert changed <= saved.tensors.keys()
+    (checkpoint,) = checkpoints(tmp_path / "out" / "checkpoints")
+    metadata = read_metadata(checkpoint)
+    assert stored_tensors(metadata, "model.").keys() == saved.tensors.keys()
+    assert {name.rpartition(".")[0] for name in stored_tensors(metadata, "optimizer.")} <= saved.tensors.keys()
+
+    expected = trained_logits(trainer, ModelConfig(pretrained=str(base), adapter=adapter))
+    plain: Any = AutoModelForCausalLM.from_pretrained(base)
+    assert float((logits_of(plain) - expected).abs().max()) > 1e-3
+    loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "out" / "export")
+    assert torch.allclose(logits_of(loaded), expected, atol=1e-5)
+    merged = export_checkpoint(checkpoint, tmp_path / "merged", merge=True)
+    reread: Any = AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True)
+    whole, info = reread
+    assert not any(info.values())
+    assert torch.allclose(logits_of(whole), expected, atol=1e-5)
+
+
+def test_an_adapter_goes_on_bit_by_bit_on_its_own_base_alone(data: Path, base: Path, tmp_path: Path) -> None:
+    run, overrides = lora_run(tmp_path, data, base, max_steps=6, save_steps=3, lr_scheduler_type="constant")
+    trainer_of(run, *overrides, f"train.output_dir={tmp_path / 'whole'}").train()
+    trainer_of(run, *overrides, "train.max_steps=3").train()
+    resumed = trainer_of(run, *overrides)
+    resumed.train()
+    folders = [
+        export_checkpoint(tmp_path / name / "checkpoints" / "step-00000006", tmp_path / f"{name}-adapter")
+        for name in ("whole", "out")
+    ]
+    whole, again = (load_file(folder / "adapter_model.safetensors") for folder in folders)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+    assert sorted(path.name for path in folders[0].iterdir()) == [
+        "adapter_config.json", "adapter_model.safetensors", "export.json",
+    ]  # fmt: skip
+
+    other = tmp_path / "other"
+    ModelConfig(config=MODEL, seed=8).build().save_pretrained(other)
+    with pytest.raises(CheckpointError, match=r"another model \(weights under its adapter with digest \w+, now \w+\)"):
+        train_lora(tmp_path, data, other)
+    with pytest.raises(CheckpointError, match=r"another model \(r 4, now 8\): restore"):
+        train_lora(tmp_path, data, base, {**LORA, "r": 8})
+    with pytest.raises(CheckpointError, match=r"another model \(an adapter, now all of it\): restore"):
+        train_lora(tmp_path, data, base, None)
+
+
+def test_an_adapter_is_merged_by_the_command_with_its_own_base_alone(data: Path, base: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "base"
+    shutil.copytree(base, moved)
+    run, overrides = lora_run(tmp_path, data, moved, max_steps=1)
+    trainer_of(run, *overrides).train()
+    checkpoint = tmp_path / "out" / "checkpoints" / "step-00000001"
+    done = run_cli("export", str(checkpoint), str(tmp_path / "merged"), "--merge", "--dtype", "bfloat16")
+    assert done.returncode == 0, done.stderr
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto").dtype == torch.bfloat16
+    ModelConfig(config=MODEL, seed=8).build().save_pretrained(moved)
+    with pytest.raises(CheckpointError, match=rf"{moved} is not what the adapter of .* was trained on \(digest \w+"):
+        export_checkpoint(checkpoint, tmp_path / "none", merge=True)
+    shutil.rmtree(moved)
+    with pytest.raises(CheckpointError, match=f"{moved}, the model under the adapter of .*, cannot be loaded"):
+        export_checkpoint(checkpoint, tmp_path / "none", merge=True)
+
+
+def test_what_has_no_adapter_or_no_base_cannot_be_merged(data: Path, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run.yaml", data, max_steps=1)
+    out = f"train.output_dir={tmp_path / 'plain'}"
+    trainer_of(run, out).train()
+    with pytest.raises(ConfigError, match="holds all of its model, no adapter to merge: export it without --merge"):
+        export_checkpoint(tmp_path / "plain" / "checkpoints" / "step-00000001", tmp_path / "none", merge=True)
+    out = f"train.output_dir={tmp_path / 'out'}"
+    trainer_of(run, out, "model.adapter={target_modules: [q_proj]}").train()
+    with pytest.raises(CheckpointError, match="was made from a config, and is in no folder: save it, and train"):
+        export_checkpoint(tmp_path / "out" / "checkpoints" / "step-00000001", tmp_path / "none", merge=True)
+
+
+def test_a_model_of_pefts_is_trained_as_its_adapter(data: Path, base: Path, tmp_path: Path) -> None:
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    wrapped = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    inner = take_adapter(wrapped)
+    assert inner is wrapped.get_base_model()
+    given = adapter_of(inner)
+    named = adapter_of(add_adapter(AutoModelForCausalLM.from_pretrained(base), config))
+    assert given is not None
+    assert given == named
+    assert sorted(given.tensors.values())[0] == "model.layers.0.self_attn.q_proj.lora_A.weight"
+    assert take_adapter(inner) is inner
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    assert take_adapter(plain) is plain
+    assert adapter_of(plain) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"r": 4, "ranks": 2}, "the adapter cannot be added: .*'ranks'"),
+        ({"r": 4, "target_modules": ["query"]}, "the adapter cannot be added: .*query.* not found in the base model"),
+        ({"peft_type": "LORAS"}, "the adapter cannot be added: 'LORAS'"),
+        (
+            {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 4},
+            "PREFIX_TUNING puts tokens of its own .*",
+        ),
+        ({"peft_type": "ADALORA", "total_step": 9}, "ADALORA has other ranks as it trains, .*: choose LORA"),
+    ],
+)
+def test_adapters_that_cannot_be_trained_on_packs_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(config=MODEL, adapter=config).build()
+
+
+def test_an_adapter_for_inference_and_several_are_refused(base: Path, tmp_path: Path) -> None:
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    wrapped = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    wrapped.save_pretrained(str(tmp_path / "adapter"))
+    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+    with pytest.raises(ConfigError, match=r"not to be trained: load it with PeftModel.from_pretrained\(…, is_t"):
+        take_adapter(loaded)
+    wrapped.add_adapter("second", config)
+    with pytest.raises(ConfigError, match="the model has adapters default and second: one is trained"):
+        take_adapter(wrapped)
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "gptq"])
+def test_a_model_of_quantised_weights_is_refused(method: str, tmp_path: Path) -> None:
+    built = ModelConfig(config=MODEL).build()
+    built.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "load_in_4bit": method == "bitsandbytes"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    message = rf"weights are quantised \({method}\): FSDP2 shards numbers, .*\. Take the model that they were made of"
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(pretrained=str(tmp_path)).build()
+    built.config.quantization_config = config["quantization_config"]
+    with pytest.raises(ConfigError, match=message):
+        PackedModel(built)
