@@ -48,9 +48,13 @@ ALLOWED: dict[str, set[str]] = {
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model"},
     "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run"},
     "train/report": {*BASE, "plan", "storage", "loader", "train/run", "train/model"},
+    "train/habits": {
+        *BASE, "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows", "train/run",
+        "train/model",
+    },
     "train": {
-        *BASE, "config", "signals", "processes", "mds", "loader", "train/run", "train/model", "train/tasks",
-        "train/checkpoint", "train/report",
+        *BASE, "config", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
+        "train/tasks", "train/checkpoint", "train/report", "train/habits",
     },
     "demo": {
         *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",

@@ -4,8 +4,13 @@ run/            how a run trains, its processes, its schedule
 model/          a transformers model as it is run on packs
 checkpoint/     what is saved and resumed
 report/         what a run tells
+habits/         what users of transformers and TRL give, as a run needs it
 run_config      a run as one YAML file
-evaluate        the loss on a dataset that is not trained on
-trainer         FSDP2SFTTrainer: the loop
+functions       what a trainer was given; data: its datasets, opened
+protocol        what the files below see of a trainer
+evaluate        the loss on datasets that are not trained on; predictions: what compute_metrics makes of them
+parts           what a trainer builds when it is first asked for; standing: where it stands, saved and resumed
+loop            one run of a trainer, step by step
+trainer         FSDP2SFTTrainer: what is given, built, and may be changed
 launch          the command that starts a run; torchrun: of several ranks, which it tells to stop
 """

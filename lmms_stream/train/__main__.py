@@ -51,18 +51,20 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
         config = load_config(RunConfig, path, overrides)
         if config.train.num_workers:
             fork_worker_server()  # before this process has threads, and models
+        from .loop import StoppedError
         from .run.distributed import STOPPED_STATUS, end_distributed, init_distributed, is_lost_rank
-        from .trainer import FSDP2SFTTrainer, StoppedError
+        from .trainer import FSDP2SFTTrainer
 
         world, _ = init_distributed(config.train.timeout_s, replication=config.train.replication)
     try:
         with _without_collections():
             trainer = FSDP2SFTTrainer(
-                model=config.model.build(),
+                model=config.model,
                 args=config.train,
                 train_dataset=config.build_datasets(world),
                 eval_dataset=config.eval_dataset.open(world) if config.eval_dataset else None,
             )
+            trainer.build()
         trainer.train()
     except StoppedError as stopped:
         sys.stderr.write(f"{stopped}\n")

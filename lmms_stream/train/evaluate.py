@@ -1,56 +1,92 @@
-"""The loss on a dataset that is not trained on: all of it, the same for any number of ranks."""
+"""The loss on datasets that are not trained on: on all of each, the same for any number of ranks."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from ..errors import ConfigError
 from ..loader.loader import PackedLoader
-from ..types import World
-from .model.model import PackedModel
+from ..types import Batch, World
+from .data import EVAL_NAME
 from .model.sharding import reshard
+from .predictions import Predictions
+from .protocol import Trainer
 from .report.metrics import objective_losses
 from .run.distributed import gather
+from .run.settings import Packed
 from .tasks.steps import TaskSteps
 
-EVAL_NAME = "eval_dataset"  # the name of its source in errors
+EvaluationStep = Callable[[Batch], Sequence[torch.Tensor]]
 
 
-def check_evaluated(loader: PackedLoader) -> None:
-    """ConfigError for a loader whose packs never end."""
-    if loader.packs_left is None:
-        raise ConfigError(
-            f"the {EVAL_NAME} is packed in lanes, which have no end: write its lengths index with lmms-stream index, "
-            "and leave its packing_mode auto"
-        )
+def evaluate(trainer: Trainer, name: str, dataset: Packed, *, prefix: str) -> dict[str, float]:
+    """The figures of a dataset, with those of compute_metrics; all ranks call it.
 
-
-def evaluate(
-    model: PackedModel, loader: PackedLoader, steps: TaskSteps, *, device: torch.device, world: World
-) -> dict[str, float]:
-    """eval_loss, the mean over the loss tokens of an epoch of `loader`, and eval_num_loss_tokens; all ranks call it.
-
-    Of a task with several objectives it is their weighted sum, beside eval_loss/OBJECTIVE. The loader gives all ranks
-    the same number of packs, some without a label, so that all take part in FSDP's collectives.
+    prefix: of names by compute_metrics, which is left out.
     """
-    was_training = model.training
-    model.eval()
+    functions = trainer.functions
+    loader = trainer.data.eval_loader(name, dataset)
+    trainer.callbacks.given["eval_dataloader"] = loader
+    predictions = functions.compute_metrics and Predictions(
+        trainer.model,
+        functions.compute_metrics,
+        functions.preprocess_logits_for_metrics,
+        world=trainer.world,
+        device=trainer.device,
+    )
+
+    def step(pack: Batch) -> Sequence[torch.Tensor]:
+        made = trainer.evaluation_step(pack)
+        if predictions:
+            predictions.add(pack)
+        trainer.callbacks.call("on_prediction_step")
+        return made
+
+    was_training = trainer.model.training
+    trainer.model.eval()
+    figures = mean_losses(loader, trainer.steps, step, device=trainer.device, world=trainer.world)
+    trainer.model.train(was_training)
+    reshard(trainer.model)
+    return {**figures, **predictions.figures(prefix=prefix)} if predictions else figures
+
+
+def mean_losses(
+    loader: PackedLoader, steps: TaskSteps, step: EvaluationStep, *, device: torch.device, world: World
+) -> dict[str, float]:
+    """loss, the mean over the loss tokens of an epoch of `loader`, and num_loss_tokens; all ranks call it.
+
+    Of a task with several objectives it is their weighted sum, beside loss/OBJECTIVE. The loader gives all ranks the
+    same number of packs, some without a label, so that all take part in FSDP's collectives. step: of a pack, the sums
+    of losses of each objective that is logged.
+    """
     sums = torch.zeros(len(steps.logged), dtype=torch.float64, device=device)
     units, num_loss_tokens = [0.0] * len(steps.objectives), 0
     for batch in loader:
-        sums += torch.stack(steps.forward(batch))
+        sums += torch.stack(list(step(batch)))
         units = [total + more for total, more in zip(units, steps.units([batch]), strict=True)]
         num_loss_tokens += batch.num_loss_tokens
-    model.train(was_training)
-    reshard(model)
     everyone = gather([*sums.tolist(), *units, num_loss_tokens], world.world_size)[:: world.replication]
     *totals, num_loss_tokens = everyone.sum(dim=0).tolist()
     losses, units = totals[: len(sums)], totals[len(sums) :]
-    of_logged = [count for each, count in zip(steps.objectives, units, strict=True) if each.is_logged]
+    of_logged = steps.units_of_logged(units)
     if not any(of_logged):
-        raise ConfigError(f"the {EVAL_NAME} has no token that is learnt: choose another")
+        raise ConfigError(f"the {loader.sources[0]} has no token that is learnt: choose another")
     figures = objective_losses(steps.logged, [EVAL_NAME], [[[loss], [0.0]] for loss in losses], of_logged)
-    return {
-        **{f"eval_{name}": loss for name, loss in figures.items()},
-        "eval_num_loss_tokens": int(num_loss_tokens),
-    }
+    return {**figures, "num_loss_tokens": int(num_loss_tokens)}
+
+
+def joined_figures(by_name: Mapping[str, Mapping[str, float]], *, prefix: str) -> dict[str, float]:
+    """The figures of all evaluations as `prefix`_NAME_FIGURE, and those over all of them together.
+
+    >>> joined_figures({"a": {"loss": 1.0, "num_loss_tokens": 3}, "b": {"loss": 2.0, "num_loss_tokens": 1}}, prefix="e")
+    {'e_a_loss': 1.0, 'e_a_num_loss_tokens': 3, 'e_b_loss': 2.0, 'e_b_num_loss_tokens': 1, 'e_loss': 1.25, \
+'e_num_loss_tokens': 4}
+    """
+    if set(by_name) == {""}:
+        return {f"{prefix}_{figure}": value for figure, value in by_name[""].items()}
+    figures = {f"{prefix}_{name}_{key}": value for name, own in by_name.items() for key, value in own.items()}
+    num_tokens = sum(own["num_loss_tokens"] for own in by_name.values())
+    total = sum(own["loss"] * own["num_loss_tokens"] for own in by_name.values())
+    return {**figures, f"{prefix}_loss": total / num_tokens, f"{prefix}_num_loss_tokens": num_tokens}

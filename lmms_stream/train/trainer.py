@@ -1,42 +1,46 @@
-"""Supervised fine-tuning with FSDP2 over packed batches."""
+"""Supervised fine-tuning with FSDP2 over packed batches: what is given, built of it, and may be changed."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LRScheduler
+from transformers.trainer_utils import TrainOutput
 
-from ..errors import ConfigError, TrainingError
-from ..loader.loader import PackedLoader
-from ..loader.worker_end import is_of_worker_code
-from ..mds.core import core_of
+from ..errors import ConfigError
+from ..mds.dataset_config import DatasetConfig
 from ..signals import StopSignal
 from ..types import Batch
 from .checkpoint.saving import RunSaver
-from .evaluate import EVAL_NAME, check_evaluated, evaluate
-from .model.flops import model_flops
-from .model.model import PackedModel
-from .model.sharding import compile_blocks, shard_model
-from .model.towers import family_of
+from .data import RunData, named_evaluations
+from .evaluate import evaluate, joined_figures
+from .functions import Functions, resolved_of
+from .habits.arguments import arguments_of
+from .habits.given import Given
+from .loop import Loop
+from .model.model import ModelConfig, PackedModel
+from .parts import Parts
 from .report.meter import Meter
-from .report.overlong import tell_overlong
 from .report.run_log import RunLog
-from .run.distributed import build_mesh, init_distributed, seed_step
-from .run.optimizers import build_optimizer
-from .run.schedules import Schedule, num_kept
+from .run.adopted import adopt_optimizer
+from .run.callbacks import Callbacks
+from .run.counts import RunCounts
+from .run.distributed import init_distributed
+from .run.flow import Best, Control
+from .run.optimizers import build_optimizer, parameter_groups
+from .run.schedules import Schedule, build_scheduler
 from .run.settings import Datasets, TrainConfig
-from .tasks.causal import CausalLanguageModelling
+from .standing import resume, trainer_state
+from .tasks.function import losses_of_function
 from .tasks.steps import TaskSteps
-from .tasks.task import Task
+from .tasks.task import LossSum, Task
 
-
-class StoppedError(TrainingError):
-    """The run was told to stop by a signal, and has saved a checkpoint."""
+if TYPE_CHECKING:
+    from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 
 class FSDP2SFTTrainer:
@@ -44,276 +48,284 @@ class FSDP2SFTTrainer:
 
     The loss of a step is that of the task (default: causal language modelling, the sum of its token losses over its
     loss tokens), both sums over the global batch, so it does not depend on how packs fall to ranks. Resumes from the
-    latest checkpoint below args.output_dir when there is one. Raises ConfigError, CheckpointError, CursorError,
-    TrainingError, and StoppedError after a signal.
+    latest checkpoint below args.output_dir when there is one, where args is a TrainConfig.
+
+    The constructor checks what it is given, opens datasets and joins the process group (one that is there is taken,
+    and left alone). Model, optimizer and the rest are built when they are first asked for, or by train, evaluate and
+    save_model; all ranks ask alike. Override create_model, create_optimizer, create_scheduler, compute_loss,
+    training_step, evaluation_step and log to change them. Arguments have the meaning that they have in transformers'
+    Trainer and TRL's SFTTrainer. config: how the run trains, in our words, whatever args are.
+
+    Raises ConfigError, CheckpointError, CursorError, TrainingError, and StoppedError after a signal.
     """
 
     def __init__(
         self,
-        model: Any = None,
-        args: Any = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        data_collator: Any = None,
+        model: str | Path | ModelConfig | torch.nn.Module | None = None,
+        args: TrainConfig | TrainingArguments | None = None,
+        train_dataset: Datasets | DatasetConfig | Any = None,
+        eval_dataset: Datasets | DatasetConfig | Any = None,
+        data_collator: Callable[..., Any] | None = None,
         task: Task | None = None,
         processing_class: Any = None,
-        model_init: Callable[[], Any] | None = None,
+        model_init: Callable[..., torch.nn.Module] | None = None,
         compute_loss_func: Callable[..., torch.Tensor] | None = None,
-        compute_metrics: Callable[..., Mapping[str, float]] | None = None,
-        callbacks: Sequence[Any] | None = None,
-        optimizers: tuple[Any, Any] = (None, None),
+        compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, LRScheduler | None] = (None, None),
         optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], Mapping[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[..., Any] | None = None,
         peft_config: Any = None,
         formatting_func: Callable[..., Any] | None = None,
     ):
-        if not isinstance(args, TrainConfig):
-            raise ConfigError(f"args must be a TrainConfig, got {type(args).__name__}: make one of its settings")
-        self.args = args
-        self.task = task or CausalLanguageModelling(z_loss=args.z_loss)
-        self.world, self.device = init_distributed(args.timeout_s, replication=args.replication)
-        self.output_dir = Path(args.output_dir)
-        self.log = RunLog(args, world=self.world)
-        self._eval_dataset = eval_dataset
-        self._collator = data_collator or self.task.collate
-        self.loader = self._loader(train_dataset, weights=args.weights, max_epochs=args.max_epochs)
-        self.sources = self.loader.sources
-        self._tell_overlong(self.loader)
-        if eval_dataset is not None:  # raise its errors now, not when the first evaluation is due
-            eval_loader = self._eval_loader()
-            check_evaluated(eval_loader)
-            self._tell_overlong(eval_loader)
-        trained_on = list(train_dataset.values()) if isinstance(train_dataset, Mapping) else [train_dataset]
-        read = [core_of(each).processor for each in [*trained_on, *([] if eval_dataset is None else [eval_dataset])]]
-        packed = PackedModel(model, family_of(read, model.config))
-        for processor in read:
-            packed.check_processor(processor)
-        self.model = self._shard(packed)
-        self.steps = TaskSteps(
-            self.task,
-            self.model,
+        self.functions = Functions(
+            model_init=model_init,
+            compute_loss_func=compute_loss_func,
+            compute_metrics=compute_metrics,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            optimizers=optimizers,
+            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
+        )
+        self.functions.check(model=model, task=task, eval_dataset=eval_dataset)
+        resolved = resolved_of(
+            Given(
+                model=model,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                data_collator=data_collator,
+                processing_class=processing_class,
+                formatting_func=formatting_func,
+                peft_config=peft_config,
+            )
+        )
+        self.config: TrainConfig = resolved.config
+        self.args: Any = args if args is not None else resolved.arguments
+        self.processing_class = resolved.processing_class
+        self._given, self._token_ids = resolved.model, resolved.token_ids
+        self.task = self.functions.task(task, z_loss=self.config.z_loss)
+        self.world, self.device = init_distributed(self.config.timeout_s, replication=self.config.replication)
+        self.output_dir = Path(self.config.output_dir)
+        self.run_log = RunLog(self.config, world=self.world)
+        self.data = RunData(
+            self.config,
+            resolved.train_dataset,
+            resolved.eval_dataset,
+            collator=resolved.data_collator or self.task.collate,
             world=self.world,
             device=self.device,
-            sources=self.sources,
-            per_device_batch=args.per_device_batch,
         )
-        self.meter = Meter(
-            self.loader,
-            objectives=self.steps.logged,
-            world=self.world,
-            device=self.device,
-            flops=model_flops(self.model.model, tower=self.model.tower),
-            peak=args.peak_tflops,
+        self.loader, self.evaluations = self.data.loader, self.data.evaluations
+        self.counts, self.best = RunCounts(), Best.of(self.config)
+        self.parts = Parts(self)
+        self.callbacks = Callbacks(
+            callbacks or (),
+            arguments=lambda: resolved.arguments or arguments_of(self.config),
+            standing=lambda: trainer_state(self),
+            world_size=self.world.world_size,
         )
-        self.optimizer = build_optimizer(self.model.model, args)
-        self.saver = RunSaver(self.model.model, self.optimizer, args, datasets=train_dataset)
-        self.step = self.tokens_seen = self.samples_seen = self.num_skipped_steps = 0
-        self.schedule = Schedule(args, self.optimizer, max_steps=self._max_steps())
+        self.callbacks.given = {"processing_class": self.processing_class}
+        self.callbacks.call("on_init_end")
 
-    def train(self) -> None:
-        """Run to the end, resuming first when there is a checkpoint."""
-        with StopSignal() as stop:
-            try:
-                with self.saver:
-                    self._resume()
-                    self.model.train()
-                    with self.log.running(self.schedule, step=self.step, position=self.position):
-                        self.saver.probe()
-                        self.meter.start()
-                        self._run(stop)
-                self.saver.export()
-            except RuntimeError as error:  # torch's signal handler raises the death of a loader worker at any line
-                if "DataLoader worker" not in str(error) or is_of_worker_code(error):
-                    raise
-                raise self.loader.worker_error(error) from error
+    # What may be overridden: the trainer itself calls each.
 
-    def evaluate(self) -> dict[str, float]:
-        """The loss over all of the eval_dataset: the mean over its loss tokens; all ranks call it."""
-        return evaluate(self.model, self._eval_loader(), self.steps, device=self.device, world=self.world)
+    def create_model(self) -> torch.nn.Module:
+        """The transformers model to train, whole: rank 0's weights count, other ranks' may be on the meta device."""
+        given, init = self._given, self.functions.model_init
+        if init is not None:
+            given = init() if not inspect.signature(init).parameters else init(None)  # no trial of a search
+        made: Any = given.build() if isinstance(given, ModelConfig) else given
+        for name, token_id in self._token_ids.items():
+            setattr(made.config, name, token_id)
+        return made  # type: ignore[no-any-return]
+
+    def create_optimizer(self) -> torch.optim.Optimizer:
+        """An optimizer over parameters of self.model, which is sharded."""
+        config, (given, _), chosen = self.config, self.functions.optimizers, self.functions.optimizer_cls_and_kwargs
+        if given is not None:
+            return adopt_optimizer(given, self.parts.names, self.model)
+        if chosen is None:
+            return build_optimizer(self.model.model, config)
+        kind, options = chosen
+        groups = parameter_groups(
+            self.model.model,
+            weight_decay=config.weight_decay,
+            decay_all=config.decay_all,
+            learning_rates=config.learning_rates,
+            groups=config.groups,
+        )
+        return kind(groups, **options)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        """torch's scheduler of a run of as many steps (tokens, with max_tokens), to be stepped after each step.
+
+        It is made anew where a run resumes, and stepped to there: its state is not saved.
+        """
+        given = self.functions.optimizers[1]
+        return given or build_scheduler(self.config, optimizer or self.optimizer, num_training_steps)
+
+    def compute_loss(
+        self, model: PackedModel, batch: Batch, packs: Sequence[Batch], units: Mapping[str, float]
+    ) -> Mapping[str, LossSum]:
+        """The losses of each objective of the task, summed over packs: their total, to be differentiated, and by pack.
+
+        batch: the packs joined to one sequence, on the device. units: of each objective in the global batch, by which
+        totals are divided afterwards (in an evaluation, of this pack).
+        """
+        function = self.functions.compute_loss_func
+        if function is not None:
+            return losses_of_function(function, model, batch, packs, units)
+        return self.task.losses(model, batch, packs)
+
+    def training_step(self, packs: Sequence[Batch], units: Sequence[float]) -> torch.Tensor:
+        """Add up the gradients of this rank's packs of a step. units: of each objective in the global batch.
+
+        Returns, of each objective that is logged, the losses by source, then their units: float64[logged, 2, sources].
+        """
+        return self.steps.backward(packs, units)
+
+    def evaluation_step(self, pack: Batch) -> Sequence[torch.Tensor]:
+        """The losses of a pack, summed, of each objective that is logged: float64[] each."""
+        return self.steps.forward(pack)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Write a record of all ranks, and give it to the callbacks; it has its "step"."""
+        self.run_log.write(record, position=self.position)
+        self.callbacks.log({**record, "epoch": self.data.epoch})
+
+    # What is done.
+
+    def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> TrainOutput:
+        """Run to the end, resuming first when there is a checkpoint, as args.resume says.
+
+        resume_from_checkpoint: True, from the latest, which must be there; the path or URL of one; False refuses to
+        start where there are any.
+        """
+        with StopSignal() as stop, self.data.worker_errors():
+            self.build()
+            with self.saver:
+                resume(self, resume_from_checkpoint)
+                self.model.train()
+                with self.run_log.running(self.schedule, step=self.step, position=self.position):
+                    self.saver.probe()
+                    self.meter.start()
+                    loop = Loop(self, stop)
+                    loop.run()
+                    output = loop.end()
+            self.saver.export()
+        return output
+
+    def evaluate(
+        self, eval_dataset: Datasets | None = None, ignore_keys: Sequence[str] = (), metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """The loss over all of the eval_dataset: the mean over its loss tokens; all ranks call it.
+
+        Of several by name, each one's as eval_NAME_loss, and that over all of them. Figures of compute_metrics beside.
+        """
+        named = self.evaluations if eval_dataset is None else named_evaluations(eval_dataset)
+        if not named:
+            raise ConfigError("there is no eval_dataset: give one to the trainer, or to evaluate")
+        figures = joined_figures(
+            {name: evaluate(self, name, each, prefix=metric_key_prefix) for name, each in named.items()},
+            prefix=metric_key_prefix,
+        )
+        self.callbacks.log({"step": self.step, **figures, "epoch": self.data.epoch})
+        self.callbacks.call("on_evaluate", metrics=figures)
+        return figures
+
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Write the model as it is now as a transformers folder (default: the output_dir); all ranks call it."""
+        self.saver.write_model(Path(output_dir or self.output_dir))
+
+    def build(self) -> None:
+        """Build all that training needs, which train does otherwise; all ranks call it."""
+        self.parts.build()
+
+    # What is built when it is first asked for: see Parts.
+
+    @property
+    def model(self) -> PackedModel:
+        return self.parts.model
+
+    @property
+    def steps(self) -> TaskSteps:
+        return self.parts.steps
+
+    @property
+    def meter(self) -> Meter:
+        return self.parts.meter
+
+    @property
+    def saver(self) -> RunSaver:
+        return self.parts.saver
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.parts.schedule
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.parts.set_optimizer or self.parts.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self.parts.set_optimizer = optimizer
+
+    @property
+    def lr_scheduler(self) -> LRScheduler:
+        return self.parts.set_scheduler or self.parts.schedule.scheduler
+
+    @lr_scheduler.setter
+    def lr_scheduler(self, scheduler: LRScheduler) -> None:
+        self.parts.set_scheduler = scheduler
+
+    # Where it stands.
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return self.counts.step
 
     @property
     def position(self) -> int:
         """The position of the run in its schedule, in steps or tokens."""
-        return self.schedule.position(step=self.step, tokens_seen=self.tokens_seen)
+        return self.schedule.position(step=self.counts.step, tokens_seen=self.counts.tokens_seen)
 
     @property
     def is_finished(self) -> bool:
         return self.position >= self.schedule.length
 
-    def _run(self, stop: StopSignal) -> None:
-        num_empty = 0
-        while not self.is_finished:
-            self._skip()
-            if self.loader.packs_left == 0:
-                raise TrainingError(f"the data ended at step {self.step}: raise max_epochs, or end the run there")
-            before = self.loader.step
-            for batches in self._steps():
-                is_stopped = self._train_step(batches, stop)
-                if is_stopped or self.is_finished or _is_due(self.step, self.args.save_steps):
-                    with self.meter.aside():
-                        self._save()
-                if is_stopped:
-                    self.saver.wait()
-                    raise StoppedError(f"told to stop by a signal: step {self.step} is saved, the same command goes on")
-                if self._eval_dataset is not None and (self.is_finished or _is_due(self.step, self.args.eval_steps)):
-                    with self.meter.aside():
-                        self._write({"step": self.step, **self.evaluate()})
-                if self.is_finished or self._skip():
-                    break
-            num_empty = num_empty + 1 if self.loader.step == before else 0
-            if num_empty == 2:
-                raise TrainingError(
-                    f"the loader gave no batch twice at step {self.step}, and has {self.loader.packs_left} packs left: "
-                    "this is a defect of the loader; please report it with the cursor of the latest checkpoint"
-                )
+    @property
+    def max_steps(self) -> int:
+        """Steps of the whole run; 0 where they are not known: before anything is built, and with max_tokens."""
+        schedule: Schedule | None = vars(self.parts).get("schedule")
+        return 0 if schedule is None or schedule.counts_tokens else schedule.length
 
-    def _skip(self) -> bool:
-        """Pass over the packs of the next steps that are to be skipped; whether there were any."""
-        skipped = False
-        while any(first <= self.loader.step < stop for first, stop in self.args.skip_steps):
-            self.loader.skip_steps(1)
-            skipped = True
-        return skipped
+    def set_length(self) -> None:
+        """Have the schedule end where the run ends, after what is left of the data may have changed."""
+        self.parts.set_length()
 
-    def _steps(self) -> Iterator[list[Batch]]:
-        """The batches of each step left in the epoch."""
-        batches: list[Batch] = []
-        for batch in self.meter.waiting(self.loader):
-            batches.append(batch)
-            if len(batches) == self.loader.micro_batches:
-                yield batches
-                batches = []
+    # Callbacks, as transformers' Trainer has them.
 
-    def _train_step(self, batches: list[Batch], stop: StopSignal) -> bool:
-        """Do one step; returns whether a rank was told to stop."""
-        counts, units = self.meter.begin_step(
-            batches, self.steps.units(batches), told_to_stop=stop.is_received, save_failed=self.saver.has_failed
-        )
-        if counts.num_failed_saves:
-            self.saver.tell_failure()
-        seed_step(self.args.seed, step=self.step, group=self.world.group)
-        losses = self.steps.backward(batches, units)
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
-        if isinstance(grad_norm, DTensor):
-            grad_norm = grad_norm.full_tensor()
-        learning_rate = self.schedule.learning_rate
-        self._update(float(grad_norm))
-        self.step += 1
-        self.tokens_seen += int(counts.num_tokens)
-        self.samples_seen += int(counts.num_samples)
-        self.schedule.move(self.position)
-        of_logged = [count for each, count in zip(self.steps.objectives, units, strict=True) if each.is_logged]
-        self.meter.end_step(losses, of_logged, grad_norm=float(grad_norm))
-        self.log.end_step(self.position)
-        is_stopped = counts.num_told_to_stop > 0
-        is_last = is_stopped or self.is_finished
-        if is_last or self.args.log_sample_ids or _is_due(self.step, self.args.logging_steps):
-            self._log(batches, learning_rate)
-        return is_stopped
+    @property
+    def state(self) -> TrainerState:
+        return self.callbacks.state
 
-    def _update(self, grad_norm: float) -> None:
-        """Update the parameters, or leave them where a gradient is not finite."""
-        if math.isfinite(grad_norm):
-            self.optimizer.step()
-        else:
-            self.num_skipped_steps += 1
-            if self.num_skipped_steps > self.args.max_skipped_steps:
-                raise TrainingError(
-                    f"the gradient norm is {grad_norm} at step {self.step + 1}, the {self.num_skipped_steps}th time: "
-                    "lower learning_rate, or raise max_skipped_steps"
-                )
-        self.optimizer.zero_grad()
+    @property
+    def control(self) -> Control:
+        return self.callbacks.control
 
-    def _log(self, batches: list[Batch], learning_rate: float) -> None:
-        """Write the record of the steps since the last record. batches: of the latest step."""
-        record: dict[str, Any] = {
-            "step": self.step,
-            **self.meter.record(),
-            "learning_rate": learning_rate,
-            "tokens_seen": self.tokens_seen,
-            "samples_seen": self.samples_seen,
-            "num_skipped_steps": self.num_skipped_steps,
-        }
-        if self.args.log_sample_ids:
-            mine = [(batch.source, int(sample_id)) for batch in batches for sample_id in batch.sample_ids]
-            gathered: list[list[tuple[str, int]]] = [[] for _ in range(self.world.world_size)]
-            dist.all_gather_object(gathered, mine)
-            several = len(self.sources) > 1
-            ids = sorted(sample for samples in gathered[:: self.world.replication] for sample in samples)
-            record["sample_ids"] = [f"{source}:{i}" if several else i for source, i in ids]
-        self._write(record)
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        self.callbacks.add(callback)
 
-    def _write(self, record: dict[str, Any]) -> None:
-        self.log.write(record, position=self.position)
+    def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
+        return self.callbacks.pop(callback)
 
-    def _save(self) -> None:
-        cursor = self.loader.state_dict()
-        if self.loader.state_is_per_rank:
-            cursors: list[dict[str, Any]] = [{} for _ in range(self.world.world_size)]
-            dist.all_gather_object(cursors, cursor)
-            cursor = PackedLoader.merge_states(cursors[:: self.world.replication])
-        state = {
-            "cursor": cursor,
-            "tokens_seen": self.tokens_seen,
-            "samples_seen": self.samples_seen,
-            "num_skipped_steps": self.num_skipped_steps,
-        }
-        self.saver.save(self.step, state)
+    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        self.callbacks.pop(callback)
 
-    def _resume(self) -> None:
-        state = self.saver.resume(lambda state: self.loader.load_state_dict(state["cursor"]))
-        if state is not None:
-            self.step = state["step"]
-            self.tokens_seen = state["tokens_seen"]
-            self.samples_seen = state["samples_seen"]
-            self.num_skipped_steps = state["num_skipped_steps"]
-        if self.args.num_train_epochs is not None:  # the global batch or skipped steps may have changed
-            self.schedule.set_length(self._max_steps() or 0)
-        self.schedule.move(self.position)
+    def is_world_process_zero(self) -> bool:
+        return self.world.rank == 0
 
-    def _eval_loader(self) -> PackedLoader:
-        assert self._eval_dataset is not None
-        return self._loader({EVAL_NAME: self._eval_dataset}, global_batch=self.world.num_groups)
-
-    def _tell_overlong(self, loader: PackedLoader) -> None:
-        """Warn once of samples that are longer than a pack. (In lanes their number is not known beforehand.)"""
-        if self.world.rank or loader.state_is_per_rank:
-            return
-        tell_overlong(loader.mixture.plans)
-
-    def _loader(self, dataset: Datasets, **options: Any) -> PackedLoader:
-        return PackedLoader(
-            dataset,
-            **{"global_batch": self.args.global_batch, **options},
-            world=self.world,
-            num_workers=self.args.num_workers,
-            pad_to=self.args.pad_to,
-            pin_memory=self.device.type == "cuda",
-            timeout_s=self.args.timeout_s,
-            start_method="server",
-            collator=self._collator,
-        )
-
-    def _max_steps(self) -> int | None:
-        """Steps to the end of the run, those that are done among them; None for a run that ends by tokens."""
-        if self.args.num_train_epochs is None:
-            return self.args.max_steps
-        first = self.loader.step
-        stop = first + self.loader.steps_to_epoch(self.args.num_train_epochs)
-        return self.step + num_kept(first, stop, skipped=self.args.skip_steps)
-
-    def _shard(self, model: PackedModel) -> PackedModel:
-        args = self.args
-        mesh = build_mesh(
-            self.device, world_size=self.world.world_size, shard_ranks=args.shard_ranks, timeout_s=args.timeout_s
-        )
-        shard_model(model, mesh, config=self.args, device=self.device)
-        self.task.check(model, device=self.device, bf16=args.bf16, is_compiled=False)
-        if args.torch_compile:
-            compile_blocks(model)
-            self.task.check(model, device=self.device, bf16=args.bf16, is_compiled=True)
-        return model
-
-
-def _is_due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+    def is_local_process_zero(self) -> bool:
+        return self.world.rank % (self.world.world_size // self.world.num_nodes) == 0

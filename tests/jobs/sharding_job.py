@@ -18,6 +18,7 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.signals import StopSignal
+from lmms_stream.train.loop import Loop
 from lmms_stream.train.model.model import ModelConfig
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
@@ -58,10 +59,12 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
                 gradients[key] = whole(parameter.grad)
 
     trainer.optimizer.register_step_pre_hook(keep_gradients)
-    with StopSignal() as stop, trainer.log.running(trainer.schedule, step=0, position=0):
+    with StopSignal() as stop, trainer.run_log.running(trainer.schedule, step=0, position=0):
         trainer.model.train()
-        batches = next(trainer._steps())
-        trainer._train_step(batches, stop)
+        batches = next(trainer.data.steps_of(iter(trainer.loader)))
+        loop = Loop(trainer, stop)
+        loop.train_step(batches)
+        loop.log()
     packs: list[list[list[int]]] = [[] for _ in range(world.world_size)]
     dist.all_gather_object(packs, [batch.sample_ids.tolist() for batch in batches])
     everywhere: list[list[str]] = [[] for _ in range(world.world_size)]

@@ -18,6 +18,7 @@ from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.signals import StopSignal
+from lmms_stream.train.loop import Loop
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
@@ -60,10 +61,12 @@ def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) 
                 gradients[key] = whole(parameter.grad)
 
     trainer.optimizer.register_step_pre_hook(keep_gradients)
-    with StopSignal() as stop, trainer.log.running(trainer.schedule, step=0, position=0):
+    with StopSignal() as stop, trainer.run_log.running(trainer.schedule, step=0, position=0):
         trainer.model.train()
-        batches = next(trainer._steps())
-        trainer._train_step(batches, stop)
+        batches = next(trainer.data.steps_of(iter(trainer.loader)))
+        loop = Loop(trainer, stop)
+        loop.train_step(batches)
+        loop.log()
     mine = [(batch.source, batch.sample_ids.tolist(), sorted(batch.inputs)) for batch in batches]
     packs: list[Any] = [None] * world.world_size
     dist.all_gather_object(packs, mine)

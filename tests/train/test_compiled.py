@@ -38,6 +38,7 @@ def test_blocks_are_not_compiled_again_for_each_pack_and_give_the_same_losses(tm
         )  # fmt: skip
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
             trainer = trainer_of(run, "model.attention=sdpa_varlen")
+            trainer.build()
             num_proven = counters["stats"]["unique_graphs"]
             trainer.train()
         losses[is_compiled] = [record["loss"] for record in read_log(out / "train_log.jsonl")]

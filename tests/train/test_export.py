@@ -193,6 +193,6 @@ def test_an_export_that_would_be_refused_at_the_end_is_refused_at_the_start(data
     (tmp_path / "out" / "export" / "notes.txt").touch()
     try:
         with pytest.raises(ConfigError, match=r"export holds notes\.txt, which no export wrote"):
-            trainer_of(run)
+            trainer_of(run).build()
     finally:
         dist.destroy_process_group()

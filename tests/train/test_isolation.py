@@ -163,5 +163,5 @@ def test_what_was_compiled_is_proven_too(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("lmms_stream.train.trainer.compile_blocks", wrongly)
     with pytest.raises(ConfigError, match="with attention sdpa_varlen, compiled, does not keep the samples of a pac"):
-        trainer_of(run)
+        trainer_of(run).build()
     assert compiled

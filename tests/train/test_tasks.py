@@ -62,7 +62,7 @@ def mixed_run(tmp_path: Path, **train: Any) -> Path:
 def test_a_step_adds_up_the_objectives_of_a_task(tmp_path: Path, per_device_batch: int) -> None:
     run = mixed_run(tmp_path, per_device_batch=per_device_batch)
     trainer = trainer_of(run, task=WithSize())
-    packs = next(trainer._steps())
+    packs = next(trainer.data.steps_of(iter(trainer.loader)))
     trainer = trainer_of(run, task=WithSize())
     trainer.train()
     record, evaluation = read_log(tmp_path / "default")
@@ -93,7 +93,7 @@ def test_a_step_adds_up_the_objectives_of_a_task(tmp_path: Path, per_device_batc
 
 def test_a_task_without_an_objective_that_is_logged_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="task Unlogged has no objective that is logged: give it one"):
-        trainer_of(mixed_run(tmp_path), task=Unlogged())
+        trainer_of(mixed_run(tmp_path), task=Unlogged()).build()
 
 
 def test_objectives_of_causal_models_are_logged_as_one_loss() -> None:

@@ -106,16 +106,18 @@ class Checkpointer:
         step: int,
         state: Mapping[str, Any],
         documents: Mapping[str, bytes],
+        best: int | None = None,
     ) -> None:
         """Begin to save checkpoint `step`, or save it; first wait for the one before.
 
         state: JSON values of the trainer, the cursor among them. documents: other files, by name. Those of rank 0 are
-        saved.
+        saved. best: the step of a checkpoint that stays, whatever `keep` is.
         """
         self.wait()
         values = tensors_of(model, optimizer)
         text = json.dumps({**state, "step": step}, indent=1) + "\n"
-        self._writer = CheckpointWriter(self._target, step, {**documents, STATE_NAME: text.encode()}, keep=self._keep)
+        documents = {**documents, STATE_NAME: text.encode()}
+        self._writer = CheckpointWriter(self._target, step, documents, keep=self._keep, best=best)
         options: dict[str, Any] = {
             "storage_writer": self._writer,
             # What several ranks have is written by the first of them, so that fewer files are read for it.
@@ -236,7 +238,8 @@ class Checkpointer:
             if steps and choice == "never":
                 raise CheckpointError(
                     f"{self._target.storage.url} has checkpoints, the latest of step {steps[-1]}, and train.resume is "
-                    "never: set it to auto to go on from there, or name another output_dir or checkpoint_dir"
+                    "never: set it to auto, or call train(resume_from_checkpoint=True), to go on from there, or name "
+                    "another output_dir or checkpoint_dir"
                 )
             return self._target, steps
         folder, _, name = choice.rstrip("/").rpartition("/")

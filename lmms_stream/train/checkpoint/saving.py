@@ -16,7 +16,8 @@ from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer
 from .export import check_out, export_checkpoint, is_own_code, model_files
 from .fingerprint import check_same_model, fingerprint_of, other_differences
-from .store import Checkpoint, folder_name
+from .folder import save_folder
+from .store import MODEL_FOLDER, Checkpoint, folder_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,11 +62,17 @@ class RunSaver:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._checkpointer.__exit__(kind, error, at)
 
-    def save(self, step: int, state: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Mapping[str, Any], *, best: int | None = None) -> None:
         """Begin to save checkpoint `step`; see Checkpointer.save."""
         state = {**state, "fingerprint": self._fingerprint}
-        self._checkpointer.save(self._model, self._optimizer, step=step, state=state, documents=self._documents)
-        self._latest = f"{self.url}/{folder_name(step)}"
+        self._checkpointer.save(
+            self._model, self._optimizer, step=step, state=state, documents=self._documents, best=best
+        )
+        self._latest = self.where(step)
+
+    def where(self, step: int) -> str:
+        """The path or URL of the checkpoint of a step."""
+        return f"{self.url}/{folder_name(step)}"
 
     def probe(self) -> None:
         """See Checkpointer.probe."""
@@ -85,10 +92,12 @@ class RunSaver:
         """Return when nothing is being saved; CheckpointError when that failed."""
         self._checkpointer.wait()
 
-    def resume(self, load_state: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any] | None:
+    def resume(
+        self, load_state: Callable[[Mapping[str, Any]], None], *, choice: str | None = None
+    ) -> Mapping[str, Any] | None:
         """Load model and optimizer; returns the saved `state` with "step", or None where there is no checkpoint.
 
-        load_state may refuse the state before anything is loaded.
+        load_state may refuse the state before anything is loaded. choice: instead of args.resume.
         """
 
         def check(checkpoint: Checkpoint) -> None:
@@ -99,11 +108,16 @@ class RunSaver:
             if differences and self._checkpointer.rank == 0:
                 logger.warning("resumed from %s with other settings: %s", checkpoint.where, "; ".join(differences))
 
-        found = self._checkpointer.resume(self._model, self._optimizer, choice=self._args.resume, check=check)
+        found = self._checkpointer.resume(self._model, self._optimizer, choice=choice or self._args.resume, check=check)
         if found is None:
             return None
         self._latest = found.where
         return found.state
+
+    def write_model(self, out: Path) -> None:
+        """Write the model as it is now as a transformers folder; all ranks call it."""
+        files = {name.removeprefix(f"{MODEL_FOLDER}/"): data for name, data in self._documents.items()}
+        save_folder(self._model, out, files)
 
     def export(self) -> None:
         """Write the model as it was saved last to output_dir/export where args.export is set; rank 0 does it."""

@@ -130,17 +130,20 @@ class _Written(WriteResult):
 class CheckpointWriter(FileSystemWriter):
     """Writes one checkpoint: each rank its tensors, then rank 0 `documents` and complete.json.
 
-    documents: files beside the tensors, by name, of rank 0. keep: how many of the latest checkpoints stay.
+    documents: files beside the tensors, by name, of rank 0. keep: how many of the latest checkpoints stay; best: the
+    step of one that stays among them.
     """
 
-    def __init__(self, target: Target, step: int, documents: Mapping[str, bytes], *, keep: int | None):
+    def __init__(
+        self, target: Target, step: int, documents: Mapping[str, bytes], *, keep: int | None, best: int | None = None
+    ):
         super().__init__(target.writing(step))
         self.target = target
         self.step = step
         self.warnings: list[str] = []  # about old checkpoints that could not be removed
         self._folder = target.writing(step)
         self._documents = documents
-        self._keep = keep
+        self._keep, self._best = keep, best
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan  # the folder is made later, once for all ranks
@@ -177,7 +180,7 @@ class CheckpointWriter(FileSystemWriter):
             self.target.publish(self.step, own)
             self.target.commit(self.step, {**files, **own})
         try:
-            remove_old(self.target, self.step, keep=self._keep)
+            remove_old(self.target, self.step, keep=self._keep, best=self._best)
         except StorageError as error:  # the new one is complete: old ones may stay
             self.warnings.append(f"old checkpoints stay: {error}")
 
@@ -192,11 +195,17 @@ def _parts(plan: SavePlan) -> list[SavePlan]:
     return [part for part in parts if part.items]
 
 
-def remove_old(target: Target, newest: int, *, keep: int | None) -> None:
-    """Delete all but the last `keep` checkpoints up to step `newest`; later ones, of another run, stay."""
+def remove_old(target: Target, newest: int, *, keep: int | None, best: int | None = None) -> None:
+    """Delete all but the last `keep` checkpoints up to step `newest`; later ones, of another run, stay.
+
+    best: the step of one that stays, also where it is none of the last; it is one of `keep`, unless that is 1.
+    """
     if keep is None:
         return
     steps = [step for step in target.candidates() if step <= newest]
+    if best in steps[:-keep]:
+        steps.remove(best)
+        keep = max(1, keep - 1)
     for step in (*steps[:-keep], *(step for step in target.unfinished() if step < newest)):
         remove(target.storage, step)
 

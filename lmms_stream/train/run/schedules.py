@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import SchedulerType, get_scheduler
 
 from ...errors import ConfigError
@@ -19,52 +20,86 @@ _WITH_MINIMUM = ("cosine", "linear", "wsd", "warmup_stable_decay")
 class Schedule:
     """Sets the learning rate of an optimizer by the position of a run, in steps, or in tokens where it ends by them.
 
-    It is transformers' schedule, torch's LambdaLR, whose factor follows from the position alone: there is nothing to
-    save. length: of the run, in the same unit.
+    create: makes torch's scheduler for a length (default: that of the config). transformers' schedules are LambdaLRs,
+    whose factor follows from the position alone. Others are stepped from the start to where a run resumes: nothing of a
+    schedule is saved. length: of the run, in the same unit.
     """
 
-    def __init__(self, config: TrainConfig, optimizer: torch.optim.Optimizer, *, max_steps: int | None):
+    def __init__(
+        self,
+        config: TrainConfig,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_steps: int | None,
+        create: Callable[[int], LRScheduler] | None = None,
+    ):
         """max_steps: of the run, None for one that ends by tokens."""
         length = config.max_tokens if max_steps is None else max_steps
         assert length is not None
         self.counts_tokens = max_steps is None
-        self._config, self._optimizer = config, optimizer
+        self._create = create or (lambda length: build_scheduler(config, optimizer, length))
+        self._num_moves = 0
+        self._scheduler: LRScheduler | None = None
         self.set_length(length)
 
     def set_length(self, length: int) -> None:
         """Begin anew for a run of this length; `move` then goes to where it is."""
-        self.length, config = length, self._config
-        warmup = config.warmup_tokens or config.warmup_steps or round(config.warmup_ratio * length)
-        name, details = _named(config, length)
-        try:
-            self._scheduler = get_scheduler(
-                name,
-                self._optimizer,
-                num_warmup_steps=warmup,
-                num_training_steps=length,
-                scheduler_specific_kwargs=details,
-            )
-        except (TypeError, ValueError, KeyError) as error:
+        made = self._create(length)
+        if self.counts_tokens and not isinstance(made, LambdaLR):
             raise ConfigError(
-                f"train.lr_scheduler_type {config.lr_scheduler_type} with lr_scheduler_kwargs "
-                f"{dict(config.lr_scheduler_kwargs)}: {' '.join(str(error).split())}"
-            ) from error
+                f"a {type(made).__name__} counts steps, and train.max_tokens counts tokens: set train.max_steps, or "
+                "give a LambdaLR"
+            )
+        if made is not self._scheduler:
+            self._num_moves = 0
+        self.length, self._scheduler = length, made
+
+    @property
+    def scheduler(self) -> LRScheduler:
+        assert self._scheduler is not None
+        return self._scheduler
 
     @property
     def learning_rate(self) -> float:
         """Of the next step; train.learning_rates not counted."""
-        return float(self._scheduler.get_last_lr()[0])
+        return float(self.scheduler.get_last_lr()[0])
 
     def position(self, *, step: int, tokens_seen: int) -> int:
         return tokens_seen if self.counts_tokens else step
 
     def move(self, position: int) -> None:
         """Set the learning rate of the step that begins here."""
-        self._scheduler.last_epoch = position - 1  # step() adds one; positions may advance by more
+        scheduler = self.scheduler
+        num_moves = position - self._num_moves
+        if isinstance(scheduler, LambdaLR):
+            scheduler.last_epoch = position - 1  # step() adds one; positions may advance by more
+            num_moves = 1
         with warnings.catch_warnings():
             # torch warns where no update came before, as when the first gradients are not finite
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            self._scheduler.step()
+            for _ in range(num_moves):
+                scheduler.step()
+        self._num_moves = max(self._num_moves, position)
+
+
+def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, length: int) -> LRScheduler:
+    """transformers' schedule of a config for a run of `length` steps, or tokens where it ends by them."""
+    warmup = config.warmup_tokens or config.warmup_steps or round(config.warmup_ratio * length)
+    name, details = _named(config, length)
+    try:
+        made: LRScheduler = get_scheduler(
+            name,
+            optimizer,
+            num_warmup_steps=warmup,
+            num_training_steps=length,
+            scheduler_specific_kwargs=details,
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"train.lr_scheduler_type {config.lr_scheduler_type} with lr_scheduler_kwargs "
+            f"{dict(config.lr_scheduler_kwargs)}: {' '.join(str(error).split())}"
+        ) from error
+    return made
 
 
 def num_kept(first: int, stop: int, *, skipped: Sequence[tuple[int, int]]) -> int:

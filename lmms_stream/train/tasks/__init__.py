@@ -2,5 +2,6 @@
 
 task     what a task is
 causal   causal language modelling, of text or of media and text: the task of a run that names no other
+function a loss function as transformers' users write it
 steps    a task on the packs of a step: gradients of its objectives, and their sums by source
 """

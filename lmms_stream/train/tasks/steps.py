@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -13,11 +13,15 @@ from ..model.isolation import check_lengths
 from ..model.model import PackedModel
 from .task import LossSum, Task
 
+Losses = Callable[[PackedModel, Batch, Sequence[Batch], Mapping[str, float]], Mapping[str, LossSum]]
+
 
 class TaskSteps:
     """Runs a task with a model on this rank's packs. sources: of packs, by name. All ranks make the same calls.
 
-    per_device_batch: packs in one forward pass.
+    per_device_batch: packs in one forward pass. losses: the sums of each objective over packs, given the model, what
+    they are joined to, themselves, and the units by which the sums are divided later (default: the task's).
+    between: called between two forward passes of a step.
     """
 
     def __init__(
@@ -29,8 +33,12 @@ class TaskSteps:
         device: torch.device,
         sources: Sequence[str],
         per_device_batch: int,
+        losses: Losses | None = None,
+        between: Callable[[], object] = lambda: None,
     ):
         self._task, self._model, self._device = task, model, device
+        self._losses: Losses = losses or (lambda model, batch, packs, _: task.losses(model, batch, packs))
+        self._between = between
         self._world, self._sources, self._per_device_batch = world, tuple(sources), per_device_batch
         self.objectives = tuple(task.objectives(model))
         self.logged = tuple(each for each in self.objectives if each.is_logged)
@@ -41,6 +49,10 @@ class TaskSteps:
         """Of each objective, in all of these packs."""
         each_pack = [self._task.units(pack) for pack in packs]
         return [float(sum(units[each.name] for units in each_pack)) for each in self.objectives]
+
+    def units_of_logged(self, units: Sequence[float]) -> list[float]:
+        """Those of `units`, of all objectives, that are of the logged ones."""
+        return [count for each, count in zip(self.objectives, units, strict=True) if each.is_logged]
 
     def backward(self, packs: Sequence[Batch], units: Sequence[float]) -> torch.Tensor:
         """Sum gradients over the packs of a step. units: of each objective in the global batch.
@@ -54,9 +66,12 @@ class TaskSteps:
             each.weight * self._world.num_groups / max(count, 1)
             for each, count in zip(self.objectives, units, strict=True)
         ]
+        by_name = {each.name: count for each, count in zip(self.objectives, units, strict=True)}
         for start in range(0, len(packs), self._per_device_batch):
+            if start:
+                self._between()
             together = packs[start : start + self._per_device_batch]
-            sums = self._run(together)
+            sums = self._run(together, by_name)
             loss = sum(sums[each.name].total * scale for each, scale in zip(self.objectives, scales, strict=True))
             assert isinstance(loss, torch.Tensor)
             loss.backward()
@@ -66,15 +81,15 @@ class TaskSteps:
     @torch.no_grad()
     def forward(self, pack: Batch) -> list[torch.Tensor]:
         """The losses of each objective that is logged: float64[] each."""
-        sums = self._run([pack])
+        sums = self._run([pack], {name: float(count) for name, count in self._task.units(pack).items()})
         return [sums[each.name].of_packs.sum() for each in self.logged]
 
-    def _run(self, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
+    def _run(self, packs: Sequence[Batch], units: Mapping[str, float]) -> Mapping[str, LossSum]:
         for pack in packs:
             self._model.check_tokens(pack)
         joined = join(packs)
         check_lengths(self._model.model.config, joined)
-        return self._task.losses(self._model, joined.to(self._device), packs)
+        return self._losses(self._model, joined.to(self._device), packs, units)
 
     def _add(self, totals: torch.Tensor, packs: Sequence[Batch], sums: Mapping[str, LossSum]) -> None:
         for index, pack in enumerate(packs):

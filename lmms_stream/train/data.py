@@ -1,0 +1,145 @@
+"""The datasets of a run, opened: batches to train on, and those to evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+from ..loader.batch_maker import Collator
+from ..loader.loader import PackedLoader
+from ..loader.worker_end import is_of_worker_code
+from ..mds.core import core_of
+from ..processors.base import Processor
+from ..types import Batch, World
+from .report.overlong import tell_overlong
+from .run.settings import Datasets, Packed, TrainConfig
+
+EVAL_NAME = "eval_dataset"  # the name of its source in errors
+
+
+def named_evaluations(dataset: Datasets | None) -> dict[str, Any]:
+    """The datasets to evaluate by name; one alone has no name."""
+    if dataset is None:
+        return {}
+    return dict(dataset) if isinstance(dataset, Mapping) else {"": dataset}
+
+
+def check_evaluated(loader: PackedLoader) -> None:
+    """ConfigError for a loader whose packs never end."""
+    if loader.packs_left is None:
+        raise ConfigError(
+            f"the {loader.sources[0]} is packed in lanes, which have no end: write its lengths index with lmms-stream "
+            "index, and leave its packing_mode auto"
+        )
+
+
+class RunData:
+    """Loaders of a run's datasets. Raises what is wrong with any of them at once, not when it is due."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        train_dataset: Datasets | None,
+        eval_dataset: Datasets | None,
+        *,
+        collator: Collator,
+        world: World,
+        device: torch.device,
+    ):
+        self.config, self._collator, self._world, self._device = config, collator, world, device
+        if train_dataset is None:
+            raise ConfigError("train_dataset is missing: give a dataset, or several by name")
+        self.train_dataset = train_dataset
+        self.loader = self._loader(train_dataset, weights=config.weights, max_epochs=config.max_epochs)
+        self._tell_overlong(self.loader)
+        self.evaluations = named_evaluations(eval_dataset)
+        for name, dataset in self.evaluations.items():
+            loader = self.eval_loader(name, dataset)
+            check_evaluated(loader)
+            self._tell_overlong(loader)
+        self._check_strategies()
+
+    @property
+    def processors(self) -> list[Processor | None]:
+        """Of all datasets, those to evaluate last."""
+        trained_on = named_evaluations(self.train_dataset).values()
+        return [core_of(each).processor for each in (*trained_on, *self.evaluations.values())]
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether the data has epochs that end: not with weights, and not in lanes."""
+        return self.config.weights is None and not self.loader.state_is_per_rank
+
+    @property
+    def epoch(self) -> float:
+        """How many epochs of every source were delivered, with the share of the last; 0 in lanes."""
+        return min(self.loader.epochs.values(), default=0.0)
+
+    def eval_loader(self, name: str, dataset: Packed) -> PackedLoader:
+        """Batches of a dataset to evaluate, from its beginning."""
+        source = f"{EVAL_NAME} {name}" if name else EVAL_NAME
+        return self._loader({source: dataset}, global_batch=self._world.num_groups)
+
+    def steps_of(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
+        """Batches of the loader by the step that they belong to."""
+        step: list[Batch] = []
+        for batch in batches:
+            step.append(batch)
+            if len(step) == self.loader.micro_batches:
+                yield step
+                step = []
+
+    def cursor(self) -> dict[str, Any]:
+        """Where training stands, for any number of ranks; all ranks call it."""
+        cursor = self.loader.state_dict()
+        if self.loader.state_is_per_rank:
+            cursors: list[dict[str, Any]] = [{} for _ in range(self._world.world_size)]
+            torch.distributed.all_gather_object(cursors, cursor)
+            cursor = PackedLoader.merge_states(cursors[:: self._world.replication])
+        return cursor
+
+    @contextmanager
+    def worker_errors(self) -> Iterator[None]:
+        """torch's signal handler raises the death of a loader worker at any line inside: it is named."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error) or is_of_worker_code(error):
+                raise
+            raise self.loader.worker_error(error) from error
+
+    def _check_strategies(self) -> None:
+        config = self.config
+        for name in ("save", "eval", "logging"):
+            if getattr(config, f"{name}_strategy") == "epoch" and not self.has_epochs:
+                raise ConfigError(
+                    f"train.{name}_strategy is epoch, and packs of lanes, or of train.weights, have no epochs that "
+                    f"end: set it to steps, and train.{name}_steps"
+                )
+        asked = [name for name in ("load_best_model_at_end", "metric_for_best_model") if getattr(config, name)]
+        asked += ["save_strategy best"] * (config.save_strategy == "best")
+        if asked and not self.evaluations:
+            raise ConfigError(f"train.{asked[0]} needs evaluations: give an eval_dataset, or leave it out")
+
+    def _loader(self, dataset: Datasets, **options: Any) -> PackedLoader:
+        config = self.config
+        return PackedLoader(
+            dataset,
+            **{"global_batch": config.global_batch, **options},
+            world=self._world,
+            num_workers=config.num_workers,
+            pad_to=config.pad_to,
+            pin_memory=self._device.type == "cuda",
+            timeout_s=config.timeout_s,
+            start_method="server",
+            collator=self._collator,
+        )
+
+    def _tell_overlong(self, loader: PackedLoader) -> None:
+        """Warn once of samples that are longer than a pack. (In lanes their number is not known beforehand.)"""
+        if self._world.rank == 0 and not loader.state_is_per_rank:
+            tell_overlong(loader.mixture.plans)

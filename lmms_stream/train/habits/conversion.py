@@ -1,0 +1,246 @@
+"""A datasets.Dataset -> shards of its tokens and their lengths: once, by one rank, while the others wait.
+
+The folder is named by the dataset's fingerprint and by all that makes its tokens, so the next run finds it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from ...converters.convert import convert
+from ...converters.rows.options import SchemaOptions
+from ...errors import ConfigError, DataError
+from ...mds.core import PackedDataset
+from ...mds.streams import StreamConfig
+from ...plan.order import OrderConfig
+from ...plan.packing import PackingConfig
+from ...processors.text import TokensProcessor
+from ...processors.tokenizers import FastTokenizer, digest
+from ...storage.disk_errors import disk_errors
+from ...storage.locks import is_locked, locked
+from ...types import World
+from .rows import RowReader, RowSettings
+from .tokenizer import assistant_template, fast_tokenizer, tokenizer_of
+
+_VERSION = 1  # raised when rows become other tokens
+_DONE = "_lmms/dataset.json"  # what a dataset has when it is whole
+_POLL_S = 0.1
+WAIT_S = 7200.0  # of ranks, for the one that converts
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, slots=True)
+class RowsProcessor(TokensProcessor):
+    """What reads the shards: the tokens as they are. tokenizer: what made them, whose files are exported."""
+
+    tokenizer: FastTokenizer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What makes tokens of datasets, and where their shards are kept."""
+
+    processing_class: Any
+    settings: RowSettings
+    formatting_func: Callable[..., str] | None
+    folder: Path
+    num_proc: int | None
+    world: World
+    wait_s: float = WAIT_S
+
+    def stored(self, dataset: Any, *, name: str) -> Path:
+        """The folder of a dataset's shards, which one rank writes where it is not there; all ranks call it.
+
+        Raises ConfigError and DataError for rows that do not fit, and DataError where another rank does not convert
+        them in time.
+        """
+        _check(dataset, name)
+        folder = self._agreed(self.folder / f"{dataset._fingerprint}-{self._digest()}")
+        if (folder / _DONE).is_file():
+            if self.world.rank == 0:
+                logger.info("%s is found converted in %s", name, folder)
+        elif self.world.rank == 0:
+            self._convert_once(dataset, folder, name)
+        else:
+            self._wait(folder, name)
+        return folder
+
+    def opened(self, folder: Path, *, packing: PackingConfig, seed: int) -> PackedDataset:
+        """Its samples, shuffled in each epoch."""
+        tokenizer = fast_tokenizer(self.processing_class, name=str(_tokenizer_folder(folder)))
+        return PackedDataset(
+            [StreamConfig(remote=str(folder))],
+            processor=RowsProcessor(tokenizer),
+            packing=packing,
+            order=OrderConfig(seed=seed),
+            world=self.world,
+        )
+
+    def _digest(self) -> str:
+        """Names all but the dataset that makes its tokens."""
+        processing_class, tokenizer = self.processing_class, tokenizer_of(self.processing_class)
+        fast = fast_tokenizer(processing_class, name="")
+        parts = [_VERSION, asdict(self.settings), processing_class.chat_template, tokenizer.eos_token]
+        parts += [fast.digest if fast else sorted(tokenizer.get_vocab().items()), type(processing_class).__name__]
+        return digest(repr([*parts, _hash_of(self.formatting_func)]))[:16]
+
+    def _agreed(self, folder: Path) -> Path:
+        """What rank 0 has: the fingerprint of a dataset that was made by what cannot be hashed differs by rank."""
+        if self.world.world_size == 1:
+            return folder
+        agreed: list[Any] = [folder]
+        dist.broadcast_object_list(agreed, src=0)
+        found: Path = agreed[0]
+        return found
+
+    def _convert_once(self, dataset: Any, folder: Path, name: str) -> None:
+        with disk_errors(str(folder)):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(_lock(folder), timeout_s=self.wait_s) as ours:
+            if (folder / _DONE).is_file():  # another run did so meanwhile
+                return
+            if ours is None:
+                raise _late(folder, name, self.wait_s)
+            self._convert(dataset, folder, name)
+
+    def _convert(self, dataset: Any, folder: Path, name: str) -> None:
+        started = time.monotonic()
+        logger.warning("converting %s (%d rows) once, into %s", name, len(dataset), folder)
+        template = assistant_template(self.processing_class) if self.settings.assistant_only else None
+        reader = RowReader(
+            self.processing_class,
+            self.settings,
+            first=dataset[0],
+            formatting_func=self.formatting_func,
+            template=template,
+        )
+        self.processing_class.save_pretrained(_tokenizer_folder(folder))
+        work = folder.with_name(f"{folder.name}.work")
+        with _emptied(work):
+            files = _tokenized(dataset, reader, work / "tokens.arrow", name=name, num_proc=self.num_proc)
+            report = convert(
+                files, str(work / "dataset"), format="arrow", schema=SchemaOptions(kind="tokens"),
+                processor=TokensProcessor(), num_workers=1, work=work / "converting",
+            )  # fmt: skip
+            shutil.rmtree(folder, ignore_errors=True)  # what has no dataset.json is whole nowhere
+            with disk_errors(str(folder)):
+                (work / "dataset").rename(folder)
+        logger.info(
+            "%s: %d samples, %d tokens, of %d rows in %.1f s: kept in %s",
+            name, report.num_rows, report.num_tokens or 0, len(dataset), time.monotonic() - started, folder,
+        )  # fmt: skip
+
+    def _wait(self, folder: Path, name: str) -> None:
+        """Until the dataset is there; DataError when who converts it ends, or takes too long."""
+        started = time.monotonic()
+        lock = _lock(folder)
+        sees_lock = False  # on another node the lock may stay free
+        while True:
+            is_converted = is_locked(lock)
+            if (folder / _DONE).is_file():
+                return
+            if sees_lock and not is_converted:
+                raise DataError(f"the rank that converted {name} ended before {folder} was whole: see its error")
+            sees_lock |= is_converted
+            if time.monotonic() - started > self.wait_s:
+                raise _late(folder, name, self.wait_s)
+            time.sleep(_POLL_S)
+
+
+def _check(dataset: Any, name: str) -> None:
+    """ConfigError for what is no datasets.Dataset with rows."""
+    import datasets
+
+    if isinstance(dataset, datasets.IterableDataset | datasets.IterableDatasetDict):
+        raise ConfigError(
+            f"{name} is an IterableDataset, which has no end and no numbers: write it to shards with lmms-stream "
+            "convert, and give a PackedStreamingDataset of them, or load it without streaming=True"
+        )
+    if isinstance(dataset, datasets.DatasetDict):
+        raise ConfigError(f"{name} is a DatasetDict of {', '.join(dataset)}: give one of them, as dataset['train']")
+    if not isinstance(dataset, datasets.Dataset):
+        raise ConfigError(
+            f"{name} is a {type(dataset).__name__}: give a datasets.Dataset, or a PackedStreamingDataset or "
+            "DatasetConfig of lmms_stream"
+        )
+    if not len(dataset):
+        raise ConfigError(f"{name} has no rows: give another")
+    if dataset.format["type"] == "custom":
+        raise ConfigError(
+            f"{name} has a transform (with_transform), which may give other rows each time: apply it with its map"
+        )
+
+
+def _tokenized(dataset: Any, reader: RowReader, path: Path, *, name: str, num_proc: int | None) -> list[str]:
+    """Arrow files of the dataset's tokens, in its order."""
+    import datasets
+
+    ids = datasets.List(datasets.Value("int32"))
+    made = dataset.with_format(None).map(
+        reader,
+        batched=True,
+        with_indices=True,
+        remove_columns=dataset.column_names,
+        features=datasets.Features({"input_ids": ids, "labels": ids}),
+        cache_file_name=str(path),
+        load_from_cache_file=False,
+        new_fingerprint="0" * 16,
+        num_proc=num_proc if num_proc and num_proc > 1 else None,
+        desc=f"Tokenizing {name}",
+    )
+    if not len(made):
+        raise DataError(
+            f"no token of {name}, read as {reader.kind}, would be learnt: look at completion_only_loss, "
+            "assistant_only_loss and max_length"
+        )
+    return [each["filename"] for each in made.cache_files]
+
+
+def _hash_of(function: Callable[..., str] | None) -> str:
+    if function is None:
+        return ""
+    from datasets.fingerprint import Hasher
+
+    try:
+        return str(Hasher.hash(function))
+    except Exception as error:  # dill raises whatever the function's own objects do
+        raise ConfigError(
+            f"formatting_func cannot be told from others by its content ({type(error).__name__}): apply it to the "
+            "dataset with map before"
+        ) from error
+
+
+@contextmanager
+def _emptied(folder: Path) -> Any:
+    """A folder that was not there, and is not at the end."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with disk_errors(str(folder)):
+        folder.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tokenizer_folder(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.tokenizer")
+
+
+def _lock(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _late(folder: Path, name: str, limit_s: float) -> DataError:
+    return DataError(
+        f"{name} was not converted into {folder} within {limit_s:g} s: all nodes must see this folder; name another "
+        "by dataset_kwargs={'cache_folder': …}, or convert it before with lmms-stream convert"
+    )

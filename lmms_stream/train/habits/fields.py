@@ -1,0 +1,175 @@
+"""What becomes of each field of transformers.TrainingArguments, in the order of that class.
+
+Only this file knows of a field whether it is refused or moot; `arguments` translates those that are honoured.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .row import honoured, moot, refused
+
+_PACKS = "a pack has no padding but its own end, so samples of different lengths cost nothing"
+_SHARDED = "the model is sharded with FSDP2, not copied by DDP"
+_HUB = "nothing is uploaded: use huggingface_hub's upload_folder on the folder that save_model or export writes"
+_NO_HUB = "nothing is uploaded (see push_to_hub)"
+_LOGITS = "metrics of logits are the trainer's compute_metrics"
+_TPU = "there are no TPUs here"
+_COLLECTED = "the evaluation keeps sums and counts, not logits"
+
+
+def _empty(value: Any) -> bool:
+    return not value
+
+
+def _default_accelerator(value: Any) -> bool:
+    """Whether accelerate's settings are those of its own class."""
+    from transformers.trainer_pt_utils import AcceleratorConfig
+
+    return value is None or value == AcceleratorConfig()
+
+
+def _default_fsdp(value: Any) -> bool:
+    return not any((value or {}).values())
+
+
+def _default_logging_dir(value: Any) -> bool:
+    return value is None or f"{os.sep}runs{os.sep}" in str(value)
+
+
+ROWS = (
+    honoured("output_dir", "output_dir"),
+    moot("overwrite_output_dir", "a run never empties its output_dir; train(resume_from_checkpoint=…) says what is resumed"),
+    moot("do_train", "scripts of transformers read it, their Trainer does not: call train()"),
+    moot("do_eval", "follows from eval_strategy, as in transformers", lambda value: True),
+    moot("do_predict", "scripts of transformers read it, their Trainer does not"),
+    honoured("eval_strategy", "when the eval_dataset is evaluated: at steps, at the end of epochs, or only by evaluate()"),
+    honoured("prediction_loss_only", "whether compute_metrics is left out"),
+    honoured("per_device_train_batch_size", "per_device_batch: packs (samples without packing) of a rank's forward; times gradient_accumulation_steps times the ranks it is global_batch"),
+    moot("per_device_eval_batch_size", "the loss of an evaluation is over all tokens, whatever is evaluated at once: a pack of each rank"),
+    refused("per_gpu_train_batch_size", "it is deprecated: set per_device_train_batch_size"),
+    refused("per_gpu_eval_batch_size", "it is deprecated: set per_device_eval_batch_size"),
+    honoured("gradient_accumulation_steps", "global_batch, see per_device_train_batch_size"),
+    moot("eval_accumulation_steps", _COLLECTED),
+    honoured("eval_delay", "steps or epochs before the first evaluation"),
+    refused("torch_empty_cache_steps", "packs have one length, so the allocator's cache does not grow: leave it out"),
+    honoured("learning_rate", "learning_rate"),
+    honoured("weight_decay", "weight_decay, of matrices alone"),
+    honoured("adam_beta1", "adam_beta1"),
+    honoured("adam_beta2", "adam_beta2"),
+    honoured("adam_epsilon", "adam_epsilon"),
+    honoured("max_grad_norm", "max_grad_norm; 0 does not clip, as in transformers"),
+    honoured("num_train_epochs", "num_train_epochs; of a fraction the steps are counted from the plan"),
+    honoured("max_steps", "max_steps; above 0 it wins over num_train_epochs, as in transformers"),
+    honoured("lr_scheduler_type", "lr_scheduler_type"),
+    honoured("lr_scheduler_kwargs", "what the schedule takes besides"),
+    honoured("warmup_ratio", "warmup_ratio; with max_steps rounded up to steps, as in transformers"),
+    honoured("warmup_steps", "warmup_steps, before warmup_ratio"),
+    honoured("log_level", "the level of transformers' loggers; the run's own is that of the logger lmms_stream"),
+    honoured("log_level_replica", "the same on other ranks"),
+    moot("log_on_each_node", "rank 0 logs"),
+    moot("logging_dir", "records go to train_log.jsonl and tensorboard/ in output_dir", _default_logging_dir),
+    honoured("logging_strategy", "when records are written: at steps, at the end of epochs, or never"),
+    honoured("logging_first_step", "whether the first step is a record"),
+    honoured("logging_steps", "logging_steps; below 1 a share of the run, as in transformers"),
+    moot("logging_nan_inf_filter", "a step whose gradients are not finite is skipped and counted, and told in the log"),
+    honoured("save_strategy", "when checkpoints are saved: at steps, at the end of epochs, at the best evaluation, or never"),
+    honoured("save_steps", "save_steps; below 1 a share of the run, as in transformers"),
+    honoured("save_total_limit", "save_total_limit"),
+    refused("save_safetensors", "weights are exported as safetensors alone: leave it True"),
+    moot("save_on_each_node", "checkpoints lie in one folder that all nodes see, each rank writing its part"),
+    refused("save_only_model", "a checkpoint without its optimizer could not be resumed: export it, or call save_model, for the model alone"),
+    moot("restore_callback_states_from_checkpoint", "callbacks with a state are always restored"),
+    refused("no_cuda", "it is deprecated: set use_cpu"),
+    honoured("use_cpu", "on a machine without CUDA nothing; on one with, CUDA_VISIBLE_DEVICES='' has to be set before the script starts"),
+    refused("use_mps_device", "Apple's GPUs are not supported: leave it out"),
+    honoured("seed", "seed: of what the model draws, of dropout"),
+    honoured("data_seed", "the seed of the epoch order (default: seed)"),
+    refused("jit_mode_eval", "evaluations run the model as it is trained: set torch_compile"),
+    honoured("bf16", "bf16: computation in bfloat16, weights and optimizer in float32"),
+    refused("fp16", "its gradients need scaling, which is not here: set bf16"),
+    moot("fp16_opt_level", "it is for fp16"),
+    refused("half_precision_backend", "bf16 is torch's own: leave it auto"),
+    moot("bf16_full_eval", "evaluations compute as training does"),
+    refused("fp16_full_eval", "evaluations compute as training does: set bf16"),
+    honoured("tf32", "transformers sets torch's own switch when the arguments are made"),
+    moot("local_rank", "torchrun's environment says it", lambda value: True),
+    refused("ddp_backend", "the process group is gloo on CPUs, and on GPUs nccl with gloo: leave it out", lambda value: value in ("gloo", "nccl", "cpu:gloo,cuda:nccl")),
+    refused("tpu_num_cores", _TPU + ": leave it out"),
+    moot("tpu_metrics_debug", _TPU),
+    refused("debug", "torch.autograd.set_detect_anomaly, or the trainer's profile, are the tools here: leave it out", _empty),
+    refused("dataloader_drop_last", "a short last step is filled up with empty packs, so no sample is lost: leave it False"),
+    honoured("eval_steps", "eval_steps; below 1 a share of the run, as in transformers"),
+    honoured("dataloader_num_workers", "num_workers"),
+    moot("dataloader_prefetch_factor", "workers read a fixed number of packs ahead"),
+    refused("past_index", "the model keeps no state between packs: leave it out"),
+    moot("run_name", "WANDB_NAME names the run of Weights & Biases"),
+    moot("disable_tqdm", "a bar is shown on a terminal alone", lambda value: True),
+    moot("remove_unused_columns", "columns that no tokens are made of are never read"),
+    refused("label_names", "the targets are the batch's labels: leave it out", lambda value: value in (None, [], ["labels"])),
+    honoured("load_best_model_at_end", "the weights of the best checkpoint are loaded after the last step"),
+    honoured("metric_for_best_model", "what the best checkpoint is told by"),
+    honoured("greater_is_better", "whether more of it is better"),
+    moot("ignore_data_skip", "a run resumes at its cursor at once, without reading what came before"),
+    refused("fsdp", "the model is sharded with FSDP2 in any case, its parameters never offloaded: leave fsdp out", lambda value: not value or {str(getattr(each, "value", each)) for each in value} <= {"full_shard", "auto_wrap"}),
+    refused("fsdp_min_num_params", "blocks are sharded one by one: leave it out"),
+    refused("fsdp_config", "blocks are sharded one by one, as the model names them: leave it out", _default_fsdp),
+    refused("fsdp_transformer_layer_cls_to_wrap", "the model names its blocks: leave it out, or give a TrainConfig with wrap"),
+    refused("accelerator_config", "accelerate does not run the loop: leave it out", _default_accelerator),
+    refused("parallelism_config", "tensor and context parallelism are not here: leave it out"),
+    refused("deepspeed", "the model is sharded with FSDP2: leave deepspeed out"),
+    refused("label_smoothing_factor", "the loss is the cross entropy of the targets: give a compute_loss_func"),
+    honoured("optim", "optim, where the name is known"),
+    honoured("optim_args", "optim_args, as name=value,…"),
+    refused("adafactor", "it is deprecated: set optim"),
+    moot("group_by_length", _PACKS),
+    moot("length_column_name", _PACKS),
+    honoured("report_to", "report_to of TensorBoard and Weights & Biases; others are named in a warning, and theirs are callbacks to pass"),
+    moot("project", "it is Trackio's"),
+    moot("trackio_space_id", "it is Trackio's"),
+    moot("ddp_find_unused_parameters", _SHARDED + "; parameters that a rank did not use have gradients of 0"),
+    moot("ddp_bucket_cap_mb", _SHARDED),
+    moot("ddp_broadcast_buffers", _SHARDED),
+    moot("dataloader_pin_memory", "memory is pinned where there is a GPU", lambda value: True),
+    moot("dataloader_persistent_workers", "workers stay for the whole run"),
+    moot("skip_memory_metrics", "memory is in each record"),
+    moot("use_legacy_prediction_loop", "there is one evaluation"),
+    refused("push_to_hub", _HUB),
+    honoured("resume_from_checkpoint", "as in transformers, for scripts: train(resume_from_checkpoint=args.resume_from_checkpoint). train() alone begins anew, and is refused where output_dir has checkpoints"),
+    moot("hub_model_id", _NO_HUB),
+    moot("hub_strategy", _NO_HUB, lambda value: str(getattr(value, "value", value)) == "every_save"),
+    moot("hub_token", _NO_HUB),
+    moot("hub_private_repo", _NO_HUB),
+    moot("hub_always_push", _NO_HUB),
+    moot("hub_revision", _NO_HUB),
+    honoured("gradient_checkpointing", "gradient_checkpointing, block by block"),
+    honoured("gradient_checkpointing_kwargs", "use_reentrant, of which False is what is done; others are refused"),
+    refused("include_inputs_for_metrics", _LOGITS + ": it is given predictions and labels alone"),
+    refused("include_for_metrics", _LOGITS + ": it is given predictions and labels alone", _empty),
+    moot("eval_do_concat_batches", _COLLECTED),
+    refused("fp16_backend", "bf16 is torch's own: leave it auto"),
+    moot("push_to_hub_model_id", _NO_HUB),
+    moot("push_to_hub_organization", _NO_HUB),
+    moot("push_to_hub_token", _NO_HUB),
+    moot("_n_gpu", "a process has one device", lambda value: True),
+    refused("mp_parameters", "it is SageMaker's: leave it out"),
+    refused("auto_find_batch_size", "a step is the same global batch from its start to its end: set per_device_train_batch_size"),
+    honoured("full_determinism", "transformers' enable_full_determinism with this seed"),
+    refused("torchdynamo", "it is deprecated: set torch_compile"),
+    moot("ray_scope", "there is no search for hyperparameters"),
+    honoured("ddp_timeout", "timeout_s"),
+    honoured("torch_compile", "torch_compile, block by block"),
+    refused("torch_compile_backend", "blocks are compiled with inductor: leave it out", lambda value: value in (None, "inductor")),
+    refused("torch_compile_mode", "blocks are compiled in torch's default mode: leave it out", lambda value: value in (None, "default")),
+    moot("include_tokens_per_second", "each record has perf/tokens_per_s"),
+    moot("include_num_input_tokens_seen", "each record has tokens_seen", lambda value: value in (False, "no")),
+    refused("neftune_noise_alpha", "no noise is added to embeddings: leave it out, or override create_model"),
+    refused("optim_target_modules", "it is GaLore's and APOLLO's: leave it out"),
+    moot("batch_eval_metrics", _COLLECTED),
+    honoured("eval_on_start", "whether there is an evaluation before the first step"),
+    honoured("use_liger_kernel", "use_liger_kernel of the model, where liger-kernel is installed"),
+    refused("liger_kernel_config", "liger's own defaults are taken: leave it out"),
+    moot("eval_use_gather_object", _COLLECTED),
+    refused("average_tokens_across_devices", "the loss of a step is its sum over the global batch by the loss tokens of the global batch: leave it True"),
+)  # fmt: skip

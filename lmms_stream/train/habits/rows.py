@@ -1,0 +1,233 @@
+"""Rows of a datasets.Dataset -> input_ids and labels, the very ones that TRL's SFTTrainer makes (1.16).
+
+A row is a conversation (`messages`, or `conversations` of from and value), a `prompt` and `completion` (texts or
+messages), a text, or tokens (`input_ids`, with `labels`, `completion_mask` or `assistant_masks`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jinja2 import TemplateError
+
+from ...errors import ConfigError, DataError, LmmsStreamError
+from ...processors.base import IGNORED_LABEL
+from .tokenizer import tokenizer_of
+
+Kind = Literal["tokens", "text", "messages", "prompt", "prompt messages"]
+Row = Mapping[str, Any]
+FORMS = "messages, prompt and completion, text (dataset_text_field), or input_ids"
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSettings:
+    """How rows are read. Together with the tokenizer it says what tokens they become.
+
+    completion_only: None where rows of prompt and completion learn the completion alone, and others all.
+    max_length: longer samples are cut to so many tokens, None where packs do so. keeps_end: which of them stay.
+    """
+
+    text_field: str = "text"
+    completion_only: bool | None = None
+    assistant_only: bool = False
+    max_length: int | None = None
+    keeps_end: bool = False
+
+
+class RowReader:
+    """Makes tokens of rows, several at once; can be sent to other processes.
+
+    first: the first row, which says what all of them are. template: instead of the tokenizer's own. ConfigError for
+    rows that are none of FORMS, and for settings that do not fit them.
+    """
+
+    def __init__(
+        self,
+        processing_class: Any,
+        settings: RowSettings,
+        *,
+        first: Row,
+        formatting_func: Callable[[Row], str] | None = None,
+        template: str | None = None,
+    ):
+        self._processing_class, self._settings = processing_class, settings
+        self._formatting_func, self._template = formatting_func, template
+        self._text_field = "text" if formatting_func is not None else settings.text_field
+        self.is_from_value = _is_from_value(first)
+        self.kind = self._kind_of(_as_chat(first) if self.is_from_value else first)
+        self.completion_only = settings.completion_only
+        if self.completion_only is None:
+            self.completion_only = "prompt" in first and "completion" in first
+        self._end = tokenizer_of(processing_class).eos_token
+        self._has_warned = False
+        self._check()
+
+    def __call__(self, columns: Mapping[str, Sequence[Any]], numbers: Sequence[int]) -> dict[str, list[list[int]]]:
+        """Columns of rows of these numbers -> input_ids and labels of those of which anything is learnt.
+
+        DataError for a row that does not fit, by its number.
+        """
+        names = list(columns)
+        made: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+        for number, *values in zip(numbers, *(columns[name] for name in names), strict=True):
+            try:
+                input_ids, labels = self.tokens(dict(zip(names, values, strict=True)))
+            except LmmsStreamError as error:
+                raise type(error)(f"row {number}: {error}") from error
+            except (KeyError, TypeError, ValueError, AttributeError, TemplateError) as error:
+                said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                raise DataError(
+                    f"row {number} is not read as {self.kind} ({said}): correct or remove it, or name its columns"
+                ) from error
+            if any(label != IGNORED_LABEL for label in labels):
+                made["input_ids"].append(input_ids)
+                made["labels"].append(labels)
+        return made
+
+    def tokens(self, row: Row) -> tuple[list[int], list[int]]:
+        """input_ids of a row, and the labels: the ids themselves, or IGNORED_LABEL where nothing is learnt."""
+        if self._formatting_func is not None:
+            row = {"text": self._formatting_func(dict(row))}
+        elif self.is_from_value:
+            row = _as_chat(row)
+        made = self._read(row)
+        input_ids, labels = list(made["input_ids"]), made.get("labels")
+        if labels is None:
+            masks = [made[name] for name in self._masks() if made.get(name) is not None]
+            learnt = [all(bits) for bits in zip(*masks, strict=True)] if masks else [True] * len(input_ids)
+            labels = [each if is_learnt else IGNORED_LABEL for each, is_learnt in zip(input_ids, learnt, strict=True)]
+        limit = self._settings.max_length
+        if limit is not None:
+            kept = slice(-limit, None) if self._settings.keeps_end else slice(None, limit)
+            input_ids, labels = input_ids[kept], labels[kept]
+        return input_ids, list(labels)
+
+    def _masks(self) -> Iterator[str]:
+        if self.completion_only:
+            yield "completion_mask"
+        yield "assistant_masks"
+
+    def _kind_of(self, first: Row) -> Kind:
+        if "input_ids" in first:
+            return "tokens"
+        if self._formatting_func is not None:
+            return "text"
+        if "image" in first or "images" in first:
+            raise ConfigError(
+                "the rows have images: convert the dataset with lmms-stream convert, and give a PackedStreamingDataset "
+                "with a MultimodalProcessor"
+            )
+        if "prompt" in first and "completion" in first:
+            return "prompt messages" if _is_chat(first["prompt"]) else "prompt"
+        if _is_chat(first.get("messages")):
+            return "messages"
+        if isinstance(first.get(self._text_field), str):
+            return "text"
+        raise ConfigError(
+            f"the rows have the columns {', '.join(first)}, of which none makes a sample: they are to have {FORMS}, or "
+            "give a formatting_func"
+        )
+
+    def _check(self) -> None:
+        settings = self._settings
+        if self.kind == "tokens" and self._formatting_func is not None:
+            logger.warning("formatting_func is not used: the rows have input_ids already")
+        if settings.assistant_only and self.kind not in ("messages", "prompt messages", "tokens"):
+            raise ConfigError(
+                f"args.assistant_only_loss is for conversations, and the rows are {self.kind}: leave it False"
+            )
+        if self._formatting_func is not None and self.completion_only and self.kind != "tokens":
+            raise ConfigError(
+                "a formatting_func makes one text of a row, of which completion_only_loss cannot tell the completion: "
+                "set completion_only_loss=False, or format the dataset with its map before"
+            )
+        if self.kind in ("text", "prompt") and not self._end:
+            raise ConfigError("the tokenizer has no end-of-text token: set its eos_token, or args.eos_token")
+
+    def _read(self, row: Row) -> Row:
+        if self.kind == "tokens":
+            return row
+        if self.kind == "text":
+            text = row[self._text_field]
+            if not isinstance(text, str):
+                raise DataError(f"column {self._text_field!r} holds {str(text)[:80]}, expected a text: correct the row")
+            return {"input_ids": self._encode(self._ended(text))["input_ids"]}
+        if self.kind == "messages":
+            return self._encode(row["messages"], **self._of_chat(row), **self._of_assistant())
+        prompt, completion = row["prompt"], row["completion"]
+        if self.kind == "prompt":
+            before = self._encode(prompt)["input_ids"]
+            return self._completed(before, self._encode(prompt + self._ended(completion)))
+        details = self._of_chat(row)
+        before = self._encode(prompt, add_generation_prompt=True, **details)["input_ids"]
+        return self._completed(before, self._encode(prompt + completion, **details, **self._of_assistant()))
+
+    def _completed(self, prompt: Sequence[int], whole: Row) -> Row:
+        """A sample whose completion begins where the tokens of its prompt alone end, or become others."""
+        ids = whole["input_ids"]
+        num_prompt = next((at for at, (one, other) in enumerate(zip(prompt, ids)) if one != other), None)  # noqa: B905
+        if num_prompt is None:
+            num_prompt = min(len(prompt), len(ids))
+        if num_prompt < len(prompt) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the tokens of a prompt alone are no beginning of those of prompt and completion: what is learnt "
+                "begins where they differ, before %r", self._processing_class.decode(list(prompt[num_prompt:]))
+            )  # fmt: skip
+        return {**whole, "completion_mask": [0] * num_prompt + [1] * (len(ids) - num_prompt)}
+
+    def _ended(self, text: str) -> str:
+        return text if text.endswith(self._end) else text + self._end
+
+    def _of_chat(self, row: Row) -> dict[str, Any]:
+        tools = row.get("tools")
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        return {"chat_template": self._template, "tools": tools, **(row.get("chat_template_kwargs") or {})}
+
+    def _of_assistant(self) -> dict[str, Any]:
+        return {"return_assistant_tokens_mask": True} if self._settings.assistant_only else {}
+
+    def _encode(self, given: str | list[Any], **options: Any) -> Row:
+        processing_class = self._processing_class
+        is_processor = processing_class is not tokenizer_of(processing_class)
+        if isinstance(given, str):
+            made = processing_class(text=given)
+        else:
+            messages = [_in_parts(message) for message in given] if is_processor else given
+            made = processing_class.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
+        found = {name: values[0] for name, values in made.items()} if is_processor else dict(made)
+        if "assistant_masks" in found and 1 not in found["assistant_masks"]:
+            raise ConfigError(
+                "args.assistant_only_loss is set, and a conversation has no token that its template marks as the "
+                "assistant's: mark them by {% generation %} … {% endgeneration %}, or remove the row"
+            )
+        return found
+
+
+def _is_chat(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
+
+
+def _is_from_value(row: Row) -> bool:
+    turns = row.get("conversations")
+    return (
+        isinstance(turns, list) and bool(turns) and isinstance(turns[0], Mapping) and {"from", "value"} <= {*turns[0]}
+    )
+
+
+def _as_chat(row: Row) -> Row:
+    """A row of turns as one of messages; the names of speakers stay as they are."""
+    names = {"from": "role", "value": "content"}
+    messages = [{names.get(key, key): value for key, value in turn.items()} for turn in row["conversations"]]
+    return {**{key: value for key, value in row.items() if key != "conversations"}, "messages": messages}
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message as processors take it."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message

@@ -1,0 +1,274 @@
+"""One run of a trainer: steps, and what is due after each, from where it stands to its end."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from transformers.trainer_utils import TrainOutput
+
+from ..errors import ConfigError, TrainingError
+from ..signals import StopSignal
+from ..types import Batch
+from .protocol import Trainer
+from .run.distributed import seed_step
+from .run.flow import Flow
+from .standing import state_of
+
+
+class StoppedError(TrainingError):
+    """The run was told to stop by a signal, and has saved a checkpoint."""
+
+
+class Loop:
+    """Runs a trainer that is built, and stands where it begins. All ranks do the same, whatever a callback decides."""
+
+    def __init__(self, trainer: Trainer, stop: StopSignal):
+        self.trainer, self._stop = trainer, stop
+        self._flow = Flow(trainer.config, evaluates=bool(trainer.data.evaluations))
+        self._begun_s, self._first = time.monotonic(), (trainer.counts.step, trainer.counts.samples_seen)
+        self._logged = trainer.counts.step
+        self._saved = trainer.counts.step or -1  # a run that resumes has saved where it stands
+        self._losses = 0.0  # of the steps that were logged, summed
+        self._batches: list[Batch] = []  # of the latest step
+        self._learning_rate = 0.0
+        self._in_epoch = False
+
+    def run(self) -> None:
+        """To the end of the run, or to where a callback ends it."""
+        trainer, num_empty = self.trainer, 0
+        trainer.callbacks.begin_run()
+        trainer.callbacks.control.should_evaluate |= trainer.config.eval_on_start and bool(trainer.data.evaluations)
+        self._do_what_is_due()
+        while not self._is_over:
+            self._skip()
+            if trainer.loader.packs_left == 0:
+                raise TrainingError(f"the data ended at step {self._step}: raise max_epochs, or end the run there")
+            before = trainer.loader.step
+            self._run_epoch()
+            num_empty = num_empty + 1 if trainer.loader.step == before else 0
+            if num_empty == 2:
+                raise TrainingError(
+                    f"the loader gave no batch twice at step {self._step}, and has {trainer.loader.packs_left} packs "
+                    "left: this is a defect of the loader; please report it with the cursor of the latest checkpoint"
+                )
+
+    def end(self) -> TrainOutput:
+        """What is left to do at the end, and what the run tells."""
+        trainer = self.trainer
+        if self._flow.logs_the_end:
+            self.log()
+        if self._flow.saves_the_end and self._saved != self._step:
+            self._save()
+        best = trainer.best.checkpoint
+        if trainer.config.load_best_model_at_end and best is not None and trainer.best.step != self._step:
+            trainer.saver.wait()
+            trainer.saver.resume(lambda _: None, choice=best)
+        output = self._output()
+        trainer.callbacks.log({"step": self._step, **output.metrics})
+        trainer.callbacks.call("on_train_end")
+        return output
+
+    @property
+    def _step(self) -> int:
+        return self.trainer.counts.step
+
+    @property
+    def _is_over(self) -> bool:
+        return self.trainer.is_finished or self.trainer.callbacks.control.should_training_stop
+
+    def _run_epoch(self) -> None:
+        """Steps to the end of the epoch, or to packs that are to be skipped."""
+        callbacks, begun = self.trainer.callbacks, self._num_epochs
+        if not self._in_epoch:
+            self._in_epoch = True
+            callbacks.control.should_epoch_stop = False
+            callbacks.call("on_epoch_begin")
+        is_whole = True
+        for batches in self.trainer.data.steps_of(self.trainer.meter.waiting(self.trainer.loader)):
+            self._end_step(is_stopped=self.train_step(batches))
+            if callbacks.control.should_epoch_stop and not self._is_over:
+                self._leave_epoch()
+                break
+            if self._is_over or self._skip():
+                is_whole = False
+                break
+        if is_whole or self._is_over or self._num_epochs > begun:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        trainer = self.trainer
+        self._in_epoch = False
+        self._flow.end_epoch(trainer.callbacks.control, epoch=trainer.data.epoch)
+        trainer.callbacks.call("on_epoch_end")
+        trainer.callbacks.agree()
+        self._do_what_is_due()
+
+    def _leave_epoch(self) -> None:
+        """Pass over what is left of the epoch, as a callback wants it."""
+        loader = self.trainer.loader
+        if not self.trainer.data.has_epochs:
+            raise ConfigError(
+                "a callback set should_epoch_stop, and this run has no epochs: let it set should_training_stop"
+            )
+        if loader.steps_left:
+            loader.skip_steps(loader.steps_left)
+        self.trainer.set_length()
+
+    @property
+    def _num_epochs(self) -> int:
+        """Epochs behind this position, of all sources."""
+        return math.floor(min(self.trainer.loader.epochs.values(), default=0.0))
+
+    def _skip(self) -> bool:
+        """Pass over the packs of the next steps that are to be skipped; whether there were any."""
+        loader, skipped = self.trainer.loader, False
+        while any(first <= loader.step < stop for first, stop in self.trainer.config.skip_steps):
+            loader.skip_steps(1)
+            skipped = True
+        return skipped
+
+    def train_step(self, batches: list[Batch]) -> bool:
+        """Do one step; whether a rank was told to stop."""
+        trainer = self.trainer
+        callbacks, config, counts = trainer.callbacks, trainer.config, trainer.counts
+        self._flow.begin_step(callbacks.control)
+        callbacks.call("on_step_begin")
+        everyone, units = trainer.meter.begin_step(
+            batches,
+            trainer.steps.units(batches),
+            told_to_stop=self._stop.is_received,
+            save_failed=trainer.saver.has_failed,
+        )
+        if everyone.num_failed_saves:
+            trainer.saver.tell_failure()
+        seed_step(config.seed, step=counts.step, group=trainer.world.group)
+        losses = trainer.training_step(batches, units)
+        grad_norm = self._grad_norm()
+        self._learning_rate = trainer.schedule.learning_rate
+        self._update(grad_norm)
+        counts.step += 1
+        counts.tokens_seen += int(everyone.num_tokens)
+        counts.samples_seen += int(everyone.num_samples)
+        trainer.schedule.move(trainer.position)
+        trainer.meter.end_step(losses, trainer.steps.units_of_logged(units), grad_norm=grad_norm)
+        trainer.run_log.end_step(trainer.position)
+        self._batches = batches
+        return everyone.num_told_to_stop > 0
+
+    def _grad_norm(self) -> float:
+        trainer = self.trainer
+        norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.config.max_grad_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def _update(self, grad_norm: float) -> None:
+        """Update the parameters, or leave them where a gradient is not finite."""
+        trainer = self.trainer
+        trainer.callbacks.call("on_pre_optimizer_step")
+        if math.isfinite(grad_norm):
+            trainer.optimizer.step()
+        else:
+            trainer.counts.num_skipped_steps += 1
+            if trainer.counts.num_skipped_steps > trainer.config.max_skipped_steps:
+                raise TrainingError(
+                    f"the gradient norm is {grad_norm} at step {self._step + 1}, the "
+                    f"{trainer.counts.num_skipped_steps}th time: lower learning_rate, or raise max_skipped_steps"
+                )
+        trainer.callbacks.call("on_optimizer_step")
+        trainer.optimizer.zero_grad()
+
+    def _end_step(self, *, is_stopped: bool) -> None:
+        trainer = self.trainer
+        control = trainer.callbacks.control
+        self._flow.end_step(control, step=self._step, is_finished=trainer.is_finished)
+        trainer.callbacks.call("on_step_end")
+        trainer.callbacks.agree()
+        if is_stopped:
+            self._flow.stop_by_signal(trainer.callbacks.control)
+        self._do_what_is_due()
+        if is_stopped:
+            trainer.saver.wait()
+            raise StoppedError(f"told to stop by a signal: step {self._step} is saved, the same command goes on")
+
+    def _do_what_is_due(self) -> None:
+        callbacks = self.trainer.callbacks
+        if callbacks.control.should_log:
+            self.log()
+        if callbacks.control.should_evaluate:
+            self._evaluate()
+        if callbacks.control.should_save:
+            self._save()
+
+    def log(self) -> None:
+        """Write the record of the steps since the last record, where there are any."""
+        trainer, counts = self.trainer, self.trainer.counts
+        trainer.callbacks.control.should_log = False
+        if self._logged == self._step:
+            return
+        self._logged = self._step
+        record: dict[str, Any] = {
+            "step": self._step,
+            **trainer.meter.record(),
+            "learning_rate": self._learning_rate,
+            "tokens_seen": counts.tokens_seen,
+            "samples_seen": counts.samples_seen,
+            "num_skipped_steps": counts.num_skipped_steps,
+        }
+        self._losses += record["loss"] * record["num_steps"]
+        if trainer.config.log_sample_ids:
+            record["sample_ids"] = self._sample_ids()
+        trainer.log(record)
+
+    def _sample_ids(self) -> list[Any]:
+        """Of the global batch of the latest step, with their sources where there are several."""
+        world, sources = self.trainer.world, self.trainer.loader.sources
+        mine = [(batch.source, int(sample_id)) for batch in self._batches for sample_id in batch.sample_ids]
+        gathered: list[list[tuple[str, int]]] = [[] for _ in range(world.world_size)]
+        dist.all_gather_object(gathered, mine)
+        ids = sorted(sample for samples in gathered[:: world.replication] for sample in samples)
+        return [f"{source}:{i}" if len(sources) > 1 else i for source, i in ids]
+
+    def _evaluate(self) -> None:
+        trainer = self.trainer
+        trainer.callbacks.control.should_evaluate = False
+        if not trainer.data.evaluations:
+            raise ConfigError("a callback set should_evaluate, and there is no eval_dataset: give one")
+        with trainer.meter.aside():
+            metrics = trainer.evaluate()
+            trainer.run_log.write({"step": self._step, **metrics}, position=trainer.position)
+        if trainer.best.take(metrics, step=self._step):
+            self._flow.new_best(trainer.callbacks.control)
+        trainer.callbacks.agree()
+
+    def _save(self) -> None:
+        trainer = self.trainer
+        trainer.callbacks.control.should_save = False
+        with trainer.meter.aside():
+            if self._saved != self._step:
+                self._saved = self._step
+                if trainer.best.step == self._step:
+                    trainer.best.checkpoint = trainer.saver.where(self._step)
+                trainer.saver.save(self._step, state_of(trainer), best=trainer.best.step)
+            if trainer.callbacks.listens("on_save"):
+                trainer.saver.wait()
+            trainer.callbacks.call("on_save")
+        trainer.callbacks.agree()
+
+    def _output(self) -> TrainOutput:
+        """What transformers' Trainer returns of a run: of the steps that this process has made."""
+        trainer, counts = self.trainer, self.trainer.counts
+        seconds = time.monotonic() - self._begun_s
+        num_steps, num_samples = counts.step - self._first[0], counts.samples_seen - self._first[1]
+        loss = self._losses / max(1, num_steps)
+        metrics = {
+            "train_runtime": seconds,
+            "train_samples_per_second": num_samples / seconds,
+            "train_steps_per_second": num_steps / seconds,
+            "train_loss": loss,
+            "epoch": trainer.data.epoch,
+        }
+        return TrainOutput(counts.step, loss, metrics)

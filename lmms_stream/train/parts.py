@@ -1,0 +1,138 @@
+"""What a trainer builds when it is first asked for: the model, and what goes on with it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..errors import ConfigError
+from .checkpoint.saving import RunSaver
+from .model.flops import model_flops
+from .model.model import PackedModel
+from .model.sharding import compile_blocks, shard_model
+from .model.towers import family_of
+from .predictions import check_text
+from .protocol import Trainer
+from .report.meter import Meter
+from .run.adopted import names_of_parameters
+from .run.distributed import build_mesh
+from .run.schedules import Schedule, num_kept
+from .tasks.steps import TaskSteps
+
+
+class Parts:
+    """Parts of a trainer, each built once, of what the trainer creates. All ranks ask for them in the same order."""
+
+    def __init__(self, trainer: Trainer):
+        self._trainer = trainer
+        self.names: dict[int, str] = {}  # of parameters as they were before the model was sharded, by id
+        # Those that were made last: an overridden method may set them instead of returning them, and read them again.
+        self.set_optimizer: torch.optim.Optimizer | None = None
+        self.set_scheduler: LRScheduler | None = None
+
+    def build(self) -> None:
+        """Build all, and those that others need first."""
+        _ = (self.model, self.steps, self.meter, self.optimizer, self.saver, self.schedule)
+
+    @cached_property
+    def model(self) -> PackedModel:
+        """The model that the trainer creates with its losses on packs, sharded."""
+        trainer = self._trainer
+        made: Any = trainer.create_model()
+        processors = trainer.data.processors
+        packed = PackedModel(made, family_of(processors, made.config))
+        for processor in processors:
+            packed.check_processor(processor)
+        if trainer.functions.compute_metrics is not None:
+            check_text(packed)
+        self.names = names_of_parameters(packed)
+        self._shard(packed)
+        return packed
+
+    def _shard(self, model: PackedModel) -> None:
+        """Shard the model, and prove that it keeps samples apart."""
+        config, task, device = self._trainer.config, self._trainer.task, self._trainer.device
+        mesh = build_mesh(
+            device,
+            world_size=self._trainer.world.world_size,
+            shard_ranks=config.shard_ranks,
+            timeout_s=config.timeout_s,
+        )
+        shard_model(model, mesh, config=config, device=device)
+        task.check(model, device=device, bf16=config.bf16, is_compiled=False)
+        if config.torch_compile:
+            compile_blocks(model)
+            task.check(model, device=device, bf16=config.bf16, is_compiled=True)
+
+    @cached_property
+    def steps(self) -> TaskSteps:
+        """The task on packs, with the losses that the trainer computes."""
+        trainer = self._trainer
+        return TaskSteps(
+            trainer.task,
+            self.model,
+            world=trainer.world,
+            device=trainer.device,
+            sources=trainer.loader.sources,
+            per_device_batch=trainer.config.per_device_batch,
+            losses=trainer.compute_loss,
+            between=lambda: trainer.callbacks.call("on_substep_end"),
+        )
+
+    @cached_property
+    def meter(self) -> Meter:
+        trainer = self._trainer
+        return Meter(
+            trainer.loader,
+            objectives=self.steps.logged,
+            world=trainer.world,
+            device=trainer.device,
+            flops=model_flops(self.model.model, tower=self.model.tower),
+            peak=trainer.config.peak_tflops,
+        )
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        _ = self.model  # a create_optimizer may ask for it on some ranks only
+        made = self._trainer.create_optimizer() or self.set_optimizer
+        if made is None:
+            raise ConfigError("create_optimizer made no optimizer: return it")
+        self.set_optimizer = made
+        return made
+
+    @cached_property
+    def saver(self) -> RunSaver:
+        return RunSaver(
+            self.model.model, self.optimizer, self._trainer.config, datasets=self._trainer.data.train_dataset
+        )
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Sets the learning rate, by the schedulers that the trainer creates."""
+        return Schedule(self._trainer.config, self.optimizer, max_steps=self._max_steps(), create=self._new_scheduler)
+
+    def _new_scheduler(self, length: int) -> LRScheduler:
+        self.set_scheduler = None
+        made = self._trainer.create_scheduler(length, self.optimizer) or self.set_scheduler
+        if made is None:
+            raise ConfigError("create_scheduler made no scheduler: return it")
+        self.set_scheduler = made
+        return made
+
+    def set_length(self) -> None:
+        """Have the schedule end where the run ends, after what is left of the data may have changed."""
+        if self._trainer.config.num_train_epochs is not None:
+            self.schedule.set_length(self._max_steps() or 0)
+        self.schedule.move(self._trainer.position)
+
+    def _max_steps(self) -> int | None:
+        """Steps to the end of the run, those that are done among them; None for a run that ends by tokens."""
+        config, loader = self._trainer.config, self._trainer.loader
+        if config.num_train_epochs is None:
+            return config.max_steps
+        first = loader.step
+        stop = first + loader.steps_to_epoch(config.num_train_epochs)
+        return self._trainer.step + num_kept(first, stop, skipped=config.skip_steps)

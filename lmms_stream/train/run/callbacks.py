@@ -1,0 +1,154 @@
+"""Callbacks of transformers in a run: called at its events, on every rank; what one rank's decide, all ranks do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigError, TrainingError
+from .distributed import gather
+from .flow import Control, Flags
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback, TrainerState, TrainingArguments
+
+_FLAGS = tuple(each.name for each in dataclasses.fields(Flags))
+
+
+class Callbacks:
+    """The callbacks of a run, with the TrainerState and the TrainerControl that transformers' Trainer gives them.
+
+    arguments: makes the TrainingArguments that callbacks are given. standing: the fields of TrainerState as they are
+    now. Nothing of transformers' callbacks is imported before there is one, or somebody asks for the state.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]],
+        *,
+        arguments: Callable[[], TrainingArguments],
+        standing: Callable[[], Mapping[str, Any]],
+        world_size: int,
+    ):
+        self.control: Control = Flags()
+        self.given: dict[str, Any] = {}  # what every callback is given by name: the model, the optimizer, …
+        self._all: list[TrainerCallback] = []
+        self._make_arguments, self._standing, self._world_size = arguments, standing, world_size
+        self._arguments: TrainingArguments | None = None
+        self._state: TrainerState | None = None
+        self._agrees = False
+        for each in callbacks:
+            self.add(each)
+
+    def add(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """ConfigError for what is no callback of transformers'."""
+        try:
+            from transformers import TrainerCallback, TrainerControl
+        except ImportError as error:
+            raise ConfigError(f"callbacks need accelerate ({error}): pip install accelerate") from error
+        made = callback() if isinstance(callback, type) else callback
+        if not isinstance(made, TrainerCallback):
+            raise ConfigError(f"callback {made!r} is none of transformers': inherit from transformers.TrainerCallback")
+        if isinstance(self.control, Flags):
+            self.control = TrainerControl(**dataclasses.asdict(self.control))
+        self._all.append(made)
+
+    def pop(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
+        """Take out the callback, or the first of this class, and return it; None where there is none."""
+        is_asked_for = (lambda each: isinstance(each, callback)) if isinstance(callback, type) else callback.__eq__
+        found = next((each for each in self._all if is_asked_for(each)), None)
+        if found is not None:
+            self._all.remove(found)
+        return found
+
+    def begin_run(self) -> None:
+        """Learn whether any rank has callbacks: then all ranks agree on what is due. All ranks call it."""
+        self._agrees = bool(gather([float(len(self._all))], self._world_size).any())
+        self.control.should_training_stop = False
+        self.call("on_train_begin")
+        self.agree()
+
+    def call(self, event: str, **details: Any) -> None:
+        """Call the method `event` of each callback, one after another; each may change the control."""
+        for callback in self._all:
+            changed = getattr(callback, event)(self.arguments, self.state, self.control, **self.given, **details)
+            if changed is not None:
+                self.control = changed
+
+    def agree(self) -> None:
+        """Set each flag of the control that is set on any rank; all ranks call it."""
+        if self._agrees:
+            mine = [float(getattr(self.control, name)) for name in _FLAGS]
+            for name, is_set in zip(_FLAGS, gather(mine, self._world_size).any(dim=0).tolist(), strict=True):
+                setattr(self.control, name, is_set)
+
+    def listens(self, event: str) -> bool:
+        """Whether any callback of this rank does something at this event."""
+        if not self._all:
+            return False
+        from transformers import TrainerCallback
+
+        return any(getattr(type(each), event) is not getattr(TrainerCallback, event) for each in self._all)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Give the callbacks a record, and keep it in the state's log_history; all ranks call it."""
+        if self._all or self._state is not None:
+            self.state.log_history.append(dict(record))
+            self.call("on_log", logs=dict(record))
+        self.agree()
+
+    @property
+    def arguments(self) -> TrainingArguments:
+        if self._arguments is None:
+            self._arguments = self._make_arguments()
+        return self._arguments
+
+    @property
+    def state(self) -> TrainerState:
+        """transformers' state of the run as it is now."""
+        if self._state is None:
+            from transformers import TrainerState
+
+            self._state = TrainerState()
+        for name, value in self._standing().items():
+            setattr(self._state, name, value)
+        return self._state
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The state, and those of callbacks that have one (ExportableState), as JSON values; None without callbacks."""
+        if not self._all:
+            return None
+        states = [{"name": type(each).__name__, "state": each.state()} for each in self._stateful()]
+        try:
+            json.dumps(states)
+        except TypeError as error:
+            raise TrainingError(
+                f"a callback's state is no JSON value ({error}): let state() of {', '.join(_names(states))} return "
+                "numbers, strings, lists and dicts"
+            ) from error
+        return {"log_history": self.state.log_history, "callbacks": states}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a state_dict: the attributes of each callback, the first of a class those of the first, …"""
+        self.state.log_history = list(saved["log_history"])
+        waiting = list(saved["callbacks"])
+        for callback in self._stateful():
+            found = next((each for each in waiting if each["name"] == type(callback).__name__), None)
+            if found is not None:
+                waiting.remove(found)
+                for name, value in found["state"].get("attributes", {}).items():
+                    setattr(callback, name, value)
+
+    def _stateful(self) -> list[Any]:
+        from transformers.trainer_callback import ExportableState
+
+        return [each for each in self._all if isinstance(each, ExportableState)]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+def _names(states: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [each["name"] for each in states]

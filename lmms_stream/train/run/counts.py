@@ -1,0 +1,28 @@
+"""How far a run is: what its checkpoints say of it, besides the cursor of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(slots=True)
+class RunCounts:
+    """Steps, and tokens and samples in them, since the run began; num_skipped_steps: those without an update."""
+
+    step: int = 0
+    tokens_seen: int = 0
+    samples_seen: int = 0
+    num_skipped_steps: int = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """All but the step, by which a checkpoint is named."""
+        values = asdict(self)
+        del values["step"]
+        return values
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """state: a state_dict, with its step."""
+        for each in fields(self):
+            setattr(self, each.name, state[each.name])

@@ -1,0 +1,60 @@
+"""Where a trainer stands: what its checkpoints hold besides tensors, and what its callbacks are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from .protocol import Trainer
+
+
+def state_of(trainer: Trainer) -> dict[str, Any]:
+    """What a checkpoint holds besides tensors, as JSON values; all ranks call it."""
+    state = {"cursor": trainer.data.cursor(), **trainer.counts.state_dict()}
+    if trainer.best.name is not None:
+        state["best"] = trainer.best.state_dict()
+    callbacks = trainer.callbacks.state_dict()
+    return state if callbacks is None else {**state, "callbacks": callbacks}
+
+
+def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
+    """Go on from a checkpoint, as trainer.train is asked to; all ranks call it."""
+    choice: str | None = None if asked is None else "auto" if asked is True else "never" if not asked else str(asked)
+    state = trainer.saver.resume(lambda state: trainer.loader.load_state_dict(state["cursor"]), choice=choice)
+    if state is None and asked is True:
+        raise CheckpointError(f"{trainer.saver.url} has no checkpoint to resume from: call train() to begin a run")
+    if state is not None:
+        trainer.counts.load(state)
+        if trainer.best.name is not None and "best" in state:
+            trainer.best.load(state["best"])
+        if "callbacks" in state:
+            trainer.callbacks.load(state["callbacks"])
+    trainer.set_length()  # the global batch or skipped steps may have changed
+    trainer.callbacks.given |= {
+        "model": trainer.model.model,
+        "optimizer": trainer.optimizer,
+        "lr_scheduler": trainer.lr_scheduler,
+        "train_dataloader": trainer.loader,
+    }
+
+
+def trainer_state(trainer: Trainer) -> dict[str, Any]:
+    """The fields of transformers' TrainerState, as they are now; before the schedule is built, without its length."""
+    config = trainer.config
+    return {
+        "global_step": trainer.counts.step,
+        "epoch": trainer.data.epoch,
+        "max_steps": trainer.max_steps,
+        "num_train_epochs": config.num_train_epochs or 0,
+        "num_input_tokens_seen": trainer.counts.tokens_seen,
+        "train_batch_size": config.per_device_batch,
+        "logging_steps": config.logging_steps,
+        "eval_steps": config.eval_steps,
+        "save_steps": config.save_steps,
+        "best_metric": trainer.best.metric,
+        "best_global_step": trainer.best.step,
+        "best_model_checkpoint": trainer.best.checkpoint,
+        "is_local_process_zero": trainer.is_local_process_zero(),
+        "is_world_process_zero": trainer.is_world_process_zero(),
+    }
