@@ -285,14 +285,14 @@ def test_the_seconds_that_a_video_itself_says_win_over_the_settings(name: str, f
             assert np.array_equal(processed["position_ids"], expected["position_ids"])
             for key in expected["media"]:
                 assert np.array_equal(processed["media"][key], expected["media"][key])
-    for said, message in (
+    for wrong, message in (
         ({"video_start": 4}, "has none from second 4 to its end: change video_start and video_end, or remove it"),
         ({"video_start": "a"}, "its video_start is 'a', expected seconds of the video, a number from 0 on: correct it"),
     ):
         with pytest.raises(DataError, match=message):
-            processor.measure(saying(**said))
+            processor.measure(saying(**wrong))
         with pytest.raises(DataError, match=message):
-            processor.process(saying(**said))
+            processor.process(saying(**wrong))
 
 
 def test_older_folders_and_nested_settings_are_read(folders: dict[str, Path], tmp_path: Path) -> None:
