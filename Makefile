@@ -48,6 +48,10 @@ bench: setup
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/media.py
+	$(BIN)/python benchmarks/vision.py
+	$(BIN)/python benchmarks/indexing.py
+	$(BIN)/python benchmarks/vision_training.py
+	$(BIN)/python benchmarks/vision_memory.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/s3.py
 	$(BIN)/python benchmarks/convert.py

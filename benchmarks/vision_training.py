@@ -7,7 +7,7 @@ tokens; with one loader worker and steps of 3 times its time for a batch, at mos
    padding adds is (tower + rest x padded tokens / tokens) / (tower + rest). They take turns, step by step, in one
    process on one core; counted is its CPU time.
 2. Packs of four photographs of 1 megapixel, as large as they are, made by one worker while the loader's process sleeps
-   3 times the CPU time that a pack takes; counted is the time that it waits for the next one.
+   3 times the CPU time that the worker takes for a pack; counted is the time that it waits for the next one.
 
     python benchmarks/vision_training.py
     python benchmarks/vision_training.py --steps 8 --packs 20
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
 import os
 import statistics
 import tempfile
@@ -160,13 +161,7 @@ def wait(folder: Path, num_packs: int) -> tuple[float, float]:
     opened = partial(
         loader_of, folder, "photographs", packing_length=4 * processor_of(folder).measure(sample), global_batch=1
     )
-    packs = iter(opened())
-    for _ in range(WARM_UP):
-        next(packs)
-    began = time.process_time()
-    for _ in range(num_packs):
-        next(packs)
-    of_pack = (time.process_time() - began) / num_packs
+    of_pack = worker_seconds(opened(num_workers=1), num_packs)
     packs = iter(opened(num_workers=1))
     waited = slept = 0.0
     for number in range(WARM_UP + num_packs):
@@ -179,6 +174,19 @@ def wait(folder: Path, num_packs: int) -> tuple[float, float]:
             slept += time.perf_counter() - ready
     del batch
     return of_pack, waited / (waited + slept)
+
+
+def worker_seconds(loader: Any, num_packs: int) -> float:
+    """Seconds of CPU that the worker of a loader takes for a pack, once it runs."""
+    packs = iter(loader)
+    used = []
+    for number in range(WARM_UP + num_packs):
+        next(packs)
+        if number in (WARM_UP - 1, WARM_UP + num_packs - 1):
+            (worker,) = multiprocessing.active_children()
+            user, system = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            used.append((int(user) + int(system)) / os.sysconf("SC_CLK_TCK"))
+    return (used[1] - used[0]) / num_packs
 
 
 def show_waiting(folder: Path, num_packs: int) -> None:

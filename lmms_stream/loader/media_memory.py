@@ -12,24 +12,34 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from mmap import mmap
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
+from ..errors import WorkerError
+
 HEADER = 64  # bytes before the data, so that these begin at a cache line
 FREE, LENT = 0, 1
 
 
 class Block:
-    """Shared memory for one array."""
+    """Memory for one array, which other processes open as a file of this one while it runs.
+
+    It has no name that could outlive a process that is killed, and takes no room of /dev/shm, which is small in
+    containers.
+    """
 
     def __init__(self, num_bytes: int):
-        storage = torch.UntypedStorage._new_shared(HEADER + num_bytes)  # share_memory_() would write all of it
-        self.memory = torch.empty(0, dtype=torch.uint8).set_(storage)
-        self.data: NDArray[np.uint8] = self.memory.numpy()[HEADER:]
-        self.state = _state(self.memory)
+        self.num_bytes = HEADER + num_bytes
+        self.file = os.memfd_create("media of lmms_stream")
+        weakref.finalize(self, os.close, self.file).atexit = False
+        os.ftruncate(self.file, self.num_bytes)
+        whole = np.frombuffer(mmap(self.file, self.num_bytes), np.uint8)
+        self.data = whole[HEADER:]
+        self.state = whole[:8].view(np.int64)
 
 
 class SharedBlocks:
@@ -61,7 +71,7 @@ class SharedBlocks:
         if block is None:
             block = self.take(array.nbytes)
             block.data[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-        return SentTensor(block.memory, array.shape, array.dtype)
+        return SentTensor(block, array.shape, array.dtype)
 
 
 class PackMemory:
@@ -116,26 +126,36 @@ class _Region:
 class SentTensor:
     """What a tensor is pickled as on its way to another process: unpickled, it is the tensor, in the same memory."""
 
-    def __init__(self, memory: torch.Tensor, shape: tuple[int, ...], dtype: np.dtype[Any]):
-        self._memory, self._shape, self._dtype = memory, shape, dtype
+    def __init__(self, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any]):
+        self._block, self._shape, self._dtype = block, shape, dtype
 
     def __reduce__(self) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
-        return _received, (self._memory, self._shape, self._dtype.str)
+        return _received, (os.getpid(), self._block.file, self._block.num_bytes, self._shape, self._dtype.str)
 
 
-def _received(memory: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+def _received(pid: int, file: int, num_bytes: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     """The tensor that lies in a block, which is free once nobody refers to it."""
+    # Opened anew each time: torch's way of passing files asks a thread of the worker, which waits for its turn there.
+    try:
+        opened = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
+    except FileNotFoundError as error:
+        raise ConnectionError(f"worker {pid} has ended before its batch was received") from error
+    except OSError as error:
+        raise WorkerError(
+            f"the memory of worker {pid} cannot be opened ({error}): let processes of a user open each other's files "
+            "below /proc, or set num_workers to 0"
+        ) from error
+    try:
+        memory = mmap(opened, num_bytes)
+    finally:
+        os.close(opened)
     # Views refer to it as their base, so it lives as long as they do.
-    lent = np.frombuffer(memory.numpy().data, np.uint8)
+    lent = np.frombuffer(memory, np.uint8)
     weakref.finalize(lent, _give_back, memory, os.getpid()).atexit = False
-    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    return torch.from_numpy(lent[HEADER : HEADER + num_bytes].view(dtype).reshape(shape))
+    data = lent[HEADER : HEADER + math.prod(shape) * np.dtype(dtype).itemsize]
+    return torch.from_numpy(data.view(dtype).reshape(shape))
 
 
-def _give_back(memory: torch.Tensor, pid: int) -> None:
+def _give_back(memory: mmap, pid: int) -> None:
     if os.getpid() == pid:  # a fork of the process has the tensor, too, while this one goes on with it
-        _state(memory)[0] = FREE
-
-
-def _state(memory: torch.Tensor) -> NDArray[np.int64]:
-    return memory[:8].view(torch.int64).numpy()
+        memory[:8] = FREE.to_bytes(8, "little")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lmms_stream.errors import WorkerError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.loader.media_memory import PackMemory, SharedBlocks
 from lmms_stream.mds.packed import PackedStreamingDataset
@@ -121,6 +122,21 @@ def test_a_fork_of_the_process_that_got_a_tensor_does_not_free_its_block() -> No
     held.clear()
     gc.collect()
     assert blocks._blocks[0].state[0] == 0
+
+
+def test_memory_of_a_worker_that_has_ended_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    pickled = bytes(ForkingPickler.dumps(SharedBlocks().sendable(torch.arange(100))))
+    with pytest.raises(ConnectionError, match=r"worker \d+ has ended before its batch was received"):
+        loads(pickled)  # its blocks are gone
+    blocks = SharedBlocks()
+    pickled = bytes(ForkingPickler.dumps(blocks.sendable(torch.arange(100))))
+
+    def refuse(path: str, flags: int) -> int:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(WorkerError, match=r"memory of worker \d+ cannot be opened \(.*Permission denied.*\): let proc"):
+        loads(pickled)
 
 
 def test_arrays_of_a_name_lie_one_after_another_and_are_joined_without_a_copy() -> None:
