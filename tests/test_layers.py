@@ -53,8 +53,8 @@ ALLOWED: dict[str, set[str]] = {
         "train/model",
     },
     "train": {
-        *BASE, "config", "signals", "processes", "mds", "loader", "train/run", "train/model", "train/tasks",
-        "train/checkpoint", "train/report", "train/habits",
+        *BASE, "config", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
+        "train/tasks", "train/checkpoint", "train/report", "train/habits",
     },
     "demo": {
         *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",

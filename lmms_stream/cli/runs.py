@@ -60,7 +60,12 @@ def _add_export(commands: Commands) -> None:
     parser.add_argument(
         "--merge",
         action="store_true",
-        help="add the weights of an adapter to those of its base model, and write the whole model",
+        help="write the whole model, the weights of an adapter added to those of its base",
+    )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the Python files of a model that has its own; they are in the checkpoint",
     )
     parser.add_argument(
         "--dtype",
@@ -88,6 +93,12 @@ def _plot(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from ..train.checkpoint.export import export_checkpoint
 
-    out = export_checkpoint(options.checkpoint, options.out, dtype=options.dtype, merge=options.merge)
+    out = export_checkpoint(
+        options.checkpoint,
+        options.out,
+        dtype=options.dtype,
+        merge=options.merge,
+        trust_remote_code=options.trust_remote_code,
+    )
     sys.stdout.write(f"{options.checkpoint} -> {out}\n")
     return 0

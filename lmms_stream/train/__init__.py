@@ -7,6 +7,7 @@ report/         what a run tells
 habits/         what users of transformers and TRL give, as a run needs it
 run_config      a run as one YAML file
 functions       what a trainer was given; data: its datasets, opened
+protocol        what the files below see of a trainer
 evaluate        the loss on datasets that are not trained on; predictions: what compute_metrics makes of them
 parts           what a trainer builds when it is first asked for; standing: where it stands, saved and resumed
 loop            one run of a trainer, step by step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,26 @@ from ..loader.worker_end import is_of_worker_code
 from ..mds.core import core_of
 from ..processors.base import Processor
 from ..types import Batch, World
-from .evaluate import EVAL_NAME, check_evaluated, named_evaluations
 from .report.overlong import tell_overlong
 from .run.settings import Datasets, Packed, TrainConfig
+
+EVAL_NAME = "eval_dataset"  # the name of its source in errors
+
+
+def named_evaluations(dataset: Datasets | None) -> dict[str, Any]:
+    """The datasets to evaluate by name; one alone has no name."""
+    if dataset is None:
+        return {}
+    return dict(dataset) if isinstance(dataset, Mapping) else {"": dataset}
+
+
+def check_evaluated(loader: PackedLoader) -> None:
+    """ConfigError for a loader whose packs never end."""
+    if loader.packs_left is None:
+        raise ConfigError(
+            f"the {loader.sources[0]} is packed in lanes, which have no end: write its lengths index with lmms-stream "
+            "index, and leave its packing_mode auto"
+        )
 
 
 class RunData:

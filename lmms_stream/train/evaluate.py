@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import ConfigError
 from ..loader.loader import PackedLoader
 from ..types import Batch, World
+from .data import EVAL_NAME
 from .model.sharding import reshard
 from .predictions import Predictions
+from .protocol import Trainer
 from .report.metrics import objective_losses
 from .run.distributed import gather
-from .run.settings import Datasets, Packed
+from .run.settings import Packed
 from .tasks.steps import TaskSteps
 
-if TYPE_CHECKING:
-    from .trainer import FSDP2SFTTrainer
-
-EVAL_NAME = "eval_dataset"  # the name of its source in errors
 EvaluationStep = Callable[[Batch], Sequence[torch.Tensor]]
 
 
-def named_evaluations(dataset: Datasets | None) -> dict[str, Any]:
-    """The datasets to evaluate by name; one alone has no name."""
-    if dataset is None:
-        return {}
-    return dict(dataset) if isinstance(dataset, Mapping) else {"": dataset}
-
-
-def check_evaluated(loader: PackedLoader) -> None:
-    """ConfigError for a loader whose packs never end."""
-    if loader.packs_left is None:
-        raise ConfigError(
-            f"the {loader.sources[0]} is packed in lanes, which have no end: write its lengths index with lmms-stream "
-            "index, and leave its packing_mode auto"
-        )
-
-
-def evaluate(trainer: FSDP2SFTTrainer, name: str, dataset: Packed, *, prefix: str) -> dict[str, float]:
+def evaluate(trainer: Trainer, name: str, dataset: Packed, *, prefix: str) -> dict[str, float]:
     """The figures of a dataset, with those of compute_metrics; all ranks call it.
 
     prefix: of names by compute_metrics, which is left out.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,10 @@ from transformers.trainer_utils import TrainOutput
 from ..errors import ConfigError, TrainingError
 from ..signals import StopSignal
 from ..types import Batch
+from .protocol import Trainer
 from .run.distributed import seed_step
 from .run.flow import Flow
 from .standing import state_of
-
-if TYPE_CHECKING:
-    from .trainer import FSDP2SFTTrainer
 
 
 class StoppedError(TrainingError):
@@ -29,7 +27,7 @@ class StoppedError(TrainingError):
 class Loop:
     """Runs a trainer that is built, and stands where it begins. All ranks do the same, whatever a callback decides."""
 
-    def __init__(self, trainer: FSDP2SFTTrainer, stop: StopSignal):
+    def __init__(self, trainer: Trainer, stop: StopSignal):
         self.trainer, self._stop = trainer, stop
         self._flow = Flow(trainer.config, evaluates=bool(trainer.data.evaluations))
         self._begun_s, self._first = time.monotonic(), (trainer.counts.step, trainer.counts.samples_seen)
@@ -119,7 +117,7 @@ class Loop:
             )
         if loader.steps_left:
             loader.skip_steps(loader.steps_left)
-        self.trainer.parts.set_length()
+        self.trainer.set_length()
 
     @property
     def _num_epochs(self) -> int:

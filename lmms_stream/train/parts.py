@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -15,23 +15,22 @@ from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
 from .model.towers import family_of
 from .predictions import check_text
+from .protocol import Trainer
 from .report.meter import Meter
 from .run.adopted import names_of_parameters
 from .run.distributed import build_mesh
 from .run.schedules import Schedule, num_kept
 from .tasks.steps import TaskSteps
 
-if TYPE_CHECKING:
-    from .trainer import FSDP2SFTTrainer
-
 
 class Parts:
     """Parts of a trainer, each built once, of what the trainer creates. All ranks ask for them in the same order."""
 
-    def __init__(self, trainer: FSDP2SFTTrainer):
+    def __init__(self, trainer: Trainer):
         self._trainer = trainer
         self.names: dict[int, str] = {}  # of parameters as they were before the model was sharded, by id
-        self.set_optimizer: torch.optim.Optimizer | None = None  # by a create_optimizer that returns nothing
+        # Those that were made last: an overridden method may set them instead of returning them, and read them again.
+        self.set_optimizer: torch.optim.Optimizer | None = None
         self.set_scheduler: LRScheduler | None = None
 
     def build(self) -> None:
@@ -101,6 +100,7 @@ class Parts:
         made = self._trainer.create_optimizer() or self.set_optimizer
         if made is None:
             raise ConfigError("create_optimizer made no optimizer: return it")
+        self.set_optimizer = made
         return made
 
     @cached_property
@@ -119,6 +119,7 @@ class Parts:
         made = self._trainer.create_scheduler(length, self.optimizer) or self.set_scheduler
         if made is None:
             raise ConfigError("create_scheduler made no scheduler: return it")
+        self.set_scheduler = made
         return made
 
     def set_length(self) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import CheckpointError
-
-if TYPE_CHECKING:
-    from .trainer import FSDP2SFTTrainer
+from .protocol import Trainer
 
 
-def state_of(trainer: FSDP2SFTTrainer) -> dict[str, Any]:
+def state_of(trainer: Trainer) -> dict[str, Any]:
     """What a checkpoint holds besides tensors, as JSON values; all ranks call it."""
     state = {"cursor": trainer.data.cursor(), **trainer.counts.state_dict()}
     if trainer.best.name is not None:
@@ -20,7 +18,7 @@ def state_of(trainer: FSDP2SFTTrainer) -> dict[str, Any]:
     return state if callbacks is None else {**state, "callbacks": callbacks}
 
 
-def resume(trainer: FSDP2SFTTrainer, asked: bool | str | Path | None) -> None:
+def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
     """Go on from a checkpoint, as trainer.train is asked to; all ranks call it."""
     choice: str | None = None if asked is None else "auto" if asked is True else "never" if not asked else str(asked)
     state = trainer.saver.resume(lambda state: trainer.loader.load_state_dict(state["cursor"]), choice=choice)
@@ -32,22 +30,22 @@ def resume(trainer: FSDP2SFTTrainer, asked: bool | str | Path | None) -> None:
             trainer.best.load(state["best"])
         if "callbacks" in state:
             trainer.callbacks.load(state["callbacks"])
-    trainer.parts.set_length()  # the global batch or skipped steps may have changed
+    trainer.set_length()  # the global batch or skipped steps may have changed
     trainer.callbacks.given |= {
         "model": trainer.model.model,
         "optimizer": trainer.optimizer,
-        "lr_scheduler": trainer.lr_scheduler,
+        "lr_scheduler": trainer.schedule.scheduler,
         "train_dataloader": trainer.loader,
     }
 
 
-def trainer_state(trainer: FSDP2SFTTrainer) -> dict[str, Any]:
+def trainer_state(trainer: Trainer) -> dict[str, Any]:
     """The fields of transformers' TrainerState, as they are now; before the schedule is built, without its length."""
-    config, schedule = trainer.config, vars(trainer.parts).get("schedule")
+    config = trainer.config
     return {
         "global_step": trainer.counts.step,
         "epoch": trainer.data.epoch,
-        "max_steps": 0 if schedule is None or schedule.counts_tokens else schedule.length,
+        "max_steps": trainer.max_steps,
         "num_train_epochs": config.num_train_epochs or 0,
         "num_input_tokens_seen": trainer.counts.tokens_seen,
         "train_batch_size": config.per_device_batch,

@@ -16,8 +16,8 @@ from ..mds.dataset_config import DatasetConfig
 from ..signals import StopSignal
 from ..types import Batch
 from .checkpoint.saving import RunSaver
-from .data import RunData
-from .evaluate import evaluate, joined_figures, named_evaluations
+from .data import RunData, named_evaluations
+from .evaluate import evaluate, joined_figures
 from .functions import Functions, resolved_of
 from .habits.arguments import arguments_of
 from .habits.given import Given
@@ -265,7 +265,7 @@ class FSDP2SFTTrainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        return self.parts.optimizer
+        return self.parts.set_optimizer or self.parts.optimizer
 
     @optimizer.setter
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -273,7 +273,7 @@ class FSDP2SFTTrainer:
 
     @property
     def lr_scheduler(self) -> LRScheduler:
-        return self.parts.schedule.scheduler
+        return self.parts.set_scheduler or self.parts.schedule.scheduler
 
     @lr_scheduler.setter
     def lr_scheduler(self, scheduler: LRScheduler) -> None:
@@ -294,6 +294,16 @@ class FSDP2SFTTrainer:
     @property
     def is_finished(self) -> bool:
         return self.position >= self.schedule.length
+
+    @property
+    def max_steps(self) -> int:
+        """Steps of the whole run; 0 where they are not known: before anything is built, and with max_tokens."""
+        schedule: Schedule | None = vars(self.parts).get("schedule")
+        return 0 if schedule is None or schedule.counts_tokens else schedule.length
+
+    def set_length(self) -> None:
+        """Have the schedule end where the run ends, after what is left of the data may have changed."""
+        self.parts.set_length()
 
     # Callbacks, as transformers' Trainer has them.
 

@@ -33,7 +33,7 @@ def main() -> None:
                 assert isinstance(parameter, DTensor)
                 parameter.grad = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
             optimizer.step()
-        found[name] = [parameter.full_tensor().detach() for parameter in model.parameters()]  # type: ignore[attr-defined]
+        found[name] = [each.full_tensor().detach() for each in model.parameters() if isinstance(each, DTensor)]
     if dist.get_rank() == 0:
         torch.save(found, folder / "found.pt")
     dist.destroy_process_group()

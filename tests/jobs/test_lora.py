@@ -41,8 +41,8 @@ def test_an_adapter_that_was_killed_goes_on_is_merged_and_loaded_by_peft_and_tra
     base, data, output = tmp_path / "base", tmp_path / "data", tmp_path / "killed"
     ModelConfig(config=MODEL, seed=7).build().save_pretrained(base)
     write_tokens(data, num_samples=480)
-    settings = {"save_steps": 1, "learning_rate": 0.03, "lr_scheduler_type": "constant", "export": True}
-    config = write_run(tmp_path / "run.yaml", data, max_steps=NUM_STEPS, **settings)
+    settings: dict[str, Any] = {"learning_rate": 0.03, "lr_scheduler_type": "constant", "export": True}
+    config = write_run(tmp_path / "run.yaml", data, max_steps=NUM_STEPS, save_steps=1, **settings)
     model = {"pretrained": str(base), "adapter": {"r": 4, "target_modules": "all-linear"}}
     config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "model": model}))
 

@@ -46,6 +46,11 @@ def lora_run(tmp_path: Path, data: Path, base: Path, adapter: Any = LORA, **trai
     return run, [f"model={json.dumps({'pretrained': str(base), 'adapter': adapter})}"]
 
 
+def train_lora(tmp_path: Path, data: Path, base: Path, adapter: Any = LORA) -> None:
+    run, overrides = lora_run(tmp_path, data, base, adapter)
+    trainer_of(run, *overrides).train()
+
+
 def logits_of(model: Any) -> torch.Tensor:
     ids = torch.randint(0, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -94,7 +99,8 @@ def test_an_adapter_is_trained_alone_saved_alone_loaded_by_peft_and_merged(
     loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "out" / "export")
     assert torch.allclose(logits_of(loaded), expected, atol=1e-5)
     merged = export_checkpoint(checkpoint, tmp_path / "merged", merge=True)
-    whole, info = AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True)
+    reread: Any = AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True)
+    whole, info = reread
     assert not any(info.values())
     assert torch.allclose(logits_of(whole), expected, atol=1e-5)
 
@@ -118,14 +124,11 @@ def test_an_adapter_goes_on_bit_by_bit_on_its_own_base_alone(data: Path, base: P
     other = tmp_path / "other"
     ModelConfig(config=MODEL, seed=8).build().save_pretrained(other)
     with pytest.raises(CheckpointError, match=r"another model \(weights under its adapter with digest \w+, now \w+\)"):
-        run, overrides = lora_run(tmp_path, data, other)
-        trainer_of(run, *overrides).train()
+        train_lora(tmp_path, data, other)
     with pytest.raises(CheckpointError, match=r"another model \(r 4, now 8\): restore"):
-        run, overrides = lora_run(tmp_path, data, base, {**LORA, "r": 8})
-        trainer_of(run, *overrides).train()
+        train_lora(tmp_path, data, base, {**LORA, "r": 8})
     with pytest.raises(CheckpointError, match=r"another model \(an adapter, now all of it\): restore"):
-        run, overrides = lora_run(tmp_path, data, base, None)
-        trainer_of(run, *overrides).train()
+        train_lora(tmp_path, data, base, None)
 
 
 def test_an_adapter_is_merged_by_the_command_with_its_own_base_alone(data: Path, base: Path, tmp_path: Path) -> None:
@@ -194,7 +197,7 @@ def test_adapters_that_cannot_be_trained_on_packs_are_refused(config: dict[str, 
 def test_an_adapter_for_inference_and_several_are_refused(base: Path, tmp_path: Path) -> None:
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     wrapped = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-    wrapped.save_pretrained(tmp_path / "adapter")
+    wrapped.save_pretrained(str(tmp_path / "adapter"))
     loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
     with pytest.raises(ConfigError, match=r"not to be trained: load it with PeftModel.from_pretrained\(…, is_t"):
         take_adapter(loaded)

@@ -21,6 +21,7 @@ from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.train.model.flops import ModelFlops, model_flops, peak_tflops
 from lmms_stream.train.model.model import ModelConfig
+from lmms_stream.train.model.sharding import freeze
 from lmms_stream.train.report.metrics import StepCounts, StepWindow, by_source, count_step, finite_mean, source_losses
 from lmms_stream.train.report.overlong import tell_overlong
 from lmms_stream.train.report.progress import RunProgress
@@ -228,6 +229,33 @@ def test_windows_experts_and_frozen_parameters_count_for_what_they_do() -> None:
     frozen = model_flops(model)
     assert frozen is not None
     assert frozen.per_token == 6 * (2 * LAYER + 32) + 4 * LAYER
+
+
+@pytest.mark.parametrize(
+    ("adapter", "frozen"),
+    [
+        ({"r": 4, "target_modules": "all-linear"}, []),
+        ({"r": 4, "target_modules": ["q_proj", "v_proj"], "layers_to_transform": [1, 2]}, []),
+        ({"r": 2, "target_modules": ["o_proj", "embed_tokens"], "modules_to_save": ["lm_head"]}, []),
+        (None, ["model.embed_tokens.*"]),
+        (None, ["model.embed_tokens.*", "model.layers.0.*"]),
+        (None, ["model.*"]),
+    ],
+    ids=["lora", "some-layers", "embedding", "no-embedding", "no-first-layer", "head-alone"],
+)
+def test_what_is_frozen_counts_as_torch_counts_it(adapter: dict[str, Any] | None, frozen: list[str]) -> None:
+    """Within 2 %: torch counts no norms, and attention reads the input of its block in several ways."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = ModelConfig(config=LLAMA, attention="eager", adapter=adapter).build()
+    if frozen:
+        freeze(model, frozen)
+    flops = model_flops(model)
+    assert flops is not None
+    ids = torch.arange(64)[None]
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, use_cache=False).logits.sum().backward()
+    assert flops.of(np.array([64]), num_loss_tokens=64) == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 def test_no_flops_are_told_of_a_model_that_the_formula_is_not_true_of() -> None:

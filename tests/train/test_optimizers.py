@@ -71,9 +71,7 @@ def test_two_ranks_make_the_updates_of_one_for_the_same_gradients(tmp_path: Path
     found = torch.load(tmp_path / "found.pt")
     for name, of_name in SETTINGS.items():
         expected = stepped(model, gradients, **of_name)
-        torch.testing.assert_close(
-            found[name], expected, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(found[name], expected, rtol=1e-6, atol=1e-7, msg=name)
         assert not torch.equal(expected[0], next(model.parameters()))
 
 
@@ -82,14 +80,14 @@ def test_muon_is_torchs_own_for_matrices_inside_the_model_and_adamw_for_all_else
     model = torch.nn.Sequential(torch.nn.Embedding(9, 31), *small_model())
     gradients = some_gradients(model)
     ours = stepped(model, gradients, optim="muon", weight_decay=0.1, optim_args={"adjust_lr_fn": scale})
-    matrices = [each.weight for each in model[1:]]
-    others = [each.bias for each in model[1:]]
+    inner = [each for name, each in model.named_parameters() if name != "0.weight"]
+    matrices, others = [each for each in inner if each.ndim == 2], [each for each in inner if each.ndim == 1]
     step_with(
         model,
         gradients,
         [
             torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn=scale),
-            torch.optim.AdamW([model[0].weight], lr=0.01, weight_decay=0.1, fused=True),
+            torch.optim.AdamW([next(model.parameters())], lr=0.01, weight_decay=0.1, fused=True),
             torch.optim.AdamW(others, lr=0.01, weight_decay=0.0, fused=True),
         ],
     )

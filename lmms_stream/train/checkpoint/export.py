@@ -28,6 +28,8 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
 
     tokenizer: the folder or hub id of the tokenizer, or of a processor with one; ConfigError when it cannot be loaded.
     """
+    from transformers.dynamic_module_utils import custom_object_save
+
     from .store import MODEL_FOLDER
 
     config = copy.deepcopy(model.config)
@@ -38,11 +40,22 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
     if (adapter := adapter_of(model)) is not None:
         texts[ADAPTER_NAME] = json.dumps({**adapter.config, "inference_mode": True}, indent=2, sort_keys=True) + "\n"
     files = {name: text.encode() for name, text in texts.items()}
+    if is_own_code(model):
+        with TemporaryDirectory() as folder:
+            custom_object_save(model, folder, config=config)
+            custom_object_save(config, folder, config=config)
+            files |= {path.name: path.read_bytes() for path in Path(folder).glob("*.py")}
+            files["config.json"] = config.to_json_string().encode()
     if tokenizer:
         with TemporaryDirectory() as folder:
             _save_tokenizer(tokenizer, folder)
             files |= {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
     return {f"{MODEL_FOLDER}/{name}": data for name, data in files.items()}
+
+
+def is_own_code(model: PreTrainedModel) -> bool:
+    """Whether the class of a model is of Python files that lie beside its weights."""
+    return type(model)._auto_class is not None
 
 
 def _save_tokenizer(name: str, folder: str) -> None:
@@ -61,13 +74,19 @@ def _save_tokenizer(name: str, folder: str) -> None:
 
 
 def export_checkpoint(
-    checkpoint: str | Path, out: str | Path, *, dtype: Dtype | None = None, merge: bool = False
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    dtype: Dtype | None = None,
+    merge: bool = False,
+    trust_remote_code: bool = False,
 ) -> Path:
     """Write the model of a checkpoint (a folder or URL) to the folder `out` and return it; no process group is needed.
 
     dtype: of the weights (default: as they were trained). Shards of safetensors, config, generation config, and the
     files of tokenizer and processor. Of an adapter, peft's folder, or with `merge` that of the model with the adapter's
-    weights added to its base's, which is loaded whole from where it was. The folder is there whole or not at all; `out`
+    weights added to its base's, which is loaded whole from where it was. trust_remote_code: run the Python files of a
+    model that has its own, which are in the checkpoint. The folder is there whole or not at all; `out`
     may be new, empty, or an earlier export, which is replaced. Raises ConfigError for another `out`, CheckpointError
     and StorageError.
     """
@@ -89,11 +108,11 @@ def export_checkpoint(
         made = Path(temporary) / "model"
         shutil.copytree(stored / MODEL_FOLDER, made)
         if (made / ADAPTER_NAME).exists():
-            write_adapter(made, found, target, dtype=dtype, merge=merge)
+            write_adapter(made, found, target, dtype=dtype, merge=merge, trust_remote_code=trust_remote_code)
         elif merge:
             raise ConfigError(f"{checkpoint} holds all of its model, no adapter to merge: export it without --merge")
         else:
-            _write_weights(empty_model(made, found), made, found, target, dtype=dtype)
+            _write_weights(empty_model(made, found, trust_remote_code), made, found, target, dtype=dtype)
         _put_in_place(made, out, found)
     return out
 
@@ -123,11 +142,22 @@ def _put_in_place(made: Path, out: Path, found: Checkpoint) -> None:
     made.rename(out)
 
 
-def model_class_of(folder: Path, found: Checkpoint) -> tuple[type[PreTrainedModel], Any]:
+def model_class_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> tuple[type[PreTrainedModel], Any]:
     """The class and the config of the model of a checkpoint, whose config is in `folder`."""
     import transformers
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-    config = transformers.AutoConfig.from_pretrained(folder)
+    own = json.loads((folder / "config.json").read_text()).get("auto_map") or {}
+    if own and not trust_remote_code:
+        raise ConfigError(
+            f"{found.where} is of a model with Python files of its own, which can do anything here: read them, and "
+            "export with --trust-remote-code if you trust them"
+        )
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    for auto, name in own.items():
+        if auto.startswith("AutoModel"):
+            of_files: type[PreTrainedModel] = get_class_from_dynamic_module(name, folder)
+            return of_files, config
     name = (config.architectures or [""])[0]
     model_class = getattr(transformers, name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
@@ -135,12 +165,12 @@ def model_class_of(folder: Path, found: Checkpoint) -> tuple[type[PreTrainedMode
     return model_class, config
 
 
-def empty_model(folder: Path, found: Checkpoint) -> PreTrainedModel:
+def empty_model(folder: Path, found: Checkpoint, trust_remote_code: bool) -> PreTrainedModel:
     """The model on the meta device."""
     import torch
     import transformers
 
-    model_class, config = model_class_of(folder, found)
+    model_class, config = model_class_of(folder, found, trust_remote_code)
     with torch.device("meta"):
         model: PreTrainedModel = model_class(config)
     if (folder / "generation_config.json").exists():

@@ -16,19 +16,23 @@ from .store import METADATA_NAME, Checkpoint, Target
 from .tensors import files_with, read_metadata, read_tensors, stored_tensors
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers import PreTrainedModel
 
 _PREFIX = "base_model.model."  # of the names in peft's files
 
 
-def write_adapter(made: Path, found: Checkpoint, target: Target, *, dtype: Dtype | None, merge: bool) -> None:
+def write_adapter(
+    made: Path, found: Checkpoint, target: Target, *, dtype: Dtype | None, merge: bool, trust_remote_code: bool
+) -> None:
     """Write the adapter's weights to the folder `made`, which has its config, or with `merge` the whole model."""
     config = json.loads((made / ADAPTER_NAME).read_text())
     base, config["inference_mode"] = config.pop("base_model_name_or_path"), False
     if merge:
-        _merge(made, found, target, config, base=base, dtype=dtype)
+        wrapped = peft_model(_base(made, found, base, trust_remote_code), config)
+        _merge(wrapped, made, found, target, base=base, dtype=dtype)
         return
-    adapter = adapter_of(add_adapter(empty_model(made, found), config))
+    adapter = adapter_of(add_adapter(empty_model(made, found, trust_remote_code), config))
     assert adapter is not None
     tensors = _read(found, target, adapter)
     if dtype is not None:
@@ -40,9 +44,8 @@ def write_adapter(made: Path, found: Checkpoint, target: Target, *, dtype: Dtype
 
 
 def _merge(
-    made: Path, found: Checkpoint, target: Target, config: dict[str, Any], *, base: str | None, dtype: Dtype | None
+    wrapped: PeftModel, made: Path, found: Checkpoint, target: Target, *, base: str | None, dtype: Dtype | None
 ) -> None:
-    wrapped = peft_model(_base(made, found, base), config)
     model = take_adapter(wrapped)
     adapter = adapter_of(model)
     assert adapter is not None
@@ -61,14 +64,14 @@ def _merge(
     merged.save_pretrained(made)
 
 
-def _base(made: Path, found: Checkpoint, name: str | None) -> PreTrainedModel:
+def _base(made: Path, found: Checkpoint, name: str | None, trust_remote_code: bool) -> PreTrainedModel:
     """The model under an adapter, from where it was loaded."""
     if not name:
         raise CheckpointError(
             f"the model under the adapter of {found.where} was made from a config, and is in no folder: save it, and "
             "train the adapter with model.pretrained, to merge them"
         )
-    model_class, of_model = model_class_of(made, found)
+    model_class, of_model = model_class_of(made, found, trust_remote_code)
     try:
         base: PreTrainedModel = model_class.from_pretrained(name, config=of_model, dtype=of_model.dtype)
     except (OSError, ValueError) as error:

@@ -20,7 +20,7 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
     model: a sharded PreTrainedModel. Rank 0 holds all its weights on the CPU meanwhile: where that is too much, export
     a checkpoint. StorageError, on all ranks, where the disk refuses.
     """
-    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    weights: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     failure: list[LmmsStreamError | None] = [None]
     if dist.get_rank() == 0:
         try:

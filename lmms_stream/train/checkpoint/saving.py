@@ -14,7 +14,7 @@ from ...errors import CheckpointError
 from ...mds.core import core_of
 from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer
-from .export import check_out, export_checkpoint, model_files
+from .export import check_out, export_checkpoint, is_own_code, model_files
 from .fingerprint import check_same_model, fingerprint_of, other_differences
 from .folder import save_folder
 from .store import MODEL_FOLDER, Checkpoint, folder_name
@@ -122,7 +122,7 @@ class RunSaver:
     def export(self) -> None:
         """Write the model as it was saved last to output_dir/export where args.export is set; rank 0 does it."""
         if self._args.export and self._checkpointer.rank == 0 and self._latest is not None:
-            export_checkpoint(self._latest, self._export)
+            export_checkpoint(self._latest, self._export, trust_remote_code=is_own_code(self._model))
 
 
 def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:

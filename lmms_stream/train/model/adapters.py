@@ -126,8 +126,8 @@ def base_digest(model: torch.nn.Module, adapter: Adapter) -> str:
 
 
 def _check_kind(config: PeftConfig) -> None:
-    kind = getattr(config.peft_type, "value", config.peft_type)
-    reason = _REFUSED["ADAPTION_PROMPT"] if config.is_prompt_learning else _REFUSED.get(str(kind))
+    kind = _plain(config.peft_type)
+    reason = _REFUSED["ADAPTION_PROMPT"] if config.is_prompt_learning else _REFUSED.get(kind)
     if reason is not None:
         raise ConfigError(f"an adapter of peft_type {kind} {reason}: choose LORA")
 
@@ -143,7 +143,7 @@ def _tensors(model: PreTrainedModel, name: str, config: PeftConfig) -> dict[str,
     trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     if "" in found or not trained <= found.keys():
         raise ConfigError(
-            f"peft saves an adapter of type {config.peft_type.value} otherwise than it trains it "
+            f"peft saves an adapter of type {_plain(config.peft_type)} otherwise than it trains it "
             f"({', '.join(sorted(trained - found.keys())[:1]) or 'its tensors are computed'}): choose LORA"
         )
     return found

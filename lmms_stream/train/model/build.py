@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -31,6 +33,8 @@ class ModelConfig:
     seed: int = 0  # of random weights
     # the fields of a peft config, peft_type "LORA" unless it says another: the adapter alone is trained and saved
     adapter: Mapping[str, Any] | None = None
+    trust_remote_code: bool = False  # run the model's own Python files, which lie in its folder or repository
+    use_liger_kernel: bool = False  # fused kernels of liger-kernel for norms, rotary positions and MLPs; with CUDA
 
     def __post_init__(self) -> None:
         if (self.pretrained is None) == (self.config is None):
@@ -48,27 +52,29 @@ class ModelConfig:
             try:
                 model = self._build(is_empty=is_empty)
             except (LookupError, ValueError, OSError, TypeError, ImportError, ArithmeticError, RuntimeError) as error:
+                if "trust_remote_code" in str(error) and not self.trust_remote_code:
+                    raise ConfigError(
+                        f"model {self.pretrained} has Python files of its own, which can do anything here: read them, "
+                        "and set model.trust_remote_code to true if you trust them"
+                    ) from error
                 raise ConfigError(f"model cannot be built: {' '.join(str(error).split())}") from error
+            if self.use_liger_kernel:
+                use_liger_kernels(model)
             if self.adapter is not None:
                 with torch.device("meta" if is_empty else "cpu"):
                     model = add_adapter(model, self.adapter)
         return model
 
     def _build(self, *, is_empty: bool) -> PreTrainedModel:
-        import transformers
 
         config = self._config()
         check_config(config)
-        autos: tuple[Any, ...] = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
-        auto = next((each for each in autos if type(config) in each._model_mapping), None)
-        if auto is None:
-            raise ConfigError(
-                f"model type {config.model_type!r} is no model that writes text: name a causal language model or "
-                "one of images and text"
-            )
-        choices, left_out = implementations(self.attention, auto._model_mapping[type(config)], config)
+        auto, model_class = self._classes(config)
+        choices, left_out = implementations(self.attention, model_class, config)
         named = None if self.attention == "auto" else self.attention
-        options = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}
+        options: dict[str, Any] = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}
+        if self.trust_remote_code:
+            options["trust_remote_code"] = True
         if is_empty:
             with torch.device("meta"):
                 model = auto.from_config(config, **options)
@@ -80,11 +86,30 @@ class ModelConfig:
         built: PreTrainedModel = model
         return built
 
+    def _classes(self, config: PretrainedConfig) -> tuple[Any, Any]:
+        """transformers' auto class for a config, and the model's class; ConfigError for one that writes no text."""
+        import transformers
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        autos: tuple[Any, ...] = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+        own = (getattr(config, "auto_map", None) or {}) if self.trust_remote_code else {}
+        for auto in autos:
+            if auto.__name__ in own:
+                return auto, get_class_from_dynamic_module(own[auto.__name__], str(self.pretrained))
+            if type(config) in auto._model_mapping:
+                return auto, auto._model_mapping[type(config)]
+        raise ConfigError(
+            f"model type {config.model_type!r} is no model that writes text: name a causal language model or "
+            "one of images and text"
+        )
+
     def _config(self) -> PretrainedConfig:
         import transformers
 
         if self.pretrained is not None:
-            found: PretrainedConfig = transformers.AutoConfig.from_pretrained(self.pretrained)
+            found: PretrainedConfig = transformers.AutoConfig.from_pretrained(
+                self.pretrained, trust_remote_code=self.trust_remote_code
+            )
             return found
         fields = dict(self.config or {})
         made: PretrainedConfig = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
@@ -103,3 +128,19 @@ def check_config(config: PretrainedConfig) -> None:
         "packed codes with scales beside them. Take the model that they were made of, in bfloat16 and with an adapter: "
         "ranks share its frozen weights"
     )
+
+
+def use_liger_kernels(model: PreTrainedModel) -> None:
+    """Run a model's norms, rotary positions and MLPs by liger-kernel.
+
+    Its losses stay out: they replace the forward that makes logits, which are computed some at a time here too (see
+    loss.py). ConfigError without it, without CUDA, and for a model that it does not know.
+    """
+    if find_spec("liger_kernel") is None:
+        raise ConfigError("model.use_liger_kernel needs liger-kernel: pip install liger-kernel, or set it to false")
+    if not torch.cuda.is_available():
+        raise ConfigError("model.use_liger_kernel needs CUDA, for which its kernels are written: set it to false here")
+    patches = import_module("liger_kernel.transformers.monkey_patch")
+    if (kind := model.config.model_type) not in patches.MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise ConfigError(f"liger-kernel has no kernels for model type {kind!r}: set model.use_liger_kernel to false")
+    patches._apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)

@@ -4,14 +4,14 @@ The formula is that of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H Q 
 heads of size Q, and T tokens that attend to one another. Backward counts as twice the forward, recomputation does not
 count, and attention counts as if it were not causal. T is the length of the token's own segment, so that the sum over a
 pack is exact. N leaves out embeddings, which are looked up, and counts the head only for tokens that predict a target.
-Experts count by the share of them that a token passes; a frozen parameter counts 4 instead of 6. What towers do with
-media is in tower_flops.py.
+Experts count by the share of them that a token passes. A frozen parameter counts 4 instead of 6, and 2 where nothing
+before it is trained, as gradients end there: with an adapter, at what reads the input of the first block. What towers
+do with media is in tower_flops.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,9 @@ PEAK_TFLOPS = (
     ("MI300X", 1307.4), ("MI325X", 1307.4), ("MI250X", 383.0),
 )  # fmt: skip
 _SQUARES = {"full_attention": None, "sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+_READS_INPUT = re.compile(r"\.(q|k|v|qkv|q_a|kv_a)_proj(_with_mqa)?\.|\.(Wqkv|query_key_value|c_attn)\.")  # of a block
+_NOT_MULTIPLIED = (".original_module.", ".lora_embedding_A.")  # of peft: copies that are not run, and what is looked up
+_LAST = 1 << 30  # the stage of the last norm and the head
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -69,7 +72,8 @@ def model_flops(model: PreTrainedModel, *, tower: torch.nn.Module | None = None)
     """
     config: Any = model.config
     text = config.get_text_config()
-    pairs = _pairs(text)
+    stages = _Stages(model)
+    pairs = _pairs(text, stages)
     experts = _share_of_experts(text)
     if config.is_encoder_decoder or (text is not config and tower is None) or pairs is None:
         return None
@@ -81,13 +85,14 @@ def model_flops(model: PreTrainedModel, *, tower: torch.nn.Module | None = None)
     left_out |= {id(head.weight), *(id(parameter) for parameter in (tower.parameters() if tower is not None else ()))}
     per_token = 0.0
     for name, parameter in model.named_parameters():
-        if id(parameter) in left_out:
+        if id(parameter) in left_out or any(part in name for part in _NOT_MULTIPLIED):
             continue
         is_expert = re.search(r"\.experts\.", name) is not None
         if is_expert and experts is None:
             return None
-        per_token += _flops(parameter) * (experts or 1.0 if is_expert else 1.0)
-    return ModelFlops(per_token=per_token, per_loss_token=_flops(head.weight), per_pair=pairs, tower=of_tower)
+        per_token += stages.flops(name, parameter) * (experts or 1.0 if is_expert else 1.0)
+    of_head = stages.flops("", head.weight)
+    return ModelFlops(per_token=per_token, per_loss_token=of_head, per_pair=pairs, tower=of_tower)
 
 
 def peak_tflops(device_name: str) -> float | None:
@@ -102,11 +107,34 @@ def peak_tflops(device_name: str) -> float | None:
     return None
 
 
-def _flops(parameter: torch.nn.Parameter) -> float:
-    return parameter.numel() * (6.0 if parameter.requires_grad else 4.0)
+class _Stages:
+    """Which parts of a model take part in the backward pass: embeddings, then block by block, then the head."""
+
+    def __init__(self, model: PreTrainedModel):
+        trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+        self.first = min((self._stage(name) for name, _ in trained), default=0)
+        of_first = [each for name, each in trained if self._stage(name) == self.first]
+        # With a norm that is trained all of its block has an input with a gradient.
+        self._reads_plain = 0 < self.first < _LAST and all(each.ndim > 1 for each in of_first)
+
+    def flops(self, name: str, parameter: torch.nn.Parameter) -> float:
+        """Of a token: 2 forward, 2 for the gradient of the input, 2 for its own."""
+        stage = self._stage(name)
+        reads_plain = self._reads_plain and stage == self.first and _READS_INPUT.search(name) is not None
+        has_plain_input = stage < self.first or (reads_plain and ".lora_B." not in name) or stage == self.first == _LAST
+        return parameter.numel() * (2.0 + 2.0 * (not has_plain_input) + 2.0 * parameter.requires_grad)
+
+    def backward_share(self, layer: int) -> float:
+        """The share of a layer's attention that is computed, forward and backward."""
+        return 1.0 if layer + 1 >= self.first else 1 / 3
+
+    def _stage(self, name: str) -> int:
+        if (found := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name)) is not None:
+            return 1 + int(found[1])
+        return 0 if "embed" in name or "wte" in name else _LAST
 
 
-def _pairs(config: Any) -> dict[int | None, float] | None:
+def _pairs(config: Any, stages: _Stages) -> dict[int | None, float] | None:
     """12 H Q of each layer, summed by its window; heads whose values have another size count half by either."""
     default_head = config.hidden_size // config.num_attention_heads
     head = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or default_head
@@ -115,12 +143,13 @@ def _pairs(config: Any) -> dict[int | None, float] | None:
     every = "full_attention" if window is None else "sliding_attention"
     kinds = getattr(config, "layer_types", None) or [every] * config.num_hidden_layers
     pairs: dict[int | None, float] = {}
-    for kind, layers in Counter(kinds).items():
+    for layer, kind in enumerate(kinds):
         if kind not in _SQUARES:  # linear attention, convolutions: no pairs
             return None
         name = _SQUARES[kind]
         seen = None if name is None else getattr(config, name)
-        pairs[seen] = pairs.get(seen, 0.0) + 6.0 * (head + value) * config.num_attention_heads * layers
+        of_layer = 6.0 * (head + value) * config.num_attention_heads * stages.backward_share(layer)
+        pairs[seen] = pairs.get(seen, 0.0) + of_layer
     return pairs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -123,9 +124,7 @@ def _adamw_8bit(groups: Groups, config: TrainConfig, model: torch.nn.Module) -> 
     """torchao's: that of bitsandbytes takes no parameters that are sharded."""
     if find_spec("torchao") is None:
         raise ConfigError(f"train.optim {config.optim} needs torchao: pip install torchao, or set it to adamw")
-    from torchao.optim import AdamW8bit
-
-    made: torch.optim.Optimizer = AdamW8bit(
+    made: torch.optim.Optimizer = import_module("torchao.optim").AdamW8bit(
         groups, lr=config.learning_rate, **{**_adam_settings(config), **config.optim_args}
     )
     return made

@@ -12,7 +12,7 @@ from ...mds.core import HasCore, PackedDataset
 Packed = PackedDataset | HasCore
 Datasets = Packed | Mapping[str, Packed]
 Reporter = Literal["tensorboard", "wandb"]
-Strategy = Literal["no", "steps", "epoch"]  # when something is done in a run
+Strategy = Literal["no", "steps", "epoch", False]  # when something is done in a run
 _AT_LEAST_1 = (
     "global_batch", "per_device_batch", "replication", "shard_ranks", "max_steps", "num_train_epochs", "max_tokens",
     "save_total_limit", "logging_steps", "pad_to",
@@ -103,7 +103,7 @@ class TrainConfig:
     seed: int = 0  # of what a model draws, as for dropout
 
     # What it saves
-    save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"  # "no": none, unless a signal stops the run
+    save_strategy: Literal["no", "steps", "epoch", "best", False] = "steps"  # "no": none, unless a signal stops the run
     save_steps: int = 0  # steps between checkpoints, 0 for one at the end only
     save_total_limit: int | None = None  # how many of the latest stay, the best among them where it is loaded
     async_save: bool = True  # written while training goes on
@@ -137,6 +137,9 @@ class TrainConfig:
         return wanted or self.metric_for_best_model is not None
 
     def __post_init__(self) -> None:
+        for name in ("save_strategy", "eval_strategy", "logging_strategy"):
+            if getattr(self, name) is False:  # as YAML reads a bare no
+                object.__setattr__(self, name, "no")
         lengths = [name for name in ("max_steps", "num_train_epochs", "max_tokens") if getattr(self, name) is not None]
         if len(lengths) != 1:
             given = f", got {' and '.join(lengths)}" if lengths else ""
