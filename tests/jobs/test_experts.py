@@ -1,4 +1,4 @@
-"""Jobs on the CPU: a mixture of experts, of which no rank uses all, on 1 and 2 ranks, against plain transformers."""
+"""Jobs on the CPU: mixtures of experts, of which no rank uses all, on 1, 2 and 4 ranks, against plain transformers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,25 @@ EXPERTS = {
         **SIZES,
     }
 }
+QWEN = {
+    "config": {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "decoder_sparse_step": 1,
+        "head_dim": 8,
+        "router_aux_loss_coef": ROUTER_WEIGHT,
+        **SIZES,
+    }
+}
+LORA = {**QWEN, "adapter": {"r": 2, "target_modules": "all-linear", "init_lora_weights": False}}
 SHORT: dict[str, Any] = {"model": EXPERTS, "packing_length": 8}
 CASES: dict[str, dict[str, Any]] = {
-    "experts": {**SHORT, "on": [1, 2]},
+    "experts": {**SHORT, "on": [1, 2, 4]},
+    "qwen": {**SHORT, "model": QWEN, "on": [1, 2, 4]},
+    "lora": {**SHORT, "model": LORA, "on": [1, 2]},
+    "copies": {**SHORT, "model": QWEN, "train": {"shard_ranks": 2}, "on": [4]},
     "padded": {**SHORT, "train": {"pad_to": 24, "per_device_batch": 2}, "on": [1, 2]},
     "again": {**SHORT, "train": {"gradient_checkpointing": True}, "on": [2]},
     "older": {**SHORT, "older_torch": True, "on": [1, 2]},  # whose FSDP2 makes no zeros
@@ -45,18 +61,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder: Path = tmp_path_factory.mktemp("experts")
     write_samples(folder / "data", samples(), shard_bytes=1 << 12)
     (folder / "job.json").write_text(json.dumps({"dataset": str(folder / "data"), "cases": CASES}))
-    for nproc in (1, 2):
+    for nproc in (1, 2, 4):
         done = run_job(nproc, "tests.jobs.sharding_job", str(folder / "job.json"), timeout_s=150)
         assert done.returncode == 0, last_words(done.stderr)
     return {path.stem[:-2]: torch.load(path) for path in folder.glob("*-0.pt")}
 
 
-def expected(packs: list[list[int]], *, router_weight: float) -> tuple[Tensors, list[set[str]]]:
+def expected(kind: Any, packs: list[list[int]], *, router_weight: float) -> tuple[Tensors, list[set[str]]]:
     """Gradients by transformers' own losses of each pack; and for each pack which parameters it uses."""
-    model, found = plain(EXPERTS), samples()
+    model, found = plain(kind), samples()
     num_tokens = sum(len(found[i][0]) for pack in packs for i in pack)
     num_targets = num_tokens - sum(len(pack) for pack in packs)
-    total, used = {name: torch.zeros_like(value) for name, value in model.named_parameters()}, []
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    total, used = {name: torch.zeros_like(value) for name, value in trained.items()}, []
     for pack in packs:
         ids = [torch.from_numpy(found[i][0].astype(np.int64)) for i in pack]
         positions = torch.cat([torch.arange(len(each)) for each in ids])
@@ -74,15 +91,21 @@ def expected(packs: list[list[int]], *, router_weight: float) -> tuple[Tensors, 
     return {f"model.{name}": value for name, value in total.items()}, used
 
 
+@pytest.mark.parametrize(
+    ("kind", "names", "num_runs"),
+    [(EXPERTS, ("experts", "padded", "again", "older"), 8), (QWEN, ("qwen", "copies"), 4), (LORA, ("lora",), 2)],
+    ids=["mixtral", "qwen3_moe", "lora"],
+)
 def test_experts_that_no_token_of_a_rank_goes_to_have_the_gradients_of_the_global_batch(
-    results: dict[str, Any],
+    kind: Any, names: tuple[str, ...], num_runs: int, results: dict[str, Any]
 ) -> None:
     """With the auxiliary loss of the router, a mean over the tokens of the global batch that are no padding."""
-    assert len(results) == 7
-    packs = results["experts-1"]["packs"]
-    assert all(sorted(run["packs"]) == sorted(packs) for run in results.values())
-    gradients, used = expected(packs, router_weight=ROUTER_WEIGHT)
+    runs = {run: made for run, made in results.items() if run.rpartition("-")[0] in names}
+    assert len(runs) == num_runs
+    packs = runs[f"{names[0]}-1"]["packs"]
+    assert all(sorted(run["packs"]) == sorted(packs) for run in runs.values())
+    gradients, used = expected(kind, packs, router_weight=ROUTER_WEIGHT)
     assert len({frozenset(each) for each in used}) > 1
-    assert {run: made for run, made in results.items() if difference(made["gradients"], gradients) > 1e-5} == {}
-    without = expected(packs, router_weight=0.0)[0]
-    assert difference(results["experts-1"]["gradients"], without) > 1e-3
+    assert {run: made for run, made in runs.items() if difference(made["gradients"], gradients) > 1e-5} == {}
+    without = expected(kind, packs, router_weight=0.0)[0]
+    assert difference(runs[f"{names[0]}-1"]["gradients"], without) > 1e-3
