@@ -171,6 +171,8 @@ class Loop:
         trainer.callbacks.call("on_pre_optimizer_step")
         if math.isfinite(grad_norm):
             trainer.optimizer.step()
+            if trainer.average is not None:
+                trainer.average.update()
         else:
             trainer.counts.num_skipped_steps += 1
             if trainer.counts.num_skipped_steps > trainer.config.max_skipped_steps:

@@ -27,6 +27,7 @@ from .parts import Parts
 from .report.meter import Meter
 from .report.run_log import RunLog
 from .run.adopted import adopt_optimizer
+from .run.average import Average
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
 from .run.distributed import init_distributed
@@ -244,6 +245,10 @@ class FSDP2SFTTrainer:
     @property
     def saver(self) -> RunSaver:
         return self.parts.saver
+
+    @property
+    def average(self) -> Average | None:
+        return self.parts.average
 
     @property
     def schedule(self) -> Schedule:
