@@ -330,6 +330,23 @@ def test_strategies_that_cannot_be_are_named(config: Path, overrides: list[str],
         trainer_of(config, *overrides)
 
 
+def test_the_best_model_is_loaded_where_its_step_was_saved_before_it_was_evaluated(
+    config: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(
+        config, f"train.output_dir={tmp_path}", "train.save_steps=1", "train.save_total_limit=1",
+        "train.eval_strategy=epoch", "train.load_best_model_at_end=true", "train.greater_is_better=true",
+        "train.max_steps=null", "train.num_train_epochs=3", "train.lr_scheduler_type=constant",
+    )  # fmt: skip
+    trainer.train()
+    losses = {each["step"]: each["eval_loss"] for each in read_log(tmp_path) if "eval_loss" in each}
+    best = max(losses, key=lambda step: losses[step])  # the first: the loss goes down
+    assert best < max(losses) == trainer.step
+    assert trainer.evaluate()["eval_loss"] == losses[best]
+    saved = [f"step-{step:08d}" for step in (best, trainer.step)]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == saved
+
+
 def test_an_epoch_that_a_callback_leaves_is_over_and_the_schedule_ends_with_the_run(
     config: Path, tmp_path: Path
 ) -> None:
