@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,7 +66,12 @@ def arguments_of(config: TrainConfig) -> TrainingArguments:
     """TrainingArguments for callbacks of a run with a TrainConfig. The process group is there already."""
     from transformers import TrainingArguments
 
-    return TrainingArguments(
+    with _without_advice():
+        return _arguments_of(config, TrainingArguments)
+
+
+def _arguments_of(config: TrainConfig, kind: type[TrainingArguments]) -> TrainingArguments:
+    return kind(
         output_dir=config.output_dir,
         per_device_train_batch_size=config.per_device_batch,
         learning_rate=config.learning_rate,
@@ -177,6 +184,18 @@ def _check(arguments: TrainingArguments) -> None:
             f"args.gradient_checkpointing_kwargs {details} cannot be kept: blocks are computed again without "
             "reentrant autograd: leave it out"
         )
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Inside, transformers does not advise to launch what is one process, and has a group, as one of several."""
+    told_by = logging.getLogger("transformers.training_args")
+    level = told_by.level
+    told_by.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        told_by.setLevel(level)
 
 
 def _value(name: Any) -> str:
