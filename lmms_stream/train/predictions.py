@@ -89,7 +89,8 @@ def _array(values: torch.Tensor) -> NDArray[Any]:
 def _joined(samples: Sequence[tuple[int, Arrays]]) -> EvalPrediction:
     """As transformers has it: samples on axis 0, padded with -100 on axis 1."""
     labels, *predictions = [_padded(arrays) for arrays in zip(*(arrays for _, arrays in samples), strict=True)]
-    return EvalPrediction(predictions=predictions[0] if len(predictions) == 1 else tuple(predictions), label_ids=labels)
+    made: Any = predictions[0] if len(predictions) == 1 else tuple(predictions)
+    return EvalPrediction(predictions=made, label_ids=labels)
 
 
 def _padded(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -34,7 +34,7 @@ def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
     trainer.callbacks.given |= {
         "model": trainer.model.model,
         "optimizer": trainer.optimizer,
-        "lr_scheduler": trainer.lr_scheduler,
+        "lr_scheduler": trainer.schedule.scheduler,
         "train_dataloader": trainer.loader,
     }
 

@@ -126,6 +126,8 @@ class FSDP2SFTTrainer:
             world_size=self.world.world_size,
         )
         self.callbacks.given = {"processing_class": self.processing_class}
+        if resolved.arguments is not None:
+            _ = self.callbacks.state  # its log_history is kept, which users of transformers read at the end
         self.callbacks.call("on_init_end")
 
     # What may be overridden: the trainer itself calls each.

@@ -115,7 +115,7 @@ def events_beside_transformers(config: Path, folder: Path) -> dict[str, list[tup
         disable_tqdm=True,
     )  # fmt: skip
     model = ModelConfig(config=MODEL).build()
-    Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:3], callbacks=[theirs]).train()  # type: ignore[arg-type]
+    Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:3], callbacks=[theirs]).train()
     return {"ours": ours.events, "theirs": theirs.events}
 
 

@@ -22,6 +22,7 @@ SAME = (
     "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "logging_first_step",
 )  # fields that are TrainConfig's in name and meaning # fmt: skip
 _SCHEDULES = {"constant_with_warmup": "constant"}  # transformers' name -> ours, where it is another
+_QUADRATIC = ("sdpa", "eager")  # these compute tokens times tokens of a forward, and mask those of other samples
 _REPORTERS = ("tensorboard", "wandb")
 
 
@@ -30,16 +31,20 @@ def option(arguments: TrainingArguments, name: str) -> Any:
     return getattr(arguments, name, sft_fields.DEFAULTS[name])
 
 
-def train_config(arguments: TrainingArguments, *, world: World, steps_of: Callable[[float], int]) -> TrainConfig:
-    """What a run is trained by. steps_of: epochs, of which there may be a fraction -> steps.
+def train_config(
+    arguments: TrainingArguments, *, world: World, steps_of: Callable[[float], int], attention: str | None = None
+) -> TrainConfig:
+    """What a run is trained by. steps_of: epochs, of which there may be a fraction -> steps. attention: of the model.
 
+    Packs are run one after another instead of as one sequence where attention costs the square of its tokens.
     ConfigError for a value that cannot be kept.
     """
     per_rank = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    is_quadratic = option(arguments, "packing") and attention in _QUADRATIC
     values: dict[str, Any] = {name: getattr(arguments, name) for name in SAME}
     values |= {
         "global_batch": per_rank * world.num_groups,
-        "per_device_batch": arguments.per_device_train_batch_size,
+        "per_device_batch": 1 if is_quadratic else arguments.per_device_train_batch_size,
         "bf16": bool(arguments.bf16),
         "max_grad_norm": arguments.max_grad_norm or math.inf,
         "resume": "never",  # as train(resume_from_checkpoint=…) says

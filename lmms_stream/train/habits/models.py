@@ -87,6 +87,13 @@ def _model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | 
     return ModelConfig(pretrained=str(given), **values)
 
 
+def attention_of(model: ModelConfig | torch.nn.Module | None) -> str | None:
+    """The attention that a model is known to have; None where the trainer chooses it, or model_init makes it."""
+    if isinstance(model, ModelConfig):
+        return None if model.attention == "auto" else model.attention
+    return getattr(getattr(model, "config", None), "_attn_implementation", None)
+
+
 def name_of(model: Any) -> str | None:
     """The folder or hub id of a model, where it has one."""
     if isinstance(model, str | Path):

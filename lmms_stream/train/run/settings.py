@@ -173,6 +173,8 @@ class TrainConfig:
         self._check_best()
 
     def _check_best(self) -> None:
+        if self.export and self.save_strategy == "no":
+            raise ConfigError("train.export is made of a checkpoint, and train.save_strategy is no: set it to steps")
         if not (self.load_best_model_at_end or self.save_strategy == "best"):
             return
         asked = "load_best_model_at_end" if self.load_best_model_at_end else "save_strategy best"

@@ -55,6 +55,16 @@ def test_packing_packs_to_max_length(model_folder: Path, tmp_path: Path) -> None
     assert packed(split.train_dataset).order.seed == 42
 
 
+@pytest.mark.parametrize(("attention", "packs"), [("sdpa", 1), ("eager", 1), ("sdpa_varlen", 4)])
+def test_packs_are_one_sequence_unless_attention_costs_the_square_of_its_tokens(
+    attention: str, packs: int, model_folder: Path, tmp_path: Path
+) -> None:
+    options = {"model_init_kwargs": {"attn_implementation": attention}, "per_device_train_batch_size": 4}
+    made = of_chats(model_folder, tmp_path, packing=True, max_length=64, **options)
+    assert (made.config.per_device_batch, made.config.global_batch) == (packs, 4)
+    assert of_chats(model_folder, tmp_path, **options).config.per_device_batch == 4
+
+
 def test_without_packing_a_pack_is_a_sample(model_folder: Path, tmp_path: Path) -> None:
     dataset = packed(of_chats(model_folder, tmp_path, max_length=64).train_dataset)
     assert dataset.plan.num_packs(0) == dataset.num_samples == 30
