@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,7 +151,7 @@ def test_a_model_that_is_made_stays_as_it_is(
     made = rows.resolved(model=model, args=args, train_dataset=rows.chats(4))
     assert made.model is model
     assert "args.model_init_kwargs are for a model that is named" in caplog.text
-    with pytest.raises(ConfigError, match="args.use_liger_kernel changes a model as it is built: give its name"):
+    with pytest.raises(ConfigError, match=r"args.use_liger_kernel changes a model as it is built: give its name"):
         rows.resolved(model=model, args=rows.config(tmp_path, use_liger_kernel=True), train_dataset=rows.chats(4))
     named = of_chats(model_folder, tmp_path, use_liger_kernel=True, trust_remote_code=True).model
     assert isinstance(named, ModelConfig)
@@ -218,13 +217,10 @@ def test_a_train_config_is_the_run_and_its_callbacks_have_arguments(shards: Path
 @pytest.fixture
 def _randomness() -> Iterator[None]:
     """Full determinism is of the whole process."""
-    kept = {name: os.environ.get(name) for name in ("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG")}
     before, state = torch.are_deterministic_algorithms_enabled(), random.getstate()
     yield
     torch.use_deterministic_algorithms(before)
     random.setstate(state)
-    for name, value in kept.items():
-        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 @pytest.mark.usefixtures("_randomness")
