@@ -47,19 +47,19 @@ def write_adapter(
         return
     model = add_adapter(empty_model(made, found, trust_remote_code), config)
     save_adapter(model, made, _read(model, found, target, average=average), dtype=dtype)
+    for file in BASE_CONFIGS:
+        (made / file).unlink(missing_ok=True)
 
 
 def save_adapter(
     model: PreTrainedModel, folder: Path, tensors: Mapping[str, torch.Tensor], *, dtype: Dtype | None = None
 ) -> None:
-    """Write the weights of a model's adapter as peft does; of what the folder has, the base's configs are removed."""
+    """Write the weights of a model's adapter as peft does."""
     adapter = adapter_of(model)
     assert adapter is not None
     typed = tensors if dtype is None else {name: each.to(getattr(torch, dtype)) for name, each in tensors.items()}
     named = {f"{_PREFIX}{adapter.tensors[name]}": tensor.contiguous() for name, tensor in typed.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    for name in BASE_CONFIGS:
-        (folder / name).unlink(missing_ok=True)
 
 
 def _check_base(model: PreTrainedModel, found: Checkpoint, name: str) -> None:

@@ -52,8 +52,9 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
 def _weights(model: torch.nn.Module, names: Container[str] | None) -> dict[str, torch.Tensor]:
     """The whole tensors on rank 0; names: those that are asked for (default: all)."""
     if names is None:
-        return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    asked = {name: tensor for name, tensor in get_model_state_dict(model).items() if name in names}
+        whole: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        return dict(whole)
+    asked: Any = {name: tensor for name, tensor in get_model_state_dict(model).items() if name in names}
     return {name: (each.full_tensor() if isinstance(each, DTensor) else each).cpu() for name, each in asked.items()}
 
 

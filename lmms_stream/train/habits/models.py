@@ -41,7 +41,8 @@ def model_of(
         raise ConfigError(
             "peft_config is given for a model that has an adapter already: leave it out, or merge that adapter before"
         )
-    return peft_model(model, peft_config)  # type: ignore[arg-type]
+    made: torch.nn.Module = peft_model(model, peft_config)  # type: ignore[arg-type]
+    return made
 
 
 def _fields(peft_config: Any) -> dict[str, Any]:
@@ -66,6 +67,8 @@ def _model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | 
             raise ConfigError(
                 f"model is a {type(given).__name__}: give a name, a folder, a ModelConfig or a model of transformers'"
             )
+        if arguments is not None and arguments.use_liger_kernel:
+            raise ConfigError("args.use_liger_kernel changes a model as it is built: give its name, or a ModelConfig")
         return given
     trusts = options.pop("trust_remote_code", None)
     if arguments is not None:
