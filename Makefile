@@ -57,6 +57,7 @@ bench: setup
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/kill_convert.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/sft.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/learning.py
 

@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "train/run": {*BASE, "mds"},
     "train/model": {*BASE, "processors", "processors/families", "loader", "train/run"},
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model"},
-    "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run"},
+    "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run", "train/model"},
     "train/report": {*BASE, "plan", "storage", "loader", "train/run", "train/model"},
     "train/habits": {
         *BASE, "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows", "train/run",

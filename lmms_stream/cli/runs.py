@@ -62,6 +62,7 @@ def _add_export(commands: Commands) -> None:
         action="store_true",
         help="write the whole model, the weights of an adapter added to those of its base",
     )
+    parser.add_argument("--ema", action="store_true", help="write the average of the weights that ema_decay keeps")
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
@@ -98,6 +99,7 @@ def _export(options: argparse.Namespace) -> int:
         options.out,
         dtype=options.dtype,
         merge=options.merge,
+        average=options.ema,
         trust_remote_code=options.trust_remote_code,
     )
     sys.stdout.write(f"{options.checkpoint} -> {out}\n")

@@ -171,6 +171,8 @@ class Loop:
         trainer.callbacks.call("on_pre_optimizer_step")
         if math.isfinite(grad_norm):
             trainer.optimizer.step()
+            if trainer.average is not None:
+                trainer.average.update()
         else:
             trainer.counts.num_skipped_steps += 1
             if trainer.counts.num_skipped_steps > trainer.config.max_skipped_steps:
@@ -248,10 +250,10 @@ class Loop:
         trainer = self.trainer
         trainer.callbacks.control.should_save = False
         with trainer.meter.aside():
+            if trainer.best.step == self._step:
+                trainer.best.checkpoint = trainer.saver.where(self._step)
             if self._saved != self._step:
                 self._saved = self._step
-                if trainer.best.step == self._step:
-                    trainer.best.checkpoint = trainer.saver.where(self._step)
                 trainer.saver.save(self._step, state_of(trainer), best=trainer.best.step)
             if trainer.callbacks.listens("on_save"):
                 trainer.saver.wait()

@@ -18,6 +18,7 @@ from .predictions import check_text
 from .protocol import Trainer
 from .report.meter import Meter
 from .run.adopted import names_of_parameters
+from .run.average import Average
 from .run.distributed import build_mesh
 from .run.schedules import Schedule, num_kept
 from .tasks.steps import TaskSteps
@@ -106,8 +107,18 @@ class Parts:
     @cached_property
     def saver(self) -> RunSaver:
         return RunSaver(
-            self.model.model, self.optimizer, self._trainer.config, datasets=self._trainer.data.train_dataset
+            self.model.model,
+            self.optimizer,
+            self._trainer.config,
+            datasets=self._trainer.data.train_dataset,
+            average=self.average,
         )
+
+    @cached_property
+    def average(self) -> Average | None:
+        """Of the weights, where one is kept."""
+        decay = self._trainer.config.ema_decay
+        return None if decay is None else Average(self.model.model, decay=decay)
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -16,6 +16,7 @@ from .functions import Functions
 from .model.model import PackedModel
 from .report.meter import Meter
 from .report.run_log import RunLog
+from .run.average import Average
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
 from .run.flow import Best
@@ -50,6 +51,8 @@ class Trainer(Protocol):
     def optimizer(self) -> torch.optim.Optimizer: ...
     @property
     def saver(self) -> RunSaver: ...
+    @property
+    def average(self) -> Average | None: ...
     @property
     def schedule(self) -> Schedule: ...
     @property

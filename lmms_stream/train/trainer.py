@@ -27,6 +27,7 @@ from .parts import Parts
 from .report.meter import Meter
 from .report.run_log import RunLog
 from .run.adopted import adopt_optimizer
+from .run.average import Average
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
 from .run.distributed import init_distributed
@@ -79,26 +80,16 @@ class FSDP2SFTTrainer:
         formatting_func: Callable[..., Any] | None = None,
     ):
         self.functions = Functions(
-            model_init=model_init,
-            compute_loss_func=compute_loss_func,
-            compute_metrics=compute_metrics,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
-            optimizers=optimizers,
+            model_init=model_init, compute_loss_func=compute_loss_func, compute_metrics=compute_metrics,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics, optimizers=optimizers,
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
-        )
+        )  # fmt: skip
         self.functions.check(model=model, task=task, eval_dataset=eval_dataset)
-        resolved = resolved_of(
-            Given(
-                model=model,
-                args=args,
-                train_dataset=train_dataset,
-                eval_dataset=eval_dataset,
-                data_collator=data_collator,
-                processing_class=processing_class,
-                formatting_func=formatting_func,
-                peft_config=peft_config,
-            )
-        )
+        given = Given(
+            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, data_collator=data_collator,
+            processing_class=processing_class, formatting_func=formatting_func, peft_config=peft_config,
+        )  # fmt: skip
+        resolved = resolved_of(given)
         self.config: TrainConfig = resolved.config
         self.args: Any = args if args is not None else resolved.arguments
         self.processing_class = resolved.processing_class
@@ -108,23 +99,19 @@ class FSDP2SFTTrainer:
         self.output_dir = Path(self.config.output_dir)
         self.run_log = RunLog(self.config, world=self.world)
         self.data = RunData(
-            self.config,
-            resolved.train_dataset,
-            resolved.eval_dataset,
+            self.config, resolved.train_dataset, resolved.eval_dataset, world=self.world, device=self.device,
             collator=resolved.data_collator or self.task.collate,
-            world=self.world,
-            device=self.device,
-        )
-        self.loader, self.evaluations = self.data.loader, self.data.evaluations
+        )  # fmt: skip
+        self.loader = self.data.loader
         self.counts, self.best = RunCounts(), Best.of(self.config)
         self.parts = Parts(self)
         self.callbacks = Callbacks(
-            callbacks or (),
+            callbacks or (), world_size=self.world.world_size, standing=lambda: trainer_state(self),
             arguments=lambda: resolved.arguments or arguments_of(self.config),
-            standing=lambda: trainer_state(self),
-            world_size=self.world.world_size,
-        )
+        )  # fmt: skip
         self.callbacks.given = {"processing_class": self.processing_class}
+        if resolved.arguments is not None:
+            _ = self.callbacks.state  # its log_history is kept, which users of transformers read at the end
         self.callbacks.call("on_init_end")
 
     # What may be overridden: the trainer itself calls each.
@@ -222,7 +209,7 @@ class FSDP2SFTTrainer:
 
         Of several by name, each one's as eval_NAME_loss, and that over all of them. Figures of compute_metrics beside.
         """
-        named = self.evaluations if eval_dataset is None else named_evaluations(eval_dataset)
+        named = self.data.evaluations if eval_dataset is None else named_evaluations(eval_dataset)
         if not named:
             raise ConfigError("there is no eval_dataset: give one to the trainer, or to evaluate")
         figures = joined_figures(
@@ -258,6 +245,10 @@ class FSDP2SFTTrainer:
     @property
     def saver(self) -> RunSaver:
         return self.parts.saver
+
+    @property
+    def average(self) -> Average | None:
+        return self.parts.average
 
     @property
     def schedule(self) -> Schedule:

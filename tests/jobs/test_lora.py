@@ -42,6 +42,7 @@ def test_an_adapter_that_was_killed_goes_on_is_merged_and_loaded_by_peft_and_tra
     ModelConfig(config=MODEL, seed=7).build().save_pretrained(base)
     write_tokens(data, num_samples=480)
     settings: dict[str, Any] = {"learning_rate": 0.03, "lr_scheduler_type": "constant", "export": True}
+    settings["ema_decay"] = 0.9
     config = write_run(tmp_path / "run.yaml", data, max_steps=NUM_STEPS, save_steps=1, **settings)
     model = {"pretrained": str(base), "adapter": {"r": 4, "target_modules": "all-linear"}}
     config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "model": model}))
@@ -52,8 +53,11 @@ def test_an_adapter_that_was_killed_goes_on_is_merged_and_loaded_by_peft_and_tra
     train(config, output, nproc=2)
     assert differences(tmp_path / "whole", output) == []
     whole, killed = adapter_in(tmp_path / "whole" / "export"), adapter_in(output / "export")
-    assert whole.keys() == killed.keys()
+    average, of_killed = adapter_in(tmp_path / "whole" / "export-ema"), adapter_in(output / "export-ema")
+    assert whole.keys() == killed.keys() == average.keys() == of_killed.keys()
     assert all(torch.equal(tensor, killed[name]) for name, tensor in whole.items())
+    assert all(torch.equal(tensor, of_killed[name]) for name, tensor in average.items())
+    assert not any(torch.equal(tensor, average[name]) for name, tensor in whole.items())
 
     # On one rank with other sums of gradients; a step that changes nothing shows that all bits were loaded.
     saved = checkpoints(output / "checkpoints")[5]

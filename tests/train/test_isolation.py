@@ -161,7 +161,7 @@ def test_what_was_compiled_is_proven_too(tmp_path: Path, monkeypatch: pytest.Mon
         compiled.append(model)
         leak_between_tokens(model)
 
-    monkeypatch.setattr("lmms_stream.train.trainer.compile_blocks", wrongly)
+    monkeypatch.setattr("lmms_stream.train.parts.compile_blocks", wrongly)
     with pytest.raises(ConfigError, match="with attention sdpa_varlen, compiled, does not keep the samples of a pac"):
         trainer_of(run).build()
     assert compiled

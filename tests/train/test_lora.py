@@ -98,6 +98,13 @@ def test_an_adapter_is_trained_alone_saved_alone_loaded_by_peft_and_merged(
     assert float((logits_of(plain) - expected).abs().max()) > 1e-3
     loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "out" / "export")
     assert torch.allclose(logits_of(loaded), expected, atol=1e-5)
+    trainer.save_model(tmp_path / "saved")
+    again = load_file(tmp_path / "saved" / "adapter_model.safetensors")
+    exported = load_file(tmp_path / "out" / "export" / "adapter_model.safetensors")
+    assert again.keys() == exported.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in exported.items())
+    names = {path.name for path in (tmp_path / "out" / "export").iterdir()} - {"export.json"}
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == names
     merged = export_checkpoint(checkpoint, tmp_path / "merged", merge=True)
     reread: Any = AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True)
     whole, info = reread
@@ -152,7 +159,7 @@ def test_what_has_no_adapter_or_no_base_cannot_be_merged(data: Path, tmp_path: P
     run = write_run(tmp_path / "run.yaml", data, max_steps=1)
     out = f"train.output_dir={tmp_path / 'plain'}"
     trainer_of(run, out).train()
-    with pytest.raises(ConfigError, match="holds all of its model, no adapter to merge: export it without --merge"):
+    with pytest.raises(ConfigError, match="has no adapter to merge, but a whole model: export it without --merge"):
         export_checkpoint(tmp_path / "plain" / "checkpoints" / "step-00000001", tmp_path / "none", merge=True)
     out = f"train.output_dir={tmp_path / 'out'}"
     trainer_of(run, out, "model.adapter={target_modules: [q_proj]}").train()

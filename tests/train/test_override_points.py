@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from lmms_stream.train.tasks.task import LossSum
 from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import Batch
 from torch.optim.lr_scheduler import LRScheduler, StepLR
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 
-from ..conftest import write_tokens
+from ..conftest import last_words, run_command, write_tokens
+from ..processes import ROOT
 from .runs import MODEL, VOCABULARY, trainer_of, write_run
 
 
@@ -318,6 +320,7 @@ def test_strategies_say_when_records_evaluations_and_checkpoints_come(config: Pa
             ["train.save_strategy=best", "eval_dataset=null"],
             "train.save_strategy best needs evaluations: give an eval_",
         ),
+        (["train.export=true", "train.save_strategy=no"], "train.export is made of a checkpoint, and train.save_"),
         (
             ["train.save_strategy=epoch", "dataset.packing_mode=lanes"],
             "train.save_strategy is epoch, and packs of lanes",
@@ -327,6 +330,52 @@ def test_strategies_say_when_records_evaluations_and_checkpoints_come(config: Pa
 def test_strategies_that_cannot_be_are_named(config: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         trainer_of(config, *overrides)
+
+
+def test_the_best_model_is_loaded_where_its_step_was_saved_before_it_was_evaluated(
+    config: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(
+        config, f"train.output_dir={tmp_path}", "train.save_steps=1", "train.save_total_limit=1",
+        "train.eval_strategy=epoch", "train.load_best_model_at_end=true", "train.greater_is_better=true",
+        "train.max_steps=null", "train.num_train_epochs=3", "train.lr_scheduler_type=constant",
+    )  # fmt: skip
+    trainer.train()
+    losses = {each["step"]: each["eval_loss"] for each in read_log(tmp_path) if "eval_loss" in each}
+    best = max(losses, key=lambda step: losses[step])  # the first: the loss goes down
+    assert best < max(losses) == trainer.step
+    assert trainer.evaluate()["eval_loss"] == losses[best]
+    saved = [f"step-{step:08d}" for step in (best, trainer.step)]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == saved
+
+
+def test_a_run_in_our_own_words_imports_nothing_of_transformers_arguments_and_callbacks(
+    config: Path, tmp_path: Path
+) -> None:
+    script = (
+        "import sys; from lmms_stream.train.__main__ import main; assert main(sys.argv[1:]) == 0; "
+        "names = {'transformers.training_args', 'transformers.trainer_callback', 'transformers.trainer', 'datasets', "
+        "'peft', 'trl'}; assert not names & sys.modules.keys(), names & sys.modules.keys()"
+    )
+    done = run_command(sys.executable, "-c", script, str(config), f"train.output_dir={tmp_path}", cwd=ROOT)
+    assert done.returncode == 0, last_words(done.stderr)
+
+
+def test_an_epoch_that_a_callback_leaves_is_over_and_the_schedule_ends_with_the_run(
+    config: Path, tmp_path: Path
+) -> None:
+    class Leave(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_epoch_stop = state.global_step == 2
+
+    epochs = ["train.max_steps=null", "train.num_train_epochs=2", "train.lr_scheduler_type=linear"]
+    trainer = trainer_of(config, f"train.output_dir={tmp_path}", *epochs, "eval_dataset=null", callbacks=[Leave])
+    of_epoch = trainer.loader.steps_left
+    assert trainer.train().global_step == 2 + of_epoch == trainer.schedule.length
+    assert of_epoch > 2
+    assert [record["epoch"] for record in read_log(tmp_path)][2] > 1
+    assert trainer.schedule.learning_rate == 0
+    assert trainer.state.max_steps == trainer.state.global_step == 2 + of_epoch
 
 
 def test_a_metric_for_the_best_model_that_no_evaluation_has_is_named(config: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from ...errors import CheckpointError, LmmsStreamError
 from ...storage.local import LocalStorage
+from ..run.average import Average
 from .store import (
     METADATA_NAME,
     STATE_NAME,
@@ -70,7 +71,9 @@ class Checkpointer:
         keep: int | None = None,
         asynchronous: bool = True,
         timeout_s: float = 600.0,
+        average: Average | None = None,
     ):
+        self._average = average
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.timeout_s = timeout_s
         self.asynchronous = asynchronous
@@ -114,7 +117,7 @@ class Checkpointer:
         saved. best: the step of a checkpoint that stays, whatever `keep` is.
         """
         self.wait()
-        values = tensors_of(model, optimizer)
+        values = tensors_of(model, optimizer, self._average)
         text = json.dumps({**state, "step": step}, indent=1) + "\n"
         documents = {**documents, STATE_NAME: text.encode()}
         self._writer = CheckpointWriter(self._target, step, documents, keep=self._keep, best=best)
@@ -207,7 +210,7 @@ class Checkpointer:
         """
         target, steps = self._choose(choice)
         damaged: DamagedError | None = None
-        values = tensors_of(model, optimizer) if steps else {}
+        values = tensors_of(model, optimizer, self._average) if steps else {}
         for step in reversed(steps):
             try:
                 checkpoint = self._on_rank_0(partial(read_checkpoint, target.storage, step))
@@ -220,7 +223,7 @@ class Checkpointer:
                     target.discard(step)
                 continue
             self._on_all(partial(read_tensors, folder, saved))
-            set_tensors(model, optimizer, saved)
+            set_tensors(model, optimizer, saved, self._average)
             if not target.reads_in_place:
                 target.discard(step)
             return checkpoint

@@ -7,10 +7,11 @@ import json
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, ConfigError
 from ..model.adapters import adapter_of
+from .names import ADAPTER_NAME, Dtype
 
 if TYPE_CHECKING:
     import torch
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     from .store import Checkpoint, Target
 
-Dtype = Literal["float32", "bfloat16", "float16"]
-ADAPTER_NAME = "adapter_config.json"  # peft's
 MARKER_NAME = "export.json"  # lists the files of an export, which another may replace
 
 
@@ -32,7 +31,7 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
 
     from .store import MODEL_FOLDER
 
-    config = copy.deepcopy(model.config)
+    config: Any = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     texts = {"config.json": config.to_json_string()}
     if model.generation_config is not None:
@@ -79,17 +78,20 @@ def export_checkpoint(
     *,
     dtype: Dtype | None = None,
     merge: bool = False,
+    average: bool = False,
     trust_remote_code: bool = False,
 ) -> Path:
     """Write the model of a checkpoint (a folder or URL) to the folder `out` and return it; no process group is needed.
 
-    dtype: of the weights (default: as they were trained). Shards of safetensors, config, generation config, and the
-    files of tokenizer and processor. Of an adapter, peft's folder, or with `merge` that of the model with the adapter's
-    weights added to its base's, which is loaded whole from where it was. trust_remote_code: run the Python files of a
-    model that has its own, which are in the checkpoint. The folder is there whole or not at all; `out`
-    may be new, empty, or an earlier export, which is replaced. Raises ConfigError for another `out`, CheckpointError
-    and StorageError.
+    dtype: of the weights (default: as they were trained). merge: of an adapter, the model with its weights added to
+    those of its base, which is loaded whole from where it was; without, peft's folder. average: the average of the
+    weights instead of them. trust_remote_code: run the Python files of a model that has its own, which are in the
+    checkpoint.
+    Shards of safetensors, config, generation config, and the files of tokenizer and processor. The folder is there
+    whole or not at all; `out` may be new, empty, or an earlier export, which is replaced. Raises ConfigError for
+    another `out`, CheckpointError and StorageError.
     """
+    from .empty import empty_model
     from .export_adapter import write_adapter
     from .store import METADATA_NAME, MODEL_FOLDER, open_target, read_checkpoint, step_of
 
@@ -108,11 +110,15 @@ def export_checkpoint(
         made = Path(temporary) / "model"
         shutil.copytree(stored / MODEL_FOLDER, made)
         if (made / ADAPTER_NAME).exists():
-            write_adapter(made, found, target, dtype=dtype, merge=merge, trust_remote_code=trust_remote_code)
+            write_adapter(
+                made, found, target, dtype=dtype, merge=merge, average=average, trust_remote_code=trust_remote_code
+            )
         elif merge:
-            raise ConfigError(f"{checkpoint} holds all of its model, no adapter to merge: export it without --merge")
+            raise ConfigError(f"{checkpoint} has no adapter to merge, but a whole model: export it without --merge")
         else:
-            _write_weights(empty_model(made, found, trust_remote_code), made, found, target, dtype=dtype)
+            _write_weights(
+                empty_model(made, found, trust_remote_code), made, found, target, dtype=dtype, average=average
+            )
         _put_in_place(made, out, found)
     return out
 
@@ -142,44 +148,8 @@ def _put_in_place(made: Path, out: Path, found: Checkpoint) -> None:
     made.rename(out)
 
 
-def model_class_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> tuple[type[PreTrainedModel], Any]:
-    """The class and the config of the model of a checkpoint, whose config is in `folder`."""
-    import transformers
-    from transformers.dynamic_module_utils import get_class_from_dynamic_module
-
-    own = json.loads((folder / "config.json").read_text()).get("auto_map") or {}
-    if own and not trust_remote_code:
-        raise ConfigError(
-            f"{found.where} is of a model with Python files of its own, which can do anything here: read them, and "
-            "export with --trust-remote-code if you trust them"
-        )
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    for auto, name in own.items():
-        if auto.startswith("AutoModel"):
-            of_files: type[PreTrainedModel] = get_class_from_dynamic_module(name, folder)
-            return of_files, config
-    name = (config.architectures or [""])[0]
-    model_class = getattr(transformers, name, None)
-    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
-        raise CheckpointError(f"{found.where}: transformers {transformers.__version__} has no model {name!r}")
-    return model_class, config
-
-
-def empty_model(folder: Path, found: Checkpoint, trust_remote_code: bool) -> PreTrainedModel:
-    """The model on the meta device."""
-    import torch
-    import transformers
-
-    model_class, config = model_class_of(folder, found, trust_remote_code)
-    with torch.device("meta"):
-        model: PreTrainedModel = model_class(config)
-    if (folder / "generation_config.json").exists():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    return model
-
-
 def _write_weights(
-    model: PreTrainedModel, made: Path, found: Checkpoint, target: Target, *, dtype: Dtype | None
+    model: PreTrainedModel, made: Path, found: Checkpoint, target: Target, *, dtype: Dtype | None, average: bool
 ) -> None:
     """Write the files of weights, config and generation config to the folder `made`.
 
@@ -187,6 +157,7 @@ def _write_weights(
     """
     import torch
 
+    from .choice import chosen, weights_or_average
     from .store import METADATA_NAME
     from .tensors import files_with, read_metadata, read_tensors, stored_tensors
     from .weight_files import write_weights
@@ -203,10 +174,12 @@ def _write_weights(
     main_dtype: Any = next(each.dtype for each in weights.values() if each.is_floating_point())
     model.to(main_dtype)
     names = _save_config(model, made)
-    folder = target.fetch(found, files_with(metadata, names.values()))
+    choice = weights_or_average(metadata, found, model, average=average)
+    folder = target.fetch(found, files_with(metadata, chosen(choice, dict.fromkeys(names.values()))))
 
     def fill(tensors: dict[str, torch.Tensor]) -> None:
-        read_tensors(folder, {"model": {names[name]: tensor for name, tensor in tensors.items()}}, metadata=metadata)
+        values = chosen(choice, {names[name]: tensor for name, tensor in tensors.items()})
+        read_tensors(folder, values, metadata=metadata)
 
     write_weights(made, {saved: weights[name] for saved, name in names.items()}, fill)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from ...errors import CheckpointError
-from ..model.adapters import Adapter, adapter_of, add_adapter, base_digest, peft_model, take_adapter
-from .export import ADAPTER_NAME, Dtype, empty_model, model_class_of
+from ..model.adapters import adapter_of, add_adapter, base_digest, peft_model, take_adapter
+from .choice import chosen, weights_or_average
+from .empty import empty_model, model_class_of
+from .names import ADAPTER_NAME, BASE_CONFIGS, Dtype
 from .store import METADATA_NAME, Checkpoint, Target
 from .tensors import files_with, read_metadata, read_tensors, stored_tensors
 
@@ -23,43 +26,59 @@ _PREFIX = "base_model.model."  # of the names in peft's files
 
 
 def write_adapter(
-    made: Path, found: Checkpoint, target: Target, *, dtype: Dtype | None, merge: bool, trust_remote_code: bool
+    made: Path,
+    found: Checkpoint,
+    target: Target,
+    *,
+    dtype: Dtype | None,
+    merge: bool,
+    average: bool,
+    trust_remote_code: bool,
 ) -> None:
     """Write the adapter's weights to the folder `made`, which has its config, or with `merge` the whole model."""
     config = json.loads((made / ADAPTER_NAME).read_text())
-    base, config["inference_mode"] = config.pop("base_model_name_or_path"), False
+    name, config["inference_mode"] = config.pop("base_model_name_or_path"), False
     if merge:
-        wrapped = peft_model(_base(made, found, base, trust_remote_code), config)
-        _merge(wrapped, made, found, target, base=base, dtype=dtype)
+        wrapped = peft_model(_base(made, found, name, trust_remote_code), config)
+        model = take_adapter(wrapped)
+        _check_base(model, found, str(name))
+        model.load_state_dict(_read(model, found, target, average=average), strict=False)
+        _write_merged(wrapped, made, dtype)
         return
-    adapter = adapter_of(add_adapter(empty_model(made, found, trust_remote_code), config))
-    assert adapter is not None
-    tensors = _read(found, target, adapter)
-    if dtype is not None:
-        tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
-    named = {f"{_PREFIX}{adapter.tensors[name]}": tensor for name, tensor in tensors.items()}
-    save_file(named, made / "adapter_model.safetensors", metadata={"format": "pt"})
-    for name in ("config.json", "generation_config.json"):
-        (made / name).unlink(missing_ok=True)  # they are the base's
+    model = add_adapter(empty_model(made, found, trust_remote_code), config)
+    save_adapter(model, made, _read(model, found, target, average=average), dtype=dtype)
+    for file in BASE_CONFIGS:
+        (made / file).unlink(missing_ok=True)
 
 
-def _merge(
-    wrapped: PeftModel, made: Path, found: Checkpoint, target: Target, *, base: str | None, dtype: Dtype | None
+def save_adapter(
+    model: PreTrainedModel, folder: Path, tensors: Mapping[str, torch.Tensor], *, dtype: Dtype | None = None
 ) -> None:
-    model = take_adapter(wrapped)
+    """Write the weights of a model's adapter as peft does."""
+    adapter = adapter_of(model)
+    assert adapter is not None
+    typed = tensors if dtype is None else {name: each.to(getattr(torch, dtype)) for name, each in tensors.items()}
+    named = {f"{_PREFIX}{adapter.tensors[name]}": tensor.contiguous() for name, tensor in typed.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _check_base(model: PreTrainedModel, found: Checkpoint, name: str) -> None:
+    """CheckpointError where the weights under an adapter are not those that it was trained on."""
     adapter = adapter_of(model)
     assert adapter is not None
     digest, saved = base_digest(model, adapter), found.state["fingerprint"]["adapter"]["base"]
     if digest != saved:
         raise CheckpointError(
-            f"{base} is not what the adapter of {found.where} was trained on (digest "
-            f"{digest}, then {saved}): restore it there"
+            f"{name} is not what the adapter of {found.where} was trained on (digest {digest}, then {saved}): restore "
+            "it there"
         )
-    model.load_state_dict(_read(found, target, adapter), strict=False)
+
+
+def _write_merged(wrapped: PeftModel, made: Path, dtype: Dtype | None) -> None:
     merged: Any = wrapped.merge_and_unload()
     if dtype is not None:
         merged = merged.to(getattr(torch, dtype))
-    for name in (ADAPTER_NAME, "config.json", "generation_config.json"):
+    for name in (ADAPTER_NAME, *BASE_CONFIGS):
         (made / name).unlink(missing_ok=True)
     merged.save_pretrained(made)
 
@@ -82,8 +101,10 @@ def _base(made: Path, found: Checkpoint, name: str | None, trust_remote_code: bo
     return base
 
 
-def _read(found: Checkpoint, target: Target, adapter: Adapter) -> dict[str, torch.Tensor]:
-    """The adapter's tensors, by their names in the model."""
+def _read(model: PreTrainedModel, found: Checkpoint, target: Target, *, average: bool) -> dict[str, torch.Tensor]:
+    """The tensors of a model's adapter, or their average, by their names in the model."""
+    adapter = adapter_of(model)
+    assert adapter is not None
     metadata = read_metadata(target.fetch(found, [METADATA_NAME]))
     stored = stored_tensors(metadata, "model.")
     if missing := sorted(adapter.tensors.keys() - stored.keys()):
@@ -91,5 +112,6 @@ def _read(found: Checkpoint, target: Target, adapter: Adapter) -> dict[str, torc
     tensors = {
         name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in sorted(adapter.tensors)
     }
-    read_tensors(target.fetch(found, files_with(metadata, tensors)), {"model": tensors}, metadata=metadata)
+    values = chosen(weights_or_average(metadata, found, model, average=average), tensors)
+    read_tensors(target.fetch(found, files_with(metadata, values)), values, metadata=metadata)
     return tensors

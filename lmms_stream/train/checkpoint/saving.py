@@ -12,6 +12,7 @@ import torch
 
 from ...errors import CheckpointError
 from ...mds.core import core_of
+from ..run.average import Average
 from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer
 from .export import check_out, export_checkpoint, is_own_code, model_files
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS_NAME = "checkpoints"
 STAGING_NAME = "checkpoints-on-their-way"
-EXPORT_NAME = "export"
+EXPORT_NAME, EXPORT_AVERAGE_NAME = "export", "export-ema"
 logger = logging.getLogger("lmms_stream")
 
 
@@ -35,18 +36,25 @@ class RunSaver:
     """
 
     def __init__(
-        self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, args: TrainConfig, *, datasets: Datasets
+        self,
+        model: PreTrainedModel,
+        optimizer: torch.optim.Optimizer,
+        args: TrainConfig,
+        *,
+        datasets: Datasets,
+        average: Average | None = None,
     ):
         self._model, self._optimizer, self._args = model, optimizer, args
         output_dir = Path(args.output_dir)
         self.url = args.checkpoint_dir or str(output_dir / CHECKPOINTS_NAME)
-        self._export = output_dir / EXPORT_NAME
+        self._export, self._export_average = output_dir / EXPORT_NAME, output_dir / EXPORT_AVERAGE_NAME
         self._checkpointer = Checkpointer(
             self.url,
             staging=output_dir / STAGING_NAME,
             keep=args.save_total_limit,
             asynchronous=args.async_save,
             timeout_s=args.timeout_s,
+            average=average,
         )
         self._fingerprint = fingerprint_of(model, args)
         self._latest: str | None = None  # the checkpoint that was saved or resumed last
@@ -55,6 +63,8 @@ class RunSaver:
             self._documents = model_files(model, _tokenizer_name(model, datasets))
             if args.export:
                 check_out(self._export)
+            if args.export and args.ema_decay is not None:
+                check_out(self._export_average)
 
     def __enter__(self) -> RunSaver:
         return self
@@ -120,9 +130,15 @@ class RunSaver:
         save_folder(self._model, out, files)
 
     def export(self) -> None:
-        """Write the model as it was saved last to output_dir/export where args.export is set; rank 0 does it."""
+        """Write the model as it was saved last to output_dir/export where args.export is set; rank 0 does it.
+
+        Its average beside, where there is one.
+        """
         if self._args.export and self._checkpointer.rank == 0 and self._latest is not None:
-            export_checkpoint(self._latest, self._export, trust_remote_code=is_own_code(self._model))
+            trusts = is_own_code(self._model)
+            export_checkpoint(self._latest, self._export, trust_remote_code=trusts)
+            if self._args.ema_decay is not None:
+                export_checkpoint(self._latest, self._export_average, average=True, trust_remote_code=trusts)
 
 
 def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,13 +32,14 @@ from torch.futures import Future
 
 from ...errors import CheckpointError, StorageError
 from ..model.adapters import adapter_of
+from ..run.average import Average
 from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
 
-Tensors = dict[str, Any]  # by "model" or "optimizer", then by the names of parameters
+Tensors = dict[str, Any]  # by "model", "optimizer" or "average", then by the names of parameters
 NO_ROOM_BYTES = 1 << 16  # torch's writer names no cause: with less free, it is a full disk
 
 
-def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Average | None = None) -> Tensors:
     """The tensors of this rank as they are now, not copies, by the names that parameters have in `model`.
 
     Of a model with an adapter, those of the adapter. Settings (learning rate, betas, decay) are left out: they come
@@ -48,10 +49,14 @@ def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tens
     of_model, adapter = get_model_state_dict(model), adapter_of(model)
     if adapter is not None:
         of_model = {name: tensor for name, tensor in of_model.items() if name in adapter.tensors}
-    return {"model": of_model, "optimizer": state}
+    averaged = {} if average is None else {"average": average.tensors}
+    return {"model": of_model, "optimizer": state, **averaged}
 
 
-def set_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: Tensors) -> None:
+def set_tensors(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: Tensors, average: Average | None = None
+) -> None:
+    """Take what was read into `values`. An average that was not saved begins as the weights are."""
     settings: Any = get_optimizer_state_dict(model, optimizer)["param_groups"]
     set_model_state_dict(model, values["model"], options=StateDictOptions(strict=adapter_of(model) is None))
     # A parameter that never had a gradient has no state: it gets one at its first update, as in a run that goes on.
@@ -62,12 +67,18 @@ def set_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, values
         {"state": values["optimizer"], "param_groups": settings},
         options=StateDictOptions(strict=has_all),
     )
+    if average is not None:
+        average.begin(average.tensors.keys() - values["average"].keys())
 
 
 def saved_part(folder: Path, values: Tensors) -> Tensors:
-    """`values` without the optimizer's state of parameters that had none when the checkpoint in `folder` was saved."""
-    stored = {name.rpartition(".")[0] for name in stored_tensors(read_metadata(folder), "optimizer.")}
-    return {**values, "optimizer": {name: each for name, each in values["optimizer"].items() if name in stored}}
+    """`values` without the optimizer state and averages that the checkpoint in `folder` does not have."""
+    metadata = read_metadata(folder)
+    stored = {"optimizer": {name.rpartition(".")[0] for name in stored_tensors(metadata, "optimizer.")}}
+    if "average" in values:
+        stored["average"] = {*stored_tensors(metadata, "average.")}
+    kept = {part: {name: each for name, each in values[part].items() if name in stored[part]} for part in stored}
+    return {**values, **kept}
 
 
 def read_metadata(folder: Path) -> Metadata:
@@ -81,9 +92,9 @@ def needed_files(metadata: Metadata, values: Tensors) -> list[str]:
     return sorted({metadata.storage_data[item.storage_index].relative_path for item in plan.items})
 
 
-def files_with(metadata: Metadata, names: Iterable[str]) -> list[str]:
-    """The names of the files that hold the model's tensors of these names."""
-    wanted = {f"model.{name}" for name in names}
+def files_with(metadata: Metadata, values: Tensors) -> list[str]:
+    """The names of the files that hold tensors of the names in `values`."""
+    wanted = {f"{part}.{name}" for part, named in values.items() for name in named}
     return sorted({file.relative_path for index, file in metadata.storage_data.items() if index.fqn in wanted})
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +24,7 @@ SAME = (
     "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "logging_first_step",
 )  # fields that are TrainConfig's in name and meaning # fmt: skip
 _SCHEDULES = {"constant_with_warmup": "constant"}  # transformers' name -> ours, where it is another
+_QUADRATIC = ("sdpa", "eager")  # these compute tokens times tokens of a forward, and mask those of other samples
 _REPORTERS = ("tensorboard", "wandb")
 
 
@@ -30,16 +33,20 @@ def option(arguments: TrainingArguments, name: str) -> Any:
     return getattr(arguments, name, sft_fields.DEFAULTS[name])
 
 
-def train_config(arguments: TrainingArguments, *, world: World, steps_of: Callable[[float], int]) -> TrainConfig:
-    """What a run is trained by. steps_of: epochs, of which there may be a fraction -> steps.
+def train_config(
+    arguments: TrainingArguments, *, world: World, steps_of: Callable[[float], int], attention: str | None = None
+) -> TrainConfig:
+    """What a run is trained by. steps_of: epochs, of which there may be a fraction -> steps. attention: of the model.
 
+    Packs are run one after another instead of as one sequence where attention costs the square of its tokens.
     ConfigError for a value that cannot be kept.
     """
     per_rank = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    is_quadratic = option(arguments, "packing") and attention in _QUADRATIC
     values: dict[str, Any] = {name: getattr(arguments, name) for name in SAME}
     values |= {
         "global_batch": per_rank * world.num_groups,
-        "per_device_batch": arguments.per_device_train_batch_size,
+        "per_device_batch": 1 if is_quadratic else arguments.per_device_train_batch_size,
         "bf16": bool(arguments.bf16),
         "max_grad_norm": arguments.max_grad_norm or math.inf,
         "resume": "never",  # as train(resume_from_checkpoint=…) says
@@ -59,19 +66,26 @@ def arguments_of(config: TrainConfig) -> TrainingArguments:
     """TrainingArguments for callbacks of a run with a TrainConfig. The process group is there already."""
     from transformers import TrainingArguments
 
-    return TrainingArguments(
+    with _without_advice():
+        made = _arguments_of(config, TrainingArguments)
+    made.load_best_model_at_end = config.load_best_model_at_end  # without its rules for steps, which are not ours
+    return made
+
+
+def _arguments_of(config: TrainConfig, kind: type[TrainingArguments]) -> TrainingArguments:
+    return kind(
         output_dir=config.output_dir,
         per_device_train_batch_size=config.per_device_batch,
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         max_steps=-1 if config.max_steps is None else config.max_steps,
         num_train_epochs=config.num_train_epochs or 1,
-        logging_strategy=config.logging_strategy,
+        logging_strategy=config.logging_strategy or "no",
         logging_steps=config.logging_steps,
         logging_first_step=config.logging_first_step,
-        eval_strategy="no" if config.eval_strategy == "steps" and not config.eval_steps else config.eval_strategy,
+        eval_strategy=_strategy(config.eval_strategy, config.eval_steps),
         eval_steps=config.eval_steps or None,
-        save_strategy="no" if config.save_strategy == "steps" and not config.save_steps else config.save_strategy,
+        save_strategy=_strategy(config.save_strategy, config.save_steps),
         save_steps=config.save_steps or 500,
         save_total_limit=config.save_total_limit,
         metric_for_best_model=config.metric_for_best_model or ("loss" if config.tracks_best else None),
@@ -81,6 +95,11 @@ def arguments_of(config: TrainConfig) -> TrainingArguments:
         report_to="none",
         disable_tqdm=True,
     )
+
+
+def _strategy(strategy: str | bool, steps: int) -> str:
+    """A strategy as transformers has it, which knows of no steps that are due at the end alone."""
+    return str(strategy) if strategy and (strategy != "steps" or steps) else "no"
 
 
 def unwritten_reports(arguments: TrainingArguments) -> list[str]:
@@ -103,7 +122,7 @@ def _schedule(arguments: TrainingArguments, max_steps: int | None) -> dict[str, 
     name = _value(arguments.lr_scheduler_type)
     values: dict[str, Any] = {
         "lr_scheduler_type": _SCHEDULES.get(name, name),
-        "lr_scheduler_kwargs": dict(arguments.lr_scheduler_kwargs or {}),
+        "lr_scheduler_kwargs": _fields(arguments.lr_scheduler_kwargs),
     }
     if name == "constant":  # transformers' has no warm-up
         return values
@@ -165,13 +184,30 @@ def _check(arguments: TrainingArguments) -> None:
         raise ConfigError(
             "args.use_cpu is True, and this process sees a GPU: start the script with CUDA_VISIBLE_DEVICES=''"
         )
-    details = arguments.gradient_checkpointing_kwargs or {}
+    details = _fields(arguments.gradient_checkpointing_kwargs)
     unknown = sorted(set(details) - {"use_reentrant"} - {name for name in ("selective",) if not details.get(name)})
     if unknown or details.get("use_reentrant"):
         raise ConfigError(
             f"args.gradient_checkpointing_kwargs {details} cannot be kept: blocks are computed again without "
             "reentrant autograd: leave it out"
         )
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Inside, transformers does not advise to launch what is one process, and has a group, as one of several."""
+    told_by = logging.getLogger("transformers.training_args")
+    level = told_by.level
+    told_by.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        told_by.setLevel(level)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """A dict of fields; transformers has made one of JSON."""
+    return dict(value or {})
 
 
 def _value(name: Any) -> str:

@@ -113,7 +113,7 @@ class GivenData:
             processing_class=self.processing_class,
             settings=settings,
             formatting_func=self._given.formatting_func,
-            folder=Path(self._cache_folder or Path(arguments.output_dir) / "datasets").expanduser(),
+            folder=Path(self._cache_folder or Path(str(arguments.output_dir)) / "datasets").expanduser(),
             num_proc=option(arguments, "dataset_num_proc"),
             world=self._world,
         )

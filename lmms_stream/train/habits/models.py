@@ -41,7 +41,8 @@ def model_of(
         raise ConfigError(
             "peft_config is given for a model that has an adapter already: leave it out, or merge that adapter before"
         )
-    return peft_model(model, peft_config)  # type: ignore[arg-type]
+    made: torch.nn.Module = peft_model(model, peft_config)  # type: ignore[arg-type]
+    return made
 
 
 def _fields(peft_config: Any) -> dict[str, Any]:
@@ -66,6 +67,8 @@ def _model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | 
             raise ConfigError(
                 f"model is a {type(given).__name__}: give a name, a folder, a ModelConfig or a model of transformers'"
             )
+        if arguments is not None and arguments.use_liger_kernel:
+            raise ConfigError("args.use_liger_kernel changes a model as it is built: give its name, or a ModelConfig")
         return given
     trusts = options.pop("trust_remote_code", None)
     if arguments is not None:
@@ -85,6 +88,13 @@ def _model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | 
     if values.get("dtype", "float32") not in ("float32", "bfloat16"):
         raise ConfigError(f"args.model_init_kwargs dtype {values['dtype']} is not float32 or bfloat16: choose one")
     return ModelConfig(pretrained=str(given), **values)
+
+
+def attention_of(model: ModelConfig | torch.nn.Module | None) -> str | None:
+    """The attention that a model is known to have; None where the trainer chooses it, or model_init makes it."""
+    if isinstance(model, ModelConfig):
+        return None if model.attention == "auto" else model.attention
+    return getattr(getattr(model, "config", None), "_attn_implementation", None)
 
 
 def name_of(model: Any) -> str | None:

@@ -16,7 +16,7 @@ from .arguments import arguments_of, train_config, unwritten_reports
 from .collators import adapted
 from .data import GivenData
 from .given import Given, Resolved
-from .models import model_of, name_of
+from .models import attention_of, model_of, name_of
 from .table import check
 
 if TYPE_CHECKING:
@@ -44,7 +44,12 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
     model = model_of(given.model, arguments, given.peft_config)
     data = GivenData(given, arguments, world)
     train, evaluated = data.datasets()
-    config = train_config(arguments, world=world, steps_of=lambda epochs: _steps_of(train, epochs, arguments, world))
+    config = train_config(
+        arguments,
+        world=world,
+        steps_of=lambda epochs: _steps_of(train, epochs, arguments, world),
+        attention=attention_of(model),
+    )
     if arguments.full_determinism:
         from transformers import enable_full_determinism
 

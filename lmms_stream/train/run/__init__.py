@@ -5,5 +5,6 @@ distributed     its processes: their group, their mesh, and how they end togethe
 flow            what is due after a step and an epoch; callbacks: those of transformers, which may change it
 counts          how far it is
 optimizers      its optimizer by name, and groups of parameters; muon: that for matrices; adopted: one that was given
+average         of its weights
 schedules       the learning rate along it
 """

@@ -94,7 +94,7 @@ class Callbacks:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Give the callbacks a record, and keep it in the state's log_history; all ranks call it."""
-        if self._all or self._state is not None:
+        if self._is_used:
             self.state.log_history.append(dict(record))
             self.call("on_log", logs=dict(record))
         self.agree()
@@ -117,8 +117,8 @@ class Callbacks:
         return self._state
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The state, and those of callbacks that have one (ExportableState), as JSON values; None without callbacks."""
-        if not self._all:
+        """The history, and the states of callbacks that have one (ExportableState); None where nobody asks for them."""
+        if not self._is_used:
             return None
         states = [{"name": type(each).__name__, "state": each.state()} for each in self._stateful()]
         try:
@@ -132,6 +132,8 @@ class Callbacks:
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on from a state_dict: the attributes of each callback, the first of a class those of the first, …"""
+        if not self._is_used:
+            return
         self.state.log_history = list(saved["log_history"])
         waiting = list(saved["callbacks"])
         for callback in self._stateful():
@@ -140,6 +142,10 @@ class Callbacks:
                 waiting.remove(found)
                 for name, value in found["state"].get("attributes", {}).items():
                     setattr(callback, name, value)
+
+    @property
+    def _is_used(self) -> bool:
+        return bool(self._all) or self._state is not None
 
     def _stateful(self) -> list[Any]:
         from transformers.trainer_callback import ExportableState

@@ -19,6 +19,7 @@ from ...types import World
 
 _LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo raises plain RuntimeErrors
 _made: dist.ProcessGroup | None = None  # the process group that init_distributed made
+_told: dist.ProcessGroup | None = None  # one that is somebody else's, whose other timeout was told
 logger = logging.getLogger("lmms_stream")
 STOPPED_STATUS = 85  # exit status of a run that a signal told to stop, and that has saved a checkpoint
 
@@ -29,7 +30,7 @@ def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, 
     One that is there is taken as it is; a warning says where its timeout is another. One that is made here ends with
     end_distributed, or with the process.
     """
-    global _made
+    global _made, _told
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     if cuda:
@@ -43,11 +44,13 @@ def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, 
         if _made is None:
             atexit.register(end_distributed)
         _made = dist.group.WORLD
-    elif (found_s := group_timeout_s(dist.group.WORLD, device)) != timeout_s and dist.get_rank() == 0:
-        logger.warning(
-            "the process group that is there has a timeout of %g s, and train.timeout_s is %g: its collectives wait "
-            "for the former", found_s, timeout_s,
-        )  # fmt: skip
+    elif (found_s := group_timeout_s(dist.group.WORLD, device)) != timeout_s and dist.group.WORLD is not _told:
+        _told = dist.group.WORLD
+        if dist.get_rank() == 0:
+            logger.warning(
+                "the process group that is there has a timeout of %g s, and train.timeout_s is %g: its collectives "
+                "wait for the former", found_s, timeout_s,
+            )  # fmt: skip
     world_size = dist.get_world_size()
     num_nodes = world_size // int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     world = World(rank=dist.get_rank(), world_size=world_size, num_nodes=num_nodes, replication=replication)

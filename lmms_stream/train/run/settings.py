@@ -79,6 +79,8 @@ class TrainConfig:
     frozen: list[str] = field(default_factory=list)  # patterns of parameters that are not trained
     max_grad_norm: float = 1.0  # gradients are scaled down to it
     max_skipped_steps: int = 10  # steps without an update, as a gradient was not finite, that a run may have
+    # keep an average of the weights too, in float32: after each step it is so much of itself, the rest of the weights
+    ema_decay: float | None = None
     z_loss: float = 0.0  # weight of the mean squared log of the softmax's sum
 
     # Its schedule
@@ -111,7 +113,8 @@ class TrainConfig:
     # "auto" goes on from the latest checkpoint there that is whole; "never" refuses to start where there are any; or
     # the path or URL of one, to start from it each time
     resume: str = "auto"
-    export: bool = False  # write a transformers folder at the end, export/ in the output_dir
+    # write a transformers folder at the end, export/ in the output_dir; of the average, export-ema/
+    export: bool = False
 
     # What it tells
     eval_strategy: Strategy = "steps"  # "no": none, only as evaluate() is called
@@ -163,11 +166,15 @@ class TrainConfig:
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"train.{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ConfigError(f"train.ema_decay must be above 0 and below 1, got {self.ema_decay}: 0.999 is usual")
         self._check_groups()
         self._check_schedule()
         self._check_best()
 
     def _check_best(self) -> None:
+        if self.export and self.save_strategy == "no":
+            raise ConfigError("train.export is made of a checkpoint, and train.save_strategy is no: set it to steps")
         if not (self.load_best_model_at_end or self.save_strategy == "best"):
             return
         asked = "load_best_model_at_end" if self.load_best_model_at_end else "save_strategy best"

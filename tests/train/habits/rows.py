@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from lmms_stream.mds.core import PackedDataset
-from lmms_stream.train.habits.resolve import Given, Resolved, resolve
+from lmms_stream.train.habits.given import Given, Resolved
+from lmms_stream.train.habits.resolve import resolve
 from lmms_stream.types import World
 from trl import SFTConfig
 

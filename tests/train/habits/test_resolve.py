@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.train.habits import resolve as habits
+from lmms_stream.train.habits.given import Resolved
 from lmms_stream.train.model.model import ModelConfig
 from lmms_stream.train.run.settings import TrainConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, TrainingArguments
@@ -41,7 +40,7 @@ def packed(dataset: Any) -> PackedDataset:
     return dataset
 
 
-def of_chats(model_folder: Path, folder: Path, **options: Any) -> habits.Resolved:
+def of_chats(model_folder: Path, folder: Path, **options: Any) -> Resolved:
     return rows.resolved(model=str(model_folder), args=rows.config(folder, **options), train_dataset=rows.chats(30))
 
 
@@ -53,6 +52,16 @@ def test_packing_packs_to_max_length(model_folder: Path, tmp_path: Path) -> None
     split = of_chats(model_folder, tmp_path, packing=True, max_length=64, packing_strategy="bfd_split")
     assert packed(split.train_dataset).needed_packing.overlong == "split"
     assert packed(split.train_dataset).order.seed == 42
+
+
+@pytest.mark.parametrize(("attention", "packs"), [("sdpa", 1), ("eager", 1), ("sdpa_varlen", 4)])
+def test_packs_are_one_sequence_unless_attention_costs_the_square_of_its_tokens(
+    attention: str, packs: int, model_folder: Path, tmp_path: Path
+) -> None:
+    options = {"model_init_kwargs": {"attn_implementation": attention}, "per_device_train_batch_size": 4}
+    made = of_chats(model_folder, tmp_path, packing=True, max_length=64, **options)
+    assert (made.config.per_device_batch, made.config.global_batch) == (packs, 4)
+    assert of_chats(model_folder, tmp_path, **options).config.per_device_batch == 4
 
 
 def test_without_packing_a_pack_is_a_sample(model_folder: Path, tmp_path: Path) -> None:
@@ -142,6 +151,12 @@ def test_a_model_that_is_made_stays_as_it_is(
     made = rows.resolved(model=model, args=args, train_dataset=rows.chats(4))
     assert made.model is model
     assert "args.model_init_kwargs are for a model that is named" in caplog.text
+    with pytest.raises(ConfigError, match=r"args.use_liger_kernel changes a model as it is built: give its name"):
+        rows.resolved(model=model, args=rows.config(tmp_path, use_liger_kernel=True), train_dataset=rows.chats(4))
+    named = of_chats(model_folder, tmp_path, use_liger_kernel=True, trust_remote_code=True).model
+    assert isinstance(named, ModelConfig)
+    assert named.use_liger_kernel
+    assert named.trust_remote_code
 
 
 @pytest.mark.filterwarnings("ignore:`pad_token` is deprecated")
@@ -195,19 +210,17 @@ def test_a_train_config_is_the_run_and_its_callbacks_have_arguments(shards: Path
     made = rows.resolved(model=model_folder, args=config, train_dataset=ours)
     assert made.config is config
     assert made.model == ModelConfig(pretrained=str(model_folder))
+    assert made.arguments is not None
     assert (made.arguments.max_steps, made.arguments.eval_steps, made.arguments.seed) == (7, 2, 3)
 
 
 @pytest.fixture
 def _randomness() -> Iterator[None]:
     """Full determinism is of the whole process."""
-    kept = {name: os.environ.get(name) for name in ("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG")}
     before, state = torch.are_deterministic_algorithms_enabled(), random.getstate()
     yield
     torch.use_deterministic_algorithms(before)
     random.setstate(state)
-    for name, value in kept.items():
-        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 @pytest.mark.usefixtures("_randomness")
@@ -290,5 +303,6 @@ def test_what_is_given_wrongly_is_named(
 
 def test_arguments_go_to_disk_as_they_were_given(model_folder: Path, tmp_path: Path) -> None:
     made = of_chats(model_folder, tmp_path, max_steps=2)
+    assert made.arguments is not None
     assert json.loads(made.arguments.to_json_string())["max_steps"] == 2
     assert AutoTokenizer.from_pretrained(model_folder).eos_token == made.processing_class.eos_token

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 from lmms_stream.errors import ConfigError, DataError, LmmsStreamError
+from lmms_stream.train.habits.given import Resolved
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import SFTTrainer
 
@@ -67,7 +68,7 @@ def test_rows_become_the_tokens_and_labels_that_trl_makes(
         train_dataset=dataset,
         processing_class=tok,
     )
-    theirs = [(row["input_ids"], row["labels"]) for row in trainer.train_dataset]  # type: ignore[union-attr]
+    theirs = [(row["input_ids"], row["labels"]) for row in trainer.train_dataset]
     assert len(made) > 3
     assert made == theirs
 
@@ -83,7 +84,7 @@ def test_a_formatting_func_makes_the_text_that_trl_learns(
     given = {"train_dataset": dataset, "processing_class": tok, "formatting_func": formatting}
     ours = rows.resolved(model=str(model_folder), args=rows.config(tmp_path), **given)
     trainer = SFTTrainer(AutoModelForCausalLM.from_pretrained(model_folder), args=rows.config(tmp_path), **given)
-    theirs = [(row["input_ids"], row["labels"]) for row in trainer.train_dataset]  # type: ignore[union-attr]
+    theirs = [(row["input_ids"], row["labels"]) for row in trainer.train_dataset]
     assert rows.tokens_of(ours.train_dataset) == theirs  # type: ignore[arg-type]
 
 
@@ -139,6 +140,6 @@ def test_a_formatting_func_and_a_loss_of_completions_contradict_each_other(
 
 def resolve_rows(
     dataset: Dataset, tok: PreTrainedTokenizerFast, model_folder: Path, tmp_path: Path, **options: Any
-) -> rows.Resolved:
+) -> Resolved:
     args = rows.config(tmp_path, **options)
     return rows.resolved(model=str(model_folder), args=args, train_dataset=dataset, processing_class=tok)

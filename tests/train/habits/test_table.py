@@ -141,7 +141,7 @@ def test_all_moot_fields_that_are_set_are_named_in_one_warning(
 
 def test_a_field_of_a_users_own_class_is_for_its_own_code(tmp_path: Path) -> None:
     @dataclasses.dataclass
-    class Own(SFTConfig):
+    class Own(SFTConfig):  # type: ignore[misc]
         temperature: float = 1.0
 
     table.check(Own(str(tmp_path), use_cpu=True, bf16=False, report_to="none", temperature=2.0))
@@ -149,7 +149,7 @@ def test_a_field_of_a_users_own_class_is_for_its_own_code(tmp_path: Path) -> Non
 
 def test_a_field_of_a_later_version_is_refused_where_it_is_set(tmp_path: Path) -> None:
     @dataclasses.dataclass
-    class Later(SFTConfig):
+    class Later(SFTConfig):  # type: ignore[misc]
         novelty: float = 1.0
 
     Later.__module__ = "trl.trainer.sft_config"
@@ -168,7 +168,7 @@ def test_every_honoured_field_is_tried() -> None:
 @pytest.mark.parametrize("name", BECOMES)
 def test_an_honoured_field_becomes_what_its_row_says(name: str, tmp_path: Path) -> None:
     value, expected = BECOMES[name]
-    made = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"} | {name: value}
+    made: dict[str, Any] = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"} | {name: value}
     found = config_of(TrainingArguments(**made))
     before = config_of(TrainingArguments(**{k: v for k, v in made.items() if k != name}, **_needed(name, tmp_path)))
     assert {each: getattr(found, each) for each in expected} == expected

@@ -1,0 +1,45 @@
+"""The model of a checkpoint without weights, from its config."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+from ...errors import CheckpointError, ConfigError
+from .store import Checkpoint
+
+
+def model_class_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> tuple[type[PreTrainedModel], Any]:
+    """The class and the config of the model of a checkpoint, whose config is in `folder`."""
+    own = json.loads((folder / "config.json").read_text()).get("auto_map") or {}
+    if own and not trust_remote_code:
+        raise ConfigError(
+            f"{found.where} is of a model with Python files of its own, which can do anything here: read them, and "
+            "export with --trust-remote-code if you trust them"
+        )
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    for auto, name in own.items():
+        if auto.startswith("AutoModel"):
+            of_files: type[PreTrainedModel] = get_class_from_dynamic_module(name, folder)
+            return of_files, config
+    name = (config.architectures or [""])[0]
+    model_class = getattr(transformers, name, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
+        raise CheckpointError(f"{found.where}: transformers {transformers.__version__} has no model {name!r}")
+    return model_class, config
+
+
+def empty_model(folder: Path, found: Checkpoint, trust_remote_code: bool) -> PreTrainedModel:
+    """The model on the meta device."""
+    model_class, config = model_class_of(folder, found, trust_remote_code)
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class(config)
+    if (folder / "generation_config.json").exists():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    return model
