@@ -13,6 +13,7 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.processors.text import TextProcessor, TokensProcessor
 from lmms_stream.train.model import loss
+from lmms_stream.train.model.adapters import add_adapter
 from lmms_stream.train.model.loss import LOGITS_AT_ONCE
 from lmms_stream.train.model.model import ModelConfig, PackedModel
 from lmms_stream.train.model.sharding import blocks_to_shard, checkpoint_blocks, freeze
@@ -205,17 +206,27 @@ def test_logits_of_a_long_pack_are_never_there_together() -> None:
     assert model.lm_head.weight.numel() < largest.num_values <= LOGITS_AT_ONCE
 
 
+@pytest.mark.parametrize("adapted", [False, True])
 def test_gradients_of_a_head_in_bfloat16_do_not_depend_on_how_many_tokens_it_takes_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+    adapted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also of a head that an adapter trains as a whole, as a copy of it."""
     ids = np.random.default_rng(0).integers(0, 64, 128 * 64 + 1)
     batch = collate([{"input_ids": ids, "labels": ids}], range(1))
     gradients = []
     for at_once in (LOGITS_AT_ONCE, 64 * 64):  # in one part, and in 128
         monkeypatch.setattr(loss, "LOGITS_AT_ONCE", at_once)
         model = llama(vocab_size=64, hidden_size=8, num_attention_heads=2).bfloat16()
+        if adapted:
+            config = {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
+            model = add_adapter(model, config).bfloat16()
         PackedModel(model)(batch).tokens.mean().backward()
-        gradients.append(model.lm_head.weight.grad.float())
+        (gradient,) = [
+            each.grad.float()
+            for name, each in model.named_parameters()
+            if name.startswith("lm_head.") and each.grad is not None
+        ]
+        gradients.append(gradient)
     whole, in_parts = gradients
     assert float((in_parts - whole).norm() / whole.norm()) < 4e-3  # bfloat16 has 8 bits
 

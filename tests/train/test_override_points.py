@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from lmms_stream.types import Batch
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from ..conftest import write_tokens
+from ..conftest import last_words, run_command, write_tokens
+from ..processes import ROOT
 from .runs import MODEL, VOCABULARY, trainer_of, write_run
 
 
@@ -345,6 +347,18 @@ def test_the_best_model_is_loaded_where_its_step_was_saved_before_it_was_evaluat
     assert trainer.evaluate()["eval_loss"] == losses[best]
     saved = [f"step-{step:08d}" for step in (best, trainer.step)]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == saved
+
+
+def test_a_run_in_our_own_words_imports_nothing_of_transformers_arguments_and_callbacks(
+    config: Path, tmp_path: Path
+) -> None:
+    script = (
+        "import sys; from lmms_stream.train.__main__ import main; assert main(sys.argv[1:]) == 0; "
+        "names = {'transformers.training_args', 'transformers.trainer_callback', 'transformers.trainer', 'datasets', "
+        "'peft', 'trl'}; assert not names & sys.modules.keys(), names & sys.modules.keys()"
+    )
+    done = run_command(sys.executable, "-c", script, str(config), f"train.output_dir={tmp_path}", cwd=ROOT)
+    assert done.returncode == 0, last_words(done.stderr)
 
 
 def test_an_epoch_that_a_callback_leaves_is_over_and_the_schedule_ends_with_the_run(

@@ -31,7 +31,7 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
 
     from .store import MODEL_FOLDER
 
-    config = copy.deepcopy(model.config)
+    config: Any = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     texts = {"config.json": config.to_json_string()}
     if model.generation_config is not None:

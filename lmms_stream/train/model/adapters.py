@@ -103,6 +103,14 @@ def take_adapter(model: Any) -> PreTrainedModel:
     return inner
 
 
+def run_module(module: torch.nn.Module | None) -> torch.nn.Module | None:
+    """The module itself, or the copy that peft runs instead of one that it trains as a whole (modules_to_save)."""
+    copies = getattr(module, "modules_to_save", None)
+    if isinstance(copies, torch.nn.ModuleDict) and len(copies) == 1:
+        return next(iter(copies.values()))
+    return module
+
+
 def record_base(model: torch.nn.Module) -> None:
     """Put the digest of the weights under a model's adapter, if any, into its Adapter; all ranks call it.
 

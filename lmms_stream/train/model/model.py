@@ -14,7 +14,7 @@ from ...processors.base import Processor
 from ...processors.families.family import Family
 from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
-from .adapters import take_adapter
+from .adapters import run_module, take_adapter
 from .build import ModelConfig as ModelConfig
 from .build import check_config
 from .head import SharedParameters
@@ -131,7 +131,7 @@ class PackedModel(torch.nn.Module):
     def _head(self, base: PreTrainedModel, output: Any, batch: Batch) -> Head:
         """What makes logits of hidden states: the model itself, which is given what its base model gave."""
         quiet = {"output_router_logits": False} if self.router_weight else {}
-        own = SharedParameters(self.model.get_output_embeddings())
+        own = SharedParameters(run_module(self.model.get_output_embeddings()))
 
         def head(hidden: torch.Tensor) -> torch.Tensor:
             with _given(base, output, hidden[None]), own.used():
