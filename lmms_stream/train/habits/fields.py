@@ -45,7 +45,7 @@ ROWS = (
     moot("do_eval", "follows from eval_strategy, as in transformers", lambda value: True),
     moot("do_predict", "scripts of transformers read it, their Trainer does not"),
     honoured("eval_strategy", "when the eval_dataset is evaluated: at steps, at the end of epochs, or only by evaluate()"),
-    honoured("prediction_loss_only", "whether compute_metrics is left out"),
+    refused("prediction_loss_only", "an evaluation keeps predictions for compute_metrics alone: leave compute_metrics out"),
     honoured("per_device_train_batch_size", "per_device_batch: packs (samples without packing) of a rank's forward; times gradient_accumulation_steps times the ranks it is global_batch. With packing and attention sdpa or eager, which compute tokens times tokens, packs are run one after another, to the same sums"),
     moot("per_device_eval_batch_size", "the loss of an evaluation is over all tokens, whatever is evaluated at once: a pack of each rank"),
     refused("per_gpu_train_batch_size", "it is deprecated: set per_device_train_batch_size"),

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import transformers
+
 from ...errors import ConfigError
 from ...mds.core import PackedDataset, core_of
 from ...mds.dataset_config import DatasetConfig
@@ -50,6 +52,7 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
         steps_of=lambda epochs: _steps_of(train, epochs, arguments, world),
         attention=attention_of(model),
     )
+    transformers.utils.logging.set_verbosity(arguments.get_process_log_level())
     if arguments.full_determinism:
         from transformers import enable_full_determinism
 

@@ -12,6 +12,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+import transformers
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.dataset_config import DatasetConfig
@@ -212,6 +213,15 @@ def test_a_train_config_is_the_run_and_its_callbacks_have_arguments(shards: Path
     assert made.model == ModelConfig(pretrained=str(model_folder))
     assert made.arguments is not None
     assert (made.arguments.max_steps, made.arguments.eval_steps, made.arguments.seed) == (7, 2, 3)
+
+
+def test_the_log_level_is_that_of_transformers_loggers(model_folder: Path, tmp_path: Path) -> None:
+    before = transformers.utils.logging.get_verbosity()
+    try:
+        of_chats(model_folder, tmp_path, log_level="error")
+        assert transformers.utils.logging.get_verbosity() == logging.ERROR
+    finally:
+        transformers.utils.logging.set_verbosity(before)
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ ELSEWHERE = {
     "load_best_model_at_end", "data_seed", "gradient_checkpointing_kwargs", "full_determinism", "use_liger_kernel",
     "use_cpu", *(row.name for row in sft_fields.ROWS),
     # read by transformers itself, when the arguments are made, or by scripts
-    "tf32", "log_level", "log_level_replica", "resume_from_checkpoint", "prediction_loss_only",
+    "tf32", "log_level", "log_level_replica", "resume_from_checkpoint",
 }  # fmt: skip
 
 
