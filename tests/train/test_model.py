@@ -219,7 +219,7 @@ def test_gradients_of_a_head_in_bfloat16_do_not_depend_on_how_many_tokens_it_tak
         model = llama(vocab_size=64, hidden_size=8, num_attention_heads=2).bfloat16()
         if adapted:
             config = {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
-            model = add_adapter(model, config).bfloat16()  # type: ignore[assignment]
+            model = add_adapter(model, config).bfloat16()
         PackedModel(model)(batch).tokens.mean().backward()
         (gradient,) = [
             each.grad.float()
