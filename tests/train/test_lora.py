@@ -17,11 +17,13 @@ from lmms_stream.train.checkpoint.tensors import read_metadata, stored_tensors
 from lmms_stream.train.model.adapters import adapter_of, add_adapter, take_adapter
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.model import PackedModel
+from lmms_stream.train.trainer import FSDP2SFTTrainer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from ..conftest import run_cli, write_tokens
 from .runs import MODEL, VOCABULARY, trainer_of, write_run
+from .test_override_points import parts_of
 
 LORA = {"r": 4, "target_modules": "all-linear", "lora_dropout": 0.1}
 
@@ -181,6 +183,18 @@ def test_a_model_of_pefts_is_trained_as_its_adapter(data: Path, base: Path, tmp_
     plain = AutoModelForCausalLM.from_pretrained(base)
     assert take_adapter(plain) is plain
     assert adapter_of(plain) is None
+
+    # Given with its wrapper, and as a name beside a config of peft's: both train.
+    run = write_run(tmp_path / "run.yaml", data, max_steps=2)
+    wrapped = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    for name, options in {"given": {"model": wrapped}, "named": {"model": str(base), "peft_config": config}}.items():
+        parts = parts_of(run, f"train.output_dir={tmp_path / name}")
+        trainer = FSDP2SFTTrainer(**{**parts, **options})
+        trainer.train()
+        trainer.save_model(tmp_path / name / "saved")
+        saved = load_file(tmp_path / name / "saved" / "adapter_model.safetensors")
+        assert {each.removeprefix("base_model.model.") for each in saved} == {*given.tensors.values()}
+        assert all(tensor.any() for each, tensor in saved.items() if "lora_B" in each)
 
 
 @pytest.mark.parametrize(
