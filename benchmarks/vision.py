@@ -163,6 +163,8 @@ def by_mosaicml(job: Job) -> Callable[[], Batches]:
     def batches() -> Batches:
         remote = {"remote": job.folder, "local": job.cache} if job.cache else {"local": job.folder}
         dataset = Dataset(**remote, shuffle=True, batch_size=BATCH)
+        for stream in dataset.streams:  # or workers that are forked share its connection, and get each other's shards
+            stream._downloader.clean_up()
         return counted(DataLoader(dataset, batch_size=BATCH, num_workers=WORKERS, collate_fn=joined))
 
     return batches
