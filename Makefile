@@ -60,6 +60,7 @@ bench: setup
 	$(BIN)/python benchmarks/sft.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/learning.py
+	$(BIN)/python benchmarks/chart_learning.py
 
 clean:
 	rm -rf demo-output build .pytest_cache .mypy_cache .ruff_cache
