@@ -43,6 +43,10 @@ ALLOWED: dict[str, set[str]] = {
         "converters/writing",
     },
     "loader": {*BASE, "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
+    "datasets": {
+        *BASE, "plan", "storage", "processors", "processors/families", "mds", "converters", "converters/rows",
+        "converters/sources", "loader",
+    },
     "train/run": {*BASE, "mds"},
     "train/model": {*BASE, "processors", "processors/families", "loader", "train/run"},
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model"},
