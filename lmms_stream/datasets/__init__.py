@@ -4,6 +4,7 @@ names           their names of types, formats and processors -> ours; the source
 building        sources -> shards, once, whoever asks first
 multimodal      MultiModalDataset: packs by number
 length_grouped  unpacked samples of like lengths -> batches of each rank
+table           docs/datasets.md, from the names
 
 Names are imported when they are first used.
 """
