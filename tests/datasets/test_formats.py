@@ -144,8 +144,14 @@ def test_pictures_of_a_column_and_beside_the_file_are_the_same_samples(name: str
     }  # fmt: skip
     found = samples(config)
     assert found[:4] == found[4:]
-    batch = MultiModalDataset(config)[0]
-    assert {"pixel_values", "image_grid_thw"} <= {*batch.inputs}
+    dataset = MultiModalDataset(config)
+    batches = [dataset[number] for number in range(len(dataset))]
+    assert {"pixel_values", "image_grid_thw"} <= {*batches[0].inputs}
+    largest = max(
+        sum(each.nbytes for each in (batch.input_ids, batch.labels, batch.position_ids, batch.inputs["pixel_values"]))
+        for batch in batches
+    )
+    assert dataset.estimate_memory().largest_pack == largest
 
 
 @pytest.mark.parametrize("packing", [True, False])
