@@ -86,7 +86,7 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
     assert launch.model.config == {"model_type": "llama", **SIZES, "num_hidden_layers": 1}
     assert launch.model.attention == "sdpa"
     assert launch.values == {
-        "resume": "auto", "frozen": ["embed_tokens.*", "*.embed_tokens.*"], "wrap": ["LlamaDecoderLayer"],
+        "resume": "auto", "frozen": ["*embed_tokens.*"], "wrap": ["LlamaDecoderLayer"],
         "lr_scheduler_type": "wsd",
     }  # fmt: skip
     assert (arguments.learning_rate, arguments.max_steps) == (0.01, 4)

@@ -85,7 +85,7 @@ def model_of(said: Mapping[str, Any], *, source: str) -> ModelConfig:
                 "weights: change the config.json in its folder, or leave overwrite_config out"
             )
         values["pretrained"] = str(path)
-    else:
+    elif made is not None:
         check_names(made, ("model_type", "config"), f"{source}: load_from_config")
         values["config"] = {"model_type": made.get("model_type"), **(made.get("config") or {}), **overwritten}
     extra = dict(said.get("extra_kwargs") or {})
@@ -113,10 +113,13 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
     if moot:
         logger.warning("trainer_args that cannot matter here: %s", "; ".join(f"{k} ({v})" for k, v in moot.items()))
     arguments = {name: value for name, value in said.items() if name in theirs - {"fsdp_config"} - {*_MOOT}}
+    for name in ("eval_strategy", "save_strategy", "logging_strategy"):
+        if arguments.get(name) is False:  # as YAML reads a bare no
+            arguments[name] = "no"
     values: dict[str, Any] = {"resume": "auto"}
     frozen = said.get("freeze_modules") or []
     if frozen:
-        values["frozen"] = [pattern for name in frozen for pattern in (f"{name}.*", f"*.{name}.*")]
+        values["frozen"] = [f"*{name}.*" for name in frozen]  # each must match
     wrapped = (said.get("fsdp_config") or {}).get("transformer_layer_cls_to_wrap") or []
     if wrapped:
         values["wrap"] = [wrapped] if isinstance(wrapped, str) else list(wrapped)
