@@ -43,14 +43,18 @@ ALLOWED: dict[str, set[str]] = {
         "converters/writing",
     },
     "loader": {*BASE, "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
+    "datasets": {
+        *BASE, "config", "plan", "storage", "processes", "processors", "processors/families", "mds", "converters",
+        "converters/rows", "converters/sources", "loader",
+    },
     "train/run": {*BASE, "mds"},
     "train/model": {*BASE, "processors", "processors/families", "loader", "train/run"},
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model"},
     "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run", "train/model"},
     "train/report": {*BASE, "plan", "storage", "loader", "train/run", "train/model"},
     "train/habits": {
-        *BASE, "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows", "train/run",
-        "train/model",
+        *BASE, "config", "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows", "datasets",
+        "train/run", "train/model",
     },
     "train": {
         *BASE, "config", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",

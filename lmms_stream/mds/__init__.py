@@ -12,7 +12,7 @@ reader      samples by number, from shards fetched when they are needed
 streams     one stored dataset: index, lengths index, cache folder
 auto        the lengths index of a dataset that has none, measured once for all ranks
 core        PackedDataset: streams, samples and packs, for loaders and commands
-dataset_config      the same as a section of a YAML file
+dataset_config      the same as a section of a YAML file; engine_fields: its fields that describe sources
 epochs      which epoch an iteration is; epoch_work: its samples by MosaicML's arithmetic
 hooked_streams      MosaicML's streams of classes that fetch in their own way, as a store
 mosaic_streams      MosaicML's streams as ours; mosaic_settings: its keywords, checked

@@ -12,5 +12,23 @@ evaluate        the loss on datasets that are not trained on; predictions: what 
 parts           what a trainer builds when it is first asked for; standing: where it stands, saved and resumed
 loop            one run of a trainer, step by step
 trainer         FSDP2SFTTrainer: what is given, built, and may be changed
+launched        a run that LMMS Engine's launch file describes
 launch          the command that starts a run; torchrun: of several ranks, which it tells to stop
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
+
+__all__ = ["FSDP2SFTTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .trainer import FSDP2SFTTrainer
+
+    return FSDP2SFTTrainer

@@ -16,6 +16,7 @@ from .arguments import option
 from .conversion import Conversion
 from .given import Given
 from .models import name_of
+from .opened import opened
 from .rows import RowSettings
 from .tokenizer import load_processing_class, prepared, tokenizer_of
 
@@ -67,7 +68,7 @@ class GivenData:
         if given is None:
             return None
         if isinstance(given, DatasetConfig):
-            return given.open(self._world)
+            return opened(given, self._world)
         if isinstance(given, PackedDataset) or hasattr(given, "core"):
             core_of(given)
             return given  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ from .collators import adapted
 from .data import GivenData
 from .given import Given, Resolved
 from .models import attention_of, model_of, name_of
+from .opened import opened
 from .table import check
 
 if TYPE_CHECKING:
@@ -99,20 +100,20 @@ def _of_config(given: Given, world_of: Callable[..., World]) -> Resolved:
     for name in ("processing_class", "formatting_func"):
         if getattr(given, name) is not None:
             raise ConfigError(f"{name} is for rows of a datasets.Dataset, and args is a TrainConfig: leave it out")
-    opened = {}
+    datasets = {}
     for name in ("train_dataset", "eval_dataset"):
         dataset = getattr(given, name)
         if isinstance(dataset, DatasetConfig):
-            dataset = dataset.open(world)
+            dataset = opened(dataset, world)
         elif dataset is not None and not isinstance(dataset, Mapping):
             dataset = _ours(dataset, name)
-        opened[name] = dataset
+        datasets[name] = dataset
     return Resolved(
         config=config,
         arguments=arguments_of(config),
         model=model_of(given.model, None, given.peft_config),
         data_collator=None if given.data_collator is None else adapted(given.data_collator),
-        **opened,
+        **datasets,
     )
 
 

@@ -1,0 +1,228 @@
+"""Their names of types, formats and processors -> ours. A config -> [names] -> its sources and its processor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..converters.sources.specs import YAML_KEYS, yaml_specs
+from ..errors import ConfigError
+from ..mds.dataset_config import DatasetConfig
+from ..mds.engine_fields import check_names
+from ..processors import ProcessorConfig
+from ..processors.base import Processor
+
+SHARDS = "mds"  # the format of datasets that are shards
+LIST = "yaml"
+SOURCE_FORMATS = ("json", "jsonl", "csv", "tsv", "arrow", "parquet", "hf_dataset", "webdataset")
+FORMATS = (*SOURCE_FORMATS, LIST, SHARDS)
+BACKENDS = ("qwen_vl_utils", "decord", "qwen_omni_utils", "lmms_video_utils")
+STORES = {"none": "", "azure": "azure", "gcs": "gs", "s3": "s3"}  # object_storage -> the scheme of a bucket's URL
+PROCESSOR_KEYS = ("processor_name", "processor_type", "extra_kwargs")
+EXTRA_KEYS = ("packing_kwargs", "use_audio_in_video", "collator_type")
+PIXELS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
+VIDEO_DEFAULTS: Mapping[str, Any] = {
+    "video_max_pixels": 602112, "video_min_pixels": 3136, "video_max_frames": 768, "frame_num": 64, "fps": 1.0,
+}  # theirs; pixels are of a frame # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """path: a file, folder, glob or URL; a hub id or saved folder with data_type "hf_dataset". data_folder: where paths
+    of media start (None: where the source lies). data_type: one of SOURCE_FORMATS, "mds", or "" to tell it by content.
+    """
+
+    path: str
+    data_folder: str | None
+    data_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetType:
+    """What rows a dataset_type has: the kind of a row and what its samples are of. is_iterable: read as it streams."""
+
+    kind: Literal["messages", "text"]
+    is_iterable: bool
+    says: str
+
+
+TYPES: Mapping[str, DatasetType] = {
+    "vision": DatasetType("messages", False, "chats with images and videos, and of text alone"),
+    "qwen3_vl": DatasetType("messages", False, "the same, with Qwen3-VL's processor"),
+    "vision_iterable": DatasetType("messages", True, "as vision, streamed"),
+    "qwen3_vl_iterable": DatasetType("messages", True, "as qwen3_vl, streamed"),
+    "fineweb_edu": DatasetType("text", True, "documents, column text, cut into packs"),
+}
+LATER_TYPES = (
+    "vision_audio", "qwen_omni", "llava_video", "rae", "sit", "qwen_omni_iterable", "bagel_iterable", "bagel",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorType:
+    """kind: of ours. processor_classes: of the folder's processor, where only these will do."""
+
+    kind: Literal["chat", "vision"]
+    processor_class: str = ""
+
+
+PROCESSORS: Mapping[str, ProcessorType] = {
+    "pure_text": ProcessorType("chat"),
+    "qwen2": ProcessorType("chat"),
+    "qwen2_vl": ProcessorType("vision", "Qwen2VLProcessor"),
+    "qwen2_5_vl": ProcessorType("vision", "Qwen2_5_VLProcessor"),
+    "qwen3_vl": ProcessorType("vision", "Qwen3VLProcessor"),
+}
+LATER_PROCESSORS = (
+    "llava", "llava_video", "llava_onevision2", "nanovlm", "aero", "Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor",
+    "wanvideo", "bagel", "sit", "rae_siglip",
+)  # fmt: skip
+
+
+def dataset_type_of(config: DatasetConfig) -> DatasetType:
+    """ConfigError for a type that is unknown, or not there yet."""
+    found: DatasetType = _named(TYPES, LATER_TYPES, config.dataset_type, "dataset_type")
+    return found
+
+
+def check(config: DatasetConfig) -> None:
+    """ConfigError for values that are none, or that cannot be kept."""
+    dataset_type_of(config)
+    if config.dataset_format is not None and config.dataset_format not in FORMATS:
+        check_names([config.dataset_format], FORMATS, "dataset_format")
+    if config.object_storage is not None:
+        check_names([config.object_storage], [*STORES], "object_storage")
+    if (config.object_storage or "none") != "none" and not config.bucket_name:
+        raise ConfigError(f"object_storage {config.object_storage!r} needs bucket_name: name the bucket of the shards")
+    if config.bucket_name and (config.object_storage or "none") == "none":
+        raise ConfigError(
+            f"bucket_name {config.bucket_name!r} needs object_storage ({', '.join(list(STORES)[1:])}): name it"
+        )
+    if config.video_backend is not None:
+        check_names([config.video_backend], BACKENDS, "video_backend")
+    check_names(config.extra_kwargs or {}, EXTRA_KEYS, "extra_kwargs of the dataset")
+    if (config.extra_kwargs or {}).get("use_audio_in_video"):
+        raise ConfigError(
+            "extra_kwargs.use_audio_in_video needs a processor of sounds, and there is none yet: set it to false, and "
+            "videos are read without their sound"
+        )
+    for name in ("max_length", "packing_length"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1 token, got {value}")
+
+
+def is_shards(config: DatasetConfig) -> bool:
+    """Whether the config names shards that are there: by its format, or without one by what lies at dataset_path."""
+    if config.dataset_format is not None:
+        return config.dataset_format == SHARDS
+    path = str(config.dataset_path or "")
+    return "://" in path or (Path(path) / "index.json").is_file()
+
+
+def sources_of(config: DatasetConfig) -> list[Source]:
+    """What is read, one source after another; ConfigError where the config names none, DataError for a wrong list."""
+    check(config)
+    format = SHARDS if is_shards(config) else config.dataset_format
+    if config.datasets is not None:
+        if format not in (LIST, None):
+            raise ConfigError(
+                f"datasets is a list of sources, and dataset_format is {format!r}: set dataset_format: yaml, or leave "
+                "datasets out"
+            )
+        return [_entry(number, each) for number, each in enumerate(config.datasets)]
+    if not config.dataset_path:
+        raise ConfigError("dataset_path is missing: name a file, a folder, a URL or a hub id, or give datasets, a list")
+    path = str(config.dataset_path)
+    if format == LIST or (format is None and path.endswith((".yaml", ".yml"))):
+        entries = yaml_specs(Path(path), format=None)
+        return [Source(_unresolved(each.path, each.format), each.folder, each.format or "") for each in entries]
+    return [Source(path, None, format or "")]
+
+
+def _unresolved(path: str, format: str | None) -> str:
+    return path.removeprefix("hf:") if format == "hf_dataset" else path
+
+
+def _entry(number: int, entry: Mapping[str, Any]) -> Source:
+    where = f"entry {number} of datasets"
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
+        raise ConfigError(f"{where} is {entry!r}: write {{path: …, data_folder: …, data_type: …}}")
+    check_names(entry, YAML_KEYS, where)
+    data_type = entry.get("data_type") or ""
+    if data_type:
+        check_names([data_type], SOURCE_FORMATS, f"data_type of {where}")
+    return Source(entry["path"], entry.get("data_folder") or None, data_type)
+
+
+def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
+    """Which of our processors a config means, and how it is set."""
+    check(config)
+    said = config.processor_config
+    if said is None:
+        if config.processor == ProcessorConfig():
+            raise ConfigError("processor_config is missing: give processor_name and processor_type")
+        return config.processor
+    check_names(said, PROCESSOR_KEYS, "processor_config")
+    name = said.get("processor_name")
+    if not name:
+        raise ConfigError("processor_config.processor_name is missing: name the folder or hub id of a processor")
+    kind = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type").kind
+    extra = said.get("extra_kwargs") or {}
+    check_names(extra, PIXELS, "processor_config.extra_kwargs")
+    if dataset_type_of(config).kind == "text":
+        return ProcessorConfig(type="text", tokenizer=str(name))
+    if kind == "chat":
+        if extra:
+            raise ConfigError(
+                f"processor_config.extra_kwargs {', '.join(extra)} is for images and videos, and processor_type "
+                f"{said['processor_type']!r} reads text: leave it out"
+            )
+        return ProcessorConfig(type="chat", tokenizer=str(name))
+    return ProcessorConfig(type="vision", path=str(name), **(_video_settings(config, said["processor_type"]) | extra))
+
+
+def processor_of(config: DatasetConfig) -> Processor:
+    """The processor of a config; ConfigError for a folder of another family than its processor_type."""
+    made = processor_config_of(config)
+    if made.type == "vision" and config.processor_config is not None:
+        _check_family(str(made.path), str(config.processor_config["processor_type"]))
+    return made.build()
+
+
+def _check_family(path: str, processor_type: str) -> None:
+    from ..processors.families.files import read_files
+
+    found, wanted = read_files(path).processor_class, PROCESSORS[processor_type].processor_class
+    if found and found != wanted:
+        raise ConfigError(
+            f"processor_type {processor_type!r} is of a {wanted}, and {path} holds a {found}: change one of them"
+        )
+
+
+def _video_settings(config: DatasetConfig, processor_type: str) -> dict[str, Any]:
+    """Settings of media. Qwen3-VL's processor counts the pixels of all frames, theirs and others those of a frame."""
+    strategy = config.video_sampling_strategy or "fps"
+    names = ["video_max_frames", "fps" if strategy == "fps" else "frame_num"]
+    if processor_type != "qwen3_vl":
+        names += ["video_max_pixels", "video_min_pixels"]
+    elif config.video_max_pixels or config.video_min_pixels:
+        raise ConfigError(
+            "video_max_pixels and video_min_pixels are of a frame, and Qwen3-VL's processor counts those of all frames "
+            "of a video: set them in processor_config.extra_kwargs, for all frames"
+        )
+    given = {name: getattr(config, name) for name in names}
+    return {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in given.items()}
+
+
+def _named(table: Mapping[str, Any], later: tuple[str, ...], name: Any, what: str) -> Any:
+    if name in table:
+        return table[name]
+    if name is None:
+        raise ConfigError(f"{what} is missing: give one of {', '.join(table)}")
+    if name in later:
+        raise ConfigError(f"{what} {name!r} is not there yet: those that are there are {', '.join(table)}")
+    check_names([name], [*table], what)
+    raise AssertionError(name)

@@ -1,0 +1,180 @@
+"""Their names -> ours, and what is said of names that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmms_stream.datasets import DatasetConfig
+from lmms_stream.datasets.names import Source, check, is_shards, processor_config_of, sources_of
+from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.processors import ProcessorConfig
+
+TEXT = {"processor_name": "x", "processor_type": "qwen2"}
+PROCESSOR = {"processor_name": "somewhere", "processor_type": "qwen2_5_vl"}
+
+
+def config(**given: Any) -> DatasetConfig:
+    return DatasetConfig(**{"dataset_type": "vision", "dataset_path": "a.jsonl", "processor_config": PROCESSOR} | given)
+
+
+def test_defaults_are_theirs_with_a_dataset_type_and_ours_without() -> None:
+    names = ("packing", "packing_length", "packing_strategy", "overlong", "seed", "reshuffle", "shuffle")
+    theirs, ours = config(), DatasetConfig(remote="shards")
+    assert [getattr(theirs, name) for name in names] == [False, 32000, "first_fit", "drop", 42, False, True]
+    assert [getattr(ours, name) for name in names] == [True, 4096, "best_fit", "error", 0, True, True]
+    assert config(dataset_type="fineweb_edu").overlong == "split"
+    assert config(filter_overlong=False).overlong == "error"
+    assert config(data_seed=3).seed == 3
+
+
+def test_sources_are_named_by_a_path_a_list_file_and_an_inline_list(tmp_path: Path) -> None:
+    listed = tmp_path / "list.yaml"
+    listed.write_text("datasets:\n- {path: a.jsonl, data_folder: media, data_type: jsonl}\n- {path: /b.parquet}\n")
+    assert sources_of(config(dataset_format="jsonl")) == [Source("a.jsonl", None, "jsonl")]
+    assert sources_of(config()) == [Source("a.jsonl", None, "")]
+    assert sources_of(config(dataset_format="yaml", dataset_path=str(listed))) == [
+        Source(str(tmp_path / "a.jsonl"), str(tmp_path / "media"), "jsonl"),
+        Source("/b.parquet", None, ""),
+    ]
+    inline = [{"path": "x", "data_folder": "m", "data_type": "hf_dataset"}, {"path": "y.csv"}]
+    expected = [Source("x", "m", "hf_dataset"), Source("y.csv", None, "")]
+    assert sources_of(config(dataset_format="yaml", datasets=inline)) == expected
+
+
+def test_shards_are_named_by_their_format_and_by_a_url(tmp_path: Path) -> None:
+    assert sources_of(config(dataset_format="mds", dataset_path="x")) == [Source("x", None, "mds")]
+    assert sources_of(config(dataset_path="s3://bucket/x")) == [Source("s3://bucket/x", None, "mds")]
+    assert not is_shards(config(dataset_path="s3://bucket/x", dataset_format="jsonl"))
+    assert not is_shards(config(dataset_path=str(tmp_path)))
+    (tmp_path / "index.json").touch()
+    assert is_shards(config(dataset_path=str(tmp_path)))
+
+
+def test_the_dataset_to_evaluate_has_the_other_settings_of_the_config() -> None:
+    assert config().evaluated is None
+    found = config(eval_dataset_path="b.jsonl", packing=True).evaluated
+    assert found is not None
+    assert (found.dataset_path, found.packing) == ("b.jsonl", True)
+
+
+@pytest.mark.parametrize("name", ["pure_text", "qwen2"])
+def test_names_of_text_processors_choose_the_chat_processor(name: str) -> None:
+    made = processor_config_of(config(processor_config={"processor_name": "n", "processor_type": name}))
+    assert made == ProcessorConfig(type="chat", tokenizer="n")
+
+
+def test_names_of_vision_processors_choose_the_vision_processor_with_their_settings() -> None:
+    said = {**PROCESSOR, "extra_kwargs": {"image_max_pixels": 1000}}
+    made = processor_config_of(config(processor_config=said, fps=2))
+    assert made == ProcessorConfig(
+        type="vision", path="somewhere", image_max_pixels=1000, fps=2, video_max_frames=768, video_max_pixels=602112,
+        video_min_pixels=3136,
+    )  # fmt: skip
+    counted = processor_config_of(config(video_sampling_strategy="frame_num"))
+    assert (counted.fps, counted.frame_num) == (None, 64)
+    qwen3 = processor_config_of(config(processor_config={**PROCESSOR, "processor_type": "qwen3_vl"}))
+    assert (qwen3.video_max_pixels, qwen3.fps) == (None, 1)
+
+
+def test_documents_are_read_by_the_processor_of_texts() -> None:
+    said = {"processor_name": "n", "processor_type": "pure_text"}
+    made = processor_config_of(config(dataset_type="fineweb_edu", processor_config=said))
+    assert made == ProcessorConfig(type="text", tokenizer="n")
+
+
+def test_an_unknown_key_is_an_error_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="DatasetConfig has no 'packing_lenght': did you mean 'packing_length'"):
+        config(packing_lenght=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dataset_type": "visoin"}, "dataset_type has no 'visoin': did you mean 'vision'"),
+        ({"dataset_type": "qwen_omni"}, "'qwen_omni' is not there yet: those that are there are vision, qwen3_vl"),
+        ({"dataset_format": "jsnol"}, "dataset_format has no 'jsnol': did you mean 'json"),
+        ({"object_storage": "gcp"}, "object_storage has no 'gcp': did you mean 'gcs'"),
+        ({"object_storage": "gcs"}, "needs bucket_name"),
+        ({"bucket_name": "b"}, "bucket_name 'b' needs object_storage"),
+        ({"video_backend": "decrod"}, "did you mean 'decord'"),
+        ({"extra_kwargs": {"packing_kwarg": {}}}, "did you mean 'packing_kwargs'"),
+        ({"extra_kwargs": {"use_audio_in_video": True}}, "set it to false"),
+        ({"max_length": 0}, "max_length must be at least 1 token"),
+    ],
+)
+def test_values_that_cannot_be_kept_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(config(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"datasets": [{}], "dataset_format": "jsonl"}, "set dataset_format: yaml"),
+        ({"dataset_path": None}, "dataset_path is missing"),
+        ({"datasets": [{"paht": "x"}]}, "entry 0 of datasets is"),
+        ({"datasets": [{"path": "x", "data_tpye": "json"}]}, "did you mean 'data_type'"),
+        ({"datasets": [{"path": "x", "data_type": "parqet"}]}, "did you mean 'parquet'"),
+    ],
+)
+def test_wrong_sources_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sources_of(config(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"processor_config": None}, "processor_config is missing"),
+        ({"processor_config": {"processor_nme": "x"}}, "did you mean 'processor_name'"),
+        ({"processor_config": {}}, "processor_name is missing"),
+        ({"processor_config": {"processor_name": "x"}}, "processor_config.processor_type is missing"),
+        ({"processor_config": {**PROCESSOR, "processor_type": "aero"}}, "'aero' is not there yet"),
+        ({"processor_config": {**PROCESSOR, "processor_type": "qwen2_vll"}}, "did you mean 'qwen2_vl'"),
+        ({"processor_config": {**PROCESSOR, "extra_kwargs": {"image_pixels": 3}}}, "did you mean 'image_m"),
+        (
+            {
+                "processor_config": {
+                    "processor_name": "x",
+                    "processor_type": "qwen2",
+                    "extra_kwargs": {"image_max_pixels": 9},
+                }
+            },
+            "is for images and videos",
+        ),
+        (
+            {"processor_config": {**PROCESSOR, "processor_type": "qwen3_vl"}, "video_max_pixels": 3},
+            "set them in processor_config.extra_kwargs",
+        ),
+    ],
+)
+def test_wrong_processors_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        processor_config_of(config(**given))
+
+
+def test_a_list_that_is_wrong_is_named(tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("datasets: 3")
+    with pytest.raises(DataError, match="expected a list `datasets`"):
+        sources_of(config(dataset_path=str(tmp_path / "list.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "needs remote, the folder or URL of its shards, or dataset_type"),
+        ({"dataset_path": "x"}, "dataset_path is for a dataset with a dataset_type"),
+        ({"dataset_type": "vision", "remote": "x"}, "has dataset_path for that: leave one of them out"),
+        ({"remote": "x", "seed": 1, "data_seed": 2}, "say the same: leave one of them out"),
+    ],
+)
+def test_a_config_is_either_of_shards_or_of_sources(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DatasetConfig(**given)
+
+
+def test_a_config_of_sources_is_opened_by_the_classes_of_datasets_alone() -> None:
+    with pytest.raises(ConfigError, match=r"give the config to .*MultiModalDataset"):
+        config().open()
