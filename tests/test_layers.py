@@ -44,8 +44,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "loader": {*BASE, "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
     "datasets": {
-        *BASE, "plan", "storage", "processors", "processors/families", "mds", "converters", "converters/rows",
-        "converters/sources", "loader",
+        *BASE, "config", "plan", "storage", "processes", "processors", "processors/families", "mds", "converters",
+        "converters/rows", "converters/sources", "loader",
     },
     "train/run": {*BASE, "mds"},
     "train/model": {*BASE, "processors", "processors/families", "loader", "train/run"},

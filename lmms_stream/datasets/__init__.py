@@ -1,6 +1,8 @@
 """LMMS Engine's front door: a DatasetConfig of theirs -> datasets whose packs a DataLoader and our trainer take.
 
 names           their names of types, formats and processors -> ours; the sources and the processor of a config
+building        sources -> shards, once, whoever asks first
+multimodal      MultiModalDataset: packs by number
 
 Names are imported when they are first used.
 """
@@ -12,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..mds.dataset_config import DatasetConfig as DatasetConfig
+    from .multimodal import MultiModalDataset as MultiModalDataset
 
 _HOME = {
     "DatasetConfig": "lmms_stream.mds.dataset_config",
+    "MultiModalDataset": "lmms_stream.datasets.multimodal",
 }
 
 __all__ = [*_HOME]

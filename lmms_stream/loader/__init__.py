@@ -5,6 +5,7 @@ blocks_ahead    which shards a worker fetches ahead
 measuring       the tokens of samples, measured as lanes pass them
 batch_maker     the batch of a pack; collate: samples -> batch; media_inputs: of their media; row_memory, media_memory:
                 the memory that it lies in
+pack_collator   several packs of a dataset -> one batch, for a plain DataLoader
 wire            batches on their way to the loader
 workers         worker processes; worker_start: that all run; worker_counts: what they fetched; worker_end: how they end
 worker_server   a process that workers are forked from; preloaded: what it imports

@@ -6,6 +6,7 @@ shares, sample_order    how many samples of each stream an epoch takes, and thei
 packing         lengths in that order -> packs; kernels/: its compiled loops
 pack_range      consecutive packs as arrays
 block_packs     the packs of a shuffle block, a stretch at a time; block_counts: how many there are
+fixed_packs     packs of the first epoch in the order of another
 pack_plan       the numbered packs of an epoch, any of them at once
 measured_block, lane_state, lanes   the same where lengths are measured on the way
 weights         shares of several sources along a run

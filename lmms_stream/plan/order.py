@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +29,22 @@ class OrderConfig:
 
     Without shuffle it is the stored order, at any size: there is one canonical node then, num_canonical_nodes says only
     how many lanes there are, and nodes and ranks share each step in its order, the first node the first packs.
+    Without reshuffle each epoch has the packs of the first, in another order (see fixed_packs).
     """
 
     seed: int = 0
     shuffle: bool = True
     num_canonical_nodes: int | None = None  # None: chosen from the number of samples alone
     shuffle_block_size: int = 1 << 18  # samples
+    reshuffle: bool = True
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a plan is named by: reshuffle only where it is set, since plans were named before there was one."""
+        values = asdict(self)
+        if self.reshuffle:
+            del values["reshuffle"]
+        return values
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 32:  # a larger one would be split into two words of the random stream's key

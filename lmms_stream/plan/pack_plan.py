@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ..errors import LengthsError, PackingError
 from .block_counts import Counting, CountsCache, block_counts
 from .block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS, BlockPacks, PlanInputs
+from .fixed_packs import Turns
 from .lengths import Lengths, hash_lengths
 from .order import EpochOrder, OrderConfig, in_stored_order, streams_digest
 from .pack_range import PackRange, ends_of, runs
@@ -79,7 +80,7 @@ class PackPlan:
 
     def count(self, epoch: int) -> None:
         """See that the pack counts of an epoch are kept, before anybody needs them: by one thread, for it has time."""
-        key, order = f"{self.fingerprint}-{epoch}", EpochOrder(self.samples_per_shard, config=self.order, epoch=epoch)
+        key, order = self._packed(epoch)
         block_counts(self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting, num_threads=1)
 
     def num_overlong(self, epoch: int) -> int:
@@ -113,22 +114,30 @@ class PackPlan:
         return self._epoch(epoch).packs(numbers)
 
     def blocks(self, epoch: int, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """The blocks that these packs come from: index into `numbers` of the first pack, canonical node, block."""
+        """The blocks that these packs come from: index into `numbers` of the first pack, canonical node, block.
+
+        The blocks of a canonical node are numbered in the order in which the epoch reads them.
+        """
         return self._epoch(epoch).blocks(numbers)
 
     def shards_of_block(self, epoch: int, node: int, block: int) -> NDArray[np.int64]:
         """The shards that hold samples of a block; none beyond a canonical node's last block."""
-        return self._epoch(epoch).order.shards_of_block(node, block)
+        return self._epoch(epoch).shards_of_block(node, block)
 
     def _epoch(self, epoch: int) -> _EpochPlan:
         if epoch not in self._epochs:
-            order = EpochOrder(self.samples_per_shard, config=self.order, epoch=epoch)
-            key = f"{self.fingerprint}-{epoch}"
+            key, order = self._packed(epoch)
             counts = block_counts(self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting)
-            self._epochs[epoch] = _EpochPlan(self._inputs, order, counts)
+            self._epochs[epoch] = _EpochPlan(self._inputs, order, counts, epoch=epoch)
             if len(self._epochs) > 2:
                 self._epochs.popitem(last=False)
         return self._epochs[epoch]
+
+    def _packed(self, epoch: int) -> tuple[str, EpochOrder]:
+        """The key and the order of the epoch whose packs an epoch has: its own, or with fixed packs the first."""
+        packed = epoch if self.order.reshuffle else 0
+        order = EpochOrder(self.samples_per_shard, config=self.order, epoch=packed)
+        return f"{self.fingerprint}-{packed}", order
 
     @property
     def _inputs(self) -> PlanInputs:
@@ -157,7 +166,7 @@ def plan_fingerprint(
             version,
             short_digest(lengths_hash.encode()),
             short_digest(samples_per_shard.tobytes()),
-            short_digest(json.dumps(dataclasses.asdict(order), sort_keys=True).encode()),
+            short_digest(json.dumps(order.description, sort_keys=True).encode()),
             short_digest(json.dumps(dataclasses.asdict(packing), sort_keys=True).encode()),
             streams or streams_digest(),
         ]
@@ -172,14 +181,19 @@ def short_digest(data: bytes) -> str:
 class _EpochPlan:
     """One epoch of a plan: the map from a pack's number to its node, block and position.
 
-    counts: of each block, see block_counts.
+    order, counts: of the epoch whose packs these are (see block_counts). Blocks are told by their turn in this epoch.
     """
 
-    def __init__(self, inputs: PlanInputs, order: EpochOrder, counts: NDArray[np.int64]):
+    def __init__(self, inputs: PlanInputs, order: EpochOrder, counts: NDArray[np.int64], *, epoch: int):
         self._inputs = inputs
         self.order = order
         self._blocks: dict[int, BlockPacks] = {}  # of each canonical node one
         num_blocks = [self.order.num_blocks(node) for node in range(self.order.num_canonical_nodes)]
+        self._turns = None if order.config.reshuffle else Turns(order.config, epoch, num_blocks)
+        if self._turns is not None:
+            counts = counts[self._turns.blocks_of_turns]
+        self._counts = counts[:, 0]
+        self._num_blocks = num_blocks
         self.num_packs, self.num_tokens, self.num_overlong = (int(n) for n in counts[:, :3].sum(axis=0))
         self.num_overlong_media = int(counts[:, 3:].sum())
         patches = inputs.index.patches
@@ -243,6 +257,9 @@ class _EpochPlan:
         counts = np.empty(len(numbers), np.int64)
         for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
             left = np.flatnonzero((nodes == node) & (blocks == block))
+            if self._turns is not None:
+                positions[left] = self._turned(node, block, positions[left])
+                left = left[np.argsort(positions[left])]
             while len(left):
                 packs = self._block(node, block)
                 packs.replay_to(int(positions[left[0]]))
@@ -272,12 +289,24 @@ class _EpochPlan:
             else np.add.reduceat(self._patches[sample_ids], offsets[:-1], dtype=np.int64),
         )
 
+    def shards_of_block(self, node: int, block: int) -> NDArray[np.int64]:
+        if self._turns is not None and block < self._num_blocks[node]:
+            block = self._turns.block(node, block)
+        return self.order.shards_of_block(node, block)
+
+    def _turned(self, node: int, block: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        assert self._turns is not None
+        num_packs = int(self._counts[self._first_blocks[node] + block])
+        return self._turns.packs(node, block, positions, num_packs=num_packs)
+
     def forget_blocks(self) -> None:
         """Let go of the blocks that were replayed, all but their counts."""
         self._blocks.clear()
 
     def _block(self, node: int, block: int) -> BlockPacks:
         """The packs of a block; of each canonical node the last one is kept, for packs are read one after another."""
+        if self._turns is not None:
+            block = self._turns.block(node, block)
         kept = self._blocks.get(node)
         if kept is None or kept.block != block:
             self._blocks.pop(node, None)

@@ -164,7 +164,7 @@ class StepPlanner:
 
     def _works(self, stretch: Sequence[_ReaderStep], packs: PackRange, counts: Sequence[int]) -> Iterator[list[Work]]:
         """The works of each step, in the order of its batches. packs, counts: the reader's, of all steps, of each."""
-        segments = self._locate(packs)
+        segments = self.locate(packs)
         sources, bounds = packs.sources.tolist(), packs.offsets.tolist()
         patches = () if packs.patches is None else packs.patches.tolist()
         first = 0
@@ -191,7 +191,7 @@ class StepPlanner:
             works += [Work("", each.number, [batch]) for batch in micro_batches[num_packs:]]  # pad packs are the last
             yield works
 
-    def _locate(self, packs: PackRange) -> Segments:
+    def locate(self, packs: PackRange) -> Segments:
         """The segments of some packs, with the shard, the index in it and the tokens of the sample of each."""
         shard_ids, indices, expected = (np.empty_like(packs.sample_ids) for _ in range(3))
         sources = np.repeat(packs.sources, np.diff(packs.offsets)) if len(self.mixture.names) > 1 else None

@@ -176,5 +176,5 @@ def test_a_config_is_either_of_shards_or_of_sources(given: dict[str, Any], messa
 
 
 def test_a_config_of_sources_is_opened_by_the_classes_of_datasets_alone() -> None:
-    with pytest.raises(ConfigError, match="give the config to .*MultiModalDataset"):
+    with pytest.raises(ConfigError, match=r"give the config to .*MultiModalDataset"):
         config().open()

@@ -1,0 +1,230 @@
+"""Sources -> shards, once. sources + settings -> [building] -> the URL of a dataset that is whole.
+
+All processes may call it at once: on a node the one that has the lock converts, the others wait for it and find what it
+wrote. A process that is killed leaves its work, with which the next one goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..converters.convert import Progress, convert
+from ..converters.options import ConvertOptions
+from ..converters.report import ConvertReport
+from ..converters.rows.options import SchemaOptions
+from ..converters.sources.sources import open_sources
+from ..converters.sources.units import UNIT_BYTES
+from ..errors import ConfigError, DataError, ObjectMissingError
+from ..mds.dataset_config import DatasetConfig
+from ..mds.index import DATASET_NAME
+from ..processes.alone import call_alone
+from ..processes.sendable import obstacle
+from ..processors.base import Processor, processor_fingerprint
+from ..storage.cache import home_folder
+from ..storage.disk_errors import disk_errors
+from ..storage.locks import is_locked, locked
+from ..storage.storage import open_storage
+from ..types import World
+from .names import STORES, Source, dataset_type_of, sources_of
+
+WAIT_S = 24 * 3600.0  # of processes, for the one that converts
+_POLL_S = (0.05, 2.0)  # the first pause, and the longest
+_PREFIX = "lmms_stream"  # of shards in a bucket
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Building:
+    """What is converted, and where to. num_bytes: of the sources, 0 where that is not known."""
+
+    listed: Path
+    target: str
+    options: ConvertOptions
+    num_bytes: int
+
+    @property
+    def is_whole(self) -> bool:
+        try:
+            open_storage(self.target).read(DATASET_NAME)
+        except ObjectMissingError:
+            return False
+        return True
+
+    @property
+    def home(self) -> Path:
+        """The folder of this node where conversions to the target have their locks."""
+        return home_folder(self.target)
+
+
+def build_once(config: DatasetConfig, processor: Processor, *, world: World, wait_s: float = WAIT_S) -> str:
+    """The URL of the shards of a config's sources, which are converted where they are not there.
+
+    Raises what convert raises, and DataError where another process does not convert them in time.
+    """
+    building = building_of(config, processor)
+    if building.is_whole:
+        return building.target
+    with disk_errors(str(building.home)):
+        building.home.mkdir(parents=True, exist_ok=True)
+    ranks_per_node = world.world_size // world.num_nodes
+    if world.rank >= ranks_per_node:
+        _wait(building, wait_s=wait_s)
+    else:
+        _convert_once(building, wait_s=wait_s)
+    return building.target
+
+
+def building_of(config: DatasetConfig, processor: Processor) -> Building:
+    """What there is to convert; its target is named by the sources and by all that changes what is written."""
+    folder = cache_of(config)
+    local = home_folder(folder) if "://" in folder else Path(folder).expanduser().absolute()
+    listed = _listed(sources_of(config), local / "lists")
+    options = ConvertOptions(
+        schema=SchemaOptions(kind="text" if dataset_type_of(config).kind == "text" else None),
+        processor=processor,
+        on_error=config.on_error,
+        longest=config.max_length if config.overlong == "drop" else None,
+    )
+    sources = open_sources([str(listed)], scratch=local / "scratch")
+    described = {
+        "sources": [{**source.identity, "name": source.name} for source in sources],
+        "media": listed.name,
+        "kind": asdict(options.schema),
+        "processor": processor_fingerprint(processor),
+        "settings": [options.on_error, options.longest],
+    }
+    key = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=12).hexdigest()
+    target = f"{folder.rstrip('/')}/{key}" if "://" in folder else str(Path(folder).expanduser().absolute() / key)
+    return Building(listed=listed, target=target, options=options, num_bytes=sum(each.num_bytes for each in sources))
+
+
+def cache_of(config: DatasetConfig) -> str:
+    """The folder or URL below which shards are kept; ConfigError for a store that cannot be named."""
+    store = STORES[config.object_storage or "none"]
+    if not store:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+        return str(config.cache_dir or base / "lmms_stream" / "datasets")
+    if config.cache_dir:
+        raise ConfigError(
+            f"cache_dir {config.cache_dir!r} and object_storage {config.object_storage!r} both say where shards are "
+            "kept: leave one of them out"
+        )
+    if store != "azure":
+        return f"{store}://{config.bucket_name}/{_PREFIX}"
+    account = os.environ.get("AZURE_ACCOUNT_NAME")
+    if not account:
+        raise ConfigError(
+            f"object_storage azure needs the account of bucket {config.bucket_name!r}: set AZURE_ACCOUNT_NAME"
+        )
+    return f"azure://{account}.blob.core.windows.net/{config.bucket_name}/{_PREFIX}"
+
+
+def _listed(sources: Sequence[Source], folder: Path) -> Path:
+    """A list of the sources as a file, which is the same for the same sources."""
+    entries = [
+        {
+            "path": _absolute(source.path, source.data_type),
+            "data_folder": source.data_folder and _absolute(source.data_folder, ""),
+            "data_type": source.data_type or None,
+        }
+        for source in sources
+    ]
+    text = yaml.safe_dump({"datasets": entries}, sort_keys=True)
+    path = folder / f"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.yaml"
+    if not path.exists():
+        with disk_errors(str(path)):
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+            temporary.write_text(text)
+            temporary.replace(path)
+    return path
+
+
+def _absolute(path: str, data_type: str) -> str:
+    is_hub = path.startswith("hf:") or (data_type == "hf_dataset" and not Path(path).exists())
+    return path if "://" in path or is_hub else str(Path(path).expanduser().absolute())
+
+
+def _convert_once(building: Building, *, wait_s: float) -> None:
+    with locked(building.home / "build.lock", timeout_s=wait_s) as ours:
+        if ours is None:
+            raise _late(building, wait_s)
+        deadline, pause = time.monotonic() + wait_s, _POLL_S[0]
+        while is_locked(building.home / "convert.lock"):  # by what a process that was killed had started
+            if time.monotonic() > deadline:
+                raise _late(building, wait_s)
+            time.sleep(pause)
+        if not building.is_whole:
+            _convert(building)
+
+
+def _convert(building: Building) -> None:
+    started = time.monotonic()
+    logger.warning("converting the sources in %s once, into %s", building.listed, building.target)
+    call = partial(_converted, building)
+    with _bar(building.num_bytes) as advance:
+        is_small = 0 < building.num_bytes <= UNIT_BYTES
+        if is_small or obstacle(building) is not None:
+            report: ConvertReport = call(1, advance)
+        else:
+            report = call_alone(partial(call, None), on_progress=advance)
+    logger.info(
+        "%d samples, %d tokens, in %.1f s; %d rows did not fit, %d were longer than max_length, %d had no text: %s",
+        report.num_rows, report.num_tokens or 0, time.monotonic() - started, report.num_rejected, report.num_filtered,
+        report.num_empty, building.target,
+    )  # fmt: skip
+
+
+def _converted(building: Building, num_workers: int | None, advance: Callable[[int], None]) -> ConvertReport:
+    return convert(
+        [building.listed],
+        building.target,
+        num_workers=num_workers,
+        progress=Progress(advance=advance),
+        options=building.options,
+    )
+
+
+@contextmanager
+def _bar(num_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Told how many more bytes of the sources are converted; shown on a terminal alone."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns: Any = (TextColumn("converting"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=num_bytes or None)
+        yield lambda count: progress.advance(task, count)
+
+
+def _wait(building: Building, *, wait_s: float) -> None:
+    """On another node than the first, until the dataset is there."""
+    deadline, pause = time.monotonic() + wait_s, _POLL_S[0]
+    while not building.is_whole:
+        if time.monotonic() > deadline:
+            raise _late(building, wait_s)
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL_S[-1])
+
+
+def _late(building: Building, wait_s: float) -> DataError:
+    return DataError(
+        f"no other process converted the sources into {building.target} within {wait_s:g} s: all nodes must see this "
+        "folder: name another with cache_dir, or a store with object_storage and bucket_name"
+    )
