@@ -44,8 +44,8 @@ def open_sources(
     one source, FILE.json#KEY a member of an object.
     format: how to read what specs name, whatever its name and content say. quote: the character that fields of CSV and
     TSV stand in, "" for none (default: a double quote in CSV, none in TSV). scratch: a folder for what is fetched from
-    object stores, each file from its turn to the close of its source. unit_bytes: of a unit, about, or what it is by the
-    bytes of a source; cuts depend on it.
+    object stores, each file from its turn to the close of its source. unit_bytes: of a unit, about, or what gives
+    it for the bytes of a source; cuts depend on it.
 
     Raises DataError for what is empty, unknown or contradictory, StorageError for what is missing or cannot be read.
     Files in object stores are looked into when their turn comes, and their errors are raised by `units`. Of those whose

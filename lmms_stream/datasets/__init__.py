@@ -3,6 +3,15 @@
 names           their names of types, formats and processors -> ours; the sources and the processor of a config
 building        sources -> shards, once, whoever asks first
 multimodal      MultiModalDataset: packs by number
+source_files    sources -> files that are read as they lie, and the lane of each of their units
+streaming_packs pieces of samples that pass -> packs
+source_state    which rows lanes have read
+rows_of_sources rows of units -> pieces of samples
+source_reader   the packs of some lanes
+lanes_of_sources    which reader reads which lanes, and whether a saved state is of the same packs
+streamed_batches    packs -> batches that say where their lanes stand
+source_loader   batches for the trainer, step by step
+iterable        MultiModalIterableDataset: packs of sources that are not converted
 
 Names are imported when they are first used.
 """
@@ -14,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..mds.dataset_config import DatasetConfig as DatasetConfig
+    from .iterable import MultiModalIterableDataset as MultiModalIterableDataset
     from .multimodal import MultiModalDataset as MultiModalDataset
 
 _HOME = {
     "DatasetConfig": "lmms_stream.mds.dataset_config",
     "MultiModalDataset": "lmms_stream.datasets.multimodal",
+    "MultiModalIterableDataset": "lmms_stream.datasets.iterable",
 }
 
 __all__ = [*_HOME]

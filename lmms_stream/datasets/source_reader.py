@@ -168,9 +168,7 @@ class SourceReader:
         for lane in lanes.values():
             lane.finish(key)
 
-    def _unit(
-        self, lane: _Lane, file: SourceFile, mapper: Mapper, number: int, unit: Unit
-    ) -> Iterator[SourcePack]:
+    def _unit(self, lane: _Lane, file: SourceFile, mapper: Mapper, number: int, unit: Unit) -> Iterator[SourcePack]:
         """What is left of a unit, whose lane it is."""
         key, at = file.key, lane.positions.get(file.key, UnitPosition())
         first = at if at.unit == number else UnitPosition(number)
@@ -216,9 +214,7 @@ class SourceReader:
 
     def _restored(self) -> Iterator[SourcePack]:
         """Have packs open that were; the rows of their pieces are read again, and nothing else that lies before."""
-        refs = {
-            lane.number: self._state.lane(lane.number).open for lane in self._lanes
-        }
+        refs = {lane.number: self._state.lane(lane.number).open for lane in self._lanes}
         wanted: dict[tuple[int, str], set[PieceRef]] = {}
         for lane in self._lanes:
             for ref in (each for pack in refs[lane.number] for each in pack):

@@ -30,7 +30,7 @@ class Counts:
 
 
 class UnitPosition(NamedTuple):
-    """In a file, of a lane: units before `unit` are read, and of that one rows before `row`, and `piece` pieces of it."""
+    """Of a lane in a file: units before `unit` are read, of that unit rows before `row`, of that row `piece` pieces."""
 
     unit: int = 0
     row: int = 0
