@@ -53,8 +53,8 @@ ALLOWED: dict[str, set[str]] = {
     "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run", "train/model"},
     "train/report": {*BASE, "plan", "storage", "loader", "train/run", "train/model"},
     "train/habits": {
-        *BASE, "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows", "train/run",
-        "train/model",
+        *BASE, "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows", "datasets",
+        "train/run", "train/model",
     },
     "train": {
         *BASE, "config", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",

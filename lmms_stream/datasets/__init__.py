@@ -3,6 +3,7 @@
 names           their names of types, formats and processors -> ours; the sources and the processor of a config
 building        sources -> shards, once, whoever asks first
 multimodal      MultiModalDataset: packs by number
+length_grouped  unpacked samples of like lengths -> batches of each rank
 source_files    sources -> files that are read as they lie, and the lane of each of their units
 streaming_packs pieces of samples that pass -> packs
 source_state    which rows lanes have read
@@ -24,10 +25,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..mds.dataset_config import DatasetConfig as DatasetConfig
     from .iterable import MultiModalIterableDataset as MultiModalIterableDataset
+    from .length_grouped import DistributedLengthGroupedSampler as DistributedLengthGroupedSampler
     from .multimodal import MultiModalDataset as MultiModalDataset
 
 _HOME = {
     "DatasetConfig": "lmms_stream.mds.dataset_config",
+    "DistributedLengthGroupedSampler": "lmms_stream.datasets.length_grouped",
     "MultiModalDataset": "lmms_stream.datasets.multimodal",
     "MultiModalIterableDataset": "lmms_stream.datasets.iterable",
 }

@@ -82,9 +82,10 @@ class MultiModalDataset(Dataset[Batch]):
     @cached_property
     def core(self) -> PackedDataset:
         """The dataset as loaders and trainers take it."""
-        return self._opened(World.detect())
+        return self.opened(World.detect())
 
-    def _opened(self, world: World) -> PackedDataset:
+    def opened(self, world: World) -> PackedDataset:
+        """The same for a world that is told."""
         config = self.config
         (source,) = sources_of(config) if is_shards(config) else [None]
         url = source.path if source else build_once(config, self.processor, world=world)

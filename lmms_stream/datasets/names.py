@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,13 +214,6 @@ def _video_settings(config: DatasetConfig, processor_type: str) -> dict[str, Any
         )
     given = {name: getattr(config, name) for name in names}
     return {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in given.items()}
-
-
-def evaluated(config: DatasetConfig) -> DatasetConfig | None:
-    """The config of eval_dataset_path, with all other settings; None where there is none."""
-    if config.eval_dataset_path is None:
-        return None
-    return dataclasses.replace(config, dataset_path=config.eval_dataset_path, datasets=None, eval_dataset_path=None)
 
 
 def _named(table: Mapping[str, Any], later: tuple[str, ...], name: Any, what: str) -> Any:

@@ -78,6 +78,13 @@ class DatasetConfig(EngineFields):
         self._choose_window(dataset.core)
         return dataset
 
+    @property
+    def evaluated(self) -> DatasetConfig | None:
+        """The config of eval_dataset_path, with all other settings; None where there is none."""
+        if self.eval_dataset_path is None:
+            return None
+        return dataclasses.replace(self, dataset_path=self.eval_dataset_path, datasets=None, eval_dataset_path=None)
+
     def _check_shards(self) -> None:
         if self.dataset_type is not None:
             raise ConfigError(

@@ -14,3 +14,20 @@ loop            one run of a trainer, step by step
 trainer         FSDP2SFTTrainer: what is given, built, and may be changed
 launch          the command that starts a run; torchrun: of several ranks, which it tells to stop
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
+
+__all__ = ["FSDP2SFTTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .trainer import FSDP2SFTTrainer
+
+    return FSDP2SFTTrainer

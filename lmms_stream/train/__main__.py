@@ -62,7 +62,7 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
                 model=config.model,
                 args=config.train,
                 train_dataset=config.build_datasets(world),
-                eval_dataset=config.eval_dataset.open(world) if config.eval_dataset else None,
+                eval_dataset=config.build_eval_dataset(world),
             )
             trainer.build()
         trainer.train()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
 from ..types import World
+from .habits.opened import opened
 from .model.model import ModelConfig
 from .run.settings import Datasets, TrainConfig
 
@@ -24,10 +25,20 @@ class RunConfig:
     def __post_init__(self) -> None:
         if (self.dataset is None) == (not self.datasets):
             raise ConfigError("a run needs exactly one of dataset and datasets")
-        if self.train.eval_steps and self.eval_dataset is None:
+        if self.eval_dataset is not None and self._evaluated is not None:
+            raise ConfigError("eval_dataset and dataset.eval_dataset_path both say what is evaluated: leave one out")
+        if self.train.eval_steps and self.eval_dataset is None and self._evaluated is None:
             raise ConfigError("train.eval_steps needs an eval_dataset: name one, or set eval_steps to 0")
 
     def build_datasets(self, world: World) -> Datasets:
         if self.dataset is not None:
-            return self.dataset.open(world)
-        return {name: config.open(world) for name, config in self.datasets.items()}
+            return opened(self.dataset, world)
+        return {name: opened(config, world) for name, config in self.datasets.items()}
+
+    def build_eval_dataset(self, world: World) -> Datasets | None:
+        config = self.eval_dataset or self._evaluated
+        return None if config is None else opened(config, world)
+
+    @property
+    def _evaluated(self) -> DatasetConfig | None:
+        return None if self.dataset is None else self.dataset.evaluated

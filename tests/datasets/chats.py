@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from ..processors.tiny_vlm import picture
 
 Row = dict[str, Any]
 
@@ -26,6 +30,20 @@ def rows(num_rows: int, *, seed: int = 0) -> list[Row]:
         }
         for number in range(num_rows)
     ]
+
+
+def write_pictures(folder: Path, num_rows: int = 24) -> Path:
+    """A Parquet file of chats about pictures that lie beside it in images/, some of text alone."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    made = rows(num_rows)
+    for number, row in enumerate(made):
+        if number % 4:
+            name = f"images/{number}.png"
+            (folder / name).write_bytes(picture(30 + 4 * number, 60, seed=number))
+            row["messages"][0]["content"].insert(0, {"type": "image_url", "image_url": {"url": name}})
+    messages = [{"messages": json.dumps(row["messages"])} for row in made]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(messages), folder / "pictures.parquet")
+    return folder / "pictures.parquet"
 
 
 def write_jsonl(path: Path, num_rows: int = 60) -> Path:

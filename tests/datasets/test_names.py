@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from lmms_stream.datasets import DatasetConfig
-from lmms_stream.datasets.names import Source, check, evaluated, is_shards, processor_config_of, sources_of
+from lmms_stream.datasets.names import Source, check, is_shards, processor_config_of, sources_of
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
 
@@ -53,8 +53,8 @@ def test_shards_are_named_by_their_format_and_by_a_url(tmp_path: Path) -> None:
 
 
 def test_the_dataset_to_evaluate_has_the_other_settings_of_the_config() -> None:
-    assert evaluated(config()) is None
-    found = evaluated(config(eval_dataset_path="b.jsonl", packing=True))
+    assert config().evaluated is None
+    found = config(eval_dataset_path="b.jsonl", packing=True).evaluated
     assert found is not None
     assert (found.dataset_path, found.packing) == ("b.jsonl", True)
 

@@ -9,6 +9,7 @@ tokenizer       processing_class, its end-of-text token and chat template
 rows            rows of a datasets.Dataset -> input_ids and labels, as TRL makes them
 conversion      a datasets.Dataset -> shards and lengths, once, by one rank
 models          a model's name -> ModelConfig
+opened          a DatasetConfig -> its dataset
 data            the datasets of a run, converted or opened
 collators       their data collators -> ours
 resolve         all that a trainer was given -> all that a run needs

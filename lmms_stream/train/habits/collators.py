@@ -17,6 +17,7 @@ import numpy as np
 from ...errors import ConfigError
 from ...loader.batch_maker import Collator
 from ...loader.collate import collate
+from ...loader.pack_collator import PackCollator
 from ...processors.base import IGNORED_LABEL
 from ...types import Batch, Processed
 
@@ -27,7 +28,12 @@ _KNOWN = frozenset({
 
 
 def adapted(collator: Callable[..., Any]) -> Collator:
-    """Ours as it is, told by its parameters; others through CollatorAdapter. ConfigError for one that cannot work."""
+    """Ours as it is, told by its parameters; others through CollatorAdapter. ConfigError for one that cannot work.
+
+    That of a dataset of packs (get_collator) makes of samples what the loader makes by itself.
+    """
+    if isinstance(collator, PackCollator):
+        return collate
     if not callable(collator):
         raise ConfigError(f"data_collator is a {type(collator).__name__}, which cannot be called: give a function")
     try:

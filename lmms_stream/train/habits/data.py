@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
-from ...mds.core import PackedDataset, core_of
+from ...mds.core import PackedDataset, core_of, opens_loader
 from ...mds.dataset_config import DatasetConfig
 from ...plan.packing import Overlong, PackingConfig
 from ...types import World
@@ -16,6 +16,7 @@ from .arguments import option
 from .conversion import Conversion
 from .given import Given
 from .models import name_of
+from .opened import opened
 from .rows import RowSettings
 from .tokenizer import load_processing_class, prepared, tokenizer_of
 
@@ -67,7 +68,9 @@ class GivenData:
         if given is None:
             return None
         if isinstance(given, DatasetConfig):
-            return given.open(self._world)
+            return opened(given, self._world)
+        if opens_loader(given):
+            return given
         if isinstance(given, PackedDataset) or hasattr(given, "core"):
             core_of(given)
             return given  # type: ignore[no-any-return]

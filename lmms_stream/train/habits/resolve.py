@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 
 from ...errors import ConfigError
-from ...mds.core import PackedDataset, core_of
+from ...mds.core import PackedDataset, core_of, opens_loader
 from ...mds.dataset_config import DatasetConfig
 from ...types import World
 from ..run.settings import Datasets, TrainConfig
@@ -19,6 +19,7 @@ from .collators import adapted
 from .data import GivenData
 from .given import Given, Resolved
 from .models import attention_of, model_of, name_of
+from .opened import opened
 from .table import check
 
 if TYPE_CHECKING:
@@ -99,25 +100,25 @@ def _of_config(given: Given, world_of: Callable[..., World]) -> Resolved:
     for name in ("processing_class", "formatting_func"):
         if getattr(given, name) is not None:
             raise ConfigError(f"{name} is for rows of a datasets.Dataset, and args is a TrainConfig: leave it out")
-    opened = {}
+    datasets = {}
     for name in ("train_dataset", "eval_dataset"):
         dataset = getattr(given, name)
         if isinstance(dataset, DatasetConfig):
-            dataset = dataset.open(world)
+            dataset = opened(dataset, world)
         elif dataset is not None and not isinstance(dataset, Mapping):
             dataset = _ours(dataset, name)
-        opened[name] = dataset
+        datasets[name] = dataset
     return Resolved(
         config=config,
         arguments=arguments_of(config),
         model=model_of(given.model, None, given.peft_config),
         data_collator=None if given.data_collator is None else adapted(given.data_collator),
-        **opened,
+        **datasets,
     )
 
 
 def _ours(dataset: Any, name: str) -> Any:
-    if not isinstance(getattr(dataset, "core", dataset), PackedDataset):
+    if not opens_loader(dataset) and not isinstance(getattr(dataset, "core", dataset), PackedDataset):
         raise ConfigError(
             f"{name} is a {type(dataset).__module__}.{type(dataset).__name__}, and args is a TrainConfig, which does "
             "not say how its rows become tokens: give a trl.SFTConfig or transformers.TrainingArguments, or a "
@@ -132,6 +133,8 @@ def _steps_of(train: Datasets | None, epochs: float, arguments: TrainingArgument
         raise ConfigError(
             "args have shares of a run or of an epoch, whose steps are counted for one train_dataset: set max_steps"
         )
+    if opens_loader(train):
+        raise ConfigError("packs of sources that are read without conversion are not known beforehand: set max_steps")
     per_rank = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     steps_an_epoch = math.ceil(core_of(train).plan.num_packs(0) / (per_rank * world.num_groups))
     return max(1, math.ceil(epochs * steps_an_epoch))
