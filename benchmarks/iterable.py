@@ -65,14 +65,16 @@ def ours(path: str, tokenizer: str, num_rows: int) -> dict[str, float]:
     from lmms_stream.datasets import MultiModalIterableDataset
 
     begun = time.perf_counter()
-    dataset = MultiModalIterableDataset({
-        "dataset_type": "vision_iterable",
-        "dataset_format": "jsonl",
-        "dataset_path": path,
-        "processor_config": {"processor_name": tokenizer, "processor_type": "qwen2"},
-        "packing": True,
-        "packing_length": PACKING_LENGTH,
-    })
+    dataset = MultiModalIterableDataset(
+        {
+            "dataset_type": "vision_iterable",
+            "dataset_format": "jsonl",
+            "dataset_path": path,
+            "processor_config": {"processor_name": tokenizer, "processor_type": "qwen2"},
+            "packing": True,
+            "packing_length": PACKING_LENGTH,
+        }
+    )
 
     def packs() -> Iterator[int]:
         middle: dict[str, Any] = {}
@@ -93,10 +95,9 @@ def ours(path: str, tokenizer: str, num_rows: int) -> dict[str, float]:
 
 def theirs(path: str, tokenizer: str, num_rows: int) -> dict[str, float]:
     """LMMS Engine's way: rows as `datasets` streams them, and a buffer that is flushed when a sample does not fit."""
+    import datasets
     from lmms_stream.loader.collate import collate
     from lmms_stream.processors.chat import ChatProcessor
-
-    import datasets
 
     begun = time.perf_counter()
     processor = ChatProcessor.from_pretrained(tokenizer)

@@ -84,17 +84,18 @@ class SourceLoader:
     def __iter__(self) -> Iterator[Batch]:
         self._worker.start = json.dumps(self.state_dict())
         of_step: list[LaneAfter] = []
+        micro_batch = 0
         for item in self._workers.items():
             for ready in item:
                 batch = cast(StreamedBatch, ready.made)
-                step, micro_batch = self.step, len(of_step)
+                batch = replace(batch, step=self.step, micro_batch=micro_batch)
                 of_step += batch.afters
-                if len(of_step) == self.micro_batches:  # a step counts once its last batch is handed out
+                micro_batch += 1
+                if micro_batch == self.micro_batches:  # a step counts once its last batch is handed out
                     for after in of_step:
                         self._state.deliver(after)
                     self._state.step += 1
-                    of_step = []
-                batch = replace(batch, step=step, micro_batch=micro_batch)
+                    of_step, micro_batch = [], 0
                 yield batch.pin_memory() if self.pin_memory else batch
         raise WorkerError("packs of sources have no end, and the workers ended: this is a defect; please report it")
 

@@ -21,11 +21,14 @@ from .streaming_packs import Piece, PieceRef, StreamingPacker
 
 
 class SourcePack(NamedTuple):
-    """A pack as a reader gives it. after: its lane after it. sample_ids: see sample_id_of."""
+    """A pack as a reader gives it. sample_ids: see sample_id_of.
+
+    afters: its lane after it; at the end of an epoch also lanes that had rows to read and no pack of them.
+    """
 
     samples: list[Processed]
     sample_ids: list[int]
-    after: LaneAfter
+    afters: tuple[LaneAfter, ...]
 
 
 class _Lane:
@@ -54,7 +57,7 @@ class _Lane:
         self._untold.clear()
 
     def after(self, known: dict[str, KnownFile]) -> LaneAfter:
-        """As it stands now, after one more pack."""
+        """As it stands now, which is told with one more pack."""
         self.num_packs += 1
         untold, self._untold = tuple(self._untold), []
         return LaneAfter(
@@ -86,6 +89,7 @@ class SourceReader:
         self._state = state
         self._known = {epoch: dict(files) for epoch, files in state.known.items()}
         self._untold: dict[str, KnownFile] = {}
+        self._quiet: list[_Lane] = []  # lanes that are told with the next pack, whose lane it may not be
 
     def packs(self, *, endless: bool) -> Iterator[SourcePack]:
         """The packs of the epoch that the last of the lanes is in; or of all epochs that follow, too."""
@@ -108,6 +112,8 @@ class SourceReader:
             for lane in self._lanes:
                 if lane.epoch == epoch:
                     lane.begin_epoch(epoch + 1)
+            self._quiet = []
+            self._known.pop(epoch, None)
 
     def _epoch(self, epoch: int) -> Iterator[SourcePack]:
         """All files that are there at its beginning; then those that have come meanwhile, until there is no new one."""
@@ -126,10 +132,11 @@ class SourceReader:
             listed = self._list()
             if not self._learn(epoch, listed, look=look):
                 break
-        for lane in self._lanes:
-            if lane.epoch == epoch:
-                for pieces in lane.packer.flush():
-                    yield from self._given(lane, pieces)
+        lanes = [lane for lane in self._lanes if lane.epoch == epoch]
+        self._quiet = [lane for lane in lanes if not lane.packer.open_refs]
+        for lane in lanes:
+            for pieces in lane.packer.flush():
+                yield from self._given(lane, pieces)
 
     def _learn(self, epoch: int, listed: dict[str, SourceFile], *, look: int) -> bool:
         """Add files that are new to the epoch; whether there are any."""
@@ -197,7 +204,9 @@ class SourceReader:
         samples, sample_ids = self._rows.samples_of(pieces, lane.tally)
         if samples:
             known, self._untold = self._untold, {}
-            yield SourcePack(samples, sample_ids, lane.after(known))
+            quiet, self._quiet = self._quiet, []
+            afters = lane.after(known), *(each.after({}) for each in quiet)
+            yield SourcePack(samples, sample_ids, afters)
 
     def _unchanged(self, key: str, listed: dict[str, SourceFile], epoch: int) -> SourceFile:
         file = listed.get(key)

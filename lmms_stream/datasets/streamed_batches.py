@@ -15,7 +15,7 @@ from .source_state import LaneAfter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamedBatch(Batch):
-    """afters: of each of its packs, where its lane stands after it. See MultiModalIterableDataset.deliver."""
+    """afters: where lanes stand after its packs. See MultiModalIterableDataset.deliver."""
 
     afters: tuple[LaneAfter, ...] = ()
 
@@ -23,7 +23,7 @@ class StreamedBatch(Batch):
 def batch_of(pack: SourcePack, collator: Collator, **options: Any) -> StreamedBatch:
     """The batch of a pack."""
     batch = collator(pack.samples, pack.sample_ids, **options)
-    return StreamedBatch(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, afters=(pack.after,))
+    return StreamedBatch(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, afters=pack.afters)
 
 
 class StreamedCollator(PackCollator):

@@ -36,7 +36,9 @@ def _no_group_is_left() -> Iterator[None]:
 @pytest.fixture
 def dataset(tokenizer: Path, tmp_path: Path) -> MultiModalIterableDataset:
     path = write_rows(tmp_path / "rows.jsonl", range(400))
-    return MultiModalIterableDataset(DatasetConfig(**text_config(path, tokenizer, tmp_path, dataset_type="vision_iterable")))
+    return MultiModalIterableDataset(
+        DatasetConfig(**text_config(path, tokenizer, tmp_path, dataset_type="vision_iterable"))
+    )
 
 
 def train(dataset: MultiModalIterableDataset, output: Path, **settings: Any) -> None:

@@ -33,7 +33,7 @@ def test_each_piece_is_in_one_pack_that_has_room_for_it(lengths: list[int], conf
     packs = [pack for piece in pieces_of(lengths) for pack in packer.put(piece)]
     assert len(packer.open_refs) <= config.max_open
     packs += packer.flush()
-    assert sorted(sum(rows_of(packs), [])) == list(range(len(lengths)))
+    assert sorted(row for pack in rows_of(packs) for row in pack) == list(range(len(lengths)))
     assert all(sum(piece.ref.length for piece in pack) <= 64 for pack in packs)
     assert all(len(pack) <= (config.max_samples_per_pack or 60) for pack in packs)
 
@@ -50,21 +50,19 @@ def test_packs_are_the_same_where_another_packer_goes_on_after_any_of_them(
     whole = StreamingPacker(config)
     expected = rows_of([pack for piece in pieces for pack in whole.put(piece)] + list(whole.flush()))
 
-    first, given_out = StreamingPacker(config), []
-    for number, piece in enumerate(pieces):
-        for pack in first.put(piece):
+    first = StreamingPacker(config)
+    given_out: list[list[Piece]] = []
+    num_put = 0
+    while num_put < len(pieces) and len(given_out) < stop:
+        num_put += 1
+        for pack in first.put(pieces[num_put - 1]):
             given_out.append(pack)
             if len(given_out) == stop:  # what is left of this put is in the state
                 break
-        else:
-            continue
-        break
-    else:
-        number = len(pieces)
     second = StreamingPacker(config)
     second.restore([[pieces[ref.row] for ref in pack] for pack in first.open_refs])
     given_out += second.due()
-    for piece in pieces[number + 1 :]:
+    for piece in pieces[num_put:]:
         given_out += second.put(piece)
     assert rows_of([*given_out, *second.flush()]) == expected
 
