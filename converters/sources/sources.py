@@ -25,6 +25,7 @@ from .table import Location, Table
 from .table_source import TableSource
 from .units import UNIT_BYTES, Source
 
+_Refused = Callable[[str, DataError], None] | None
 UnitBytes = Callable[[int], int]  # bytes of a source -> bytes of its units, about
 FOLDER_FORMATS = ("text", "images")  # all files of a folder in such a format are one source
 
@@ -36,6 +37,7 @@ def open_sources(
     quote: str | None = None,
     scratch: Path,
     unit_bytes: int | UnitBytes = UNIT_BYTES,
+    refused: Callable[[str, DataError], None] | None = None,
 ) -> list[Source]:
     """The sources that specs name, in their order; of folders and globs sorted by name.
 
@@ -45,7 +47,8 @@ def open_sources(
     format: how to read what specs name, whatever its name and content say. quote: the character that fields of CSV and
     TSV stand in, "" for none (default: a double quote in CSV, none in TSV). scratch: a folder for what is fetched from
     object stores, each file from its turn to the close of its source. unit_bytes: of a unit, about, or what gives
-    it for the bytes of a source; cuts depend on it.
+    it for the bytes of a source; cuts depend on it. refused: is told the name of a file of a folder or glob that cannot
+    be opened, and why, which is an error otherwise.
 
     Raises DataError for what is empty, unknown or contradictory, StorageError for what is missing or cannot be read.
     Files in object stores are looked into when their turn comes, and their errors are raised by `units`. Of those whose
@@ -53,7 +56,7 @@ def open_sources(
     """
     if format is not None and format not in FILE_FORMATS:
         raise DataError(f"unknown format {format!r}: expected one of {', '.join(FILE_FORMATS)}")
-    opener = _Opener(scratch, unit_bytes if callable(unit_bytes) else lambda num_bytes: unit_bytes, quote)
+    opener = _Opener(scratch, unit_bytes if callable(unit_bytes) else lambda num_bytes: unit_bytes, quote, refused)
     for each in specs:
         with disk_errors(each.text if isinstance(each, Spec) else each):
             opener.open(each if isinstance(each, Spec) else parse_spec(each, format=format))
@@ -63,11 +66,12 @@ def open_sources(
 class _Opener:
     """Collects the sources of specs."""
 
-    def __init__(self, scratch: Path, unit_bytes: UnitBytes, quote: str | None):
+    def __init__(self, scratch: Path, unit_bytes: UnitBytes, quote: str | None, refused: _Refused):
         self.sources: list[TableSource] = []
         self._scratch = scratch
         self._unit_bytes = unit_bytes
         self._quote = quote
+        self._refused = refused
         self._stores: dict[str, Storage] = {}
 
     def open(self, spec: Spec) -> None:
@@ -181,7 +185,13 @@ class _Opener:
                 f"{spec.text}: names {len(files)} files, a slice and a #KEY are of one: write one spec for each file"
             )
         for file in files:
-            self._open_file(spec, store, file, name=f"{base.rstrip('/')}/{file.key}" if base else file.key)
+            name = f"{base.rstrip('/')}/{file.key}" if base else file.key
+            try:
+                self._open_file(spec, store, file, name=name)
+            except DataError as error:
+                if self._refused is None:
+                    raise
+                self._refused(name, error)
 
     def _open_file(self, spec: Spec, store: Storage, file: StoredObject, *, name: str) -> None:
         if spec.split and spec.path == name:

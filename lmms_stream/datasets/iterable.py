@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NoReturn
 
@@ -15,7 +14,10 @@ from ..errors import ConfigError
 from ..loader.collate import collate
 from ..loader.loader import PackedLoader
 from ..mds.core import PackedDataset
-from ..mds.dataset_config import DatasetConfig
+from ..mds.dataset_config import DEFAULT_LANE_WINDOW, DatasetConfig
+from ..mds.streams import StreamConfig
+from ..plan.order import OrderConfig
+from ..plan.packing import PackingConfig
 from ..processors.base import Processor
 from ..types import Batch, World
 from .lanes_of_sources import check_readers, check_state, fingerprint_of, reader_lanes, reading_packs
@@ -211,18 +213,30 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
     # Shards
 
     def _shards(self) -> PackedDataset:
-        """The same config as that of a dataset of shards, packed in lanes."""
-        (source,) = sources_of(self.config)
-        config = DatasetConfig(
-            remote=source.path,
-            packing_mode="lanes",
-            **{name: getattr(self.config, name) for name in _OF_SHARDS},
+        """The dataset of shards, packed in lanes."""
+        config = self.config
+        (source,) = sources_of(config)
+        packing = PackingConfig(
+            packing_length=config.packing_length if config.packing or config.overlong != "error" else _LONGEST,
+            strategy=config.packing_strategy,
+            overlong=config.overlong,
+            max_samples_per_pack=config.max_samples_per_pack if config.packing else 1,
+            window=config.packing_window or DEFAULT_LANE_WINDOW,
         )
-        core = config.open()
-        core.processor = self.processor
-        if not self.config.packing:
-            core.packing = replace(core.needed_packing, max_samples_per_pack=1)
-        return core
+        order = OrderConfig(
+            seed=config.seed,
+            shuffle=config.shuffle,
+            num_canonical_nodes=config.num_canonical_nodes,
+            shuffle_block_size=config.shuffle_block_size,
+        )
+        return PackedDataset(
+            [StreamConfig(remote=source.path, local=config.local)],
+            processor=self.processor,
+            packing=packing,
+            packing_mode="lanes",
+            order=order,
+            fetch=config.fetch,
+        )
 
     def _batches_of_shards(self, world: World, worker: int, num_workers: int) -> Iterator[Batch]:
         num_readers, reader = world.num_groups * num_workers, world.group + world.num_groups * worker
@@ -235,9 +249,3 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
                 f"{what}: the dataset is one of shards, whose state its loader keeps: give it to PackedLoader or "
                 "FSDP2SFTTrainer"
             )
-
-
-_OF_SHARDS = (
-    "local", "packing_length", "packing_strategy", "packing_window", "overlong", "max_samples_per_pack", "seed",
-    "shuffle", "num_canonical_nodes", "shuffle_block_size", "fetch",
-)  # fmt: skip

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,7 @@ def reading_packs(
     scratch = Path(tempfile.gettempdir()) / f"lmms-stream-sources-{uuid.uuid4().hex}"
     reader = SourceReader(sources_of, reading, lanes=lanes, state=state, scratch=scratch)
     try:
-        with closing(reader.packs(endless=endless)) as packs:
-            yield from packs
+        yield from reader.packs(endless=endless)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -96,7 +96,7 @@ class RowReader:
         Raises DataError for rows of no kind, ConfigError for those that the processor does not read.
         """
         with disk_errors(file.key):
-            for unit in file.source.units():
+            for unit in file.opened.units():
                 values = [row.values for row in islice(unit.rows(), LOOK_ROWS) if row.values is not None]
                 if values:
                     break

@@ -20,6 +20,7 @@ from ..converters.sources.saved_datasets import saved_kind
 from ..converters.sources.sources import open_sources
 from ..converters.sources.specs import Spec, parse_spec
 from ..converters.sources.units import Source as OpenedSource
+from ..errors import DataError
 from .names import Source
 
 UNITS_PER_LANE = 8  # of a file, unless its units would be too small: lanes then have about as much to read each
@@ -32,25 +33,48 @@ SourcesOf = Callable[[], Sequence[Source]]
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """key: its name, which tells it from all others. digest: changes when its content does."""
+    """key: its name, which tells it from all others. digest: changes when its content does.
+
+    source: None where it cannot be opened, and error says why.
+    """
 
     key: str
     digest: str
-    source: OpenedSource
+    source: OpenedSource | None
+    error: DataError | None = None
+
+    @property
+    def opened(self) -> OpenedSource:
+        """Its source; DataError where it cannot be opened."""
+        if self.source is None:
+            raise DataError(str(self.error))
+        return self.source
 
 
-def list_files(sources: Sequence[Source], *, num_lanes: int, scratch: Path) -> dict[str, SourceFile]:
-    """The files that sources name now, by key, in their order. Raises what open_sources raises."""
+def list_files(
+    sources: Sequence[Source], *, num_lanes: int, scratch: Path, keeps_refused: bool
+) -> dict[str, SourceFile]:
+    """The files that sources name now, by key, in their order. Raises what open_sources raises.
+
+    keeps_refused: files of folders that cannot be opened are among them, at the end.
+    """
     specs = [_spec(source) for source in sources]
     found: dict[str, SourceFile] = {}
-    for opened in open_sources(specs, scratch=scratch, unit_bytes=lambda num_bytes: _unit_bytes(num_bytes, num_lanes)):
+    refused: dict[str, DataError] = {}
+    all_opened = open_sources(
+        specs,
+        scratch=scratch,
+        unit_bytes=lambda num_bytes: _unit_bytes(num_bytes, num_lanes),
+        refused=refused.__setitem__ if keeps_refused else None,
+    )
+    for opened in all_opened:
         key, number = opened.name, 1
         while key in found:  # a file that is named twice is read twice
             number += 1
             key = f"{opened.name} ({number})"
         identity = json.dumps(opened.identity, sort_keys=True, default=str)
         found[key] = SourceFile(key, xxhash.xxh3_64_hexdigest(identity), opened)
-    return found
+    return found | {key: SourceFile(key, "refused", None, error) for key, error in refused.items()}
 
 
 def lane_of(key: str, unit: int, num_lanes: int) -> int:

@@ -146,7 +146,16 @@ class SourceReader:
         return bool(new)
 
     def _list(self) -> dict[str, SourceFile]:
-        return list_files(self._sources_of(), num_lanes=self._reading.num_lanes, scratch=self._scratch)
+        return list_files(
+            self._sources_of(),
+            num_lanes=self._reading.num_lanes,
+            scratch=self._scratch,
+            keeps_refused=self._reading.on_error == "skip",
+        )
+
+    def _units(self, file: SourceFile) -> Iterator[tuple[int, Unit]]:
+        """Numbered; what is wrong with the file is an error of the first."""
+        yield from enumerate(file.opened.units())
 
     def _file(self, key: str, listed: dict[str, SourceFile], epoch: int) -> Iterator[SourcePack]:
         """What is left of a file for the lanes that are in this epoch."""
@@ -155,7 +164,7 @@ class SourceReader:
             return
         file = self._unchanged(key, listed, epoch)
         try:
-            mapper, units = None, enumerate(file.source.units())
+            mapper, units = None, self._units(file)
             while True:
                 try:
                     mapper = mapper or self._rows.mapper(file)
@@ -171,7 +180,8 @@ class SourceReader:
                 if lane is not None and number >= lane.positions.get(key, UnitPosition()).unit:
                     yield from self._unit(lane, file, mapper, number, unit)
         finally:
-            file.source.close()
+            if file.source is not None:
+                file.source.close()
         for lane in lanes.values():
             lane.finish(key)
 
@@ -242,7 +252,7 @@ class SourceReader:
         rows = {(ref.unit, ref.row) for ref in refs}
         found: dict[PieceRef, Content] = {}
         try:
-            for number, unit in enumerate(file.source.units()):
+            for number, unit in enumerate(file.opened.units()):
                 indices = {row for of_unit, row in rows if of_unit == number}
                 for index, row in enumerate(self._rows.rows(file, unit, number, epoch=epoch) if indices else ()):
                     if index in indices:
@@ -253,7 +263,8 @@ class SourceReader:
                 if number == last:
                     break
         finally:
-            file.source.close()
+            if file.source is not None:
+                file.source.close()
         if missing := refs - found.keys():
             ref = min(missing)
             raise CursorError(

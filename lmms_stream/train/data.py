@@ -141,7 +141,7 @@ class RunData:
         if opens_loader(dataset):
             loader: PackedLoader = dataset.open_loader(**settings)
             return loader
-        return PackedLoader(dataset, **settings)
+        return PackedLoader(dataset, **settings)  # type: ignore[arg-type]  # none of several opens a loader
 
     def _tell_overlong(self, loader: PackedLoader) -> None:
         """Warn once of samples that are longer than a pack. (In lanes their number is not known beforehand.)"""

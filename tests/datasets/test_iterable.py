@@ -114,7 +114,7 @@ def test_it_is_read_by_a_plain_data_loader_with_workers(config: dict[str, Any], 
     assert len(seen[0].afters) == 2  # type: ignore[attr-defined]
     again = MultiModalIterableDataset(config)
     again.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
-    seen += DataLoader(again, batch_size=1, num_workers=3, collate_fn=dataset.get_collator())
+    seen += DataLoader(again, batch_size=1, num_workers=1, collate_fn=dataset.get_collator())
     assert counts_of(seen, tokenizer) == ONCE
 
 
@@ -162,7 +162,9 @@ def test_a_list_of_sources_may_grow_too(tokenizer: Path, tmp_path: Path) -> None
     write_rows(tmp_path / "b.jsonl", range(50, 80))
     listed = tmp_path / "list.yaml"
     listed.write_text("datasets: [{path: a.jsonl, data_type: jsonl}]\n")
-    config = text_config(listed, tokenizer, tmp_path, dataset_type="vision_iterable", dataset_format="yaml")
+    config = text_config(
+        listed, tokenizer, tmp_path, dataset_type="vision_iterable", dataset_format="yaml", num_canonical_nodes=1
+    )
     readers = Readers(config, 1, 1)
     seen = readers.take(2)
     listed.write_text("datasets: [{path: a.jsonl, data_type: jsonl}, {path: b.jsonl}]\n")
@@ -251,8 +253,10 @@ def test_what_cannot_be_read_is_an_error_or_counted_once(
     lines = [json.dumps(row(number)) for number in range(300, 310)]
     lines[3], lines[7] = '{"messages": [', json.dumps({"messages": [{"role": "user"}]})
     broken.write_text("\n".join(lines) + "\n")
-    (tmp_path / "rows/f.jsonl").write_text("")
     with pytest.raises(DataError, match=r'\(or leave out what cannot be read, counted, with on_error="skip"\)'):
+        Readers(config, 1, 1).rest()
+    (tmp_path / "rows/f.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"f\.jsonl is empty \(0 bytes\)"):
         Readers(config, 1, 1).rest()
     for num_ranks in (1, 3):
         readers = Readers(config | {"on_error": "skip"}, num_ranks, 1)
