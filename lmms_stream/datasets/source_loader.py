@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -22,11 +22,35 @@ from ..types import Batch, World
 from .lanes_of_sources import check_readers
 from .source_state import LaneAfter, SourcesState
 from .streamed_batches import StreamedBatch
-
-if TYPE_CHECKING:
-    from .iterable import MultiModalIterableDataset
+from .streaming_packs import StreamingPackConfig
 
 ITEMS_AHEAD = 4  # packs that each worker has ready
+
+
+class ReadsLanes(Protocol):
+    """A MultiModalIterableDataset on sources; see there."""
+
+    num_lanes: int
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def packing(self) -> StreamingPackConfig: ...
+
+    def checked(self, state: Mapping[str, Any]) -> SourcesState: ...
+
+    def batches(
+        self,
+        state: SourcesState,
+        *,
+        world: World,
+        worker: int,
+        num_workers: int,
+        endless: bool,
+        collator: Collator,
+        **options: Any,
+    ) -> Iterator[StreamedBatch]: ...
 
 
 class SourceLoader:
@@ -46,7 +70,7 @@ class SourceLoader:
 
     def __init__(
         self,
-        dataset: MultiModalIterableDataset,
+        dataset: ReadsLanes,
         *,
         global_batch: int,
         world: World | None = None,
@@ -140,7 +164,7 @@ class SourceLoader:
 class SourceWorker(IterableDataset[list[Ready] | LmmsStreamError]):
     """What a worker process does: it reads its lanes from `start` on, a state as JSON."""
 
-    def __init__(self, dataset: MultiModalIterableDataset, *, world: World, collator: Collator, pad_to: int | None):
+    def __init__(self, dataset: ReadsLanes, *, world: World, collator: Collator, pad_to: int | None):
         self.dataset = dataset
         self.start = ""
         self._world = world

@@ -17,6 +17,7 @@ from tests.datasets.streamed import Readers, write_rows
 
 from .launcher import run_job, start_job
 from .runs import MODULE, last_step, wait_until
+from .torchrun import kill
 
 NUM_ROWS = 1200
 
@@ -58,7 +59,7 @@ def test_a_killed_run_is_resumed_on_other_ranks_and_no_row_is_lost_or_read_twice
     output = tmp_path / "out"
     with start_job(2, MODULE, str(run)) as job:
         wait_until(lambda: last_step(output) >= 9, job)
-        job.kill()
+        kill(job.family())
     assert last_step(output) < 22
     done = run_job(1, MODULE, str(run), "train.num_workers=4", timeout_s=120)
     assert done.returncode == 0, last_words(done.stderr)
