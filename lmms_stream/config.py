@@ -23,6 +23,12 @@ def load_config(config_class: type[T], path: Path, overrides: Sequence[str] = ()
     Raises ConfigError for a missing file, YAML that does not parse, an unknown key (with its dotted path and
     the closest valid key) and a value of the wrong type.
     """
+    data = load_mapping(path, overrides)
+    return build_config(config_class, data, source=str(path))
+
+
+def load_mapping(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The file at `path`, changed by overrides, as it is; see load_config for the errors."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -33,7 +39,7 @@ def load_config(config_class: type[T], path: Path, overrides: Sequence[str] = ()
         raise ConfigError(f"{path}: expected a mapping of settings at the top, found {type(data).__name__}")
     for override in overrides:
         _apply_override(data, override)
-    return build_config(config_class, data, source=str(path))
+    return data
 
 
 def build_config(config_class: type[T], data: Mapping[str, Any], *, source: str) -> T:

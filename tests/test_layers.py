@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run", "train/model"},
     "train/report": {*BASE, "plan", "storage", "loader", "train/run", "train/model"},
     "train/habits": {
-        *BASE, "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows", "datasets",
+        *BASE, "config", "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows", "datasets",
         "train/run", "train/model",
     },
     "train": {

@@ -13,6 +13,7 @@ lanes_of_sources    which reader reads which lanes, and whether a saved state is
 streamed_batches    packs -> batches that say where their lanes stand
 source_loader   batches for the trainer, step by step
 iterable        MultiModalIterableDataset: packs of sources that are not converted
+table           docs/datasets.md, from the names
 
 Names are imported when they are first used.
 """

@@ -121,7 +121,7 @@ class MultiModalDataset(Dataset[Batch]):
                 )
             length, most = config.packing_length, config.max_samples_per_pack
         else:
-            length = config.max_length or config.packing_length if config.overlong == "drop" else _LONGEST
+            length = _LONGEST if config.overlong == "error" else config.max_length or config.packing_length
             most = 1
         window = {} if config.packing_window is None else {"window": config.packing_window}
         return PackingConfig(

@@ -83,7 +83,8 @@ LATER_PROCESSORS = (
 
 def dataset_type_of(config: DatasetConfig) -> DatasetType:
     """ConfigError for a type that is unknown, or not there yet."""
-    return _named(TYPES, LATER_TYPES, config.dataset_type, "dataset_type")
+    found: DatasetType = _named(TYPES, LATER_TYPES, config.dataset_type, "dataset_type")
+    return found
 
 
 def check(config: DatasetConfig) -> None:

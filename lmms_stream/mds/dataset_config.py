@@ -106,6 +106,7 @@ class DatasetConfig(EngineFields):
             shuffle=self.shuffle,
             num_canonical_nodes=self.num_canonical_nodes,
             shuffle_block_size=self.shuffle_block_size,
+            reshuffle=bool(self.reshuffle),
         )
         return {
             "processor": self.processor.build(), "packing": packing, "packing_mode": self.packing_mode, "order": order,

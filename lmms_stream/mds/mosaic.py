@@ -135,7 +135,9 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
     @property
     def _order(self) -> OrderConfig:
         """Our order, as the keywords say it."""
-        block_size = {} if self.shuffle_block_size is None else {"shuffle_block_size": self.shuffle_block_size}
+        block_size: dict[str, Any] = (
+            {} if self.shuffle_block_size is None else {"shuffle_block_size": self.shuffle_block_size}
+        )
         return OrderConfig(
             seed=self.shuffle_seed, shuffle=self.shuffle, num_canonical_nodes=self.num_canonical_nodes, **block_size
         )

@@ -7,15 +7,21 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..config import load_config
+from ..config import build_config, load_mapping
 from ..errors import LmmsStreamError, TrainingError
 from ..loader.worker_server import fork_worker_server, without_blas_threads
 from ..processes.ending import end_process
+from ..types import World
 
+if TYPE_CHECKING:
+    from .trainer import FSDP2SFTTrainer
+
+_LAUNCH_KEYS = {"trainer_type", "dataset_config", "model_config", "trainer_args"}  # of LMMS Engine's launch file
 USAGE = """usage: torchrun [--nproc-per-node N …] -m lmms_stream.train CONFIG.yaml [key.sub=value …]
 
 example:
@@ -46,24 +52,13 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("lmms_stream").setLevel(logging.INFO)
     with _without_collections(), without_blas_threads():
-        from .run_config import RunConfig
-
-        config = load_config(RunConfig, path, overrides)
-        if config.train.num_workers:
-            fork_worker_server()  # before this process has threads, and models
+        data = load_mapping(path, overrides)
+        prepared = (_launched if _LAUNCH_KEYS & data.keys() else _configured)(data, str(path))
         from .loop import StoppedError
-        from .run.distributed import STOPPED_STATUS, end_distributed, init_distributed, is_lost_rank
-        from .trainer import FSDP2SFTTrainer
-
-        world, _ = init_distributed(config.train.timeout_s, replication=config.train.replication)
+        from .run.distributed import STOPPED_STATUS, end_distributed, is_lost_rank
     try:
         with _without_collections():
-            trainer = FSDP2SFTTrainer(
-                model=config.model,
-                args=config.train,
-                train_dataset=config.build_datasets(world),
-                eval_dataset=config.build_eval_dataset(world),
-            )
+            trainer = prepared.trainer()
             trainer.build()
         trainer.train()
     except StoppedError as stopped:
@@ -73,12 +68,54 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
         if not is_lost_rank(error):
             raise
         raise TrainingError(
-            f"rank {world.rank} waited for another rank, which ended or was silent for {config.train.timeout_s:g} s "
+            f"rank {prepared.rank} waited for another rank, which ended or was silent for {prepared.timeout_s:g} s "
             f"({' '.join(str(error).split())[:200]}): look for the first error of the others, or raise train.timeout_s"
         ) from error
     finally:
         end_distributed()
     return 0
+
+
+class _Prepared(NamedTuple):
+    """A run whose process group is there. trainer: makes its trainer."""
+
+    trainer: Callable[[], FSDP2SFTTrainer]
+    rank: int
+    timeout_s: float
+
+
+def _configured(data: Mapping[str, Any], source: str) -> _Prepared:
+    """A run of a file with dataset, model and train."""
+    from .run_config import RunConfig
+
+    config = build_config(RunConfig, data, source=source)
+    if config.train.num_workers:
+        fork_worker_server()  # before this process has threads, and models
+    from .run.distributed import init_distributed
+    from .trainer import FSDP2SFTTrainer
+
+    world, _ = init_distributed(config.train.timeout_s, replication=config.train.replication)
+
+    def trainer() -> FSDP2SFTTrainer:
+        return FSDP2SFTTrainer(
+            model=config.model,
+            args=config.train,
+            train_dataset=config.build_datasets(world),
+            eval_dataset=config.build_eval_dataset(world),
+        )
+
+    return _Prepared(trainer, world.rank, config.train.timeout_s)
+
+
+def _launched(data: Mapping[str, Any], source: str) -> _Prepared:
+    """A run of LMMS Engine's launch file."""
+    arguments = data.get("trainer_args")
+    if isinstance(arguments, Mapping) and arguments.get("dataloader_num_workers"):
+        fork_worker_server()  # before this process has threads, and models
+    from .launched import launched_trainer, read_launch
+
+    launch, made = read_launch(data, source=source)
+    return _Prepared(lambda: launched_trainer(launch, made), World.detect().rank, float(made.ddp_timeout))
 
 
 @contextmanager

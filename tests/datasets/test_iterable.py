@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from datasets import Dataset
-from lmms_stream.datasets import MultiModalIterableDataset
+from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectMissingError, PackingError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.types import Batch
 from torch.utils.data import DataLoader
 
-from .chats import text_config
+from ..processors.tiny_vlm import save_processor
+from .chats import text_config, write_pictures
 from .streamed import Readers, counts_of, numbers_of, row, write_rows
 
 ONCE = Counter(range(300))
@@ -227,6 +229,39 @@ def test_rows_of_a_store_are_read_where_they_lie(
     storage.write("new.jsonl", write_rows(tmp_path / "new.jsonl", range(300, 320)).read_bytes())
     seen += Readers(config, 1, 1, state=first.state.to_dict()).rest()
     assert counts_of(seen, tokenizer) == Counter(range(320))
+
+
+def test_chats_about_pictures_are_what_they_are_converted(tmp_path: Path) -> None:
+    path, processor = write_pictures(tmp_path / "pictures"), tmp_path / "processor"
+    save_processor(processor, "qwen2_5_vl")
+    config = {
+        "dataset_type": "vision_iterable",
+        "dataset_format": "parquet",
+        "dataset_path": str(path),
+        "processor_config": {"processor_name": str(processor), "processor_type": "qwen2_5_vl"},
+        "packing": True,
+        "packing_length": 512,
+        "num_canonical_nodes": 4,
+    }
+    first = Readers(config, 2, 1)
+    streamed = first.take(2)
+    streamed += Readers(config, 4, 1, state=first.state.to_dict()).rest()
+    stored = MultiModalDataset(config | {"dataset_type": "vision", "cache_dir": str(tmp_path / "cache")})
+    converted = [stored[number] for number in range(len(stored))]
+    assert all(batch.inputs for batch in converted)
+    assert sorted(map(str, _segments(streamed))) == sorted(map(str, _segments(converted)))
+    for name in converted[0].inputs:
+        rows = [sorted(map(bytes, (each for batch in batches for each in batch.inputs[name].numpy())))
+                for batches in (streamed, converted)]  # fmt: skip
+        assert rows[0] == rows[1]
+
+
+def _segments(batches: list[Batch]) -> list[list[int]]:
+    return [
+        batch.input_ids[0, start:stop].tolist()
+        for batch in batches
+        for start, stop in pairwise(batch.cu_seqlens.tolist())
+    ]
 
 
 def test_documents_are_cut_into_packs_and_nothing_is_left_out(tokenizer: Path, tmp_path: Path) -> None:

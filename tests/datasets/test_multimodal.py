@@ -96,7 +96,7 @@ def test_the_collator_joins_packs_and_refuses_what_is_none(config: dict[str, Any
     assert ids(joined) == ids(dataset[0]) + ids(dataset[1])
     assert torch.equal(joined.input_ids, torch.cat([dataset[0].input_ids, dataset[1].input_ids], dim=1))
     with pytest.raises(ConfigError, match="was given dict"):
-        collator([{}])  # type: ignore[list-item]
+        collator([{}])
 
 
 def test_sources_are_converted_once_and_found_again(config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.train.model.flops import ModelFlops, model_flops, peak_tflops
 from lmms_stream.train.model.model import ModelConfig
 from lmms_stream.train.model.sharding import freeze
+from lmms_stream.train.report.engine_figures import engine_figures
 from lmms_stream.train.report.metrics import StepCounts, StepWindow, by_source, count_step, finite_mean, source_losses
 from lmms_stream.train.report.overlong import tell_overlong
 from lmms_stream.train.report.progress import RunProgress
@@ -66,7 +67,38 @@ def test_what_a_step_holds_is_counted_without_its_padding() -> None:
         wait_s=0.25,
         num_told_to_stop=1,
         num_failed_saves=0,
+        num_packs=2,
+        shortest_pack=20,
+        longest_pack=100,
     )
+
+
+def test_a_record_of_training_has_lmms_engines_names() -> None:
+    record = {"loss": 2.0, "learning_rate": 1e-3, "perf/tokens_per_s": 50.0, "tokens_seen": 7, "grad_norm": 1.0}
+    assert engine_figures(record, pack_tokens=(90.0, 80.0, 100.0), world_size=2) == {
+        "train/loss": 2.0,
+        "train/lr": 1e-3,
+        "train/grad_norm": 1.0,
+        "train/total_tokens": 7,
+        "train/tokens_per_second": 50.0,
+        "train/tokens_per_gpu": 25.0,
+        "perf/global_seq_len_avg": 90.0,
+        "perf/global_seq_len_min": 80.0,
+        "perf/global_seq_len_max": 100.0,
+    }
+    assert engine_figures({"eval_loss": 1.0}, pack_tokens=(0.0, 0.0, 0.0), world_size=1) == {}
+
+
+def test_packs_of_a_record_are_told_by_their_mean_least_and_most_tokens() -> None:
+    window = StepWindow(2, replication=1)
+    window.add(np.array([counts(pack(60, 40)), counts(pack(50, 30), pack(pad_to=100))], np.float64))
+    window.add(np.array([counts(pack(90)), counts(pack(pad_to=100))], np.float64))
+    before = window.pack_tokens
+    assert before == (90, 80, 100)
+    window.begin()
+    window.add(np.array([counts(pack(10)), counts(pack(30))], np.float64))
+    after = window.pack_tokens
+    assert after == (20, 10, 30)
 
 
 def test_a_record_sums_its_steps_and_compares_the_ranks_in_each() -> None:

@@ -12,5 +12,6 @@ models          a model's name -> ModelConfig
 opened          a DatasetConfig -> its dataset
 data            the datasets of a run, converted or opened
 collators       their data collators -> ours
+launch_file     LMMS Engine's launch file -> what a trainer is given
 resolve         all that a trainer was given -> all that a run needs
 """

@@ -25,6 +25,7 @@ SAME = (
 )  # fields that are TrainConfig's in name and meaning # fmt: skip
 _SCHEDULES = {"constant_with_warmup": "constant"}  # transformers' name -> ours, where it is another
 _QUADRATIC = ("sdpa", "eager")  # these compute tokens times tokens of a forward, and mask those of other samples
+LAUNCHED = "launched_values"  # of arguments of a launch file: values of TrainConfig that no field has
 _REPORTERS = ("tensorboard", "wandb")
 
 
@@ -59,7 +60,7 @@ def train_config(
     values |= _optimizer(arguments)
     values |= _times(arguments, lambda: values.get("max_steps") or steps_of(arguments.num_train_epochs))
     _check(arguments)
-    return TrainConfig(**values)
+    return TrainConfig(**values | getattr(arguments, LAUNCHED, {}))
 
 
 def arguments_of(config: TrainConfig) -> TrainingArguments:

@@ -54,6 +54,7 @@ class Meter:
         self._units = [0.0] * len(objectives)
         self._grad_norms: list[float] = []
         self._wait_s = self._aside_s = 0.0
+        self.pack_tokens = (0.0, 0.0, 0.0)  # of the last record: mean, least and most of a pack
         self._since = time.monotonic()
 
     def start(self) -> None:
@@ -132,6 +133,7 @@ class Meter:
             **self._fetches(everyone[:, num_losses : num_losses + len(fetched)], seconds),
             **dict(zip(memory, everyone[:, num_losses + len(fetched) :].amax(dim=0).tolist(), strict=True)),
         }
+        self.pack_tokens = self._window.pack_tokens
         self._begin(now)
         return record
 

@@ -23,7 +23,8 @@ class StepCounts(NamedTuple):
     capacity: tokens that its packs could hold (pad packs left out). num_positions: tokens and padding. cost: the sum
     over segments of len**2 + LINEAR_COST * len, by which packs are dealt. flops: see ModelFlops, 0 where not known.
     wait_s: time waited for data. num_told_to_stop: ranks that received a signal to stop. num_patches: rows that the
-    samples give to the tower of their media.
+    samples give to the tower of their media. num_packs: those with samples; shortest_pack, longest_pack: tokens,
+    whose sums over ranks mean nothing.
     """
 
     num_loss_tokens: float
@@ -37,6 +38,9 @@ class StepCounts(NamedTuple):
     num_told_to_stop: float
     num_failed_saves: float
     num_patches: float = 0
+    num_packs: float = 0
+    shortest_pack: float = math.inf
+    longest_pack: float = 0
 
 
 def count_step(
@@ -52,6 +56,7 @@ def count_step(
     bounds = [batch.cu_seqlens.numpy()[: len(batch.sample_ids) + 1] for batch in batches]
     lengths = np.concatenate([np.diff(each) for each in bounds]).astype(np.int64)
     num_tokens, num_loss_tokens = int(lengths.sum()), sum(batch.num_loss_tokens for batch in batches)
+    packs = [int(bound[-1]) for bound, batch in zip(bounds, batches, strict=True) if len(batch.sample_ids)]
     grids = [tensor.numpy() for batch in batches for name, tensor in batch.inputs.items() if name.endswith("_grid_thw")]
     return StepCounts(
         num_loss_tokens=num_loss_tokens,
@@ -65,6 +70,9 @@ def count_step(
         num_told_to_stop=told_to_stop,
         num_failed_saves=save_failed,
         num_patches=sum(batch.num_patches for batch in batches),
+        num_packs=len(packs),
+        shortest_pack=min(packs, default=math.inf),
+        longest_pack=max(packs, default=0),
     )
 
 
@@ -85,6 +93,7 @@ class StepWindow:
         self._rank_tokens: list[tuple[float, float, float]] = []  # mean, least and most of each step
         self._imbalances: list[float] = []
         self._tower_imbalances: list[float] = []  # of steps with media
+        self._pack_bounds = [math.inf, 0.0]
 
     def add(self, everyone: NDArray[np.float64]) -> StepCounts:
         """Add a step, float64[world_size, counts]; returns its sums over ranks that read packs of their own."""
@@ -99,6 +108,8 @@ class StepWindow:
         self._longest_waits.append(float(waits.max()))
         self._rank_tokens.append((float(tokens.mean()), float(tokens.min()), float(tokens.max())))
         self._imbalances.append(float(costs.max() / costs.mean()))
+        shortest, longest = readers[:, column("shortest_pack")].min(), readers[:, column("longest_pack")].max()
+        self._pack_bounds = [min(self._pack_bounds[0], float(shortest)), max(self._pack_bounds[1], float(longest))]
         patches = readers[:, column("num_patches")]
         if patches.any():
             self._tower_imbalances.append(float(patches.max() / patches.mean()))
@@ -131,6 +142,12 @@ class StepWindow:
             "data/wait_p50_s": p50,
             "data/wait_p99_s": p99,
         }
+
+    @property
+    def pack_tokens(self) -> tuple[float, float, float]:
+        """Tokens of the packs of the steps: mean, least, most; padding does not count."""
+        shortest, longest = self._pack_bounds
+        return self.sums.num_tokens / max(1, self.sums.num_packs), shortest, longest
 
     def _tower_figures(self, seconds: float) -> dict[str, float]:
         if not self._tower_imbalances:

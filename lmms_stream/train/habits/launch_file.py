@@ -1,0 +1,134 @@
+"""LMMS Engine's launch file -> what a trainer is given. YAML with trainer_type, dataset_config, model_config, …"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...config import build_config
+from ...errors import ConfigError
+from ...mds.dataset_config import DatasetConfig
+from ...mds.engine_fields import check_names
+from ..model.build import ModelConfig
+from ..run.settings import TrainConfig
+
+TOP = ("trainer_type", "dataset_config", "model_config", "trainer_args", "extra_kwargs", "config_yaml")
+TRAINERS = ("fsdp2_trainer", "hf_trainer")
+LATER_TRAINERS = ("bagel_fsdp2_trainer", "sit_trainer", "rae_trainer", "dllm_trainer", "wan_trainer")
+MODEL = (
+    "load_from_pretrained_path", "load_from_config", "attn_implementation", "overwrite_config", "monkey_patch_kwargs",
+    "extra_kwargs",
+)  # fmt: skip
+_MOOT = {
+    "fsdp2": "the model is always sharded with FSDP2",
+    "use_rmpad": "packs have no padding",
+    "print_batch_input_steps": "lmms-stream inspect shows samples",
+    "remove_unused_columns": "columns that no tokens are made of are never read",
+    "group_by_length": "a pack has no padding but its own end",
+}  # fields of trainer_args that cannot matter
+_DEGREES = ("sp_ulysses_degree", "tp_degree", "ep_degree")
+_DTYPES = ("torch_dtype", "dtype")
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a launch file says. arguments: of transformers.TrainingArguments. values: of TrainConfig, instead of what
+    follows from the arguments.
+    """
+
+    dataset: DatasetConfig
+    model: ModelConfig
+    arguments: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+
+def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
+    """What a launch file says; ConfigError for keys that are unknown, and for what cannot be kept."""
+    check_names(data, TOP, source)
+    for name in ("dataset_config", "model_config", "trainer_args"):
+        if not isinstance(data.get(name), Mapping):
+            raise ConfigError(f"{source}: {name} is missing: write the section {name}")
+    trainer = data.get("trainer_type")
+    if trainer in LATER_TRAINERS:
+        raise ConfigError(f"{source}: trainer_type {trainer!r} is not there yet: there are {', '.join(TRAINERS)}")
+    if trainer is not None:
+        check_names([trainer], TRAINERS, f"{source}: trainer_type")
+    if data.get("extra_kwargs"):
+        raise ConfigError(f"{source}: extra_kwargs {data['extra_kwargs']!r} are for trainers that are not there: leave "
+                          "them out")  # fmt: skip
+    dataset = build_config(DatasetConfig, data["dataset_config"], source=f"{source}: dataset_config")
+    if dataset.dataset_type is None:
+        raise ConfigError(f"{source}: dataset_config.dataset_type is missing: give one, as vision")
+    arguments, values = _arguments(data["trainer_args"], source=f"{source}: trainer_args")
+    model = model_of(data["model_config"], source=f"{source}: model_config")
+    if arguments.get("use_liger_kernel"):
+        model = dataclasses.replace(model, use_liger_kernel=True)
+    return Launch(dataset=dataset, model=model, arguments=arguments, values=values)
+
+
+def model_of(said: Mapping[str, Any], *, source: str) -> ModelConfig:
+    """A model_config as ours."""
+    check_names(said, MODEL, source)
+    path, made = said.get("load_from_pretrained_path"), said.get("load_from_config")
+    if (path is None) == (made is None):
+        raise ConfigError(f"{source} needs exactly one of load_from_pretrained_path and load_from_config: give one")
+    values: dict[str, Any] = {"attention": said.get("attn_implementation") or "auto"}
+    overwritten = dict(said.get("overwrite_config") or {})
+    if path is not None:
+        if overwritten:
+            raise ConfigError(
+                f"{source}: overwrite_config {', '.join(overwritten)} of a model that is loaded would not fit its "
+                "weights: change the config.json in its folder, or leave overwrite_config out"
+            )
+        values["pretrained"] = str(path)
+    elif made is not None:
+        check_names(made, ("model_type", "config"), f"{source}: load_from_config")
+        values["config"] = {"model_type": made.get("model_type"), **(made.get("config") or {}), **overwritten}
+    extra = dict(said.get("extra_kwargs") or {})
+    check_names(extra, (*_DTYPES, "trust_remote_code"), f"{source}: extra_kwargs")
+    for name in _DTYPES:
+        if name in extra:
+            values["dtype"] = str(extra[name]).removeprefix("torch.")
+    values["trust_remote_code"] = bool(extra.get("trust_remote_code"))
+    if "liger" in (said.get("monkey_patch_kwargs") or {}).get("patch_type", ()):
+        values["use_liger_kernel"] = True
+    return build_config(ModelConfig, values, source=source)
+
+
+def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of transformers' arguments, and of ours."""
+    from transformers import TrainingArguments
+
+    theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
+    check_names(said, [*theirs, *_MOOT, *_DEGREES, "freeze_modules", "fsdp_config"], source)
+    for name in _DEGREES:
+        if (said.get(name) or 1) != 1:
+            raise ConfigError(f"{source}: {name} {said[name]} is not here, and the model is sharded over all ranks: "
+                              "leave it out")  # fmt: skip
+    moot = {name: why for name, why in _MOOT.items() if said.get(name)}
+    if moot:
+        logger.warning("trainer_args that cannot matter here: %s", "; ".join(f"{k} ({v})" for k, v in moot.items()))
+    arguments = {name: value for name, value in said.items() if name in theirs - {"fsdp_config"} - {*_MOOT}}
+    for name in ("eval_strategy", "save_strategy", "logging_strategy"):
+        if arguments.get(name) is False:  # as YAML reads a bare no
+            arguments[name] = "no"
+    values: dict[str, Any] = {"resume": "auto"}
+    frozen = said.get("freeze_modules") or []
+    if frozen:
+        values["frozen"] = [f"*{name}.*" for name in frozen]  # each must match
+    wrapped = (said.get("fsdp_config") or {}).get("transformer_layer_cls_to_wrap") or []
+    if wrapped:
+        values["wrap"] = [wrapped] if isinstance(wrapped, str) else list(wrapped)
+    if said.get("lr_scheduler_type") == "wsd":
+        arguments["lr_scheduler_type"] = "constant_with_warmup"
+        values["lr_scheduler_type"] = "wsd"
+        known = {field.name for field in dataclasses.fields(TrainConfig)}
+        details = dict(arguments.pop("lr_scheduler_kwargs", None) or {})
+        check_names(details, [name for name in known if name in ("decay_ratio", "min_learning_rate")],
+                    f"{source}: lr_scheduler_kwargs of wsd")  # fmt: skip
+        values |= details
+    return arguments, values

@@ -1,0 +1,164 @@
+"""The same chats in every format are the same samples, in the order of the sources."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+import yaml
+from lmms_stream.datasets import MultiModalDataset
+from lmms_stream.datasets.names import TYPES
+
+from ..processors.tiny_vlm import picture, save_processor
+from .chats import Row, rows, text_config, write_jsonl
+
+NUM_ROWS = 12
+Written = dict[str, Any]  # the fields of a config that name what was written
+
+
+def as_json(folder: Path) -> Written:
+    (folder / "chats.json").write_text(json.dumps(rows(NUM_ROWS)))
+    return {"dataset_format": "json", "dataset_path": str(folder / "chats.json")}
+
+
+def as_jsonl(folder: Path) -> Written:
+    return {"dataset_format": "jsonl", "dataset_path": str(write_jsonl(folder / "chats.jsonl", NUM_ROWS))}
+
+
+def as_folder(folder: Path) -> Written:
+    (folder / "chats").mkdir()
+    write_jsonl(folder / "chats" / "all.jsonl", NUM_ROWS)
+    return {"dataset_format": "jsonl", "dataset_path": str(folder / "chats")}
+
+
+def as_csv(folder: Path) -> Written:
+    with (folder / "chats.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["messages"])
+        writer.writerows([json.dumps(row["messages"])] for row in rows(NUM_ROWS))
+    return {"dataset_format": "csv", "dataset_path": str(folder / "chats.csv")}
+
+
+def as_arrow(folder: Path) -> Written:
+    table = pyarrow.Table.from_pylist(rows(NUM_ROWS))
+    with pyarrow.OSFile(str(folder / "chats.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    return {"dataset_format": "arrow", "dataset_path": str(folder / "chats.arrow")}
+
+
+def as_parquet(folder: Path) -> Written:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(NUM_ROWS)), folder / "chats.parquet")
+    return {"dataset_format": "parquet", "dataset_path": str(folder / "chats.parquet")}
+
+
+def as_hub(folder: Path) -> Written:
+    """A local copy of a dataset of the hub: a folder that `datasets` saved."""
+    datasets.Dataset.from_list(rows(NUM_ROWS)).save_to_disk(folder / "saved")
+    return {"dataset_format": "hf_dataset", "dataset_path": str(folder / "saved")}
+
+
+def as_list(folder: Path) -> Written:
+    entries = _two_files(folder)
+    (folder / "list.yaml").write_text(yaml.safe_dump({"datasets": entries}))
+    return {"dataset_format": "yaml", "dataset_path": str(folder / "list.yaml")}
+
+
+def as_inline_list(folder: Path) -> Written:
+    return {"dataset_format": "yaml", "datasets": _two_files(folder), "dataset_path": None}
+
+
+def as_nothing_said(folder: Path) -> Written:
+    return as_jsonl(folder) | {"dataset_format": None}
+
+
+def _two_files(folder: Path) -> list[Row]:
+    made = rows(NUM_ROWS)
+    (folder / "first.json").write_text(json.dumps(made[:5]))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(made[5:]), folder / "second.parquet")
+    return [
+        {"path": str(folder / "first.json"), "data_folder": "", "data_type": "json"},
+        {"path": str(folder / "second.parquet"), "data_folder": str(folder), "data_type": "parquet"},
+    ]
+
+
+WAYS = [
+    as_json, as_jsonl, as_folder, as_csv, as_arrow, as_parquet, as_hub, as_list, as_inline_list, as_nothing_said,
+]  # fmt: skip
+
+
+def samples(config: Written) -> list[list[int]]:
+    """Tokens of each sample, by its number."""
+    dataset = MultiModalDataset(config).build()
+    found = [
+        (dataset[number].sample_ids.tolist(), dataset[number].input_ids[0].tolist()) for number in range(len(dataset))
+    ]
+    return [tokens for _, tokens in sorted(found)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of datasets
+@pytest.mark.parametrize("write", WAYS, ids=lambda write: write.__name__)
+def test_chats_are_the_same_samples_in_every_format(
+    write: Callable[[Path], Written], tokenizer: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "expected").mkdir()
+    unpacked = text_config(tmp_path, tokenizer, tmp_path / "cache", packing=False)
+    expected = samples(unpacked | as_jsonl(tmp_path / "expected"))
+    assert len(expected) == NUM_ROWS
+    assert samples(unpacked | write(tmp_path)) == expected
+
+
+@pytest.mark.parametrize("name", [name for name, each in TYPES.items() if each.kind == "messages"])
+def test_pictures_of_a_column_and_beside_the_file_are_the_same_samples(name: str, tmp_path: Path) -> None:
+    family = "qwen3_vl" if name.startswith("qwen3") else "qwen2_5_vl"
+    save_processor(tmp_path / "processor", family)
+    data = [picture(40 + 8 * number, 60, seed=number) for number in range(4)]
+    (tmp_path / "images").mkdir()
+    beside, within = [], []
+    for number, each in enumerate(data):
+        (tmp_path / "images" / f"{number}.png").write_bytes(each)
+        text, answer = {"type": "text", "text": "What is it?"}, {"role": "assistant", "content": f"Number {number}."}
+        url = {"type": "image_url", "image_url": {"url": f"{number}.png"}}
+        beside.append({"messages": [{"role": "user", "content": [url, text]}, answer]})
+        asked = {"role": "user", "content": "<image>What is it?"}
+        within.append({"messages": [asked, answer], "image": {"bytes": each, "path": None}})
+    (tmp_path / "beside.json").write_text(json.dumps(beside))
+    features = datasets.Features({
+        "messages": datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")}),
+        "image": datasets.Image(),
+    })  # fmt: skip
+    datasets.Dataset.from_list(within, features=features).save_to_disk(tmp_path / "saved")
+    config = {
+        "dataset_type": name, "dataset_format": "yaml", "cache_dir": str(tmp_path / "cache"), "packing": False,
+        "processor_config": {"processor_name": str(tmp_path / "processor"), "processor_type": family},
+        "datasets": [
+            {"path": str(tmp_path / "beside.json"), "data_folder": str(tmp_path / "images"), "data_type": "json"},
+            {"path": str(tmp_path / "saved"), "data_folder": None, "data_type": "hf_dataset"},
+        ],
+    }  # fmt: skip
+    found = samples(config)
+    assert found[:4] == found[4:]
+    dataset = MultiModalDataset(config)
+    batches = [dataset[number] for number in range(len(dataset))]
+    assert {"pixel_values", "image_grid_thw"} <= {*batches[0].inputs}
+    largest = max(
+        sum(each.nbytes for each in (batch.input_ids, batch.labels, batch.position_ids, batch.inputs["pixel_values"]))
+        for batch in batches
+    )
+    assert dataset.estimate_memory().largest_pack == largest
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_documents_are_cut_into_packs(packing: bool, tokenizer: Path, tmp_path: Path) -> None:
+    texts = ["one two three " * 60, "four", "five six " * 20]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    said = text_config(tmp_path / "texts.jsonl", tokenizer, tmp_path / "cache", packing_length=32, packing=packing)
+    dataset = MultiModalDataset(said | {"dataset_type": "fineweb_edu"}).build()
+    assert dataset.lengths.max() <= 32
+    assert dataset.lengths.sum() == dataset.core.length_index().lengths.sum()

@@ -1,0 +1,146 @@
+"""LMMS Engine's launch file trains as it is, resumes, and logs by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lmms_stream.errors import ConfigError
+from lmms_stream.train.habits.launch_file import launch_of
+from lmms_stream.train.launched import read_launch
+from lmms_stream.train.report.train_log import read_log
+
+from ..conftest import run_cli
+from ..train.habits.rows import SIZES
+from .chats import text_config, write_jsonl
+
+
+def launch_file(folder: Path, tokenizer: Path) -> dict[str, Any]:
+    return {
+        "trainer_type": "fsdp2_trainer",
+        "dataset_config": {
+            **text_config(write_jsonl(folder / "chats.jsonl"), tokenizer, folder / "cache"),
+            "eval_dataset_path": str(write_jsonl(folder / "held_out.jsonl", 8)),
+            "shuffle": True,
+            "packing_strategy": "first_fit",
+            "filter_overlong": True,
+            "video_backend": "qwen_vl_utils",
+        },
+        "model_config": {
+            "load_from_config": {"model_type": "llama", "config": SIZES},
+            "attn_implementation": "sdpa",
+            "overwrite_config": {"num_hidden_layers": 1},
+        },
+        "trainer_args": {
+            "output_dir": str(folder / "run"),
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 0.01,
+            "max_steps": 4,
+            "eval_strategy": "steps",
+            "eval_steps": 4,
+            "save_steps": 2,
+            "logging_steps": 1,
+            "lr_scheduler_type": "wsd",
+            "freeze_modules": ["embed_tokens"],
+            "fsdp2": True,
+            "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "reshard_after_forward": False},
+            "use_rmpad": True,
+            "sp_ulysses_degree": 1,
+            "report_to": "none",
+            "bf16": False,
+            "dataloader_num_workers": 1,
+        },
+        "extra_kwargs": {},
+    }
+
+
+@pytest.fixture
+def data(tokenizer: Path, tmp_path: Path) -> dict[str, Any]:
+    return launch_file(tmp_path, tokenizer)
+
+
+def test_a_launch_file_trains_resumes_and_logs_by_their_names(data: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "launch.yaml"
+    path.write_text(yaml.safe_dump(data))
+    for changes in (["trainer_args.max_steps=4"], ["trainer_args.max_steps=6", "dataset_config.eval_dataset_path=null",
+                                                  "trainer_args.eval_strategy=no"]):  # fmt: skip
+        done = run_cli("train", str(path), *changes)
+        assert done.returncode == 0, done.stderr
+    assert "use_rmpad (packs have no padding)" in done.stderr
+    records = [record for record in read_log(tmp_path / "run") if "loss" in record]
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert any("eval_loss" in record for record in read_log(tmp_path / "run"))
+    names = ("loss", "lr", "grad_norm", "total_tokens", "tokens_per_second", "tokens_per_gpu", "epoch")
+    assert all(f"train/{name}" in record for record in records for name in names)
+    for record in records:
+        lengths = [record[f"perf/global_seq_len_{name}"] for name in ("min", "avg", "max")]
+        assert 0 < lengths[0] <= lengths[1] <= lengths[2] <= 256
+        assert record["train/loss"] == record["loss"]
+
+
+def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
+    launch, arguments = read_launch(data, source="launch.yaml")
+    assert launch.model.config == {"model_type": "llama", **SIZES, "num_hidden_layers": 1}
+    assert launch.model.attention == "sdpa"
+    assert launch.values == {
+        "resume": "auto", "frozen": ["*embed_tokens.*"], "wrap": ["LlamaDecoderLayer"],
+        "lr_scheduler_type": "wsd",
+    }  # fmt: skip
+    assert (arguments.learning_rate, arguments.max_steps) == (0.01, 4)
+    named = launch_of(data | {"model_config": {
+        "load_from_pretrained_path": "somewhere", "extra_kwargs": {"torch_dtype": "bfloat16"},
+        "monkey_patch_kwargs": {"patch_type": ["liger"]},
+    }}, source="f").model  # fmt: skip
+    assert (named.pretrained, named.dtype, named.use_liger_kernel) == ("somewhere", "bfloat16", True)
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("", {"trainer_arg": {}}, "launch.yaml has no 'trainer_arg': did you mean 'trainer_args'"),
+        ("", {"model_config": None}, "model_config is missing: write the section"),
+        ("", {"trainer_type": "sit_trainer"}, "'sit_trainer' is not there yet: there are fsdp2_trainer, hf_trainer"),
+        ("", {"trainer_type": "fsdp_trainer"}, "did you mean 'fsdp2_trainer'"),
+        ("", {"extra_kwargs": {"x": 1}}, "are for trainers that are not there: leave them out"),
+        ("dataset_config", {"dataset_type": None}, "dataset_config: "),
+        ("dataset_config", {"packing_size": 3}, "unknown key 'packing_size': did you mean 'packing_"),
+        ("model_config", {"load_from_pretrained_path": "x"}, "exactly one of load_from_pretrained_path and load_from"),
+        ("model_config", {"load_from_confg": {}}, "did you mean 'load_from_config'"),
+        ("model_config", {"extra_kwargs": {"torch_dtyp": "x"}}, "did you mean 'torch_dtype'"),
+        ("trainer_args", {"learning_rat": 1}, "trainer_args has no 'learning_rat': did you mean 'learning_rate'"),
+        ("trainer_args", {"sp_ulysses_degree": 2}, "sp_ulysses_degree 2 is not here"),
+        ("trainer_args", {"eval_strategy": "sometimes"}, "trainer_args: .*sometimes"),
+        ("trainer_args", {"lr_scheduler_kwargs": {"decay": 1}}, "did you mean 'decay_ratio'"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(
+    data: dict[str, Any], section: str, change: dict[str, Any], message: str
+) -> None:
+    changed = data | change if not section else data | {section: data[section] | change}
+    with pytest.raises(ConfigError, match=message):
+        read_launch(changed, source="launch.yaml")
+
+
+def test_weights_that_are_loaded_keep_their_config(data: dict[str, Any]) -> None:
+    model = {"load_from_pretrained_path": "x", "overwrite_config": {"hidden_size": 3}}
+    with pytest.raises(ConfigError, match="overwrite_config hidden_size of a model that is loaded"):
+        launch_of(data | {"model_config": model}, source="launch.yaml")
+
+
+def test_a_run_of_ours_takes_their_dataset_as_a_section(data: dict[str, Any], tmp_path: Path) -> None:
+    run = {
+        "dataset": data["dataset_config"],
+        "model": {"config": {"model_type": "llama", **SIZES}},
+        "train": {"output_dir": str(tmp_path / "ours"), "global_batch": 2, "max_steps": 2, "eval_steps": 2},
+    }
+    path = tmp_path / "ours.yaml"
+    path.write_text(yaml.safe_dump(run))
+    done = run_cli("train", str(path))
+    assert done.returncode == 0, done.stderr
+    records = read_log(tmp_path / "ours")
+    assert [record["step"] for record in records if "loss" in record] == [1, 2]
+    assert any("eval_loss" in record for record in records)
+    assert not any(name.startswith("train/") for record in records for name in record)
