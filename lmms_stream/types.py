@@ -159,10 +159,10 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _map(self, change: Any) -> Batch:
-        from dataclasses import fields
+        from dataclasses import fields, replace
 
         import torch
 
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        changed = {k: change(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-        return Batch(**changed | {"inputs": {name: change(tensor) for name, tensor in self.inputs.items()}})
+        changed = {name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
+        return replace(self, **changed, inputs={name: change(tensor) for name, tensor in self.inputs.items()})

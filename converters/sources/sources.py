@@ -25,16 +25,19 @@ from .table import Location, Table
 from .table_source import TableSource
 from .units import UNIT_BYTES, Source
 
+_Refused = Callable[[str, DataError], None] | None
+UnitBytes = Callable[[int], int]  # bytes of a source -> bytes of its units, about
 FOLDER_FORMATS = ("text", "images")  # all files of a folder in such a format are one source
 
 
 def open_sources(
-    specs: Sequence[str],
+    specs: Sequence[str | Spec],
     *,
     format: str | None = None,
     quote: str | None = None,
     scratch: Path,
-    unit_bytes: int = UNIT_BYTES,
+    unit_bytes: int | UnitBytes = UNIT_BYTES,
+    refused: Callable[[str, DataError], None] | None = None,
 ) -> list[Source]:
     """The sources that specs name, in their order; of folders and globs sorted by name.
 
@@ -43,7 +46,9 @@ def open_sources(
     one source, FILE.json#KEY a member of an object.
     format: how to read what specs name, whatever its name and content say. quote: the character that fields of CSV and
     TSV stand in, "" for none (default: a double quote in CSV, none in TSV). scratch: a folder for what is fetched from
-    object stores, each file from its turn to the close of its source. unit_bytes: of a unit, about; cuts depend on it.
+    object stores, each file from its turn to the close of its source. unit_bytes: of a unit, about, or what gives
+    it for the bytes of a source; cuts depend on it. refused: is told the name of a file of a folder or glob that cannot
+    be opened, and why, which is an error otherwise.
 
     Raises DataError for what is empty, unknown or contradictory, StorageError for what is missing or cannot be read.
     Files in object stores are looked into when their turn comes, and their errors are raised by `units`. Of those whose
@@ -51,21 +56,22 @@ def open_sources(
     """
     if format is not None and format not in FILE_FORMATS:
         raise DataError(f"unknown format {format!r}: expected one of {', '.join(FILE_FORMATS)}")
-    opener = _Opener(scratch, unit_bytes, quote)
-    for text in specs:
-        with disk_errors(text):
-            opener.open(parse_spec(text, format=format))
+    opener = _Opener(scratch, unit_bytes if callable(unit_bytes) else lambda num_bytes: unit_bytes, quote, refused)
+    for each in specs:
+        with disk_errors(each.text if isinstance(each, Spec) else each):
+            opener.open(each if isinstance(each, Spec) else parse_spec(each, format=format))
     return list(opener.sources)
 
 
 class _Opener:
     """Collects the sources of specs."""
 
-    def __init__(self, scratch: Path, unit_bytes: int, quote: str | None):
+    def __init__(self, scratch: Path, unit_bytes: UnitBytes, quote: str | None, refused: _Refused):
         self.sources: list[TableSource] = []
         self._scratch = scratch
         self._unit_bytes = unit_bytes
         self._quote = quote
+        self._refused = refused
         self._stores: dict[str, Storage] = {}
 
     def open(self, spec: Spec) -> None:
@@ -88,10 +94,9 @@ class _Opener:
             return
         dataset = HubDataset(hub, name=spec.path)
         folder = Path(hub.name)
-        location = self._location(folder, spec, name=spec.path, folder=folder if folder.is_dir() else None)
-        self._add(
-            spec, partial(dataset.table, location), location, identity=dataset.identity, num_bytes=dataset.num_bytes
-        )
+        num_bytes, at = dataset.num_bytes, folder if folder.is_dir() else None
+        location = self._location(folder, spec, name=spec.path, num_bytes=num_bytes, folder=at)
+        self._add(spec, partial(dataset.table, location), location, identity=dataset.identity, num_bytes=num_bytes)
 
     def _open_remote(self, spec: Spec) -> None:
         if has_wildcard(spec.path):
@@ -139,10 +144,10 @@ class _Opener:
 
     def _open_saved(self, spec: Spec, path: Path) -> None:
         files = LocalStorage(path).list_objects("")
-        location = self._location(path, spec, name=spec.path, folder=path)
+        num_bytes = sum(file.num_bytes for file in files if file.key.endswith(".arrow"))
+        location = self._location(path, spec, name=spec.path, num_bytes=num_bytes, folder=path)
         if spec.key:
             raise DataError(f"{location.name}: a saved dataset has no members to choose from: leave out #{spec.key}")
-        num_bytes = sum(file.num_bytes for file in files if file.key.endswith(".arrow"))
         self._add(
             spec, partial(SavedTable, location), location, identity=identity_of(spec.path, files), num_bytes=num_bytes
         )
@@ -180,7 +185,13 @@ class _Opener:
                 f"{spec.text}: names {len(files)} files, a slice and a #KEY are of one: write one spec for each file"
             )
         for file in files:
-            self._open_file(spec, store, file, name=f"{base.rstrip('/')}/{file.key}" if base else file.key)
+            name = f"{base.rstrip('/')}/{file.key}" if base else file.key
+            try:
+                self._open_file(spec, store, file, name=name)
+            except DataError as error:
+                if self._refused is None:
+                    raise
+                self._refused(name, error)
 
     def _open_file(self, spec: Spec, store: Storage, file: StoredObject, *, name: str) -> None:
         if spec.split and spec.path == name:
@@ -194,13 +205,14 @@ class _Opener:
         fetch: Fetch | None = None
         if isinstance(store, LocalStorage):
             path = store.folder / file.key
-            location = self._location(path, spec, name=name, folder=path.parent)
+            location = self._location(path, spec, name=name, num_bytes=file.num_bytes, folder=path.parent)
             format = checked_format(location, insisted=spec.format)
             open_table = partial(TABLES[format], location)
         else:
             prefix, _, last = file.key.rpartition("/")
             folder = f"{store.url}/{prefix}" if prefix else store.url
-            location, stored = self._location(Path(last), spec, name=name, folder=folder), StoredFile(store, file)
+            location = self._location(Path(last), spec, name=name, num_bytes=file.num_bytes, folder=folder)
+            stored = StoredFile(store, file)
             if file.tag and reads_ranges(told, self._quote) and named_format(name)[1] is None:
                 location = replace(location, stored=stored)
             else:
@@ -213,7 +225,8 @@ class _Opener:
     def _add_folder(
         self, spec: Spec, store: Storage, files: Sequence[StoredObject], format: str, *, name: str | None = None
     ) -> None:
-        location = self._location(Path(), spec, name=name or spec.path.rstrip("/"))
+        num_bytes = sum(file.num_bytes for file in files)
+        location = self._location(Path(), spec, name=name or spec.path.rstrip("/"), num_bytes=num_bytes)
         if spec.key:
             raise DataError(f"{location.name}: a folder has no members to choose from: leave out #{spec.key}")
         make_unit: MakeUnit = partial(text_unit, store=store)
@@ -223,10 +236,11 @@ class _Opener:
             location = replace(location, folder=spec.folder or store.url)
             make_unit = image_unit
         open_table = partial(FolderTable, files, make_unit=make_unit, location=location)
-        num_bytes = sum(file.num_bytes for file in files)
         self._add(spec, open_table, location, identity=identity_of(location.name, files), num_bytes=num_bytes)
 
-    def _location(self, path: Path, spec: Spec, *, name: str, folder: Path | str | None = None) -> Location:
+    def _location(
+        self, path: Path, spec: Spec, *, name: str, num_bytes: int, folder: Path | str | None = None
+    ) -> Location:
         """folder: where the source lies, unless the spec says what its media's paths start from."""
         return Location(
             path=path,
@@ -234,7 +248,7 @@ class _Opener:
             folder=spec.folder or (str(folder.absolute()) if isinstance(folder, Path) else folder),
             key=spec.key,
             scratch=self._scratch / f"source-{len(self.sources):06d}",
-            unit_bytes=self._unit_bytes,
+            unit_bytes=self._unit_bytes(num_bytes),
             quote=self._quote,
         )
 

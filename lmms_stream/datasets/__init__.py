@@ -4,6 +4,15 @@ names           their names of types, formats and processors -> ours; the source
 building        sources -> shards, once, whoever asks first
 multimodal      MultiModalDataset: packs by number
 length_grouped  unpacked samples of like lengths -> batches of each rank
+source_files    sources -> files that are read as they lie, and the lane of each of their units
+streaming_packs pieces of samples that pass -> packs
+source_state    which rows lanes have read
+rows_of_sources rows of units -> pieces of samples
+source_reader   the packs of some lanes
+lanes_of_sources    which reader reads which lanes, and whether a saved state is of the same packs
+streamed_batches    packs -> batches that say where their lanes stand
+source_loader   batches for the trainer, step by step
+iterable        MultiModalIterableDataset: packs of sources that are not converted
 table           docs/datasets.md, from the names
 
 Names are imported when they are first used.
@@ -16,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..mds.dataset_config import DatasetConfig as DatasetConfig
+    from .iterable import MultiModalIterableDataset as MultiModalIterableDataset
     from .length_grouped import DistributedLengthGroupedSampler as DistributedLengthGroupedSampler
     from .multimodal import MultiModalDataset as MultiModalDataset
 
@@ -23,6 +33,7 @@ _HOME = {
     "DatasetConfig": "lmms_stream.mds.dataset_config",
     "DistributedLengthGroupedSampler": "lmms_stream.datasets.length_grouped",
     "MultiModalDataset": "lmms_stream.datasets.multimodal",
+    "MultiModalIterableDataset": "lmms_stream.datasets.iterable",
 }
 
 __all__ = [*_HOME]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,6 +225,28 @@ class HasCore(Protocol):
 
     @property
     def core(self) -> PackedDataset: ...
+
+
+@runtime_checkable
+class OpensLoader(Protocol):
+    """A dataset that has no core: its packs are not known by number, and a loader of its own reads them."""
+
+    @property
+    def processor(self) -> Processor: ...
+
+    def open_loader(self, **options: Any) -> Any:
+        """What has the members of a PackedLoader, whose options these are."""
+        ...
+
+
+def opens_loader(dataset: object) -> TypeGuard[OpensLoader]:
+    """Whether batches of a dataset come from its own loader, and not from its core."""
+    return not hasattr(dataset, "core") and isinstance(dataset, OpensLoader)
+
+
+def processor_of(dataset: PackedDataset | HasCore | OpensLoader) -> Processor | None:
+    """What makes the tokens of a dataset; ConfigError for what is none."""
+    return dataset.processor if opens_loader(dataset) else core_of(dataset).processor  # type: ignore[arg-type]
 
 
 def core_of(dataset: PackedDataset | HasCore) -> PackedDataset:

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..loader.batch_maker import Collator
 from ..loader.loader import PackedLoader
 from ..loader.worker_end import is_of_worker_code
-from ..mds.core import core_of
+from ..mds.core import opens_loader, processor_of
 from ..processors.base import Processor
 from ..types import Batch, World
 from .report.overlong import tell_overlong
@@ -67,7 +67,7 @@ class RunData:
     def processors(self) -> list[Processor | None]:
         """Of all datasets, those to evaluate last."""
         trained_on = named_evaluations(self.train_dataset).values()
-        return [core_of(each).processor for each in (*trained_on, *self.evaluations.values())]
+        return [processor_of(each) for each in (*trained_on, *self.evaluations.values())]
 
     @property
     def has_epochs(self) -> bool:
@@ -99,7 +99,7 @@ class RunData:
         if self.loader.state_is_per_rank:
             cursors: list[dict[str, Any]] = [{} for _ in range(self._world.world_size)]
             torch.distributed.all_gather_object(cursors, cursor)
-            cursor = PackedLoader.merge_states(cursors[:: self._world.replication])
+            cursor = self.loader.merge_states(cursors[:: self._world.replication])
         return cursor
 
     @contextmanager
@@ -127,17 +127,21 @@ class RunData:
 
     def _loader(self, dataset: Datasets, **options: Any) -> PackedLoader:
         config = self.config
-        return PackedLoader(
-            dataset,
-            **{"global_batch": config.global_batch, **options},
-            world=self._world,
-            num_workers=config.num_workers,
-            pad_to=config.pad_to,
-            pin_memory=self._device.type == "cuda",
-            timeout_s=config.timeout_s,
-            start_method="server",
-            collator=self._collator,
-        )
+        settings: dict[str, Any] = {
+            "global_batch": config.global_batch,
+            **options,
+            "world": self._world,
+            "num_workers": config.num_workers,
+            "pad_to": config.pad_to,
+            "pin_memory": self._device.type == "cuda",
+            "timeout_s": config.timeout_s,
+            "start_method": "server",
+            "collator": self._collator,
+        }
+        if opens_loader(dataset):
+            loader: PackedLoader = dataset.open_loader(**settings)
+            return loader
+        return PackedLoader(dataset, **settings)  # type: ignore[arg-type]  # none of several opens a loader
 
     def _tell_overlong(self, loader: PackedLoader) -> None:
         """Warn once of samples that are longer than a pack. (In lanes their number is not known beforehand.)"""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ConfigError
-from ..mds.core import PackedDataset
+from ..mds.core import PackedDataset, opens_loader
 from .habits.collators import adapted
 from .habits.given import Given, Resolved
 from .model.model import ModelConfig
@@ -94,4 +94,4 @@ def _is_ours(given: Any) -> bool:
     """Whether this is a dataset of packs, or several by name."""
     if isinstance(given, Mapping):
         return all(map(_is_ours, given.values()))
-    return given is None or isinstance(getattr(given, "core", given), PackedDataset)
+    return given is None or opens_loader(given) or isinstance(getattr(given, "core", given), PackedDataset)

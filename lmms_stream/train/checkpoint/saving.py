@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import CheckpointError
-from ...mds.core import core_of
+from ...mds.core import processor_of
 from ..run.average import Average
 from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer
@@ -147,7 +147,7 @@ def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:
     A processor of media comes before those of texts: its folder has the tokenizer, and settings of the media besides.
     """
     every = list(datasets.values()) if isinstance(datasets, Mapping) else [datasets]
-    processors = [core_of(dataset).processor for dataset in every]
+    processors = [processor_of(dataset) for dataset in every]
     processors.sort(key=lambda processor: getattr(processor, "family", None) is None)
     names = [getattr(getattr(processor, "tokenizer", None), "name", None) for processor in processors]
     return next(filter(None, names), None)

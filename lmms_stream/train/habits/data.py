@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
-from ...mds.core import PackedDataset, core_of
+from ...mds.core import PackedDataset, core_of, opens_loader
 from ...mds.dataset_config import DatasetConfig
 from ...plan.packing import Overlong, PackingConfig
 from ...types import World
@@ -69,6 +69,8 @@ class GivenData:
             return None
         if isinstance(given, DatasetConfig):
             return opened(given, self._world)
+        if opens_loader(given):
+            return given
         if isinstance(given, PackedDataset) or hasattr(given, "core"):
             core_of(given)
             return given  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 
 from ...errors import ConfigError
-from ...mds.core import PackedDataset, core_of
+from ...mds.core import PackedDataset, core_of, opens_loader
 from ...mds.dataset_config import DatasetConfig
 from ...types import World
 from ..run.settings import Datasets, TrainConfig
@@ -118,7 +118,7 @@ def _of_config(given: Given, world_of: Callable[..., World]) -> Resolved:
 
 
 def _ours(dataset: Any, name: str) -> Any:
-    if not isinstance(getattr(dataset, "core", dataset), PackedDataset):
+    if not opens_loader(dataset) and not isinstance(getattr(dataset, "core", dataset), PackedDataset):
         raise ConfigError(
             f"{name} is a {type(dataset).__module__}.{type(dataset).__name__}, and args is a TrainConfig, which does "
             "not say how its rows become tokens: give a trl.SFTConfig or transformers.TrainingArguments, or a "
@@ -133,6 +133,8 @@ def _steps_of(train: Datasets | None, epochs: float, arguments: TrainingArgument
         raise ConfigError(
             "args have shares of a run or of an epoch, whose steps are counted for one train_dataset: set max_steps"
         )
+    if opens_loader(train):
+        raise ConfigError("packs of sources that are read without conversion are not known beforehand: set max_steps")
     per_rank = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     steps_an_epoch = math.ceil(core_of(train).plan.num_packs(0) / (per_rank * world.num_groups))
     return max(1, math.ceil(epochs * steps_an_epoch))

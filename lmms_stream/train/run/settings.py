@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...errors import ConfigError
-from ...mds.core import HasCore, PackedDataset
+from ...mds.core import HasCore, OpensLoader, PackedDataset
 
-Packed = PackedDataset | HasCore
+Packed = PackedDataset | HasCore | OpensLoader
 Datasets = Packed | Mapping[str, Packed]
 Reporter = Literal["tensorboard", "wandb"]
 Strategy = Literal["no", "steps", "epoch", False]  # when something is done in a run

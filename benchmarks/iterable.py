@@ -1,0 +1,164 @@
+"""Claim: of 10^6 rows of JSON lines the first pack comes within 2 s of opening, and memory is flat in their number.
+
+MultiModalIterableDataset reads the rows as they lie. Beside it: `datasets` streaming (load_dataset(…, streaming=True))
+with a buffer that is flushed when it is full, which is LMMS Engine's way, with the same processor. Each runs in a fresh
+process on one core; imports are not timed, which loading a tokenizer once does, loading it again is. Memory is the
+private memory after a tenth of the rows and at the end. Resumed: from a state in the middle to the next pack.
+
+    python benchmarks/iterable.py
+    python benchmarks/iterable.py --rows 50000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from measure import MIB, in_fresh_process, keep_to_one_core, print_table, status_bytes, verdict
+
+MAX_FIRST_S = 2.0
+MAX_GROWTH = 48 * MIB
+PACKING_LENGTH = 4096
+IMPORTED = ("lmms_stream.datasets.iterable", "lmms_stream.processors.chat", "datasets", "torch", "transformers")
+
+
+def prepare(folder: Path, num_rows: int) -> tuple[Path, Path]:
+    """A file of chats about Python's functions, over and over, and a tokenizer of them."""
+    from lmms_stream.demo.corpus import build_corpus, train_tokenizer
+
+    corpus = build_corpus(folder / "corpus", library=Path(sysconfig.get_paths()["stdlib"]) / "asyncio")
+    tokenizer = train_tokenizer(corpus.texts, folder / "tokenizer")
+    path = folder / "rows.jsonl"
+    with path.open("w") as file:
+        for number in range(num_rows):
+            question, answer = f"What is function {number}?", corpus.texts[number % len(corpus.texts)][:400]
+            messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    return path, tokenizer
+
+
+def followed(packs: Iterator[int], begun: float, num_rows: int) -> dict[str, float]:
+    """Figures of packs, of each of which the number of samples is told."""
+    first_s, num_samples, num_packs, early = 0.0, 0, 0, 0
+    for count in packs:
+        first_s = first_s or time.perf_counter() - begun
+        num_samples, num_packs = num_samples + count, num_packs + 1
+        if not early and num_samples >= num_rows // 10:
+            early = status_bytes()["RssAnon"]
+    return {
+        "first_s": first_s,
+        "rows_per_s": num_samples / (time.perf_counter() - begun),
+        "packs": num_packs,
+        "rows": num_samples,
+        "early": early,
+        "late": status_bytes()["RssAnon"],
+    }
+
+
+def ours(path: str, tokenizer: str, num_rows: int) -> dict[str, float]:
+    from lmms_stream.datasets import MultiModalIterableDataset
+    from lmms_stream.processors.chat import ChatProcessor
+
+    ChatProcessor.from_pretrained(tokenizer)
+    begun = time.perf_counter()
+    dataset = MultiModalIterableDataset(
+        {
+            "dataset_type": "vision_iterable",
+            "dataset_format": "jsonl",
+            "dataset_path": path,
+            "processor_config": {"processor_name": tokenizer, "processor_type": "qwen2"},
+            "packing": True,
+            "packing_length": PACKING_LENGTH,
+        }
+    )
+
+    def packs() -> Iterator[int]:
+        middle: dict[str, Any] = {}
+        for batch in dataset:
+            yield len(batch.sample_ids)
+            if not middle and dataset.counts.samples > num_rows // 2:
+                middle.update(dataset.state_dict())
+        resumed = MultiModalIterableDataset(dataset.config)
+        saved = time.perf_counter()
+        resumed.load_state_dict(json.loads(json.dumps(middle)))
+        next(iter(resumed))
+        figures["resume_s"] = time.perf_counter() - saved
+
+    figures: dict[str, float] = {}
+    found = followed(packs(), begun, num_rows)
+    return found | figures
+
+
+def theirs(path: str, tokenizer: str, num_rows: int) -> dict[str, float]:
+    """LMMS Engine's way: rows as `datasets` streams them, and a buffer that is flushed when a sample does not fit."""
+    import datasets
+    from lmms_stream.loader.collate import collate
+    from lmms_stream.processors.chat import ChatProcessor
+
+    ChatProcessor.from_pretrained(tokenizer)
+    begun = time.perf_counter()
+    processor = ChatProcessor.from_pretrained(tokenizer)
+    rows = datasets.load_dataset("json", data_files=path, split="train", streaming=True)
+
+    def packs() -> Iterator[int]:
+        buffer: list[Any] = []
+        num_tokens = 0
+        for row in rows:
+            made = processor.process({"messages": json.dumps(row["messages"]), "media": b""})
+            length = len(made["input_ids"])
+            if num_tokens + length > PACKING_LENGTH:
+                yield len(collate(buffer, range(len(buffer))).sample_ids)
+                buffer, num_tokens = [], 0
+            buffer.append(made)
+            num_tokens += length
+        if buffer:
+            yield len(collate(buffer, range(len(buffer))).sample_ids)
+
+    return followed(packs(), begun, num_rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10**6, help="rows of the file")
+    parser.add_argument("--folder", help="folder for the files (default: a temporary one)")
+    options = parser.parse_args()
+    keep_to_one_core()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        path, tokenizer = prepare(Path(name), options.rows)
+        found = {}
+        for title, task in (("ours", ours), ("datasets streaming, flush when full", theirs)):
+            found[title], _ = in_fresh_process(task, str(path), str(tokenizer), options.rows, imported=IMPORTED)
+        size = path.stat().st_size
+    report(found, options.rows, size)
+
+
+def report(found: dict[str, dict[str, float]], num_rows: int, size: int) -> None:
+    lines = [
+        [
+            title,
+            f"{each['first_s']:.2f} s",
+            f"{each['rows_per_s'] / found['ours']['rows_per_s']:.2f}",
+            f"{each['early'] / MIB:.0f} MiB",
+            f"{each['late'] / MIB:.0f} MiB",
+            f"{each['packs']:.0f}",
+            f"{each['resume_s']:.2f} s" if "resume_s" in each else "-",
+        ]
+        for title, each in found.items()
+    ]
+    columns = ["", "first pack", "rows/s", "memory at a tenth", "at the end", "packs", "resumed in the middle"]
+    print_table(f"{num_rows} rows of JSON lines, {size / MIB:.0f} MiB, packs of {PACKING_LENGTH}", columns, lines)
+    mine = found["ours"]
+    growth = mine["late"] - mine["early"]
+    print(f"rows/s of ours: {mine['rows_per_s']:.0f}; each row once: {verdict(mine['rows'] == num_rows)}")
+    print(f"first pack within {MAX_FIRST_S:g} s: {verdict(mine['first_s'] <= MAX_FIRST_S)}")
+    print(f"memory grows by {MAX_GROWTH // MIB} MiB at most ({growth / MIB:.0f}): {verdict(growth <= MAX_GROWTH)}")
+
+
+if __name__ == "__main__":
+    main()

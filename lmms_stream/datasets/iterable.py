@@ -1,0 +1,251 @@
+"""MultiModalIterableDataset: sources as packs, read as they lie. config -> packs, for a DataLoader or our trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from typing import Any, NoReturn
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ..config import build_config
+from ..converters.rows.options import SchemaOptions
+from ..errors import ConfigError
+from ..loader.collate import collate
+from ..loader.loader import PackedLoader
+from ..mds.core import PackedDataset
+from ..mds.dataset_config import DEFAULT_LANE_WINDOW, DatasetConfig
+from ..mds.streams import StreamConfig
+from ..plan.order import OrderConfig
+from ..plan.packing import PackingConfig
+from ..processors.base import Processor
+from ..types import Batch, World
+from .lanes_of_sources import check_readers, check_state, fingerprint_of, reader_lanes, reading_packs
+from .names import check, dataset_type_of, is_shards, processor_of, sources_of
+from .rows_of_sources import Reading
+from .source_files import SourcesOf
+from .source_loader import SourceLoader
+from .source_state import Counts, SourcesState
+from .streamed_batches import StreamedBatch, StreamedCollator, batch_of
+from .streaming_packs import StreamingPackConfig
+
+DEFAULT_LANES = 64
+_LONGEST = 1 << 30  # tokens of a pack that holds any sample
+
+
+class MultiModalIterableDataset(IterableDataset[Batch]):
+    """The packs of a DatasetConfig's sources, read unit by unit as they lie; nothing is converted or measured before.
+
+    Rows belong to num_canonical_nodes lanes (default 64), each with a packer of its own, and a reader (a worker of a
+    rank) reads whole lanes: ranks times workers must divide their number. Each row is read by exactly one lane. Packs
+    are first_fit (one is open, and given out when it is full), best_fit or balanced; see StreamingPacker. With shuffle,
+    files are read in the order of a seed, and the rows of a unit (some 4000) in another; the units of a file follow
+    each other.
+
+    Iterating gives an epoch, which ends when a look at the sources finds no new files; ranks may have different numbers
+    of packs in it. The trainer reads epoch after epoch, until max_steps. Use get_collator() as a DataLoader's
+    collate_fn. `deliver` is told what was trained on; then state_dict() is where a run goes on, with any number of
+    readers that divides the lanes: packs that were open are filled with their rows again, and no other row is read
+    twice. Without workers, what the iterator has passed is delivered.
+
+    On shards (dataset_format mds, or a URL) it is the lanes of a PackedStreamingDataset: endless, with their `core`.
+    """
+
+    def __init__(self, config: DatasetConfig | Mapping[str, Any]):
+        if isinstance(config, Mapping):
+            config = build_config(DatasetConfig, config, source="MultiModalIterableDataset")
+        if not isinstance(config, DatasetConfig):
+            raise ConfigError(
+                f"a MultiModalIterableDataset is made of a DatasetConfig, got a {type(config).__name__}: give one"
+            )
+        check(config)
+        self.config = config
+        self.num_lanes = config.num_canonical_nodes or DEFAULT_LANES
+        self.is_shards = is_shards(config)
+        if self.is_shards:
+            self.core = self._shards()
+        else:
+            _ = self.packing
+        self._loaded: SourcesState | None = None
+
+    def build(self) -> MultiModalIterableDataset:
+        """The dataset itself: there is nothing to be built."""
+        return self
+
+    def get_collator(self) -> StreamedCollator:
+        """What makes one Batch of several packs, and what the trainer takes as data_collator."""
+        return StreamedCollator()
+
+    def __getitem__(self, number: int) -> NoReturn:
+        raise ConfigError(
+            f"dataset[{number}]: packs of a MultiModalIterableDataset have no numbers, since none is known before "
+            "it is read: iterate, or use MultiModalDataset"
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        world = World.detect()
+        number, num_workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        if self.is_shards:
+            yield from self._batches_of_shards(world, number, num_workers)
+            return
+        state = self._state
+        for batch in self.batches(state, world=world, worker=number, num_workers=num_workers, endless=False):
+            yield batch
+            if worker is None:
+                self.deliver(batch)
+
+    def batches(
+        self,
+        state: SourcesState,
+        *,
+        world: World,
+        worker: int,
+        num_workers: int,
+        endless: bool,
+        collator: Any = collate,
+        **options: Any,
+    ) -> Iterator[StreamedBatch]:
+        """What worker `worker` of num_workers of a rank reads from a state on. options: of the collator."""
+        lanes = reader_lanes(self.num_lanes, world=world, worker=worker, num_workers=num_workers)
+        for pack in reading_packs(self._sources, self.reading, lanes=lanes, state=state, endless=endless):
+            yield batch_of(pack, collator, **options)
+
+    # Where reading stands
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the rows of all packs that were delivered."""
+        return self._state.counts
+
+    def deliver(self, batch: Batch) -> None:
+        """A batch was trained on: state_dict() is then after its packs. It has to come from get_collator()."""
+        if not isinstance(batch, StreamedBatch):
+            raise ConfigError(
+                f"a {type(batch).__name__} does not say which rows it holds: pass get_collator() as the DataLoader's "
+                "collate_fn, and deliver what it makes"
+            )
+        for after in batch.afters:
+            self._state.deliver(after)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be this epoch, from its beginning for all lanes that are in an earlier one."""
+        self._state.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where reading stands after what was delivered: plain ints, strings and lists."""
+        self._refuse_shards("state_dict")
+        return self._state.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; of several ranks all load what merge_states makes of theirs.
+
+        Raises CursorError where it belongs to other settings or another number of lanes.
+        """
+        self._refuse_shards("load_state_dict")
+        self._loaded = self.checked(state)
+
+    def checked(self, state: Mapping[str, Any]) -> SourcesState:
+        """A saved state; CursorError for that of other settings."""
+        return check_state(SourcesState.from_dict(state), self.fingerprint, num_lanes=self.num_lanes)
+
+    @staticmethod
+    def merge_states(states: list[Mapping[str, Any]]) -> dict[str, Any]:
+        """One state of the states of all ranks, for any number of ranks."""
+        first, *others = [SourcesState.from_dict(state) for state in states]
+        return first.merge(others).to_dict()
+
+    @property
+    def _state(self) -> SourcesState:
+        if self._loaded is None:
+            self._loaded = SourcesState(self.fingerprint, self.num_lanes)
+        return self._loaded
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.reading)
+
+    # How it is read
+
+    @cached_property
+    def processor(self) -> Processor:
+        return processor_of(self.config)
+
+    @cached_property
+    def packing(self) -> StreamingPackConfig:
+        """Packs of packing_length; without packing of one sample each."""
+        config = self.config
+        options = (config.extra_kwargs or {}).get("packing_kwargs") or {}
+        if config.packing:
+            return StreamingPackConfig.of(
+                config.packing_strategy,
+                packing_length=config.packing_length,
+                options=options,
+                max_samples_per_pack=config.max_samples_per_pack,
+            )
+        length = _LONGEST if config.overlong == "error" else config.packing_length
+        if config.overlong == "drop":
+            length = config.max_length or length
+        return StreamingPackConfig(packing_length=length, max_samples_per_pack=1)
+
+    @cached_property
+    def reading(self) -> Reading:
+        config = self.config
+        return Reading(
+            processor=self.processor,
+            packing=self.packing,
+            rows=SchemaOptions(kind="text" if dataset_type_of(config).kind == "text" else None),
+            overlong=config.overlong,
+            max_length=config.max_length,
+            seed=config.seed if config.shuffle else None,
+            num_lanes=self.num_lanes,
+            on_error=config.on_error,
+        )
+
+    @property
+    def _sources(self) -> SourcesOf:
+        return partial(sources_of, self.config)
+
+    def open_loader(self, **options: Any) -> SourceLoader:
+        """Batches for a trainer, step by step; see SourceLoader for the options."""
+        return SourceLoader(self, **options)
+
+    # Shards
+
+    def _shards(self) -> PackedDataset:
+        """The dataset of shards, packed in lanes."""
+        config = self.config
+        (source,) = sources_of(config)
+        packing = PackingConfig(
+            packing_length=config.packing_length if config.packing or config.overlong != "error" else _LONGEST,
+            strategy=config.packing_strategy,
+            overlong=config.overlong,
+            max_samples_per_pack=config.max_samples_per_pack if config.packing else 1,
+            window=config.packing_window or DEFAULT_LANE_WINDOW,
+        )
+        order = OrderConfig(
+            seed=config.seed,
+            shuffle=config.shuffle,
+            num_canonical_nodes=config.num_canonical_nodes,
+            shuffle_block_size=config.shuffle_block_size,
+        )
+        return PackedDataset(
+            [StreamConfig(remote=source.path, local=config.local)],
+            processor=self.processor,
+            packing=packing,
+            packing_mode="lanes",
+            order=order,
+            fetch=config.fetch,
+        )
+
+    def _batches_of_shards(self, world: World, worker: int, num_workers: int) -> Iterator[Batch]:
+        num_readers, reader = world.num_groups * num_workers, world.group + world.num_groups * worker
+        check_readers(int(self.core.lane_order.num_canonical_nodes or 1), world.num_groups, num_workers)
+        yield from PackedLoader(self.core, global_batch=num_readers, world=World(rank=reader, world_size=num_readers))
+
+    def _refuse_shards(self, what: str) -> None:
+        if self.is_shards:
+            raise ConfigError(
+                f"{what}: the dataset is one of shards, whose state its loader keeps: give it to PackedLoader or "
+                "FSDP2SFTTrainer"
+            )

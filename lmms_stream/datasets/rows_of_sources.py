@@ -1,0 +1,229 @@
+"""Rows of sources -> pieces of samples that packs are made of, tokenized or measured as they are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from ..converters.rows.mapper import Mapper, find_mapper
+from ..converters.rows.options import SchemaOptions
+from ..converters.sources.units import Row, Unit
+from ..errors import ConfigError, DataError, EmptyRowError, PackingError
+from ..loader.collate import check_keys
+from ..plan.packing import Overlong
+from ..processors.base import Processor
+from ..processors.measured import checked, checked_length, measured_with_media, measures_media
+from ..storage.disk_errors import disk_errors
+from ..types import Processed, Sample
+from .source_files import SourceFile, row_order, sample_id_of
+from .source_state import Counts
+from .streaming_packs import Piece, StreamingPackConfig
+
+LOOK_ROWS = 100  # of a file, by which the kind of its rows is found
+TOLD_ROWS = 10  # that are left out and named; the others are only counted
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How rows become packs. overlong, max_length: what becomes of samples that are longer than a pack, and from which
+    length on they are left out. seed: of the order, None for the stored one. on_error: what cannot be read, or does not
+    fit, ends the run ("fail") or is left out, counted and logged ("skip").
+    """
+
+    processor: Processor
+    packing: StreamingPackConfig
+    rows: SchemaOptions = field(default_factory=SchemaOptions)
+    overlong: Overlong = "drop"
+    max_length: int | None = None
+    seed: int | None = None
+    num_lanes: int = 16
+    on_error: Literal["fail", "skip"] = "fail"
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts while they grow."""
+
+    rows: int = 0
+    samples: int = 0
+    unreadable: int = 0
+    empty: int = 0
+    overlong: int = 0
+
+    @staticmethod
+    def of(counts: Counts) -> Tally:
+        return Tally(counts.rows, counts.samples, counts.unreadable, counts.empty, counts.overlong)
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(
+            rows=self.rows,
+            samples=self.samples,
+            unreadable=self.unreadable,
+            empty=self.empty,
+            overlong=self.overlong,
+        )
+
+
+class Content(NamedTuple):
+    """The tokens [start, start + length) of a sample of a row, which has that number in its unit.
+
+    made: what the sample was made to; None where its processor reads media, whose arrays are large: then they are made
+    of `sample` when the pack is full.
+    """
+
+    row: int
+    made: Processed | None
+    sample: Sample | None
+    start: int
+    length: int
+
+
+class RowReader:
+    """Reads rows of units by the settings of a Reading."""
+
+    def __init__(self, reading: Reading):
+        self.reading = reading
+        self._num_told = 0
+
+    def mapper(self, file: SourceFile) -> Mapper:
+        """What maps the rows of a file, by the first of them that can be read; the same for every reader.
+
+        Raises DataError for rows of no kind, ConfigError for those that the processor does not read.
+        """
+        with disk_errors(file.key):
+            for unit in file.opened.units():
+                values = [row.values for row in islice(unit.rows(), LOOK_ROWS) if row.values is not None]
+                if values:
+                    break
+            else:
+                raise DataError(f"{file.key}: none of its rows can be read: check its format")
+        try:
+            mapper = find_mapper(values, self.reading.rows)
+        except DataError as error:
+            raise DataError(f"{file.key}: {error}") from error
+        processor = self.reading.processor
+        if mapper.schema != processor.schema:
+            raise ConfigError(
+                f"{file.key}: the rows are {mapper.schema!r}, and {type(processor).__name__} reads "
+                f"{processor.schema!r}: choose another processor_type or dataset_type"
+            )
+        return mapper
+
+    def rows(self, file: SourceFile, unit: Unit, number: int, *, epoch: int) -> Iterator[Row]:
+        """All rows of a unit in the order in which they are read."""
+        with disk_errors(file.key):
+            if self.reading.seed is None:
+                yield from unit.rows()
+                return
+            rows = list(unit.rows())
+            for at in row_order(len(rows), file.key, number, seed=self.reading.seed, epoch=epoch).tolist():
+                yield rows[at]
+
+    def contents(self, row: Row, mapper: Mapper, folder: str | None, *, where: str, tally: Tally) -> list[Content]:
+        """The pieces of a row; none where it is left out, which is counted."""
+        tally.rows += 1
+        try:
+            if row.values is None:
+                raise DataError(row.error)
+            samples = mapper.samples(row.values, folder)
+            found = [
+                each for sample in samples for each in self._contents(sample, row.number, where=where, tally=tally)
+            ]
+        except EmptyRowError:
+            tally.empty += 1
+            return []
+        except DataError as error:
+            self.leave_out(DataError(f"{where}: {error}"), tally)
+            return []
+        tally.samples += len(samples)
+        return found
+
+    def leave_out(self, error: DataError, tally: Tally) -> None:
+        """Raise the error, or count it, and name it while there are few."""
+        if self.reading.on_error == "fail":
+            raise DataError(f'{error} (or leave out what cannot be read, counted, with on_error="skip")') from error
+        tally.unreadable += 1
+        self._num_told += 1
+        if self._num_told <= TOLD_ROWS:
+            last = "; more are counted and not named" if self._num_told == TOLD_ROWS else ""
+            logger.warning("left out: %s%s", error, last)
+
+    def samples_of(self, pieces: Sequence[Piece], tally: Tally) -> tuple[list[Processed], list[int]]:
+        """What the pieces of a pack are, and numbers of their rows; one that cannot be made is left out."""
+        made: list[Processed] = []
+        sample_ids: list[int] = []
+        for ref, content in pieces:
+            try:
+                made.append(self._made(content))
+            except DataError as error:
+                self.leave_out(DataError(f"{row_name(ref.file, ref.unit, content.row)}: {error}"), tally)
+                continue
+            sample_ids.append(sample_id_of(ref.file, ref.unit, content.row))
+        return made, sample_ids
+
+    def _contents(self, sample: Sample, row: int, *, where: str, tally: Tally) -> list[Content]:
+        processor = self.reading.processor
+        made: Processed | None = None
+        if measures_media(processor):
+            (measured,) = measured_with_media(processor, [sample])
+            if isinstance(measured, DataError):
+                raise measured
+            num_tokens, has_media = checked(measured, what="it").tokens, measured.patches > 0
+        else:
+            made = processor.process(sample)
+            check_keys(made, made_by=type(processor).__name__)
+            num_tokens, has_media = checked_length(len(made["input_ids"]), what="it"), bool(made.get("media"))
+        limit, longest = self.reading.packing.packing_length, self.reading.max_length
+        if longest is not None and num_tokens > longest:
+            tally.overlong += 1
+            return []
+        whole = Content(row, made, sample if made is None else None, 0, num_tokens)
+        return [whole] if num_tokens <= limit else self._cut(whole, has_media, where=where, tally=tally)
+
+    def _cut(self, whole: Content, has_media: bool, *, where: str, tally: Tally) -> list[Content]:
+        """What becomes of a sample that is longer than a pack."""
+        limit, overlong = self.reading.packing.packing_length, self.reading.overlong
+        if overlong == "error":
+            raise PackingError(
+                f"{where} has {whole.length} tokens, more than packing_length {limit}: raise packing_length, or set "
+                "overlong to drop, truncate or split (filter_overlong: true drops)"
+            )
+        tally.overlong += 1
+        if overlong == "drop" or has_media:
+            return []
+        stop = limit if overlong == "truncate" else whole.length
+        return [whole._replace(start=start, length=min(limit, stop - start)) for start in range(0, stop, limit)]
+
+    def _made(self, content: Content) -> Processed:
+        made = content.made
+        if made is None:
+            assert content.sample is not None
+            made = self.reading.processor.process(content.sample)
+            check_keys(made, made_by=type(self.reading.processor).__name__)
+        num_tokens, stop = len(made["input_ids"]), content.start + content.length
+        if num_tokens < stop or (content.made is None and content.start == 0 and num_tokens != content.length):
+            raise DataError(
+                f"it has {num_tokens} tokens and was measured as {content.length}: correct the processor, whose "
+                "measure must equal what process gives"
+            )
+        if content.length == num_tokens:
+            return made
+        return {name: _piece(name, value, content.start, stop) for name, value in made.items()}
+
+
+def row_name(key: str, unit: int, row: int) -> str:
+    """Of a row, for people; rows and units are counted from 1."""
+    return f"{key}: row {row + 1} of unit {unit + 1}"
+
+
+def _piece(name: str, value: object, start: int, stop: int) -> object:
+    """What the tokens [start, stop) have of a value; positions begin at 0 in each piece."""
+    if name == "media":
+        return value
+    own = value[..., start:stop]  # type: ignore[index]
+    return own - own[..., :1] if name == "position_ids" else own

@@ -1,0 +1,192 @@
+"""Batches of this rank from sources, step by step, as a PackedLoader gives those of shards. -> trainer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn, Protocol, cast
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ..errors import ConfigError, LmmsStreamError, WorkerError
+from ..loader.batch_maker import Collator, Ready
+from ..loader.collate import collate
+from ..loader.loader import SOURCE
+from ..loader.worker import PackWorker
+from ..loader.workers import StartMethod, Workers
+from ..plan.assign import check_global_batch
+from ..storage.tally import FetchCounts
+from ..types import Batch, World
+from .lanes_of_sources import check_readers
+from .source_state import LaneAfter, SourcesState
+from .streamed_batches import StreamedBatch
+from .streaming_packs import StreamingPackConfig
+
+ITEMS_AHEAD = 4  # packs that each worker has ready
+
+
+class ReadsLanes(Protocol):
+    """A MultiModalIterableDataset on sources; see there."""
+
+    num_lanes: int
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def packing(self) -> StreamingPackConfig: ...
+
+    def checked(self, state: Mapping[str, Any]) -> SourcesState: ...
+
+    def batches(
+        self,
+        state: SourcesState,
+        *,
+        world: World,
+        worker: int,
+        num_workers: int,
+        endless: bool,
+        collator: Collator,
+        **options: Any,
+    ) -> Iterator[StreamedBatch]: ...
+
+
+class SourceLoader:
+    """This rank's batches of a MultiModalIterableDataset, epoch after epoch without end.
+
+    See PackedLoader for the parameters and for what has the same name here. state_dict() counts only steps whose
+    batches have all been delivered; merge_states joins those of all ranks, for any number of readers that divides the
+    lanes. Which packs share a step depends on the number of readers; which rows were read does not.
+    """
+
+    packs_left = None
+    epochs: Mapping[str, float] = {}
+    state_is_per_rank = True
+    num_dropped_packs = 0
+    fetched = FetchCounts()
+    sources = (SOURCE,)
+
+    def __init__(
+        self,
+        dataset: ReadsLanes,
+        *,
+        global_batch: int,
+        world: World | None = None,
+        num_workers: int = 0,
+        pad_to: int | None = None,
+        pin_memory: bool = False,
+        timeout_s: float = 600.0,
+        start_method: StartMethod | None = None,
+        collator: Collator = collate,
+        weights: Any = None,
+        max_epochs: Any = None,
+    ):
+        if weights is not None or max_epochs is not None:
+            raise ConfigError(
+                "weights and max_epochs are for datasets of shards: name all sources in one dataset, or convert them"
+            )
+        self.dataset = dataset
+        self.world = world or World.detect()
+        self.global_batch = global_batch
+        check_global_batch(global_batch, self.world.num_groups)
+        check_readers(dataset.num_lanes, self.world.num_groups, max(1, num_workers))
+        self.micro_batches = global_batch // self.world.num_groups
+        self.pin_memory = pin_memory and torch.cuda.is_available()
+        self._state = SourcesState(dataset.fingerprint, dataset.num_lanes)
+        self._worker = SourceWorker(dataset, world=self.world, collator=collator, pad_to=pad_to)
+        self._workers = Workers(
+            cast(PackWorker, self._worker),
+            num_workers=num_workers,
+            items_ahead=ITEMS_AHEAD,
+            persistent=False,
+            start_method=start_method,
+            timeout_s=timeout_s,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._worker.start = json.dumps(self.state_dict())
+        of_step: list[LaneAfter] = []
+        micro_batch = 0
+        for item in self._workers.items():
+            for ready in item:
+                batch = cast(StreamedBatch, ready.made)
+                batch = replace(batch, step=self.step, micro_batch=micro_batch)
+                of_step += batch.afters
+                micro_batch += 1
+                if micro_batch == self.micro_batches:  # a step counts once its last batch is handed out
+                    for after in of_step:
+                        self._state.deliver(after)
+                    self._state.step += 1
+                    of_step, micro_batch = [], 0
+                yield batch.pin_memory() if self.pin_memory else batch
+        raise WorkerError("packs of sources have no end, and the workers ended: this is a defect; please report it")
+
+    @property
+    def step(self) -> int:
+        """Steps that were delivered whole since the beginning of the run."""
+        return self._state.step
+
+    @property
+    def packing_lengths(self) -> dict[str, int]:
+        return {SOURCE: self.dataset.packing.packing_length}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._state = self.dataset.checked(state)
+
+    @staticmethod
+    def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One state of the states of all ranks at one step, for any number of ranks."""
+        first, *others = [SourcesState.from_dict(state) for state in states]
+        return first.merge(others).to_dict()
+
+    def worker_error(self, cause: BaseException) -> WorkerError:
+        return self._workers.error(cause)
+
+    @property
+    def steps_left(self) -> int:
+        self._refuse("count steps instead (max_steps)")
+
+    def steps_to_epoch(self, num_epochs: int) -> int:
+        self._refuse("set max_steps instead of num_train_epochs")
+
+    def skip_steps(self, num_steps: int) -> None:
+        self._refuse("leave skip_steps out, or convert the sources")
+
+    def _refuse(self, remedy: str) -> NoReturn:
+        raise ConfigError(f"packs of sources that are read without conversion are not known beforehand: {remedy}")
+
+
+class SourceWorker(IterableDataset[list[Ready] | LmmsStreamError]):
+    """What a worker process does: it reads its lanes from `start` on, a state as JSON."""
+
+    def __init__(self, dataset: ReadsLanes, *, world: World, collator: Collator, pad_to: int | None):
+        self.dataset = dataset
+        self.start = ""
+        self._world = world
+        self._collator = collator
+        self._pad_to = pad_to
+
+    def __iter__(self) -> Iterator[list[Ready] | LmmsStreamError]:
+        worker = get_worker_info()
+        number, num_workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        state = SourcesState.from_dict(json.loads(self.start))
+        batches = self.dataset.batches(
+            state,
+            world=self._world,
+            worker=number,
+            num_workers=num_workers,
+            endless=True,
+            collator=self._collator,
+            pad_to=self._pad_to,
+            source=SOURCE,
+        )
+        try:
+            for batch in batches:
+                yield [Ready(batch)]
+        except LmmsStreamError as error:
+            yield error

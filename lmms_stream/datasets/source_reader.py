@@ -1,0 +1,274 @@
+"""The packs of some lanes, read from sources. files + state -> [reader] -> packs, each with the state of its lane.
+
+A reader goes through the files of an epoch one after another, and through the units of a file; those of other lanes it
+passes over. Rows go to the packer of their lane. So no more is in memory than one unit and the packs that are open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..converters.rows.mapper import Mapper
+from ..converters.sources.units import Unit
+from ..errors import CursorError, DataError, ObjectMissingError
+from ..types import Processed
+from .rows_of_sources import Content, Reading, RowReader, Tally, row_name
+from .source_files import SourceFile, SourcesOf, file_order, lane_of, list_files
+from .source_state import KnownFile, LaneAfter, SourcesState, UnitPosition
+from .streaming_packs import Piece, PieceRef, StreamingPacker
+
+
+class SourcePack(NamedTuple):
+    """A pack as a reader gives it. sample_ids: see sample_id_of.
+
+    afters: its lane after it; at the end of an epoch also lanes that had rows to read and no pack of them.
+    """
+
+    samples: list[Processed]
+    sample_ids: list[int]
+    afters: tuple[LaneAfter, ...]
+
+
+class _Lane:
+    """A lane while it is read; see LaneProgress."""
+
+    def __init__(self, number: int, state: SourcesState, reading: Reading):
+        progress = state.lane(number)
+        self.number = number
+        self.epoch = progress.epoch
+        self.num_packs = progress.num_packs
+        self.tally = Tally.of(progress.counts)
+        self.finished = set(progress.finished)
+        self.positions = dict(progress.positions)
+        self.packer = StreamingPacker(reading.packing)
+        self._untold: list[str] = []
+
+    def finish(self, key: str) -> None:
+        self.positions.pop(key, None)
+        self.finished.add(key)
+        self._untold.append(key)
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.finished.clear()
+        self.positions.clear()
+        self._untold.clear()
+
+    def after(self, known: dict[str, KnownFile]) -> LaneAfter:
+        """As it stands now, which is told with one more pack."""
+        self.num_packs += 1
+        untold, self._untold = tuple(self._untold), []
+        return LaneAfter(
+            lane=self.number,
+            epoch=self.epoch,
+            num_packs=self.num_packs,
+            counts=self.tally.counts,
+            finished=untold,
+            positions=dict(self.positions),
+            open=self.packer.open_refs,
+            known=known,
+        )
+
+
+class SourceReader:
+    """Reads lanes from where a state says. scratch: a folder for what is fetched whole, a file at a time.
+
+    Raises DataError, StorageError, ConfigError, PackingError, and CursorError for a state of other files.
+    """
+
+    def __init__(
+        self, sources_of: SourcesOf, reading: Reading, *, lanes: Sequence[int], state: SourcesState, scratch: Path
+    ):
+        self._sources_of = sources_of
+        self._reading = reading
+        self._rows = RowReader(reading)
+        self._scratch = scratch
+        self._lanes = [_Lane(number, state, reading) for number in lanes]
+        self._state = state
+        self._known = {epoch: dict(files) for epoch, files in state.known.items()}
+        self._untold: dict[str, KnownFile] = {}
+        self._quiet: list[_Lane] = []  # lanes that are told with the next pack, whose lane it may not be
+
+    def packs(self, *, endless: bool) -> Iterator[SourcePack]:
+        """The packs of the epoch that the last of the lanes is in; or of all epochs that follow, too."""
+        yield from self._restored()
+        while True:
+            epoch = min(lane.epoch for lane in self._lanes)
+            is_begun = any(lane.finished or lane.positions or lane.epoch > epoch for lane in self._lanes)
+            num_packs = 0
+            for pack in self._epoch(epoch):
+                num_packs += 1
+                yield pack
+            if not endless:
+                return
+            if not num_packs and not is_begun:
+                numbers = ", ".join(str(lane.number) for lane in self._lanes)
+                raise DataError(
+                    f"lanes {numbers} of {self._reading.num_lanes} have no sample in epoch {epoch}: take fewer ranks "
+                    "and workers, or name more rows"
+                )
+            for lane in self._lanes:
+                if lane.epoch == epoch:
+                    lane.begin_epoch(epoch + 1)
+            self._quiet = []
+            self._known.pop(epoch, None)
+
+    def _epoch(self, epoch: int) -> Iterator[SourcePack]:
+        """All files that are there at its beginning; then those that have come meanwhile, until there is no new one."""
+        listed = self._list()
+        known = self._known.setdefault(epoch, {})
+        if not known:
+            self._learn(epoch, listed, look=0)
+        look = 0
+        while True:
+            keys = [key for key, file in known.items() if file.look == look]
+            for key in file_order(keys, seed=self._reading.seed, epoch=epoch):
+                yield from self._file(key, listed, epoch)
+            look += 1
+            if any(file.look >= look for file in known.values()):
+                continue
+            listed = self._list()
+            if not self._learn(epoch, listed, look=look):
+                break
+        lanes = [lane for lane in self._lanes if lane.epoch == epoch]
+        self._quiet = [lane for lane in lanes if not lane.packer.open_refs]
+        for lane in lanes:
+            for pieces in lane.packer.flush():
+                yield from self._given(lane, pieces)
+
+    def _learn(self, epoch: int, listed: dict[str, SourceFile], *, look: int) -> bool:
+        """Add files that are new to the epoch; whether there are any."""
+        new = {key: KnownFile(file.digest, look) for key, file in listed.items() if key not in self._known[epoch]}
+        self._known[epoch].update(new)
+        self._untold.update(new)
+        return bool(new)
+
+    def _list(self) -> dict[str, SourceFile]:
+        return list_files(
+            self._sources_of(),
+            num_lanes=self._reading.num_lanes,
+            scratch=self._scratch,
+            keeps_refused=self._reading.on_error == "skip",
+        )
+
+    def _units(self, file: SourceFile) -> Iterator[tuple[int, Unit]]:
+        """Numbered; what is wrong with the file is an error of the first."""
+        yield from enumerate(file.opened.units())
+
+    def _file(self, key: str, listed: dict[str, SourceFile], epoch: int) -> Iterator[SourcePack]:
+        """What is left of a file for the lanes that are in this epoch."""
+        lanes = {lane.number: lane for lane in self._lanes if lane.epoch == epoch and key not in lane.finished}
+        if not lanes:
+            return
+        file = self._unchanged(key, listed, epoch)
+        try:
+            mapper, units = None, self._units(file)
+            while True:
+                try:
+                    mapper = mapper or self._rows.mapper(file)
+                    number, unit = next(units)
+                except StopIteration:
+                    break
+                except DataError as error:
+                    owner = lanes.get(lane_of(key, 0, self._reading.num_lanes))  # of all readers one counts it
+                    if owner is not None or self._reading.on_error == "fail":
+                        self._rows.leave_out(error, owner.tally if owner else Tally())
+                    break
+                lane = lanes.get(lane_of(key, number, self._reading.num_lanes))
+                if lane is not None and number >= lane.positions.get(key, UnitPosition()).unit:
+                    yield from self._unit(lane, file, mapper, number, unit)
+        finally:
+            if file.source is not None:
+                file.source.close()
+        for lane in lanes.values():
+            lane.finish(key)
+
+    def _unit(self, lane: _Lane, file: SourceFile, mapper: Mapper, number: int, unit: Unit) -> Iterator[SourcePack]:
+        """What is left of a unit, whose lane it is."""
+        key, at = file.key, lane.positions.get(file.key, UnitPosition())
+        first = at if at.unit == number else UnitPosition(number)
+        lane.positions[key] = first
+        try:
+            for index, row in enumerate(self._rows.rows(file, unit, number, epoch=lane.epoch)):
+                if index < first.row:
+                    continue
+                begun = first.piece if index == first.row else 0
+                tally = lane.tally if not begun else Tally()  # a row that was begun is counted already
+                where = row_name(key, number, row.number)
+                contents = self._rows.contents(row, mapper, unit.folder, where=where, tally=tally)
+                for piece, content in enumerate(contents[begun:], start=begun):
+                    lane.positions[key] = UnitPosition(number, index, piece + 1)
+                    ref = PieceRef(key, number, index, piece, content.length)
+                    for pieces in lane.packer.put(Piece(ref, content)):
+                        yield from self._given(lane, pieces)
+                lane.positions[key] = UnitPosition(number, index + 1)
+        except DataError as error:
+            if self._reading.on_error == "fail":
+                raise
+            self._rows.leave_out(DataError(f"the rest of unit {number + 1} of {error}"), lane.tally)
+        lane.positions[key] = UnitPosition(number + 1)
+
+    def _given(self, lane: _Lane, pieces: list[Piece]) -> Iterator[SourcePack]:
+        samples, sample_ids = self._rows.samples_of(pieces, lane.tally)
+        if samples:
+            known, self._untold = self._untold, {}
+            quiet, self._quiet = self._quiet, []
+            afters = lane.after(known), *(each.after({}) for each in quiet)
+            yield SourcePack(samples, sample_ids, afters)
+
+    def _unchanged(self, key: str, listed: dict[str, SourceFile], epoch: int) -> SourceFile:
+        file = listed.get(key)
+        if file is None:
+            raise ObjectMissingError(f"{key}: is not there any more, and is not read to its end: put it back")
+        if file.digest != self._known[epoch][key].digest:
+            raise DataError(
+                f"{key} was changed while it was read: put it back as it was, or begin the epoch anew; what is new "
+                "goes into new files"
+            )
+        return file
+
+    # Going on from a state
+
+    def _restored(self) -> Iterator[SourcePack]:
+        """Have packs open that were; the rows of their pieces are read again, and nothing else that lies before."""
+        refs = {lane.number: self._state.lane(lane.number).open for lane in self._lanes}
+        wanted: dict[tuple[int, str], set[PieceRef]] = {}
+        for lane in self._lanes:
+            for ref in (each for pack in refs[lane.number] for each in pack):
+                wanted.setdefault((lane.epoch, ref.file), set()).add(ref)
+        listed = self._list() if wanted else {}
+        contents: dict[PieceRef, Content] = {}
+        for (epoch, key), of_file in wanted.items():
+            contents.update(self._read_again(self._unchanged(key, listed, epoch), of_file, epoch))
+        for lane in self._lanes:
+            lane.packer.restore([[Piece(ref, contents[ref]) for ref in pack] for pack in refs[lane.number]])
+            for pieces in lane.packer.due():
+                yield from self._given(lane, pieces)
+
+    def _read_again(self, file: SourceFile, refs: set[PieceRef], epoch: int) -> dict[PieceRef, Content]:
+        mapper, last = self._rows.mapper(file), max(ref.unit for ref in refs)
+        rows = {(ref.unit, ref.row) for ref in refs}
+        found: dict[PieceRef, Content] = {}
+        try:
+            for number, unit in enumerate(file.opened.units()):
+                indices = {row for of_unit, row in rows if of_unit == number}
+                for index, row in enumerate(self._rows.rows(file, unit, number, epoch=epoch) if indices else ()):
+                    if index in indices:
+                        where = row_name(file.key, number, row.number)
+                        made = self._rows.contents(row, mapper, unit.folder, where=where, tally=Tally())
+                        for piece, content in enumerate(made):
+                            found[PieceRef(file.key, number, index, piece, content.length)] = content
+                if number == last:
+                    break
+        finally:
+            if file.source is not None:
+                file.source.close()
+        if missing := refs - found.keys():
+            ref = min(missing)
+            raise CursorError(
+                f"the saved state has {row_name(ref.file, ref.unit, ref.row)} with {ref.length} tokens, and it has "
+                "others now: restore the sources, the processor and its settings, or use another checkpoint"
+            )
+        return found

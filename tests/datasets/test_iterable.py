@@ -1,0 +1,370 @@
+"""MultiModalIterableDataset: each row is read once, by any number of readers, also where they stop and others go on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from datasets import Dataset
+from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
+from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectMissingError, PackingError
+from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.storage.storage import open_storage
+from lmms_stream.types import Batch
+from torch.utils.data import DataLoader
+
+from ..processors.tiny_vlm import save_processor
+from .chats import text_config, write_pictures
+from .streamed import Readers, counts_of, numbers_of, row, write_rows
+
+ONCE = Counter(range(300))
+
+
+@pytest.fixture
+def config(tokenizer: Path, tmp_path: Path) -> dict[str, Any]:
+    """300 rows in three files of different sizes, 12 lanes."""
+    for name, numbers in (("a", range(100)), ("b/c", range(100, 290)), ("d", range(290, 300))):
+        write_rows(tmp_path / f"rows/{name}.jsonl", numbers)
+    return text_config(tmp_path / "rows", tokenizer, tmp_path / "cache", dataset_type="vision_iterable") | {
+        "num_canonical_nodes": 12
+    }
+
+
+@pytest.mark.parametrize("strategy", ["first_fit", "best_fit", "balanced"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_each_row_is_read_once_whatever_the_number_of_readers(
+    config: dict[str, Any], tokenizer: Path, strategy: str, shuffle: bool
+) -> None:
+    config |= {"packing_strategy": strategy, "shuffle": shuffle}
+    lanes = []
+    for num_ranks, num_workers in ((1, 1), (2, 1), (1, 3), (2, 2)):
+        readers = Readers(config, num_ranks, num_workers)
+        batches = readers.rest()
+        assert counts_of(batches, tokenizer) == ONCE
+        assert readers.state.counts.rows == readers.state.counts.samples == 300
+        assert all(batch.num_tokens <= 256 for batch in batches)
+        of_lane: dict[int, list[list[int]]] = {}
+        for batch in batches:
+            of_lane.setdefault(batch.afters[0].lane, []).append(batch.input_ids[0].tolist())  # type: ignore[attr-defined]
+        lanes.append(of_lane)
+    assert len(lanes[0]) > 6
+    assert all(each == lanes[0] for each in lanes)  # the packs of a lane do not depend on who reads it
+
+
+@pytest.mark.parametrize("strategy", ["first_fit", "best_fit", "balanced"])
+def test_reading_goes_on_exactly_with_another_number_of_readers(
+    config: dict[str, Any], tokenizer: Path, strategy: str
+) -> None:
+    config |= {"packing_strategy": strategy}
+    state, seen = None, []
+    for (num_ranks, num_workers), num_batches in (((2, 2), 9), ((1, 1), 7), ((3, 2), 1), ((4, 1), 11), ((1, 2), 999)):
+        readers = Readers(config, num_ranks, num_workers, state=state)
+        seen += readers.take(num_batches)
+        state = readers.state.to_dict()
+    assert counts_of(seen, tokenizer) == ONCE
+    assert readers.state.counts.rows == 300
+
+
+def test_the_same_readers_go_on_with_the_same_packs(config: dict[str, Any]) -> None:
+    config |= {"packing_strategy": "best_fit"}
+    whole = [batch.input_ids[0].tolist() for batch in Readers(config, 1, 1).rest()]
+    for stop in range(0, len(whole), 5):
+        first = Readers(config, 1, 1)
+        before = [batch.input_ids[0].tolist() for batch in first.take(stop)] if stop else []
+        after = [batch.input_ids[0].tolist() for batch in Readers(config, 1, 1, state=first.state.to_dict()).rest()]
+        assert before + after == whole
+
+
+def test_what_lies_before_is_not_read_again(config: dict[str, Any], tmp_path: Path) -> None:
+    """Rows that were read and delivered may be broken afterwards, in a file of the same size and time."""
+    dataset = MultiModalIterableDataset(config | {"shuffle": False, "num_canonical_nodes": 1})
+    for number, batch in enumerate(dataset, start=1):
+        dataset.deliver(batch)
+        if number == 8:
+            break
+    state = dataset.state_dict()
+    ((_, unit, _, _),) = state["lanes"]["0"]["positions"]
+    assert unit > 1
+    path = tmp_path / "rows/a.jsonl"
+    status, lines = path.stat(), path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b"#" * (len(lines[1]) - 1) + b"\n", *lines[2:]]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    again = MultiModalIterableDataset(config | {"shuffle": False, "num_canonical_nodes": 1})
+    again.load_state_dict(state)
+    assert sum(1 for _ in again) > 20
+    with pytest.raises(DataError, match="row 2 of unit 1: not valid JSON"):
+        list(MultiModalIterableDataset(config | {"shuffle": False, "num_canonical_nodes": 1}))
+
+
+def test_it_is_read_by_a_plain_data_loader_with_workers(config: dict[str, Any], tokenizer: Path) -> None:
+    dataset = MultiModalIterableDataset(config).build()
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, collate_fn=dataset.get_collator())
+    seen: list[Batch] = []
+    for batch in loader:
+        seen.append(batch)
+        dataset.deliver(batch)
+        if len(seen) == 5:
+            break
+    assert len(seen[0].afters) == 2  # type: ignore[attr-defined]
+    again = MultiModalIterableDataset(config)
+    again.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+    seen += DataLoader(again, batch_size=1, num_workers=1, collate_fn=dataset.get_collator())
+    assert counts_of(seen, tokenizer) == ONCE
+
+
+def test_an_epoch_has_another_order_and_begins_where_it_is_set(config: dict[str, Any], tokenizer: Path) -> None:
+    dataset = MultiModalIterableDataset(config)
+    first = list(dataset)
+    assert list(dataset) == []  # the epoch is over
+    dataset.set_epoch(1)
+    second = list(dataset)
+    assert counts_of(first, tokenizer) == counts_of(second, tokenizer) == ONCE
+    assert [numbers_of(each, tokenizer) for each in first] != [numbers_of(each, tokenizer) for each in second]
+
+
+def test_without_an_end_epochs_follow_each_other_and_a_state_may_lie_between_them(
+    config: dict[str, Any], tokenizer: Path
+) -> None:
+    state, seen = None, []
+    for num_ranks in (2, 3, 1):
+        readers = Readers(config, num_ranks, 1, state=state, endless=True)
+        seen += readers.take(70)
+        state = readers.state.to_dict()
+    counts = counts_of(seen, tokenizer)
+    epochs = {each.epoch for each in readers.state.lanes.values()}
+    assert counts.keys() == ONCE.keys()
+    assert min(epochs) - 1 <= min(counts.values()) <= max(counts.values()) <= max(epochs) + 1
+    assert max(epochs) > 1
+
+
+def test_files_that_come_while_it_is_read_are_read_in_the_same_epoch(
+    config: dict[str, Any], tokenizer: Path, tmp_path: Path
+) -> None:
+    readers = Readers(config, 2, 1)
+    seen = readers.take(10)
+    write_rows(tmp_path / "rows/0.jsonl", range(300, 330))
+    seen += readers.take(10)
+    readers = Readers(config, 3, 1, state=readers.state.to_dict())  # its look finds the file when the others are read
+    seen += readers.take(10)
+    write_rows(tmp_path / "rows/z.jsonl", range(330, 350))
+    seen += Readers(config, 1, 1, state=readers.state.to_dict()).rest()
+    assert counts_of(seen, tokenizer) == Counter(range(350))
+
+
+def test_a_list_of_sources_may_grow_too(tokenizer: Path, tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.jsonl", range(50))
+    write_rows(tmp_path / "b.jsonl", range(50, 80))
+    listed = tmp_path / "list.yaml"
+    listed.write_text("datasets: [{path: a.jsonl, data_type: jsonl}]\n")
+    config = text_config(
+        listed, tokenizer, tmp_path, dataset_type="vision_iterable", dataset_format="yaml", num_canonical_nodes=1
+    )
+    readers = Readers(config, 1, 1)
+    seen = readers.take(2)
+    listed.write_text("datasets: [{path: a.jsonl, data_type: jsonl}, {path: b.jsonl}]\n")
+    assert counts_of(seen + readers.rest(), tokenizer) == Counter(range(80))
+
+
+def _write_format(folder: Path, format: str) -> Path:
+    rows = [row(number) for number in range(120)]
+    texts = [{"messages": json.dumps(each["messages"])} for each in rows]
+    if format == "jsonl.gz":
+        path = folder / "rows.jsonl.gz"
+        path.write_bytes(gzip.compress("".join(json.dumps(each) + "\n" for each in rows).encode()))
+    elif format == "json":
+        path = folder / "rows.json"
+        path.write_text(json.dumps(rows))
+    elif format == "csv":
+        path = folder / "rows.csv"
+        quoted = ['"' + each["messages"].replace('"', '""') + '"' for each in texts]
+        path.write_text("messages\n" + "\n".join(quoted) + "\n")
+    elif format == "parquet":
+        path = folder / "rows.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=50)
+    elif format == "arrow":
+        path = folder / "rows.arrow"
+        table = pyarrow.Table.from_pylist(rows)
+        with pyarrow.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=30)
+    else:  # hf_dataset
+        path = folder / "saved"
+        Dataset.from_list(rows).save_to_disk(path)
+    return path
+
+
+@pytest.mark.parametrize("format", ["jsonl.gz", "json", "csv", "parquet", "arrow", "hf_dataset", "hub"])
+def test_all_formats_are_read_as_they_lie(tokenizer: Path, tmp_path: Path, format: str) -> None:
+    if format == "hub":  # as a dataset of the hub is read, from a folder
+        path: Any = f"hf:json?data_files={write_rows(tmp_path / 'rows.jsonl', range(120))}&split=train"
+    else:
+        path = _write_format(tmp_path, format)
+    config = text_config(
+        path, tokenizer, tmp_path, dataset_type="vision_iterable", dataset_format=format.partition(".")[0],
+        num_canonical_nodes=4,
+    )  # fmt: skip
+    config["dataset_format"] = "hf_dataset" if format == "hub" else config["dataset_format"]
+    first = Readers(config, 2, 1)
+    seen = first.take(5)
+    seen += Readers(config, 1, 1, state=first.state.to_dict()).rest()
+    assert counts_of(seen, tokenizer) == Counter(range(120))
+
+
+def test_rows_of_a_store_are_read_where_they_lie(
+    config: dict[str, Any], tokenizer: Path, tmp_path: Path, s3_folder: str
+) -> None:
+    storage = open_storage(s3_folder)
+    for path in (tmp_path / "rows").rglob("*.jsonl"):
+        storage.write(path.relative_to(tmp_path / "rows").as_posix(), path.read_bytes())
+    config |= {"dataset_path": s3_folder}
+    first = Readers(config, 2, 1)
+    seen = first.take(12)
+    storage.write("new.jsonl", write_rows(tmp_path / "new.jsonl", range(300, 320)).read_bytes())
+    seen += Readers(config, 1, 1, state=first.state.to_dict()).rest()
+    assert counts_of(seen, tokenizer) == Counter(range(320))
+
+
+def test_chats_about_pictures_are_what_they_are_converted(tmp_path: Path) -> None:
+    path, processor = write_pictures(tmp_path / "pictures"), tmp_path / "processor"
+    save_processor(processor, "qwen2_5_vl")
+    config = {
+        "dataset_type": "vision_iterable",
+        "dataset_format": "parquet",
+        "dataset_path": str(path),
+        "processor_config": {"processor_name": str(processor), "processor_type": "qwen2_5_vl"},
+        "packing": True,
+        "packing_length": 512,
+        "num_canonical_nodes": 4,
+    }
+    first = Readers(config, 2, 1)
+    streamed = first.take(2)
+    streamed += Readers(config, 4, 1, state=first.state.to_dict()).rest()
+    stored = MultiModalDataset(config | {"dataset_type": "vision", "cache_dir": str(tmp_path / "cache")})
+    converted = [stored[number] for number in range(len(stored))]
+    assert all(batch.inputs for batch in converted)
+    assert sorted(map(str, _segments(streamed))) == sorted(map(str, _segments(converted)))
+    for name in converted[0].inputs:
+        rows = [sorted(map(bytes, (each for batch in batches for each in batch.inputs[name].numpy())))
+                for batches in (streamed, converted)]  # fmt: skip
+        assert rows[0] == rows[1]
+
+
+def _segments(batches: list[Batch]) -> list[list[int]]:
+    return [
+        batch.input_ids[0, start:stop].tolist()
+        for batch in batches
+        for start, stop in pairwise(batch.cu_seqlens.tolist())
+    ]
+
+
+def test_documents_are_cut_into_packs_and_nothing_is_left_out(tokenizer: Path, tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl"
+    texts = [" ".join(f"word{number}" for number in range(20 * size)) for size in range(1, 30)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    config = text_config(path, tokenizer, tmp_path, dataset_type="fineweb_edu", packing=False, packing_length=64)
+    del config["processor_config"]["processor_type"]
+    config["processor_config"]["processor_type"] = "pure_text"
+    first = Readers(config, 2, 1)
+    seen = first.take(7)
+    seen += Readers(config, 1, 1, state=first.state.to_dict()).rest()
+    dataset = first.dataset
+    lengths = [len(dataset.processor.process({"text": text})["input_ids"]) for text in texts]
+    assert sum(batch.num_tokens for batch in seen) == sum(lengths)
+    assert max(batch.num_tokens for batch in seen) == 64
+    assert all(len(batch.sample_ids) == 1 for batch in seen)
+
+
+def test_what_cannot_be_read_is_an_error_or_counted_once(
+    config: dict[str, Any], tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "rows/e.jsonl"
+    lines = [json.dumps(row(number)) for number in range(300, 310)]
+    lines[3], lines[7] = '{"messages": [', json.dumps({"messages": [{"role": "user"}]})
+    broken.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r'\(or leave out what cannot be read, counted, with on_error="skip"\)'):
+        Readers(config, 1, 1).rest()
+    (tmp_path / "rows/f.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"f\.jsonl is empty \(0 bytes\)"):
+        Readers(config, 1, 1).rest()
+    for num_ranks in (1, 3):
+        readers = Readers(config | {"on_error": "skip"}, num_ranks, 1)
+        seen = counts_of(readers.rest(), tokenizer)
+        assert seen == Counter(number for number in range(310) if number not in (303, 307))
+        assert readers.state.counts.unreadable == 3  # two rows and the empty file
+    assert "left out: " in caplog.text
+    assert "e.jsonl: row " in caplog.text
+    assert "f.jsonl" in caplog.text
+
+
+def test_samples_that_are_longer_than_a_pack_are_counted_or_an_error(config: dict[str, Any], tokenizer: Path) -> None:
+    config |= {"packing_length": 30}
+    readers = Readers(config, 1, 1)
+    seen = counts_of(readers.rest(), tokenizer)
+    assert 0 < len(seen) < 300
+    assert readers.state.counts.overlong == 300 - len(seen)
+    with pytest.raises(PackingError, match=r"row \d+ of unit \d+ has \d+ tokens, more than packing_length 30: raise"):
+        Readers(config | {"filter_overlong": False}, 1, 1).rest()
+
+
+def test_a_file_that_changes_or_goes_while_it_is_read_is_an_error(config: dict[str, Any], tmp_path: Path) -> None:
+    readers = Readers(config, 1, 1)
+    readers.take(3)
+    state = readers.state.to_dict()
+    path = tmp_path / "rows/b/c.jsonl"
+    text = path.read_text()
+    path.write_text(text + json.dumps(row(999)) + "\n")
+    with pytest.raises(DataError, match=r"c\.jsonl was changed while it was read: .* what is new goes into new files"):
+        Readers(config, 1, 1, state=state).rest()
+    path.unlink()
+    with pytest.raises(ObjectMissingError, match=r"c\.jsonl: is not there any more, .*: put it back"):
+        Readers(config, 1, 1, state=state).rest()
+
+
+def test_readers_that_cannot_share_the_lanes_are_refused_with_the_numbers(config: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"5 ranks of 1 workers are 5 readers, which cannot share 12 lanes: ranks times workers must be one of "
+        "1, 2, 3, 4, 6, 12; .* num_canonical_nodes to a multiple of 5",
+    ):
+        Readers(config, 5, 1).rest()
+
+
+def test_a_state_of_other_lanes_or_settings_is_refused(config: dict[str, Any]) -> None:
+    first = Readers(config, 1, 1)
+    first.take(2)
+    state = first.state.to_dict()
+    with pytest.raises(
+        CursorError, match=r"has 12 lanes, this dataset 8: set num_canonical_nodes to 12, .* 1, 2, 3, 4"
+    ):
+        Readers(config | {"num_canonical_nodes": 8}, 1, 1, state=state)
+    with pytest.raises(CursorError, match=r"is of other settings \(packing, order\): restore them"):
+        Readers(config | {"packing_length": 128, "data_seed": 1}, 1, 1, state=state)
+    with pytest.raises(CursorError, match="the saved state is damaged"):
+        Readers(config, 1, 1, state=state | {"lanes": {"0": {}}})
+    with pytest.raises(CursorError, match="is not one of sources that are read without conversion"):
+        Readers(config, 1, 1, state={"version": 1, "plan": "x"})
+
+
+def test_packs_have_no_numbers(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"dataset\[3\]: packs of a MultiModalIterableDataset have no numbers"):
+        MultiModalIterableDataset(config)[3]
+
+
+def test_on_shards_it_is_their_lanes(config: dict[str, Any], tokenizer: Path, tmp_path: Path) -> None:
+    from lmms_stream.converters.convert import convert
+
+    convert([str(tmp_path / "rows")], str(tmp_path / "shards"), num_workers=1)
+    changes = {"dataset_format": "mds", "dataset_path": str(tmp_path / "shards"), "packing_window": 64}
+    dataset = MultiModalIterableDataset(config | changes | {"num_canonical_nodes": 4, "packing_strategy": "best_fit"})
+    expected = [batch.input_ids for batch, _ in zip(PackedLoader(dataset, global_batch=1), range(40), strict=False)]
+    found = [batch.input_ids for batch, _ in zip(dataset, range(40), strict=False)]
+    assert all(one.equal(other) for one, other in zip(expected, found, strict=True))
+    with pytest.raises(ConfigError, match="state_dict: the dataset is one of shards, whose state its loader keeps"):
+        dataset.state_dict()

@@ -1,0 +1,103 @@
+"""Packs of pieces that pass: each piece in one pack, and what is open goes on elsewhere as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.datasets.streaming_packs import Piece, PieceRef, StreamingPackConfig, StreamingPacker
+from lmms_stream.errors import ConfigError
+
+CONFIGS = [
+    StreamingPackConfig.of("first_fit", packing_length=64, options={}),
+    StreamingPackConfig.of("best_fit", packing_length=64, options={"num_open_buckets": 3}),
+    StreamingPackConfig.of("balanced", packing_length=64, options={"num_buckets": 3, "fill_threshold": 0.9}),
+    StreamingPackConfig.of("first_fit", packing_length=64, options={}, max_samples_per_pack=2),
+]
+
+
+def pieces_of(lengths: Iterable[int]) -> list[Piece]:
+    return [Piece(PieceRef("file", 0, row, 0, length), row) for row, length in enumerate(lengths)]
+
+
+def rows_of(packs: Iterable[list[Piece]]) -> list[list[int]]:
+    return [[piece.content for piece in pack] for pack in packs]
+
+
+@given(lengths=st.lists(st.integers(1, 64), max_size=60), config=st.sampled_from(CONFIGS))
+def test_each_piece_is_in_one_pack_that_has_room_for_it(lengths: list[int], config: StreamingPackConfig) -> None:
+    packer = StreamingPacker(config)
+    packs = [pack for piece in pieces_of(lengths) for pack in packer.put(piece)]
+    assert len(packer.open_refs) <= config.max_open
+    packs += packer.flush()
+    assert sorted(row for pack in rows_of(packs) for row in pack) == list(range(len(lengths)))
+    assert all(sum(piece.ref.length for piece in pack) <= 64 for pack in packs)
+    assert all(len(pack) <= (config.max_samples_per_pack or 60) for pack in packs)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=40),
+    config=st.sampled_from(CONFIGS),
+    stop=st.integers(0, 40),
+)
+def test_packs_are_the_same_where_another_packer_goes_on_after_any_of_them(
+    lengths: list[int], config: StreamingPackConfig, stop: int
+) -> None:
+    pieces = pieces_of(lengths)
+    whole = StreamingPacker(config)
+    expected = rows_of([pack for piece in pieces for pack in whole.put(piece)] + list(whole.flush()))
+
+    first = StreamingPacker(config)
+    given_out: list[list[Piece]] = []
+    num_put = 0
+    while num_put < len(pieces) and len(given_out) < stop:
+        num_put += 1
+        for pack in first.put(pieces[num_put - 1]):
+            given_out.append(pack)
+            if len(given_out) == stop:  # what is left of this put is in the state
+                break
+    second = StreamingPacker(config)
+    second.restore([[pieces[ref.row] for ref in pack] for pack in first.open_refs])
+    given_out += second.due()
+    for piece in pieces[num_put:]:
+        given_out += second.put(piece)
+    assert rows_of([*given_out, *second.flush()]) == expected
+
+
+def test_first_fit_gives_a_pack_out_when_the_next_sample_does_not_fit() -> None:
+    packer = StreamingPacker(CONFIGS[0])
+    packs = [pack for piece in pieces_of([30, 30, 10, 54, 64, 5]) for pack in packer.put(piece)]
+    assert rows_of(packs) == [[0, 1], [2, 3], [4]]
+
+
+def test_best_fit_leaves_less_room_than_first_fit_and_balanced_packs_cost_about_the_same() -> None:
+    lengths = [(number * 37) % 61 + 1 for number in range(2000)]
+    num_packs, works = {}, {}
+    for strategy in ("first_fit", "best_fit", "balanced"):
+        packer = StreamingPacker(StreamingPackConfig.of(strategy, packing_length=256, options={}))
+        packs = [pack for piece in pieces_of(lengths) for pack in packer.put(piece)]
+        num_packs[strategy] = len(packs)
+        work = [sum(piece.ref.length**2 for piece in pack) for pack in packs]
+        mean = sum(work) / len(work)
+        works[strategy] = (sum((each - mean) ** 2 for each in work) / len(work)) ** 0.5 / mean
+    assert num_packs["best_fit"] < num_packs["first_fit"]
+    assert works["balanced"] < works["first_fit"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        ("window_64", {}, "packing_strategy must be one of first_fit, best_fit, balanced .*, got 'window_64'"),
+        ("best_fit", {"num_buckets": 4}, "packing_kwargs has 'num_buckets', and best_fit takes num_open_buckets"),
+        ("first_fit", {"fill_threshold": 0.5}, "packing_kwargs has 'fill_threshold', and first_fit takes none"),
+        ("best_fit", {"num_open_buckets": 0}, r"open packs \(num_open_buckets, num_buckets\) must be from 1 .*, got 0"),
+        ("best_fit", {"fill_threshold": 1.5}, "fill_threshold must be above 0 and at most 1, got 1.5"),
+        ("balanced", {"num_buckets": "8"}, "packing_kwargs.num_buckets must be a number, got '8'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(strategy: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StreamingPackConfig.of(strategy, packing_length=64, options=options)
