@@ -53,6 +53,7 @@ bench: setup
 	$(BIN)/python benchmarks/vision_training.py
 	$(BIN)/python benchmarks/vision_memory.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/rollout.py
 	$(BIN)/python benchmarks/s3.py
 	$(BIN)/python benchmarks/iterable.py
 	$(BIN)/python benchmarks/convert.py

@@ -60,6 +60,9 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "config", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
         "train/tasks", "train/checkpoint", "train/report", "train/habits",
     },
+    "rl": {
+        *BASE, "storage", "processors", "processors/media", "mds", "converters/media", "converters/sources",
+    },
     "demo": {
         *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",
     },

@@ -1,0 +1,58 @@
+"""Prompts for reinforcement learning, behind Relax's names: rows of files or shards -> samples -> groups for rollouts.
+
+sample          what is generated and rewarded
+paths           what is typed -> files, folders and slices of them
+row_files       rows by number: lines of JSON, row groups of Parquet, samples of shards
+rows            the rows of all that is named, as one sequence
+messages        a row's prompt, media and tools -> messages
+prompts         a row -> a sample: the text of its prompt, its media, its length
+permutation     the shuffled order of an epoch, at any position of it
+base            BaseDataset: what both datasets share, the order and the batches
+dataset         Dataset: all samples in memory
+ahead           chunks of samples that are made in the background
+streaming       StreamingDataset: samples that are made when they are asked for
+saved           samples and counts as JSON and arrays, written atomically
+data_source     RolloutDataSource and RolloutDataSourceWithBuffer: samples -> numbered groups
+arguments       the flags of all this, with their defaults
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .arguments import add_data_arguments as add_data_arguments
+    from .base import BaseDataset as BaseDataset
+    from .data_source import RolloutDataSource as RolloutDataSource
+    from .data_source import RolloutDataSourceWithBuffer as RolloutDataSourceWithBuffer
+    from .data_source import pop_first as pop_first
+    from .dataset import Dataset as Dataset
+    from .sample import Sample as Sample
+    from .streaming import StreamingDataset as StreamingDataset
+
+_HOME = {
+    "BaseDataset": "base",
+    "Dataset": "dataset",
+    "RolloutDataSource": "data_source",
+    "RolloutDataSourceWithBuffer": "data_source",
+    "Sample": "sample",
+    "StreamingDataset": "streaming",
+    "add_data_arguments": "arguments",
+    "pop_first": "data_source",
+}
+
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

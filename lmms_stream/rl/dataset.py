@@ -1,0 +1,39 @@
+"""Dataset: all samples in memory, made when it is opened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import BaseDataset
+from .prompts import Outcome
+from .sample import Sample
+
+ROWS_AT_ONCE = 1024
+
+
+class Dataset(BaseDataset):
+    """See BaseDataset. Rows are read, and those that are dropped are counted, when it is opened."""
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self._all: list[Outcome] = []
+        for start in range(0, self.num_rows, ROWS_AT_ONCE):
+            made = self._made(np.arange(start, min(start + ROWS_AT_ONCE, self.num_rows)))
+            self._kept(start, made)
+            self._all += made
+        self._num_kept = self.num_rows - self.num_overlong - self.num_unreadable
+        self._may_drop = self._num_kept < self.num_rows
+
+    def __len__(self) -> int:
+        return self._num_kept
+
+    def _outcomes(self, rows: NDArray[np.int64]) -> list[Outcome]:
+        return [self._all[row] for row in rows.tolist()]
+
+    @property
+    def origin_samples(self) -> list[Sample]:
+        """All samples in the order of the rows."""
+        return [each for each in self._all if isinstance(each, Sample)]

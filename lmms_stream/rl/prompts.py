@@ -1,0 +1,193 @@
+"""A row -> a sample: the text of its prompt by a chat template, its media as they are read, its length."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..converters.media.references import SampleMedia
+from ..errors import ConfigError, DataError
+from ..processors.chat_template import ChatTemplate
+from ..processors.media.images import decode_image
+from ..processors.media.stored import media_part
+from ..processors.tokenizers import FastTokenizer, load_tokenizer
+from .messages import KINDS, Messages, check_multimodal_keys, messages_of, tools_of, with_media
+from .rows import Read
+from .sample import Sample
+
+OVERLONG = "overlong"
+Outcome = Sample | DataError | str  # a sample; what is wrong with the row; OVERLONG
+_SET_HERE = ("tokenize", "tools", "messages", "conversation", "return_tensors", "return_dict")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """See Dataset for what the fields mean."""
+
+    tokenizer: Any
+    processor: Any
+    max_length: int | None
+    prompt_key: str
+    multimodal_keys: Mapping[str, str] | None
+    label_key: str | None
+    tool_key: str | None
+    metadata_key: str
+    system_prompt: str | None
+    apply_chat_template: bool
+    apply_chat_template_kwargs: Mapping[str, Any] | None
+    custom_prompt_func: Callable[[Any, dict[str, Any]], Any] | None
+
+    def __post_init__(self) -> None:
+        check_multimodal_keys(self.multimodal_keys)
+        if self.max_length is not None and self.max_length < 1:
+            raise ConfigError(f"max_length must be at least 1, got {self.max_length}: leave it out for no limit")
+        if self.tokenizer is None and (self.apply_chat_template or self.max_length is not None):
+            raise ConfigError("apply_chat_template and max_length need a tokenizer: give one, or its folder")
+        for name in _SET_HERE:
+            if name in (self.apply_chat_template_kwargs or {}):
+                raise ConfigError(f"apply_chat_template_kwargs cannot set {name!r}, which is set here: leave it out")
+        if self.apply_chat_template:
+            _ = self._template  # raises for a tokenizer without one
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that are read; [] for all."""
+        if self.custom_prompt_func is not None:
+            return []
+        named = (self.prompt_key, self.label_key, self.tool_key, self.metadata_key)
+        return [*filter(None, named), *(self.multimodal_keys or {}).values()]
+
+    def make(self, read: Sequence[Read], names: Callable[[int], str]) -> list[Outcome]:
+        """What becomes of rows, each by itself. names: of the rows, for messages, by their indices in `read`."""
+        made = [self._made(each, names, index) for index, each in enumerate(read)]
+        if self.max_length is None:
+            return made
+        texts = [index for index, each in enumerate(made) if isinstance(each, Sample) and not each.multimodal_inputs]
+        for index, length in zip(texts, self._lengths([made[index] for index in texts]), strict=True):
+            if length > self.max_length:
+                made[index] = OVERLONG
+        for index, each in enumerate(made):
+            if isinstance(each, Sample) and each.multimodal_inputs and self._media_length(each) > self.max_length:
+                made[index] = OVERLONG
+        return made
+
+    def _made(self, read: Read, names: Callable[[int], str], index: int) -> Outcome:
+        if isinstance(read.row, DataError):
+            return read.row
+        try:
+            return self._sample(read.row, read.file.folder)
+        except DataError as error:
+            return DataError(f"{names(index)}: {error}")
+
+    def _sample(self, row: dict[str, Any], folder: str | None) -> Sample:
+        prompt = row.get(self.prompt_key)
+        if self.custom_prompt_func is not None:
+            prompt = self.custom_prompt_func(prompt, row)
+        if not isinstance(prompt, str | list) or not prompt:
+            raise DataError(
+                f"{self.prompt_key!r} is {_shown(prompt)}, not a text or a list of messages: its columns are "
+                f"{', '.join(map(repr, row))}; name the prompt's by prompt_key (--input-key)"
+            )
+        metadata = self._metadata(row)
+        tools = tools_of(row, self.tool_key)
+        if tools is not None:
+            metadata["tools"] = tools
+        if self.label_key is not None and self.label_key not in row:
+            raise DataError(f"there is no {self.label_key!r}: name another label_key, or leave it out")
+        as_messages = self.apply_chat_template or self.multimodal_keys or self.system_prompt is not None
+        media = None
+        if as_messages or isinstance(prompt, list):
+            prompt = messages_of(prompt, system_prompt=self.system_prompt)
+        if self.multimodal_keys and isinstance(prompt, list):
+            prompt = with_media(prompt, row, self.multimodal_keys)
+        if self.processor is not None and isinstance(prompt, list):
+            media = _media_of(prompt, SampleMedia(folder), row.get("media"))
+        text = self._rendered(prompt, tools) if self.apply_chat_template and isinstance(prompt, list) else prompt
+        label = row[self.label_key] if self.label_key is not None else None
+        return Sample(prompt=text, label=label, metadata=metadata, multimodal_inputs=media)
+
+    def _metadata(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        value = row.get(self.metadata_key) or {}
+        if not isinstance(value, Mapping):
+            raise DataError(f"{self.metadata_key!r} is {_shown(value)}, not an object: name another metadata_key")
+        return dict(value)
+
+    def _rendered(self, messages: Messages, tools: list[Any] | None) -> str:
+        template, prompt = self._template
+        with self._lock:  # a template keeps what it marks while it renders
+            return template.render(messages, tools, prompt=prompt)[0]
+
+    def _lengths(self, samples: Sequence[Outcome]) -> list[int]:
+        texts = [each.prompt for each in samples if isinstance(each, Sample)]
+        for text in texts:
+            if not isinstance(text, str):
+                raise ConfigError(
+                    "max_length counts the tokens of texts, and a prompt is a list of messages: set "
+                    "apply_chat_template, or leave max_length (--rollout-max-prompt-len) out"
+                )
+        return self._fast_tokenizer.num_tokens([str(text) for text in texts], add_special_tokens=False)
+
+    def _media_length(self, sample: Sample) -> int:
+        media = sample.multimodal_inputs or {}
+        if set(media) != {"images"} or not callable(self.processor) or not isinstance(sample.prompt, str):
+            raise ConfigError(
+                f"max_length cannot count prompts with {', '.join(media)}: it counts images by a processor of "
+                "transformers' and apply_chat_template; leave max_length out, or filter the rows before"
+            )
+        return len(self.processor(text=sample.prompt, images=media["images"])["input_ids"][0])
+
+    @cached_property
+    def _fast_tokenizer(self) -> FastTokenizer:
+        if isinstance(self.tokenizer, str):
+            return load_tokenizer(self.tokenizer)
+        return FastTokenizer.of(self.tokenizer)
+
+    @cached_property
+    def _template(self) -> tuple[ChatTemplate, bool]:
+        """The template, and whether it ends as if the assistant were to go on."""
+        tokenizer = self._fast_tokenizer
+        settings = dict(self.apply_chat_template_kwargs or {})
+        prompt = bool(settings.pop("add_generation_prompt", True))
+        source = settings.pop("chat_template", None) or tokenizer.chat_templates.get("default")
+        if source is None:
+            raise ConfigError(
+                f"tokenizer {tokenizer.name} has no chat template: set tokenizer.chat_template and save it, or leave "
+                "apply_chat_template out"
+            )
+        return ChatTemplate(
+            tokenizer.chat_templates.get(source, source), {**tokenizer.special_tokens, **settings}
+        ), prompt
+
+    @cached_property
+    def _lock(self) -> threading.Lock:
+        return threading.Lock()
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"
+
+
+def _media_of(messages: Messages, media: SampleMedia, stored: Any) -> dict[str, Any] | None:
+    """The media of messages in their order: images decoded as RGB, as they are shown; others as bytes; None without."""
+    found: dict[str, list[Any]] = {}
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type")
+            if kind not in KINDS:
+                continue
+            if part.get("span") is not None and isinstance(stored, bytes):
+                data = media_part(part, stored).data
+            else:
+                data = media.read(part.get(kind))
+            found.setdefault(f"{kind}s", []).append(_image(data) if kind == "image" else data)
+    return found or None
+
+
+def _image(data: bytes) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(decode_image(data))

@@ -1,0 +1,351 @@
+"""Eager and lazy datasets give the same samples in the same order, of every kind of file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectChangedError, ObjectMissingError
+from lmms_stream.rl import BaseDataset, Dataset, Sample, StreamingDataset
+from lmms_stream.rl.permutation import SMALL, Permutation
+from transformers import AutoTokenizer
+
+from .rows import KINDS, prompts, write_as, write_lines, write_parquet, write_shards
+
+NUM_ROWS = 100
+
+
+def labels(samples: Any) -> list[int]:
+    return [int(sample.label) for sample in samples]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("rows")
+    return {kind: write_as(kind, folder / kind, prompts(NUM_ROWS)) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def fast_tokenizer(tokenizer: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tokenizer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eager_and_lazy_datasets_give_the_same_samples_of_every_kind_of_file(kind: str, paths: dict[str, Path]) -> None:
+    eager = Dataset(paths[kind], label_key="label")
+    lazy = StreamingDataset(paths[kind], label_key="label")
+    assert len(eager) == len(lazy) == NUM_ROWS
+    assert labels(eager) == labels(lazy) == list(range(NUM_ROWS))
+    assert eager[3].metadata == lazy[3].metadata == {"number": 3}
+    for epoch in (0, 3):
+        eager.shuffle(epoch)
+        lazy.shuffle(epoch)
+        assert list(eager) == list(lazy)
+        assert sorted(labels(eager)) == list(range(NUM_ROWS)) != labels(eager)
+        assert eager.samples[0:32] == lazy.samples[0:32] == list(itertools.islice(lazy, 32))
+        assert eager[-1] == lazy[-1] == lazy.samples[-5:][-1]
+        assert lazy.samples[0:0] == []
+    with pytest.raises(IndexError, match="sample 100 of a dataset of 100 rows"):
+        lazy[NUM_ROWS]
+    with pytest.raises(IndexError, match="a sample before the first"):
+        lazy[-NUM_ROWS - 1]
+
+
+def looked_at(dataset: BaseDataset, number: int) -> Sample | str:
+    try:
+        return dataset[number]
+    except IndexError as error:
+        return str(error)
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("batch"), st.integers(0, 70)),
+        st.tuples(st.just("shuffle"), st.integers(0, 3)),
+        st.tuples(st.just("reopen"), st.just(0)),
+        st.tuples(st.just("look"), st.integers(0, 24)),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=steps,
+    kind=st.sampled_from(KINDS),
+    max_length=st.sampled_from([None, 4]),
+    buffer_size=st.integers(0, 40),
+    chunk_size=st.integers(1, 40),
+    max_cached=st.integers(0, 90),
+)
+def test_eager_and_lazy_datasets_agree_whatever_is_done_with_them(
+    steps: list[tuple[str, int]],
+    kind: str,
+    max_length: int | None,
+    buffer_size: int,
+    chunk_size: int,
+    max_cached: int,
+    paths: dict[str, Path],
+    fast_tokenizer: Any,
+) -> None:
+    def open_eager() -> BaseDataset:
+        return Dataset(str(paths[kind]) + "@[10:-30]", fast_tokenizer, None, max_length, label_key="label")
+
+    def open_lazy() -> StreamingDataset:
+        return StreamingDataset(
+            str(paths[kind]) + "@[10:-30]", fast_tokenizer, None, max_length, label_key="label",
+            buffer_size=buffer_size, prefetch_chunk_size=chunk_size, prefetch_max_cached=max_cached,
+        )  # fmt: skip
+
+    eager, lazy = open_eager(), open_lazy()
+    for what, number in steps:
+        if what == "batch":
+            found, expected = lazy.get_batch(number), eager.get_batch(number)
+            assert found == expected
+            assert len(found[0]) == number
+        elif what == "shuffle":
+            eager.shuffle(number)
+            lazy.shuffle(number)
+        elif what == "look":
+            assert looked_at(lazy, number) == looked_at(eager, number)
+        else:
+            states = eager.state_dict(), lazy.state_dict()
+            assert states[0] == states[1]
+            lazy.close()
+            eager, lazy = open_eager(), open_lazy()
+            eager.load_state_dict(json.loads(json.dumps(states[1])))
+            lazy.load_state_dict(json.loads(json.dumps(states[0])))
+    assert (eager.epoch_id, eager.position) == (lazy.epoch_id, lazy.position)
+    lazy.close()
+
+
+@pytest.mark.parametrize("kind", ["eager", "lazy"])
+def test_a_batch_has_all_its_samples_and_counts_each_end_of_an_epoch(kind: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", prompts(10))
+    dataset = Dataset(path, label_key="label") if kind == "eager" else StreamingDataset(path, label_key="label")
+    assert [labels(dataset.get_batch(5)[0]) for _ in range(2)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert dataset.epoch_id == 0  # an epoch that was read to its end is passed by the next batch
+    batch, crossed = dataset.get_batch(35)
+    assert (len(batch), crossed, dataset.epoch_id) == (35, 4, 4)
+    assert labels(batch) == [*range(10)] * 3 + [*range(5)]
+    assert dataset.get_batch(0) == ([], 0)
+
+
+def test_each_epoch_has_an_order_of_its_own_that_seed_and_epoch_tell(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", prompts(50))
+    dataset = StreamingDataset(path, label_key="label", shuffle=True)
+    epochs = [labels(dataset.get_batch(50)[0]) for _ in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
+    other = Dataset(path, label_key="label")
+    other.shuffle(1)
+    assert labels(other) == epochs[1]
+    other.get_batch(7)
+    other.shuffle(1)  # nothing, at the same epoch
+    assert (other.position, labels(other)) == (7, epochs[1])
+    other.shuffle(0)  # of the rows' order, not of the last one
+    assert labels(other) == epochs[0]
+    assert labels(Dataset(path, label_key="label")) == list(range(50))  # nothing is shuffled unasked
+
+
+def test_what_is_too_long_is_dropped_and_counted_once(tmp_path: Path, fast_tokenizer: Any) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", prompts(70))
+    texts = [row["text"] for row in prompts(70)]
+    lengths = [len(ids) for ids in fast_tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    limit = sorted(lengths)[35]
+    kept = [number for number, length in enumerate(lengths) if length <= limit]
+    assert 0 < len(kept) < 70
+    eager = Dataset(path, fast_tokenizer, None, limit, label_key="label")
+    lazy = StreamingDataset(path, fast_tokenizer, None, limit, label_key="label")
+    assert len(eager) == len(kept)
+    assert eager.num_overlong == 70 - len(kept)
+    assert lazy.num_overlong == 0
+    assert lazy[len(kept) - 1] == eager[-1] == lazy[-1]
+    batch, crossed = lazy.get_batch(2 * len(kept) + 1)
+    assert (labels(batch), crossed) == (kept * 2 + kept[:1], 2)
+    assert lazy.num_overlong == eager.num_overlong
+    for dataset in (eager, lazy):
+        with pytest.raises(IndexError):
+            dataset[len(kept)]
+    nothing = StreamingDataset(path, fast_tokenizer, None, limit, system_prompt="very " * 99, apply_chat_template=True)
+    with pytest.raises(DataError, match=r"no sample is left of 70 rows \(70 have more tokens than max_length"):
+        nothing.get_batch(1)
+
+
+@pytest.mark.parametrize("prefetch", [0, 256])
+def test_a_row_that_cannot_be_read_is_an_error_that_names_it_or_is_counted(prefetch: int, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", prompts(30), blank_every=4)
+    lines = path.read_text().splitlines(keepends=True)
+    broken = next(number for number, line in enumerate(lines) if '"label": "20"' in line)
+    lines[broken] = "{broken\n"
+    path.write_text("".join(lines))
+    with pytest.raises(DataError, match=rf"rows\.jsonl:{broken + 1}: not valid JSON"):
+        Dataset(path)
+    lazy = StreamingDataset(path, label_key="label", prefetch_max_cached=prefetch)
+    assert labels(lazy.get_batch(20)[0]) == list(range(20))
+    for _ in range(2):  # the batch can be asked for again
+        with pytest.raises(DataError, match=rf"rows\.jsonl:{broken + 1}: not valid JSON"):
+            lazy.get_batch(5)
+    skipping = StreamingDataset(path, label_key="label", on_error="skip", prefetch_max_cached=prefetch)
+    assert labels(skipping) == [number for number in range(30) if number != 20]
+    assert skipping.num_unreadable == Dataset(path, on_error="skip").num_unreadable == 1
+    with pytest.raises(DataError, match=r"other\.jsonl: row 1: 'prompt' is missing, not a text .*prompt_key"):
+        Dataset(write_lines(tmp_path / "other.jsonl", prompts(1)), prompt_key="prompt")
+
+
+def test_prefetch_follows_shuffle_and_a_loaded_state(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", prompts(60))
+    lazy = StreamingDataset(path, label_key="label", prefetch_chunk_size=4, prefetch_max_cached=40)
+    plain = Dataset(path, label_key="label")
+    lazy.get_batch(5)
+    for epoch in (1, 2, 1):
+        lazy.shuffle(epoch)
+        plain.shuffle(epoch)
+        assert lazy.get_batch(9) == plain.get_batch(9)
+    state = lazy.state_dict()
+    expected = lazy.get_batch(30)
+    lazy.load_state_dict(state)
+    assert lazy.get_batch(30) == expected
+
+
+def test_paths_are_files_folders_and_lists_with_slices_of_each_and_of_all(tmp_path: Path) -> None:
+    a = write_lines(tmp_path / "all" / "a.jsonl", prompts(10))
+    b = write_parquet(tmp_path / "all" / "sub" / "b.parquet", prompts(10))
+    (tmp_path / "all" / "README.md").write_text("not data")
+    for path, expected in (
+        (f"{a}@[2:5]", [2, 3, 4]),
+        (f"{a}@[-3:]", [7, 8, 9]),
+        (f"{a}@[:-8]", [0, 1]),
+        (f"{a}@[0:0]", []),
+        (f"{tmp_path}/all@[8:12]", [8, 9, 0, 1]),
+        (f"[{a}@[:2], {b}@[:3]]", [0, 1, 0, 1, 2]),
+        (f"['{b}', '{a}']@[9:11]", [9, 0]),
+        ([f"{b}@[1:2]", a], [1, *range(10)]),
+    ):
+        for dataset in (Dataset(path, label_key="label"), StreamingDataset(path, label_key="label")):
+            assert labels(dataset) == expected, path
+            assert len(dataset) == len(expected)
+    with pytest.raises(DataError, match=r"no sample is left of 0 rows"):
+        Dataset(f"{a}@[0:0]").get_batch(1)
+    for path, error, message in (
+        (f"{a}@[1:2:3]", ConfigError, r"@\[1:2:3\] is no slice of rows: write @\[START:STOP\]"),
+        ("[]", ConfigError, "names no files"),
+        ("", ConfigError, "names no file"),
+        (tmp_path / "none.jsonl", ObjectMissingError, "does not exist"),
+        (tmp_path / "none", ObjectMissingError, "does not exist, or is empty"),
+        (tmp_path / "all" / "README.md", DataError, r"expected a name that ends in .jsonl or .parquet"),
+    ):
+        with pytest.raises(error, match=message):
+            Dataset(path)
+    b.unlink()
+    a.unlink()
+    with pytest.raises(DataError, match=r"none of its 1 files ends in .jsonl or .parquet"):
+        Dataset(tmp_path / "all")
+
+
+def test_a_file_that_is_changed_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", prompts(10))
+    lazy = StreamingDataset(path)
+    write_lines(path, prompts(11))
+    with pytest.raises(ObjectChangedError, match=r"rows\.jsonl was changed while it was read"):
+        lazy.get_batch(1)
+
+
+def test_a_state_is_refused_by_other_data_and_another_seed(tmp_path: Path) -> None:
+    a = write_lines(tmp_path / "a.jsonl", prompts(10))
+    dataset = Dataset(a)
+    dataset.shuffle(1)
+    moved = a.rename(tmp_path / "moved.jsonl")
+    StreamingDataset(moved).load_state_dict(dataset.state_dict())
+    others: Iterator[Path | str] = iter(
+        (write_lines(tmp_path / "b.jsonl", prompts(11)), f"{moved}@[:9]", write_shards(tmp_path / "c", prompts(10)))
+    )
+    for other in others:
+        with pytest.raises(CursorError, match=r"the state belongs to other data \(10 rows"):
+            StreamingDataset(other).load_state_dict(dataset.state_dict())
+    with pytest.raises(CursorError, match="the state follows seed 42 and this dataset has seed 43"):
+        Dataset(moved, seed=43).load_state_dict(dataset.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"on_error": "ignore"}, "on_error must be 'error' or 'skip', got 'ignore'"),
+        ({"use_audio_in_video": True}, "use_audio_in_video is not supported"),
+        ({"multimodal_config": {}}, "multimodal_config is not supported"),
+        ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"max_length": 9}, "apply_chat_template and max_length need a tokenizer"),
+        ({"multimodal_keys": {"smell": "x"}}, "media of kind 'smell': expected image, video, audio"),
+        ({"apply_chat_template_kwargs": {"tokenize": True}}, "cannot set 'tokenize'"),
+        ({"buffer_size": -1}, "buffer_size must be at least 0, got -1"),
+        ({"prefetch_chunk_size": 0}, "prefetch_chunk_size must be at least 1, got 0"),
+        ({"prefetch_max_cached": -1}, "prefetch_max_cached must be at least 0, got -1"),
+        ({"prefetch_num_workers": 0}, "prefetch_num_workers must be at least 1, got 0"),
+    ],
+)
+def test_a_wrong_setting_is_named(wrong: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", prompts(1))
+    with pytest.raises(ConfigError, match=message):
+        StreamingDataset(path, **wrong)
+
+
+def test_files_and_shards_in_a_store_are_read(s3_folder: str, tmp_path: Path) -> None:
+    from lmms_stream.storage.storage import open_storage
+
+    store = open_storage(s3_folder)
+    for kind in ("jsonl", "parquet", "mds"):
+        path = write_as(kind, tmp_path / kind, prompts(20))
+        for file in [path] if path.is_file() else path.iterdir():
+            store.upload(file, f"{kind}/{file.name}")
+        here = Dataset(path, label_key="label")
+        for there in (
+            f"{s3_folder}/{kind}/{path.name}" if path.is_file() else f"{s3_folder}/{kind}",
+            f"{s3_folder}/{kind}",
+        ):
+            lazy = StreamingDataset(f"{there}@[5:]", label_key="label")
+            assert labels(lazy) == list(range(5, 20))
+            assert StreamingDataset(there).digest == here.digest
+
+
+@given(num_rows=st.integers(1, 3 * SMALL), seed=st.integers(0, 5), epoch=st.integers(0, 5))
+@settings(max_examples=25, deadline=None)
+def test_an_order_has_each_row_once(num_rows: int, seed: int, epoch: int) -> None:
+    order = Permutation(num_rows, seed=seed, epoch=epoch)
+    rows = order(np.arange(num_rows))
+    assert np.array_equal(np.sort(rows), np.arange(num_rows))
+    some = np.arange(num_rows // 3, num_rows // 2)
+    assert np.array_equal(order(some), rows[some])
+
+
+def test_a_large_order_is_as_even_as_chance() -> None:
+    """Of neighbours in the order, distances are spread as those of independent numbers."""
+    num_rows = SMALL * 3
+    rows = Permutation(num_rows, seed=1, epoch=2)(np.arange(num_rows))
+    counts, _, _ = np.histogram2d(rows[:-1], rows[1:], bins=16)
+    expected = (num_rows - 1) / 256
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    assert 150 < chi_squared < 380  # 255 degrees of freedom: mean 255, standard deviation 23
+    assert not np.array_equal(rows, Permutation(num_rows, seed=1, epoch=3)(np.arange(num_rows)))
+
+
+def test_samples_are_copied_without_sharing_what_is_changed() -> None:
+    sample = Sample(prompt=[{"role": "user", "content": "hi"}], multimodal_inputs={"images": [1]}, metadata={"a": [1]})
+    sample.extra = [1]  # type: ignore[attr-defined]
+    copied = sample.copy()
+    assert vars(copied) == vars(sample)
+    copied.metadata["a"].append(2)
+    copied.tokens.append(3)
+    copied.prompt[0]["content"] = "bye"  # type: ignore[index]
+    assert (sample.metadata, sample.tokens, sample.prompt[0]["content"]) == ({"a": [1]}, [], "hi")  # type: ignore[index]
+    assert copied.multimodal_inputs is sample.multimodal_inputs
+    assert vars(Sample.from_dict(sample.to_dict())) == vars(sample)
+    assert Sample(response_length=3).effective_response_length == 3
+    assert Sample(response_length=3, loss_mask=[1, 0, 1]).effective_response_length == 2

@@ -1,0 +1,176 @@
+"""A row becomes a sample: its template, tools, labels, metadata and media."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lmms_stream.demo.tiny_vlm import save_processor
+from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.rl import Dataset, Sample, StreamingDataset
+from PIL import Image
+from streaming import MDSWriter
+from transformers import AutoProcessor, AutoTokenizer
+
+from .rows import write_lines, write_parquet
+
+IMAGES = {"multimodal_keys": {"image": "images"}}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+TEMPLATE = (
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if thinks %}<think>{% endif %}{% endif %}"
+)
+MESSAGES = [
+    {"role": "user", "content": "2 + 2?"},
+    {"role": "assistant", "content": "5"},
+    {"role": "user", "content": "?"},
+]
+
+
+@pytest.fixture(scope="module")
+def templated(tokenizer: Path) -> Any:
+    """A tokenizer of transformers' with a template that shows tools and a variable."""
+    loaded = AutoTokenizer.from_pretrained(tokenizer)
+    loaded.chat_template = TEMPLATE
+    return loaded
+
+
+def only(path: Path, *arguments: Any, **settings: Any) -> Sample:
+    """The sample of the only row, which is the same of both datasets."""
+    eager, lazy = Dataset(path, *arguments, **settings), StreamingDataset(path, *arguments, **settings)
+    assert list(eager) == list(lazy)
+    (sample,) = eager
+    return sample
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("prompt", ["2 + 2?", MESSAGES])
+@pytest.mark.parametrize("settings", [{}, {"thinks": True}, {"add_generation_prompt": False}])
+def test_templates_render_what_transformers_renders(
+    prompt: Any, as_text: bool, settings: dict[str, Any], templated: Any, tmp_path: Path
+) -> None:
+    row = {"q": prompt, "a": 4, "tools": json.dumps(TOOLS) if as_text else TOOLS, "metadata": {"level": 1}}
+    sample = only(
+        write_lines(tmp_path / "rows.jsonl", [row]), templated, prompt_key="q", label_key="a", tool_key="tools",
+        apply_chat_template=True, apply_chat_template_kwargs=settings, system_prompt="Be brief.",
+    )  # fmt: skip
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    messages = [{"role": "system", "content": "Be brief."}, *asked]
+    assert sample.prompt == templated.apply_chat_template(
+        messages, tools=TOOLS, tokenize=False, **{"add_generation_prompt": True, **settings}
+    )
+    assert (sample.label, sample.metadata) == (4, {"level": 1, "tools": TOOLS})
+    assert sample.status is Sample.Status.PENDING
+
+
+def test_without_a_template_prompts_stay_as_they_are(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "rows.parquet", [{"text": "hi", "other": 1}])
+    assert only(path).prompt == "hi"
+    assert only(path, system_prompt="Be kind.").prompt == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "hi"},
+    ]
+    changed = only(path, custom_prompt_func=lambda prompt, row: f"{prompt} {row['other']}")
+    assert changed.prompt == "hi 1"
+    assert only(write_lines(tmp_path / "rows.jsonl", [{"text": MESSAGES}])).prompt == MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "message"),
+    [
+        ({"text": "hi", "tools": "{"}, {"tool_key": "tools"}, "'tools' is not valid JSON"),
+        ({"text": "hi", "tools": {"a": 1}}, {"tool_key": "tools"}, "'tools' holds dict, not a list of tools"),
+        ({"text": "hi"}, {"label_key": "label"}, "there is no 'label': name another label_key"),
+        ({"text": "hi", "metadata": [1]}, {}, "'metadata' is list '.1.', not an object"),
+        ({"text": 7}, {}, "'text' is int '7', not a text or a list of messages"),
+        ({"text": [{"content": "hi"}]}, {}, "a message of the prompt has no role"),
+        ({"text": "<image> <image>", "images": ["a"]}, IMAGES, "more slots .* than the 1"),
+        ({"text": "<image>", "images": ["a", "b"]}, IMAGES, "1 of the 2 media in 'images'"),
+        ({"text": "<image>", "images": 3}, IMAGES, "'images' holds int, not media"),
+    ],
+)  # fmt: skip
+def test_a_row_that_does_not_fit_is_named(
+    row: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=rf"rows\.jsonl: row 1: .*{message}"):
+        Dataset(write_lines(tmp_path / "rows.jsonl", [row]), **settings)
+
+
+def test_what_the_tokenizer_cannot_do_is_named(tokenizer: Path, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", [{"text": MESSAGES}])
+    with pytest.raises(ConfigError, match="max_length counts the tokens of texts, and a prompt is a list of messages"):
+        Dataset(path, str(tokenizer), None, 10)
+    plain = AutoTokenizer.from_pretrained(tokenizer)
+    plain.chat_template = None
+    with pytest.raises(ConfigError, match=r"has no chat template: set tokenizer\.chat_template"):
+        Dataset(path, plain, apply_chat_template=True)
+
+
+def picture(width: int, color: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((28, width, 3), color, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_media_go_where_their_placeholders_stand_and_are_read_once_a_prompt(tmp_path: Path) -> None:
+    (tmp_path / "b.png").write_bytes(picture(56, 200))
+    row = {
+        "text": "see <image> and <image>.",
+        "images": ["data:image/png;base64," + base64.b64encode(picture(28, 10)).decode(), "b.png"],
+    }
+    path = write_lines(tmp_path / "rows.jsonl", [row, {"text": "none"}])
+    dataset = StreamingDataset(path, None, object(), multimodal_keys={"image": "images"})
+    sample, without = dataset
+    assert isinstance(sample.prompt, list)
+    assert [part["type"] for part in sample.prompt[0]["content"]] == ["text", "image", "text", "image", "text"]
+    assert sample.multimodal_inputs is not None
+    images = sample.multimodal_inputs["images"]
+    assert [(image.mode, image.size, image.getpixel((0, 0))) for image in images] == [
+        ("RGB", (28, 28), (10, 10, 10)),
+        ("RGB", (56, 28), (200, 200, 200)),
+    ]
+    assert without.multimodal_inputs is None
+    outside = write_lines(tmp_path / "sub" / "rows.jsonl", [{"text": "<image>", "images": ["../b.png"]}])
+    with pytest.raises(DataError, match=r"media '\.\./b\.png' leads out of the media root"):
+        Dataset(outside, None, object(), multimodal_keys={"image": "images"})
+
+
+def test_prompts_with_images_are_measured_by_the_processor(tmp_path: Path) -> None:
+    folder = save_processor(tmp_path / "processor", texts=["see and"])
+    processor = AutoProcessor.from_pretrained(folder)
+    rows = [
+        {"text": "see <image>", "images": ["data:image/png;base64," + base64.b64encode(picture(28 * n, 10)).decode()]}
+        for n in (2, 20)
+    ]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    settings: dict[str, Any] = {"multimodal_keys": {"image": "images"}, "apply_chat_template": True}
+    lengths = [
+        len(processor(text=sample.prompt, images=sample.multimodal_inputs["images"])["input_ids"][0])
+        for sample in Dataset(path, str(folder), processor, **settings)
+        if sample.multimodal_inputs
+    ]
+    assert lengths[0] < lengths[1]
+    dataset = Dataset(path, str(folder), processor, lengths[0], **settings)
+    assert (len(dataset), dataset.num_overlong) == (1, 1)
+    with pytest.raises(ConfigError, match="max_length cannot count prompts with images"):
+        Dataset(path, str(folder), object(), 5, **settings)
+
+
+def test_chats_that_the_converter_stored_are_prompts_with_their_media(templated: Any, tmp_path: Path) -> None:
+    data = picture(28, 77)
+    parts = [{"type": "image", "mime": "image/png", "span": [0, len(data)]}, {"type": "text", "text": "What is it?"}]
+    stored = {"messages": [{"role": "user", "content": parts}], "tools": TOOLS}
+    with MDSWriter(columns={"messages": "str", "media": "bytes"}, out=str(tmp_path / "shards")) as writer:
+        writer.write({"messages": json.dumps(stored), "media": data})
+    sample = only(tmp_path / "shards", templated, object(), prompt_key="messages", tool_key="tools")
+    assert isinstance(sample.prompt, list)
+    assert sample.prompt[0]["content"][1] == {"type": "text", "text": "What is it?"}
+    assert sample.metadata == {"tools": TOOLS}
+    assert sample.multimodal_inputs is not None
+    assert sample.multimodal_inputs["images"][0].getpixel((0, 0)) == (77, 77, 77)
