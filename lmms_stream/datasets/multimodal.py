@@ -63,9 +63,7 @@ class MultiModalDataset(Dataset[Batch]):
         if isinstance(config, Mapping):
             config = build_config(DatasetConfig, config, source="MultiModalDataset")
         if not isinstance(config, DatasetConfig):
-            raise ConfigError(
-                f"a MultiModalDataset is made of a DatasetConfig, got a {type(config).__name__}: give one"
-            )
+            raise ConfigError(f"the config of a MultiModalDataset is a {type(config).__name__}: give a DatasetConfig")
         check(config)
         self.config = config
         self.epoch = 0

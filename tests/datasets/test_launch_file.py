@@ -13,6 +13,7 @@ from lmms_stream.train.launched import read_launch
 from lmms_stream.train.report.train_log import read_log
 
 from ..conftest import run_cli
+from ..rounds import LONG
 from ..train.habits.rows import SIZES
 from .chats import text_config, write_jsonl
 
@@ -130,6 +131,7 @@ def test_weights_that_are_loaded_keep_their_config(data: dict[str, Any]) -> None
         launch_of(data | {"model_config": model}, source="launch.yaml")
 
 
+@pytest.mark.skipif(not LONG, reason="a run of some ten seconds: make test-long")
 def test_a_run_of_ours_takes_their_dataset_as_a_section(data: dict[str, Any], tmp_path: Path) -> None:
     run = {
         "dataset": data["dataset_config"],

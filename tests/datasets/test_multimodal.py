@@ -16,6 +16,7 @@ from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.types import Batch, World
 from torch.utils.data import DataLoader, DistributedSampler
 
+from ..processes import PROCESSES
 from .chats import text_config, write_jsonl
 
 
@@ -80,7 +81,7 @@ def test_a_data_loader_with_a_distributed_sampler_gives_each_rank_its_packs(
         sampler: DistributedSampler[Batch] = DistributedSampler(dataset, num_replicas=2, rank=rank, drop_last=True)
         loader = DataLoader(
             dataset, batch_size=2, sampler=sampler, num_workers=num_workers, collate_fn=dataset.get_collator(),
-            multiprocessing_context="forkserver" if num_workers else None,
+            multiprocessing_context=PROCESSES if num_workers else None,
         )  # fmt: skip
         batches = list(loader)
         assert all(isinstance(batch, Batch) for batch in batches)
