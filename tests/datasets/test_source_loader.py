@@ -81,6 +81,9 @@ def test_a_run_has_to_say_its_steps_and_cannot_pass_over_any(
 ) -> None:
     with pytest.raises(ConfigError, match="not known beforehand: set max_steps instead of num_train_epochs"):
         train(dataset, tmp_path / "out", num_train_epochs=1)
+    shares = TrainingArguments(str(tmp_path), num_train_epochs=0.5, use_cpu=True, report_to="none")
+    with pytest.raises(ConfigError, match="are read without conversion are not known beforehand: set max_steps"):
+        FSDP2SFTTrainer(ModelConfig(config=MODEL), shares, train_dataset=dataset)
     loader = dataset.open_loader(global_batch=2, world=World())
     with pytest.raises(ConfigError, match="not known beforehand: leave skip_steps out, or convert the sources"):
         loader.skip_steps(1)
