@@ -2,7 +2,7 @@
 
 sample          what is generated and rewarded
 paths           what is typed -> files, folders and slices of them
-row_files       rows by number: lines of JSON, row groups of Parquet, samples of shards
+row_files       rows by number: lines of JSON, samples of shards; row_groups: of Parquet
 rows            the rows of all that is named, as one sequence
 messages        a row's prompt, media and tools -> messages
 prompts         a row -> a sample: the text of its prompt, its media, its length

@@ -20,7 +20,7 @@ def check_multimodal_keys(keys: Mapping[str, str] | None) -> None:
             raise ConfigError(f"multimodal_keys names media of kind {kind!r}: expected {', '.join(KINDS)}")
 
 
-def messages_of(prompt: str | Sequence[Any], *, system_prompt: str | None) -> Messages:
+def messages_of(prompt: str | list[Any], *, system_prompt: str | None) -> Messages:
     """The conversation of a prompt: a text is what the user says. DataError for what is none."""
     if isinstance(prompt, str):
         messages: Messages = [{"role": "user", "content": prompt}]

@@ -1,4 +1,4 @@
-"""Rows by number: lines of JSON by their offsets, row groups of Parquet, samples of shards.
+"""Rows by number: lines of JSON by their offsets, samples of shards; row groups of Parquet are in row_groups.py.
 
 Each file format is a class with the members of RowFile. A file is looked through once when it is opened, and what is
 kept of it is a few bytes for many rows.

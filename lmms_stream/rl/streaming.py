@@ -52,6 +52,7 @@ class StreamingDataset(BaseDataset):
         self._num_ahead = prefetch_max_cached // self._chunk_size
         self._num_threads = prefetch_num_workers
         self._ahead: Ahead[Outcome] | None = None
+        self._pid = os.getpid()  # of the process whose threads these are
         self._chunk: tuple[Key, list[Outcome]] | None = None  # the last that was taken
         super().__init__(*arguments, **settings)
         if shuffle:

@@ -42,7 +42,7 @@ def numbers(groups: list[Group]) -> list[tuple[Any, ...]]:
 
 def test_flags_have_relaxs_defaults() -> None:
     parsed = vars(add_data_arguments(argparse.ArgumentParser()).parse_args([]))
-    expected = {
+    expected: dict[str, Any] = {
         "prompt_data": None, "label_key": None, "multimodal_keys": None, "system_prompt": None, "input_key": "input",
         "metadata_key": "metadata", "tool_key": "tools", "apply_chat_template": False, "rollout_shuffle": False,
         "use_streaming_dataset": False, "use_audio_in_video": False, "apply_chat_template_kwargs": {},
@@ -151,7 +151,8 @@ def test_all_that_samples_hold_is_saved_without_pickles(rows: Path, tmp_path: Pa
     sample = groups[0][0]
     sample.tokens, sample.rollout_log_probs, sample.reward = [1, 2, 3], [-0.5, float("-inf")], {"rule": 1.0}
     sample.status = Sample.Status.ABORTED
-    sample.metadata = {"pair": (1, "x"), "__kind__": "mine", 7: None, "name": np.float32(0.5), "raw": b"\x00\xff"}
+    odd: dict[Any, Any] = {"pair": (1, "x"), "__kind__": "mine", 7: None}
+    sample.metadata = odd | {"name": np.float32(0.5), "raw": b"\x00\xff"}
     image = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     sample.multimodal_inputs = groups[0][1].multimodal_inputs = {"images": [image]}
     sample.multimodal_train_inputs = {"pixels": torch.arange(6).reshape(2, 3).to(torch.bfloat16), "grid": np.eye(2)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -234,16 +235,17 @@ def test_paths_are_files_folders_and_lists_with_slices_of_each_and_of_all(tmp_pa
             assert len(dataset) == len(expected)
     with pytest.raises(DataError, match=r"no sample is left of 0 rows"):
         Dataset(f"{a}@[0:0]").get_batch(1)
-    for path, error, message in (
+    wrong: list[tuple[str | Path, type[Exception], str]] = [
         (f"{a}@[1:2:3]", ConfigError, r"@\[1:2:3\] is no slice of rows: write @\[START:STOP\]"),
         ("[]", ConfigError, "names no files"),
         ("", ConfigError, "names no file"),
         (tmp_path / "none.jsonl", ObjectMissingError, "does not exist"),
         (tmp_path / "none", ObjectMissingError, "does not exist, or is empty"),
         (tmp_path / "all" / "README.md", DataError, r"expected a name that ends in .jsonl or .parquet"),
-    ):
+    ]
+    for named, error, message in wrong:
         with pytest.raises(error, match=message):
-            Dataset(path)
+            Dataset(named)
     b.unlink()
     a.unlink()
     with pytest.raises(DataError, match=r"none of its 1 files ends in .jsonl or .parquet"):
@@ -334,6 +336,29 @@ def test_a_large_order_is_as_even_as_chance() -> None:
     chi_squared = float(((counts - expected) ** 2 / expected).sum())
     assert 150 < chi_squared < 380  # 255 degrees of freedom: mean 255, standard deviation 23
     assert not np.array_equal(rows, Permutation(num_rows, seed=1, epoch=3)(np.arange(num_rows)))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_what_a_lazy_dataset_keeps_in_memory_does_not_grow_with_the_rows(kind: str, tmp_path: Path) -> None:
+    def kept_bytes(num_rows: int) -> int:
+        rows = [{"text": "word " * 20, "label": str(number)} for number in range(num_rows)]
+        path = tmp_path / f"{num_rows}.{kind}"
+        if kind == "jsonl":
+            write_lines(path, rows)
+        else:
+            write_parquet(path, rows, group_rows=20_000)
+        del rows
+        tracemalloc.start()
+        lazy = StreamingDataset(path, label_key="label", buffer_size=64, shuffle=True)
+        for _ in range(10):
+            lazy.get_batch(16)
+        lazy.close()
+        found, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return found
+
+    kept_bytes(100)  # what is imported or compiled once
+    assert kept_bytes(SMALL * 2) - kept_bytes(2000) < 2**18  # two bytes a row; offsets take one
 
 
 def test_samples_are_copied_without_sharing_what_is_changed() -> None:
