@@ -12,6 +12,7 @@ from ...config import build_config
 from ...errors import ConfigError
 from ...mds.dataset_config import DatasetConfig
 from ...mds.engine_fields import check_names
+from ...types import World
 from ..model.build import ModelConfig
 from ..run.settings import TrainConfig
 
@@ -110,7 +111,7 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
             raise ConfigError(f"{source}: {name} {said[name]} is not here, and the model is sharded over all ranks: "
                               "leave it out")  # fmt: skip
     moot = {name: why for name, why in _MOOT.items() if said.get(name)}
-    if moot:
+    if moot and World.detect().rank == 0:
         logger.warning("trainer_args that cannot matter here: %s", "; ".join(f"{k} ({v})" for k, v in moot.items()))
     arguments = {name: value for name, value in said.items() if name in theirs - {"fsdp_config"} - {*_MOOT}}
     for name in ("eval_strategy", "save_strategy", "logging_strategy"):
