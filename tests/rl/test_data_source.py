@@ -176,7 +176,7 @@ def test_all_that_samples_hold_is_saved_without_pickles(rows: Path, tmp_path: Pa
     assert {k: v for k, v in vars(found).items() if k not in media} == {
         k: v for k, v in vars(sample).items() if k not in media
     }
-    sample.metadata = {"function": print}
+    sample.metadata = {"function": len}
     with pytest.raises(
         CheckpointError, match=r"state\.buffer\.metadata\.function is builtin_function_or_method, which"
     ):
