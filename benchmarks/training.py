@@ -67,8 +67,9 @@ class Loop:
         family: Any = None,
     ):
         import torch
+        from lmms_stream.train.model.build import ModelConfig
         from lmms_stream.train.model.choice import prove_packing
-        from lmms_stream.train.model.model import ModelConfig, PackedModel
+        from lmms_stream.train.model.model import PackedModel
         from lmms_stream.train.model.sharding import blocks_to_shard
         from lmms_stream.train.run.distributed import init_distributed
         from torch.distributed.fsdp import fully_shard
@@ -107,7 +108,7 @@ def num_learnt(step: Sequence[Any]) -> int:
 def train_beside_a_loop(folder: Path, output: Path, num_steps: int) -> tuple[list[float], list[float]]:
     """Seconds of each step of the trainer, from update to update, and of a bare loop that runs in between."""
     import torch
-    from lmms_stream.train.model.model import ModelConfig
+    from lmms_stream.train.model.build import ModelConfig
     from lmms_stream.train.run.settings import TrainConfig
     from lmms_stream.train.trainer import FSDP2SFTTrainer
 
@@ -195,7 +196,7 @@ def train_demo(folder: Path, num_steps: int) -> tuple[float, float]:
     from lmms_stream.mds.packed import PackedStreamingDataset
     from lmms_stream.plan.packing import PackingConfig
     from lmms_stream.processors.chat import ChatProcessor
-    from lmms_stream.train.model.model import ModelConfig
+    from lmms_stream.train.model.build import ModelConfig
     from lmms_stream.train.run.settings import TrainConfig
     from lmms_stream.train.trainer import FSDP2SFTTrainer
 

@@ -5,9 +5,9 @@ Public names are imported when they are first used: `import lmms_stream` itself 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .lazy import lazy_names
 from .version import VERSION
 
 __version__ = VERSION
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .processors.text import TextProcessor as TextProcessor
     from .processors.text import TokensProcessor as TokensProcessor
     from .storage.fetch_config import FetchConfig as FetchConfig
-    from .train.model.model import ModelConfig as ModelConfig
+    from .train.model.build import ModelConfig as ModelConfig
     from .train.run.settings import TrainConfig as TrainConfig
     from .train.run_config import RunConfig as RunConfig
     from .train.trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
@@ -56,7 +56,7 @@ _HOME = {
     "FetchConfig": "storage.fetch_config",
     "LengthIndex": "mds.lengths",
     "LmmsStreamError": "errors",
-    "ModelConfig": "train.model.model",
+    "ModelConfig": "train.model.build",
     "MultimodalProcessor": "processors.multimodal",
     "OrderConfig": "plan.order",
     "PackPlan": "plan.pack_plan",
@@ -83,15 +83,4 @@ _HOME = {
 
 __all__ = ["__version__", *_HOME]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

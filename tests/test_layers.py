@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "types": {"errors"},
     "config": {"errors"},
     "signals": set(),
+    "lazy": set(),
     "plan/kernels": set(),
     "plan": {*BASE, "plan/kernels"},
     "storage": BASE,
@@ -44,8 +45,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "loader": {*BASE, "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
     "datasets": {
-        *BASE, "config", "plan", "storage", "processes", "processors", "processors/families", "mds", "converters",
-        "converters/rows", "converters/sources", "loader",
+        *BASE, "config", "lazy", "plan", "storage", "processes", "processors", "processors/families", "mds",
+        "converters", "converters/rows", "converters/sources", "loader",
     },
     "train/run": {*BASE, "mds"},
     "train/model": {*BASE, "processors", "processors/families", "loader", "train/run"},
@@ -57,11 +58,11 @@ ALLOWED: dict[str, set[str]] = {
         "train/run", "train/model",
     },
     "train": {
-        *BASE, "config", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
+        *BASE, "config", "lazy", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
         "train/tasks", "train/checkpoint", "train/report", "train/habits",
     },
     "rl": {
-        *BASE, "storage", "processors", "processors/media", "mds", "converters/media", "converters/sources",
+        *BASE, "lazy", "storage", "processors", "processors/media", "mds", "converters/media", "converters/sources",
     },
     "demo": {
         *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",

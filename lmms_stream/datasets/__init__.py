@@ -20,8 +20,9 @@ Names are imported when they are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
 
 if TYPE_CHECKING:
     from ..mds.dataset_config import DatasetConfig as DatasetConfig
@@ -30,23 +31,12 @@ if TYPE_CHECKING:
     from .multimodal import MultiModalDataset as MultiModalDataset
 
 _HOME = {
-    "DatasetConfig": "lmms_stream.mds.dataset_config",
-    "DistributedLengthGroupedSampler": "lmms_stream.datasets.length_grouped",
-    "MultiModalDataset": "lmms_stream.datasets.multimodal",
-    "MultiModalIterableDataset": "lmms_stream.datasets.iterable",
+    "DatasetConfig": ".mds.dataset_config",
+    "DistributedLengthGroupedSampler": "length_grouped",
+    "MultiModalDataset": "multimodal",
+    "MultiModalIterableDataset": "iterable",
 }
 
 __all__ = [*_HOME]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -10,14 +10,11 @@ import hashlib
 import json
 import logging
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -31,17 +28,17 @@ from ..errors import ConfigError, DataError, ObjectMissingError
 from ..mds.dataset_config import DatasetConfig
 from ..mds.index import DATASET_NAME
 from ..processes.alone import call_alone
+from ..processes.bar import terminal_bar
 from ..processes.sendable import obstacle
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import home_folder
 from ..storage.disk_errors import disk_errors
-from ..storage.locks import is_locked, locked
+from ..storage.locks import is_locked, locked, wait_for_other
 from ..storage.storage import open_storage
 from ..types import World
 from .names import STORES, Source, dataset_type_of, sources_of
 
 WAIT_S = 24 * 3600.0  # of processes, for the one that converts
-_POLL_S = (0.05, 2.0)  # the first pause, and the longest
 _PREFIX = "lmms_stream"  # of shards in a bucket
 logger = logging.getLogger("lmms_stream")
 
@@ -81,7 +78,7 @@ def build_once(config: DatasetConfig, processor: Processor, *, world: World, wai
         building.home.mkdir(parents=True, exist_ok=True)
     ranks_per_node = world.world_size // world.num_nodes
     if world.rank >= ranks_per_node:
-        _wait(building, wait_s=wait_s)
+        _wait(lambda: building.is_whole, building, wait_s=wait_s)  # what another node does
     else:
         _convert_once(building, wait_s=wait_s)
     return building.target
@@ -162,11 +159,8 @@ def _convert_once(building: Building, *, wait_s: float) -> None:
     with locked(building.home / "build.lock", timeout_s=wait_s) as ours:
         if ours is None:
             raise _late(building, wait_s)
-        deadline, pause = time.monotonic() + wait_s, _POLL_S[0]
-        while is_locked(building.home / "convert.lock"):  # by what a process that was killed had started
-            if time.monotonic() > deadline:
-                raise _late(building, wait_s)
-            time.sleep(pause)
+        of_killed = building.home / "convert.lock"  # held by what a process that was killed had started
+        _wait(lambda: not is_locked(of_killed), building, wait_s=wait_s)
         if not building.is_whole:
             _convert(building)
 
@@ -175,7 +169,7 @@ def _convert(building: Building) -> None:
     started = time.monotonic()
     logger.warning("converting the sources in %s once, into %s", building.listed, building.target)
     call = partial(_converted, building)
-    with _bar(building.num_bytes) as advance:
+    with terminal_bar("converting", total=building.num_bytes, unit="bytes") as advance:
         is_small = 0 < building.num_bytes <= UNIT_BYTES
         if is_small or obstacle(building) is not None:
             report: ConvertReport = call(1, advance)
@@ -198,29 +192,10 @@ def _converted(building: Building, num_workers: int | None, advance: Callable[[i
     )
 
 
-@contextmanager
-def _bar(num_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Told how many more bytes of the sources are converted; shown on a terminal alone."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns: Any = (TextColumn("converting"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=num_bytes or None)
-        yield lambda count: progress.advance(task, count)
-
-
-def _wait(building: Building, *, wait_s: float) -> None:
-    """On another node than the first, until the dataset is there."""
-    deadline, pause = time.monotonic() + wait_s, _POLL_S[0]
-    while not building.is_whole:
-        if time.monotonic() > deadline:
-            raise _late(building, wait_s)
-        time.sleep(pause)
-        pause = min(2 * pause, _POLL_S[-1])
+def _wait(is_done: Callable[[], bool], building: Building, *, wait_s: float) -> None:
+    """DataError where it takes longer."""
+    if wait_for_other(is_done, lock=None, begin_s=wait_s, end_s=wait_s).outcome != "done":
+        raise _late(building, wait_s)
 
 
 def _late(building: Building, wait_s: float) -> DataError:

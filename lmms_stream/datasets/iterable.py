@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NoReturn
 
@@ -16,21 +17,20 @@ from ..loader.loader import PackedLoader
 from ..mds.core import PackedDataset
 from ..mds.dataset_config import DEFAULT_LANE_WINDOW, DatasetConfig
 from ..mds.streams import StreamConfig
-from ..plan.order import OrderConfig
-from ..plan.packing import PackingConfig
+from ..plan.lanes import check_lanes
+from ..plan.packing import MAX_PACKING_LENGTH, PackingConfig
 from ..processors.base import Processor
 from ..types import Batch, World
-from .lanes_of_sources import check_readers, check_state, fingerprint_of, reader_lanes, reading_packs
+from .lanes_of_sources import check_state, fingerprint_of, reader_lanes, reading_packs
 from .names import check, dataset_type_of, is_shards, processor_of, sources_of
 from .rows_of_sources import Reading
 from .source_files import SourcesOf
 from .source_loader import SourceLoader
-from .source_state import Counts, SourcesState
+from .source_state import Counts, SourcesState, merged_states
 from .streamed_batches import StreamedBatch, StreamedCollator, batch_of
 from .streaming_packs import StreamingPackConfig
 
 DEFAULT_LANES = 64
-_LONGEST = 1 << 30  # tokens of a pack that holds any sample
 
 
 class MultiModalIterableDataset(IterableDataset[Batch]):
@@ -149,11 +149,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         """A saved state; CursorError for that of other settings."""
         return check_state(SourcesState.from_dict(state), self.fingerprint, num_lanes=self.num_lanes)
 
-    @staticmethod
-    def merge_states(states: list[Mapping[str, Any]]) -> dict[str, Any]:
-        """One state of the states of all ranks, for any number of ranks."""
-        first, *others = [SourcesState.from_dict(state) for state in states]
-        return first.merge(others).to_dict()
+    merge_states = staticmethod(merged_states)
 
     @property
     def _state(self) -> SourcesState:
@@ -183,7 +179,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
                 options=options,
                 max_samples_per_pack=config.max_samples_per_pack,
             )
-        length = _LONGEST if config.overlong == "error" else config.packing_length
+        length = MAX_PACKING_LENGTH if config.overlong == "error" else config.packing_length
         if config.overlong == "drop":
             length = config.max_length or length
         return StreamingPackConfig(packing_length=length, max_samples_per_pack=1)
@@ -217,30 +213,26 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         config = self.config
         (source,) = sources_of(config)
         packing = PackingConfig(
-            packing_length=config.packing_length if config.packing or config.overlong != "error" else _LONGEST,
+            packing_length=config.packing_length
+            if config.packing or config.overlong != "error"
+            else MAX_PACKING_LENGTH,
             strategy=config.packing_strategy,
             overlong=config.overlong,
             max_samples_per_pack=config.max_samples_per_pack if config.packing else 1,
             window=config.packing_window or DEFAULT_LANE_WINDOW,
-        )
-        order = OrderConfig(
-            seed=config.seed,
-            shuffle=config.shuffle,
-            num_canonical_nodes=config.num_canonical_nodes,
-            shuffle_block_size=config.shuffle_block_size,
         )
         return PackedDataset(
             [StreamConfig(remote=source.path, local=config.local)],
             processor=self.processor,
             packing=packing,
             packing_mode="lanes",
-            order=order,
+            order=replace(config.order, reshuffle=True),  # lanes are packed as they are read, in each epoch anew
             fetch=config.fetch,
         )
 
     def _batches_of_shards(self, world: World, worker: int, num_workers: int) -> Iterator[Batch]:
         num_readers, reader = world.num_groups * num_workers, world.group + world.num_groups * worker
-        check_readers(int(self.core.lane_order.num_canonical_nodes or 1), world.num_groups, num_workers)
+        check_lanes(int(self.core.lane_order.num_canonical_nodes or 1), world.num_groups, num_workers)
         yield from PackedLoader(self.core, global_batch=num_readers, world=World(rank=reader, world_size=num_readers))
 
     def _refuse_shards(self, what: str) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..converters.rows.mapper import ROWS_VERSION
 from ..converters.sources.units import CUT_VERSION
-from ..errors import ConfigError, CursorError
-from ..plan.lanes import allowed_readers
+from ..errors import CursorError
+from ..plan.lanes import allowed_readers, check_lanes
 from ..processors.base import processor_fingerprint
 from ..types import World
 from .rows_of_sources import Reading
@@ -32,20 +32,8 @@ def reader_lanes(num_lanes: int, *, world: World, worker: int, num_workers: int)
     >>> reader_lanes(8, world=World(rank=1, world_size=2), worker=1, num_workers=2)
     [3, 7]
     """
-    check_readers(num_lanes, world.num_groups, num_workers)
+    check_lanes(num_lanes, world.num_groups, num_workers)
     return list(range(world.group + world.num_groups * worker, num_lanes, world.num_groups * num_workers))
-
-
-def check_readers(num_lanes: int, num_ranks: int, num_workers: int) -> None:
-    """ConfigError where readers (workers of ranks) cannot share the lanes equally."""
-    readers = num_ranks * num_workers
-    if num_lanes % readers:
-        allowed = ", ".join(map(str, allowed_readers(num_lanes)))
-        raise ConfigError(
-            f"{num_ranks} ranks of {num_workers} workers are {readers} readers, which cannot share {num_lanes} lanes: "
-            f"ranks times workers must be one of {allowed}; change the number of workers, or, for a run that begins "
-            f"anew, set num_canonical_nodes to a multiple of {readers}"
-        )
 
 
 def reading_packs(

@@ -19,8 +19,7 @@ from ..mds.core import PackedDataset
 from ..mds.dataset_config import DatasetConfig
 from ..mds.streams import StoredDataset, StreamConfig
 from ..plan.mixture import Mixture
-from ..plan.order import OrderConfig
-from ..plan.packing import PackingConfig
+from ..plan.packing import MAX_PACKING_LENGTH, PackingConfig
 from ..plan.planner import StepConfig, StepPlanner, Work
 from ..processors.base import Processor
 from ..types import Batch, World
@@ -28,7 +27,6 @@ from .building import build_once
 from .names import check, is_shards, processor_of, sources_of
 
 _SOURCE = "dataset"
-_LONGEST = 1 << 30  # tokens of a pack that holds any sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,13 +90,7 @@ class MultiModalDataset(Dataset[Batch]):
             processor=self.processor,
             packing=self._packing(),
             packing_mode=config.packing_mode,
-            order=OrderConfig(
-                seed=config.seed,
-                shuffle=config.shuffle,
-                num_canonical_nodes=config.num_canonical_nodes,
-                shuffle_block_size=config.shuffle_block_size,
-                reshuffle=bool(config.reshuffle),
-            ),
+            order=config.order,
             fetch=config.fetch,
             world=world,
         )
@@ -119,7 +111,7 @@ class MultiModalDataset(Dataset[Batch]):
                 )
             length, most = config.packing_length, config.max_samples_per_pack
         else:
-            length = _LONGEST if config.overlong == "error" else config.max_length or config.packing_length
+            length = MAX_PACKING_LENGTH if config.overlong == "error" else config.max_length or config.packing_length
             most = 1
         window = {} if config.packing_window is None else {"window": config.packing_window}
         return PackingConfig(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol, cast
 
@@ -17,10 +17,10 @@ from ..loader.loader import SOURCE
 from ..loader.worker import PackWorker
 from ..loader.workers import StartMethod, Workers
 from ..plan.assign import check_global_batch
+from ..plan.lanes import check_lanes
 from ..storage.tally import FetchCounts
 from ..types import Batch, World
-from .lanes_of_sources import check_readers
-from .source_state import LaneAfter, SourcesState
+from .source_state import LaneAfter, SourcesState, merged_states
 from .streamed_batches import StreamedBatch
 from .streaming_packs import StreamingPackConfig
 
@@ -91,7 +91,7 @@ class SourceLoader:
         self.world = world or World.detect()
         self.global_batch = global_batch
         check_global_batch(global_batch, self.world.num_groups)
-        check_readers(dataset.num_lanes, self.world.num_groups, max(1, num_workers))
+        check_lanes(dataset.num_lanes, self.world.num_groups, max(1, num_workers))
         self.micro_batches = global_batch // self.world.num_groups
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self._state = SourcesState(dataset.fingerprint, dataset.num_lanes)
@@ -138,11 +138,7 @@ class SourceLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._state = self.dataset.checked(state)
 
-    @staticmethod
-    def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """One state of the states of all ranks at one step, for any number of ranks."""
-        first, *others = [SourcesState.from_dict(state) for state in states]
-        return first.merge(others).to_dict()
+    merge_states = staticmethod(merged_states)
 
     def worker_error(self, cause: BaseException) -> WorkerError:
         return self._workers.error(cause)

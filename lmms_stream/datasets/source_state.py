@@ -218,3 +218,9 @@ def _ranges(numbers: Sequence[int]) -> list[list[int]]:
         else:
             ranges.append([number, number + 1])
     return ranges
+
+
+def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One saved state of those of all ranks at one step, for any number of ranks."""
+    first, *others = [SourcesState.from_dict(state) for state in states]
+    return first.merge(others).to_dict()

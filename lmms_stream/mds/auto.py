@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,11 +18,12 @@ from typing import NamedTuple
 
 from ..errors import ConfigError, LengthsError, StorageError
 from ..processes.alone import call_alone
+from ..processes.bar import terminal_bar
 from ..processes.sendable import obstacle
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.disk_errors import disk_errors
 from ..storage.local import LocalStorage, can_write
-from ..storage.locks import is_locked, locked
+from ..storage.locks import locked, wait_for_other
 from ..storage.storage import Storage, open_storage
 from ..types import World
 from .lengths import LENGTHS_FOLDER
@@ -33,7 +32,7 @@ from .stored_lengths import add_lengths, keep_lengths
 from .streams import StoredDataset
 
 _FEW_SAMPLES = 20_000  # are measured sooner than processes have started
-_POLL_S = (0.05, 2.0)  # the first pause, and the longest
+_PAUSE_S = 2.0  # between looks at whether lmms-stream index is done
 logger = logging.getLogger("lmms_stream")
 
 
@@ -98,7 +97,7 @@ def _measure_once(stored: StoredDataset, processor: Processor, lock: Path, limit
             except BeingMeasuredError:  # by lmms-stream index
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(_POLL_S[-1])
+                time.sleep(_PAUSE_S)
     raise _late(stored, limits.end_s)
 
 
@@ -108,7 +107,7 @@ def _measure(stored: StoredDataset, processor: Processor) -> None:
         "%s has no lengths index for this processor: measuring its %d samples, once", stored.url, stored.num_samples
     )
     call = partial(measure_and_keep, stored.url, stored.node_folder, processor)
-    with _bar(stored.num_samples) as on_samples:
+    with terminal_bar("measuring", total=stored.num_samples, unit="samples") as on_samples:
         if stored.num_samples > _FEW_SAMPLES and obstacle(processor) is None:
             measured: Measured = call_alone(partial(call, None), on_progress=on_samples)
         else:
@@ -140,41 +139,22 @@ def measure_and_keep(
         return Measured(where, len(index.lengths), index.num_tokens, refused)
 
 
-@contextmanager
-def _bar(num_samples: int) -> Iterator[Callable[[int], None]]:
-    """Told how many more samples are measured; shown on a terminal alone."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=num_samples)
-        yield lambda count: progress.advance(task, count)
-
-
 def _wait(stored: StoredDataset, processor: Processor, lock: Path, limits: Limits, *, world: World) -> None:
     """Until the index is there; LengthsError when who measures it dies, or does not do so in time."""
-    started, pause = time.monotonic(), _POLL_S[0]
     is_first_node = world.rank < world.world_size // world.num_nodes  # the lock of other nodes may stay free
-    has_begun = False
-    while True:
-        is_measured = is_locked(lock)
-        if stored.has_lengths(processor):
-            return
-        if has_begun and not is_measured:
-            raise LengthsError(
-                f"the rank that measured {stored.url} ended before its lengths index was written: see its error, or "
-                f"write the index first with lmms-stream index {stored.url} --tokenizer …"
-            )
-        has_begun |= is_measured
-        limit_s = limits.end_s if has_begun or not is_first_node else limits.begin_s
-        if time.monotonic() - started > limit_s:
-            raise _late(stored, limit_s)
-        time.sleep(pause)
-        pause = min(2 * pause, _POLL_S[-1])
+    waited = wait_for_other(
+        lambda: stored.has_lengths(processor),
+        lock=lock,
+        begin_s=limits.begin_s if is_first_node else limits.end_s,
+        end_s=limits.end_s,
+    )
+    if waited.outcome == "ended":
+        raise LengthsError(
+            f"the rank that measured {stored.url} ended before its lengths index was written: see its error, or "
+            f"write the index first with lmms-stream index {stored.url} --tokenizer …"
+        )
+    if waited.outcome == "late":
+        raise _late(stored, waited.limit_s)
 
 
 def _late(stored: StoredDataset, limit_s: float) -> LengthsError:

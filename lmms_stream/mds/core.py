@@ -244,6 +244,11 @@ def opens_loader(dataset: object) -> TypeGuard[OpensLoader]:
     return not hasattr(dataset, "core") and isinstance(dataset, OpensLoader)
 
 
+def gives_packs(dataset: object) -> bool:
+    """Whether loaders and trainers can read packs of it, by its core or by a loader of its own."""
+    return opens_loader(dataset) or isinstance(getattr(dataset, "core", dataset), PackedDataset)
+
+
 def processor_of(dataset: PackedDataset | HasCore | OpensLoader) -> Processor | None:
     """What makes the tokens of a dataset; ConfigError for what is none."""
     return dataset.processor if opens_loader(dataset) else core_of(dataset).processor  # type: ignore[arg-type]

@@ -85,6 +85,17 @@ class DatasetConfig(EngineFields):
             return None
         return dataclasses.replace(self, dataset_path=self.eval_dataset_path, datasets=None, eval_dataset_path=None)
 
+    @property
+    def order(self) -> OrderConfig:
+        """The order of each epoch."""
+        return OrderConfig(
+            seed=self.seed,
+            shuffle=self.shuffle,
+            num_canonical_nodes=self.num_canonical_nodes,
+            shuffle_block_size=self.shuffle_block_size,
+            reshuffle=bool(self.reshuffle),
+        )
+
     def _check_shards(self) -> None:
         if self.dataset_type is not None:
             raise ConfigError(
@@ -101,17 +112,13 @@ class DatasetConfig(EngineFields):
         )
         if self.packing_window is not None:
             packing = dataclasses.replace(packing, window=self.packing_window)
-        order = OrderConfig(
-            seed=self.seed,
-            shuffle=self.shuffle,
-            num_canonical_nodes=self.num_canonical_nodes,
-            shuffle_block_size=self.shuffle_block_size,
-            reshuffle=bool(self.reshuffle),
-        )
         return {
-            "processor": self.processor.build(), "packing": packing, "packing_mode": self.packing_mode, "order": order,
+            "processor": self.processor.build(),
+            "packing": packing,
+            "packing_mode": self.packing_mode,
+            "order": self.order,
             "fetch": self.fetch,
-        }  # fmt: skip
+        }
 
     def _choose_window(self, dataset: PackedDataset) -> None:
         if self.packing_window is None and self.packing_mode == "lanes":

@@ -22,6 +22,7 @@ Overlong = Literal["error", "drop", "truncate", "split"]
 
 STRATEGIES = "best_fit, first_fit, next_fit, window_N"
 MAX_LENGTH = (1 << 31) - 1  # tokens
+MAX_PACKING_LENGTH = 1 << 30  # tokens; a pack of so many holds any sample
 FILLER_SHARE = 0.2  # best_fit: of a window's tokens, its shortest samples, kept back to fill gaps
 _WINDOW_N = re.compile(r"window_([1-9]\d{0,7})")
 
@@ -37,8 +38,10 @@ class PackingConfig:
     max_samples_per_pack: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.packing_length <= 1 << 30:
-            raise ConfigError(f"packing_length must be from 1 to {1 << 30} tokens, got {self.packing_length}")
+        if not 1 <= self.packing_length <= MAX_PACKING_LENGTH:
+            raise ConfigError(
+                f"packing_length must be from 1 to {MAX_PACKING_LENGTH} tokens, got {self.packing_length}"
+            )
         if not 1 <= self.window <= 1 << 26:
             raise ConfigError(f"window must be from 1 to {1 << 26} samples, got {self.window}")
         if self.strategy not in ("best_fit", "first_fit", "next_fit") and not _WINDOW_N.fullmatch(str(self.strategy)):

@@ -6,13 +6,14 @@ import fcntl
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal, NamedTuple
 
 _POLL_S = 0.02
 _SUFFIX = ".lock"
+_PAUSES_S = (0.05, 2.0)  # between looks at what another process does: the first, and the longest
 
 
 @contextmanager
@@ -49,6 +50,34 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+class Waited(NamedTuple):
+    """outcome: "done"; "ended", where the process that had the lock ended before; "late", after limit_s."""
+
+    outcome: Literal["done", "ended", "late"]
+    limit_s: float
+
+
+def wait_for_other(is_done: Callable[[], bool], *, lock: Path | None, begin_s: float, end_s: float) -> Waited:
+    """Wait until another process, which has a lock while it works, has done what it does.
+
+    lock: None where it cannot be seen, as that of another node. begin_s: how long without anybody who has the lock;
+    end_s: how long from now on with one.
+    """
+    started, pause, has_begun = time.monotonic(), _PAUSES_S[0], False
+    while True:
+        works = lock is not None and is_locked(lock)  # before it is asked what is done
+        limit_s = end_s if has_begun or works else begin_s
+        if is_done():
+            return Waited("done", limit_s)
+        if has_begun and not works:
+            return Waited("ended", limit_s)
+        has_begun |= works
+        if time.monotonic() - started > limit_s:
+            return Waited("late", limit_s)
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSES_S[1])
 
 
 def lock_of(path: Path) -> Path:

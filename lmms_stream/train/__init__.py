@@ -18,17 +18,15 @@ launch          the command that starts a run; torchrun: of several ranks, which
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
 
 if TYPE_CHECKING:
     from .trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
 
-__all__ = ["FSDP2SFTTrainer"]
+_HOME = {"FSDP2SFTTrainer": "trainer"}
 
+__all__ = [*_HOME]
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .trainer import FSDP2SFTTrainer
-
-    return FSDP2SFTTrainer
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ConfigError
-from ..mds.core import PackedDataset, opens_loader
+from ..mds.core import gives_packs
 from .habits.collators import adapted
 from .habits.given import Given, Resolved
-from .model.model import ModelConfig
+from .model.build import ModelConfig
 from .run.distributed import init_distributed
 from .run.settings import TrainConfig
 from .tasks.causal import CausalLanguageModelling
@@ -94,4 +94,4 @@ def _is_ours(given: Any) -> bool:
     """Whether this is a dataset of packs, or several by name."""
     if isinstance(given, Mapping):
         return all(map(_is_ours, given.values()))
-    return given is None or opens_loader(given) or isinstance(getattr(given, "core", given), PackedDataset)
+    return given is None or gives_packs(given)

@@ -8,7 +8,7 @@ from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
 from ..types import World
 from .habits.opened import opened
-from .model.model import ModelConfig
+from .model.build import ModelConfig
 from .run.settings import Datasets, TrainConfig
 
 

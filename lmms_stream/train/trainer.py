@@ -22,7 +22,8 @@ from .functions import Functions, resolved_of
 from .habits.arguments import arguments_of
 from .habits.given import Given
 from .loop import Loop
-from .model.model import ModelConfig, PackedModel
+from .model.build import ModelConfig
+from .model.model import PackedModel
 from .parts import Parts
 from .report.meter import Meter
 from .report.run_log import RunLog
@@ -32,7 +33,7 @@ from .run.callbacks import Callbacks
 from .run.counts import RunCounts
 from .run.distributed import init_distributed
 from .run.flow import Best, Control
-from .run.optimizers import build_optimizer, parameter_groups
+from .run.optimizers import build_optimizer, groups_of
 from .run.schedules import Schedule, build_scheduler
 from .run.settings import Datasets, TrainConfig
 from .standing import resume, trainer_state
@@ -134,14 +135,7 @@ class FSDP2SFTTrainer:
         if chosen is None:
             return build_optimizer(self.model.model, config)
         kind, options = chosen
-        groups = parameter_groups(
-            self.model.model,
-            weight_decay=config.weight_decay,
-            decay_all=config.decay_all,
-            learning_rates=config.learning_rates,
-            groups=config.groups,
-        )
-        return kind(groups, **options)
+        return kind(groups_of(self.model.model, config), **options)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
         """torch's scheduler of a run of as many steps (tokens, with max_tokens), to be stepped after each step.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lmms_stream.train.model.model import ModelConfig
+from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from transformers import EarlyStoppingCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 

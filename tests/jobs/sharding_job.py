@@ -19,7 +19,7 @@ from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.signals import StopSignal
 from lmms_stream.train.loop import Loop
-from lmms_stream.train.model.model import ModelConfig
+from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.trainer import FSDP2SFTTrainer

@@ -13,7 +13,7 @@ from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.train.model.model import ModelConfig
+from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 
 from tests.conftest import TokensAndSpans, last_words, write_samples, write_tokens

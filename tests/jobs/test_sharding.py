@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lmms_stream.train.model.model import ModelConfig
+from lmms_stream.train.model.build import ModelConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import TokensAndSpans, last_words, write_samples

@@ -9,9 +9,10 @@ import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
+from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.isolation import check_lengths
-from lmms_stream.train.model.model import ModelConfig, PackedModel
+from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.model.proof_samples import segments_of
 from lmms_stream.types import Batch
 

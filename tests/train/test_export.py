@@ -15,7 +15,7 @@ from lmms_stream.train.checkpoint import tensors, weight_files
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
 from lmms_stream.train.checkpoint.tensors import read_tensors
-from lmms_stream.train.model.model import ModelConfig
+from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -19,8 +19,8 @@ from lmms_stream.plan.lengths import Lengths
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import Overlong, PackingConfig
+from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.flops import ModelFlops, model_flops, peak_tflops
-from lmms_stream.train.model.model import ModelConfig
 from lmms_stream.train.model.sharding import freeze
 from lmms_stream.train.report.engine_figures import engine_figures
 from lmms_stream.train.report.metrics import StepCounts, StepWindow, by_source, count_step, finite_mean, source_losses

@@ -14,8 +14,9 @@ from lmms_stream.loader.collate import collate
 from lmms_stream.processors.text import TextProcessor, TokensProcessor
 from lmms_stream.train.model import loss
 from lmms_stream.train.model.adapters import add_adapter
+from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.loss import LOGITS_AT_ONCE
-from lmms_stream.train.model.model import ModelConfig, PackedModel
+from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.model.sharding import blocks_to_shard, checkpoint_blocks, freeze
 from lmms_stream.types import Batch, Processed
 from torch.utils._python_dispatch import TorchDispatchMode

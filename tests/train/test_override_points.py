@@ -14,7 +14,8 @@ import pytest
 import torch
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError, TrainingError
-from lmms_stream.train.model.model import ModelConfig, PackedModel
+from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig

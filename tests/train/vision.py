@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.train.model.model import ModelConfig
+from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.types import Batch, Processed, Sample
 from numpy.typing import NDArray
 

@@ -26,14 +26,13 @@ from ...plan.packing import PackingConfig
 from ...processors.text import TokensProcessor
 from ...processors.tokenizers import FastTokenizer, digest
 from ...storage.disk_errors import disk_errors
-from ...storage.locks import is_locked, locked
+from ...storage.locks import locked, wait_for_other
 from ...types import World
 from .rows import RowReader, RowSettings
 from .tokenizer import assistant_template, fast_tokenizer, tokenizer_of
 
 _VERSION = 1  # raised when rows become other tokens
 _DONE = "_lmms/dataset.json"  # what a dataset has when it is whole
-_POLL_S = 0.1
 WAIT_S = 7200.0  # of ranks, for the one that converts
 logger = logging.getLogger("lmms_stream")
 
@@ -141,19 +140,11 @@ class Conversion:
 
     def _wait(self, folder: Path, name: str) -> None:
         """Until the dataset is there; DataError when who converts it ends, or takes too long."""
-        started = time.monotonic()
-        lock = _lock(folder)
-        sees_lock = False  # on another node the lock may stay free
-        while True:
-            is_converted = is_locked(lock)
-            if (folder / _DONE).is_file():
-                return
-            if sees_lock and not is_converted:
-                raise DataError(f"the rank that converted {name} ended before {folder} was whole: see its error")
-            sees_lock |= is_converted
-            if time.monotonic() - started > self.wait_s:
-                raise _late(folder, name, self.wait_s)
-            time.sleep(_POLL_S)
+        waited = wait_for_other((folder / _DONE).is_file, lock=_lock(folder), begin_s=self.wait_s, end_s=self.wait_s)
+        if waited.outcome == "ended":
+            raise DataError(f"the rank that converted {name} ended before {folder} was whole: see its error")
+        if waited.outcome == "late":
+            raise _late(folder, name, self.wait_s)
 
 
 def _check(dataset: Any, name: str) -> None:

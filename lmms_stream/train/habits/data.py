@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ConfigError
 from ...mds.core import PackedDataset, core_of, opens_loader
 from ...mds.dataset_config import DatasetConfig
-from ...plan.packing import Overlong, PackingConfig
+from ...plan.packing import MAX_PACKING_LENGTH, Overlong, PackingConfig
 from ...types import World
 from ..run.settings import Datasets
 from .arguments import option
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 _OVERLONG: Mapping[str, Overlong] = {"bfd": "truncate", "bfd_split": "split"}  # TRL's packing_strategy -> ours
-_LONGEST = 1 << 30  # tokens of a pack that holds any sample
 
 
 class GivenData:
@@ -147,7 +146,7 @@ class GivenData:
                 raise ConfigError("args.packing needs args.max_length, the tokens of a pack: set it")
             return PackingConfig(packing_length=length, overlong=_OVERLONG[strategy])
         if length is None or self._skips_preparing:
-            whole = conversion.opened(folder, packing=PackingConfig(packing_length=_LONGEST), seed=0)
+            whole = conversion.opened(folder, packing=PackingConfig(packing_length=MAX_PACKING_LENGTH), seed=0)
             length = int(whole.length_index().lengths.max())
         return PackingConfig(packing_length=length, overlong="truncate", max_samples_per_pack=1)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...loader.batch_maker import Collator
-from ..model.model import ModelConfig
+from ..model.build import ModelConfig
 from ..run.settings import Datasets, TrainConfig
 
 if TYPE_CHECKING:

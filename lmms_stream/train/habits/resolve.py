@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 
 from ...errors import ConfigError
-from ...mds.core import PackedDataset, core_of, opens_loader
+from ...mds.core import core_of, gives_packs, opens_loader
 from ...mds.dataset_config import DatasetConfig
 from ...types import World
 from ..run.settings import Datasets, TrainConfig
@@ -118,7 +118,7 @@ def _of_config(given: Given, world_of: Callable[..., World]) -> Resolved:
 
 
 def _ours(dataset: Any, name: str) -> Any:
-    if not opens_loader(dataset) and not isinstance(getattr(dataset, "core", dataset), PackedDataset):
+    if not gives_packs(dataset):
         raise ConfigError(
             f"{name} is a {type(dataset).__module__}.{type(dataset).__name__}, and args is a TrainConfig, which does "
             "not say how its rows become tokens: give a trl.SFTConfig or transformers.TrainingArguments, or a "

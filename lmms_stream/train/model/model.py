@@ -15,7 +15,6 @@ from ...processors.families.family import Family
 from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
 from .adapters import run_module, take_adapter
-from .build import ModelConfig as ModelConfig
 from .build import check_config
 from .head import SharedParameters
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses

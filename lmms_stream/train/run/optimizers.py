@@ -37,13 +37,7 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
         )
     if make is None:
         raise ConfigError(f"train.optim {config.optim!r} is none of {', '.join(_MAKERS)}")
-    groups = parameter_groups(
-        model,
-        weight_decay=config.weight_decay,
-        decay_all=config.decay_all,
-        learning_rates=config.learning_rates,
-        groups=config.groups,
-    )
+    groups = groups_of(model, config)
     if clashing := sorted(_OF_CONFIG.keys() & config.optim_args.keys()):
         raise ConfigError(f"train.optim_args has {clashing[0]}: set train.{_OF_CONFIG[clashing[0]]}")
     try:
@@ -59,6 +53,17 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
                 f"of {', '.join(made.defaults)}"
             )
     return made
+
+
+def groups_of(model: torch.nn.Module, config: TrainConfig) -> Groups:
+    """Parameter groups as a config has them."""
+    return parameter_groups(
+        model,
+        weight_decay=config.weight_decay,
+        decay_all=config.decay_all,
+        learning_rates=config.learning_rates,
+        groups=config.groups,
+    )
 
 
 def parameter_groups(

@@ -21,7 +21,7 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.habits.given import Resolved
-from lmms_stream.train.model.model import ModelConfig
+from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.settings import TrainConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, TrainingArguments
 
