@@ -75,7 +75,7 @@ def in_fresh_process(
     if imported:
         context.set_forkserver_preload([*imported])
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_send_result, args=(sending, task, arguments))
+    process = context.Process(target=_send_result, args=(sending, dict(os.environ), task, arguments))
     process.start()
     sending.close()
     deadline = time.monotonic() + timeout_s
@@ -103,7 +103,10 @@ def _name(task: Callable[..., Any]) -> str:
     return getattr(task, "__name__", repr(task))
 
 
-def _send_result(sending: Any, task: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _send_result(
+    sending: Any, environment: Mapping[str, str], task: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.environ.update(environment)  # a forkserver has that of the time when it was started
     multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]  # the platform's, not this process's
     result = task(*arguments)
     sending.send((result, status_bytes()["VmHWM"]))
