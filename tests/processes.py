@@ -53,10 +53,11 @@ class Job:
             if any(process.exitcode for process in self.processes):
                 self._terminate()
             elif not self._wait_for_one(deadline - time.monotonic()):
+                states = "\n".join(self._states())
                 self.send_signal(signal.SIGUSR2)  # faulthandler writes to stderr where each of its threads stands
-                time.sleep(1)
+                time.sleep(5)
                 said = self.stderr.read_bytes()
-                command = f"a job, which said: {said.decode(errors='replace')[-8000:]}"
+                command = f"a job; {states}\nit said: {said.decode(errors='replace')[-8000:]}"
                 raise subprocess.TimeoutExpired(command, timeout_s, self.stdout.read_bytes(), said)
         return status
 
@@ -102,6 +103,17 @@ class Job:
         self.send_signal(signal.SIGKILL)
         for process in self.processes:
             process.join()
+
+    def _states(self) -> Iterator[str]:
+        """What the kernel says of each process and of the server that forked them: a line for each of their threads."""
+        for process in self.processes:
+            yield f"process {process.pid}: exit status {process.exitcode}"
+        for each in (*self.family(), *psutil.Process().children()):
+            for task in Path("/proc", str(each.pid), "task").glob("*"):
+                with suppress(OSError):
+                    status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines())
+                    told = " ".join(f"{name} {status[name]}" for name in ("State", "PPid", "SigBlk", "SigCgt"))
+                    yield f"{each.pid}/{task.name} {status['Name']}: {told}, in {(task / 'wchan').read_text()}"
 
     def _wait_for_one(self, timeout_s: float) -> bool:
         """Until one more has ended; whether one has within the time."""
