@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 LONG = os.environ.get("LMMS_STREAM_ROUNDS") == "long"
+in_long_rounds = pytest.mark.skipif(not LONG, reason="it takes long, and others try most of it: make test-long")
 
 
 def rounds(few: int, many: int) -> int:

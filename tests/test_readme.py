@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tests.arrows import files
 from tests.conftest import last_words
+from tests.processes import run_module
+from tests.rounds import LONG
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,16 +34,15 @@ def test_every_other_command_runs_as_it_is_written(tmp_path: Path) -> None:
     environment = os.environ | {"PATH": f"{scripts}:{os.environ['PATH']}"}
     commands = [command for block in bash_blocks()[1:] for command in block]
     assert len(commands) > 5
-    for command in commands:
-        result = subprocess.run(
-            shlex.split(command),
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
+    for number, command in enumerate(commands):
+        words = shlex.split(command)
+        is_forked = not LONG and words[0] == "lmms-stream" and "--nproc" not in words and number > 1
+        if is_forked:  # from a process that has its imports: the same command, some seconds earlier
+            result = run_module("lmms_stream", *words[1:], timeout_s=200, cwd=tmp_path)
+        else:
+            result = subprocess.run(
+                words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
+            )
         assert result.returncode == 0, f"{command}\n{last_words(result.stdout)}\n{last_words(result.stderr)}"
     for name in ("plan.png", "run.png"):
         assert (tmp_path / "build" / name).read_bytes().startswith(b"\x89PNG")

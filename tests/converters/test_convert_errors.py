@@ -24,6 +24,7 @@ from lmms_stream.errors import ConfigError, DataError, LmmsStreamError, StorageE
 from lmms_stream.mds.packed import PackedStreamingDataset
 
 from ..conftest import run_cli, run_command
+from ..rounds import in_long_rounds
 from .media_files import image_bytes, wav_bytes
 from .sources.source_rows import json_lines, write
 
@@ -298,6 +299,7 @@ def test_a_sample_of_two_gibibytes_is_refused() -> None:
         format.encode({"media": largest, "messages": "x"})
 
 
+@in_long_rounds
 def test_a_line_of_more_than_two_gibibytes_is_named_and_left_out(tmp_path: Path) -> None:
     source = write(tmp_path / "rows.jsonl", json_lines([GOOD, GOOD]) + b'{"text": "')
     with source.open("ab") as file:

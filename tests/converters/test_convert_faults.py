@@ -23,6 +23,7 @@ from ..mds.reading import MARKS
 from ..mds.test_disk_faults import limit_files, small_disk
 from ..mds.test_network_faults import S3_SETTINGS
 from ..proxy import FaultProxy, Rule
+from ..rounds import in_long_rounds
 
 pytestmark = MARKS
 LIMIT_S = 60.0
@@ -127,10 +128,12 @@ def test_a_conversion_out_of_disk_goes_on_once_there_is_room(
 
 SHARD = r"/shard\.00003\.mds"
 FAULTS = [
-    pytest.param(Rule(path=SHARD, method="PUT", reset=True), "4mb", id="reset"),
+    pytest.param(Rule(path=SHARD, method="PUT", reset=True), "4mb", id="reset", marks=in_long_rounds),
     pytest.param(Rule(path=SHARD, method="PUT", status=503), "4mb", id="slow down"),
     pytest.param(Rule(path=r"/shard\.00001\.mds", method="PUT", reset=True), "12mb", id="reset of a part"),
-    pytest.param(Rule(path=r"/_lmms/unfinished\.json", method="PUT", status=503), "4mb", id="at the start"),
+    pytest.param(
+        Rule(path=r"/_lmms/unfinished\.json", method="PUT", status=503), "4mb", id="at the start", marks=in_long_rounds
+    ),
     pytest.param(Rule(path=r"/_lmms/dataset\.json", method="PUT", reset=True), "4mb", id="at the end"),
 ]
 

@@ -1,4 +1,7 @@
-"""Real torchrun on the CPU, through `lmms-stream train`: killed with all its processes, and started again."""
+"""Real torchrun on the CPU, through `lmms-stream train`: killed with all its processes, and started again.
+
+In short rounds the demo's test does that.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,14 @@ from lmms_stream.train.report.train_log import read_log
 
 from tests.conftest import last_words
 
+from ..rounds import in_long_rounds
 from .runs import JOB_S, differences, last_step, train, write_chat_run
 from .torchrun import family, kill, start, train_command
 
 STEPS, KILL_AT = 6, 3
 
 
+@in_long_rounds
 def test_a_killed_run_goes_on_bit_by_bit(
     dataset_folder: Path, tokenizer: Path, store_folder: str, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import World
 
 from ..conftest import write_tokens
+from ..rounds import LONG
 
 GLOBAL_BATCH = 8
 NUM_LANES = 12  # shared by 1, 2 and 4 ranks with 1 or 3 workers each
@@ -238,7 +239,7 @@ def test_what_lanes_cannot_do_is_said(folder: Path) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("mode", ["plan", "lanes"])
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", *(["spawn"] if LONG else [])])
 def test_workers_that_persist_follow_the_cursor_wherever_it_goes(
     folder: Path, mode: PackingMode, start_method: Literal["fork", "spawn"]
 ) -> None:

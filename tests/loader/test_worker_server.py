@@ -14,7 +14,7 @@ import pytest
 
 from ..conftest import run_command, write_tokens
 from ..processes import run_module
-from ..rounds import rounds
+from ..rounds import LONG, rounds
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -56,7 +56,7 @@ def run(program: str, folder: Path, method: str, report: Path) -> list[str]:
     return run_with(environment, str(path), str(folder), method)
 
 
-@pytest.mark.parametrize("method", ["server", "spawn", "forked"])
+@pytest.mark.parametrize("method", ["server", "forked", *(["spawn"] if LONG else [])])
 def test_a_worker_imports_neither_streaming_nor_models_of_transformers(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.cache import default_cache_folder
 
 from ...conftest import run_cli, run_command
+from ...rounds import LONG, in_long_rounds
 from ..test_convert_runs import chat, convert_command, written
 from .ray_nodes import HEAD, JOINING, LIMIT_S, LOOPBACK, is_alive, ray_node, wait_until, workers_of
 
@@ -81,7 +82,7 @@ def bytes_of_many(many_chats: Path, tmp_path_factory: pytest.TempPathFactory) ->
 # The same bytes
 
 
-@pytest.mark.parametrize(("store", "tokenize"), [("folder", False), ("s3", True)])
+@pytest.mark.parametrize(("store", "tokenize"), [("s3", True), *([("folder", False)] if LONG else [])])
 def test_workers_on_a_cluster_write_what_processes_write(
     chats: Path,
     chat_processor: ChatProcessor,
@@ -267,6 +268,7 @@ def test_a_cluster_without_room_is_an_error_in_time_that_leaves_nothing(
         assert written(target) == {}
 
 
+@in_long_rounds
 def test_a_node_that_does_not_see_the_work_folder_is_named(cluster: tuple[str, psutil.Process], tmp_path: Path) -> None:
     """It is a real one, in which something else lies over the folder."""
     hide = f'mount -t tmpfs none {tmp_path} && exec "$@"'
@@ -293,6 +295,7 @@ def test_a_mark_is_seen_when_it_comes_and_not_when_it_is_another(tmp_path: Path)
     assert unseen([mark], timeout_s=0) is None
 
 
+@in_long_rounds
 def test_addresses_where_no_cluster_answers_are_errors_in_time(chats: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         silent = f"127.0.0.1:{mute.getsockname()[1]}"
