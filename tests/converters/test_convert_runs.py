@@ -118,7 +118,7 @@ def convert_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.fixture(params=["folder", "s3", *(EMULATED if LONG else [])])
+@pytest.fixture(params=["s3", *(["folder", *EMULATED] if LONG else [])])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "folder":
         return str(tmp_path / "out")

@@ -29,6 +29,7 @@ from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 
 from ...conftest import run_cli, run_command, write_tokens
+from ...rounds import LONG
 from .measures import Columns, Threads, Words
 
 NUM_SAMPLES = 200
@@ -313,7 +314,7 @@ def chats_index(chats: Path, chat_processor: ChatProcessor, tmp_path_factory: py
     return [*index_bytes(folder, chat_processor), (folder / DATASET_NAME).read_bytes()]
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["s3", *(["folder"] if LONG else [])])
 def remote(request: pytest.FixtureRequest, chats: Path, tmp_path: Path) -> str:
     """A copy of the chats of the test's own."""
     if request.param == "folder":
