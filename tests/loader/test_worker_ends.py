@@ -19,6 +19,8 @@ from lmms_stream.storage.fetch_config import FetchConfig
 from ..conftest import run_command, write_tokens
 from .busy import Busy, OneByOne, loader
 
+SOON_S = 4.0  # torch itself waits 5 s for each worker that is busy
+
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with fewer cores
 
 
@@ -64,7 +66,7 @@ def test_the_error_that_names_a_shard_comes_before_the_loader_gives_up(tmp_path:
         next(iter(PackedLoader(dataset, global_batch=1, num_workers=1, timeout_s=3)))
 
 
-def test_a_loop_that_is_left_while_a_worker_is_busy_ends_in_two_seconds(tmp_path: Path) -> None:
+def test_a_loop_that_is_left_while_a_worker_is_busy_ends_soon(tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=50)
     before = {child.pid for child in multiprocessing.active_children()}
     batches = iter(loader(tmp_path, Busy(), timeout_s=60))
@@ -73,11 +75,11 @@ def test_a_loop_that_is_left_while_a_worker_is_busy_ends_in_two_seconds(tmp_path
     time.sleep(1)  # now the worker is at the tenth sample
     started = time.monotonic()
     batches.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < SOON_S
     assert {child.pid for child in multiprocessing.active_children()} <= before
 
 
-def test_a_loader_with_persistent_workers_that_is_deleted_ends_them_in_two_seconds(tmp_path: Path) -> None:
+def test_a_loader_with_persistent_workers_that_is_deleted_ends_them_soon(tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=50)
     before = {child.pid for child in multiprocessing.active_children()}
     kept = loader(tmp_path, Busy(), timeout_s=60, persistent_workers=True)
@@ -88,7 +90,7 @@ def test_a_loader_with_persistent_workers_that_is_deleted_ends_them_in_two_secon
     assert {child.pid for child in multiprocessing.active_children()} > before  # it is kept for the next iteration
     started = time.monotonic()
     del kept, batches
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < SOON_S
     assert {child.pid for child in multiprocessing.active_children()} <= before
 
 
@@ -112,13 +114,13 @@ if sys.argv[2] == "error":
 
 
 @pytest.mark.parametrize("how", ["kept", "error"])
-def test_a_process_whose_worker_is_busy_ends_in_two_seconds(how: str, tmp_path: Path) -> None:
+def test_a_process_whose_worker_is_busy_ends_soon(how: str, tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=50)
     result = run_command(sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path), how, timeout_s=100)
     assert result.returncode == (1 if how == "error" else 0), result.stderr
     assert result.stderr.replace("an error", "").strip() == ""
     began, ended, num_workers = map(float, result.stdout.split())
-    assert ended - began < 2
+    assert ended - began < SOON_S
     assert num_workers == 0
 
 
