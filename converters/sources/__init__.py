@@ -8,7 +8,8 @@ sources         what specs name, opened
 files           files that rows lie in, on this machine or in a store
 table_source    a source whose rows are a table, fetched and opened when its turn comes
 table           what all formats share: where the rows lie, rows that units carry
-units           what a source is cut into
+units           what a source is cut into; by_index: rows of a unit, of which only those that are asked for are parsed
+pieces          row groups and record batches -> units
 slices          slices of large row groups and record batches
 jsonl, json_array, csv, arrow, webdataset, folders, saved_datasets, hub     a format each
 arrow_values    values of Arrow columns as their types and features mean them

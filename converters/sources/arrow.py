@@ -2,73 +2,30 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
+from numpy.typing import NDArray
 from pyarrow.lib import ArrowException
 
 from ...errors import DataError
 from .arrow_values import Convert, convert_row, converters
+from .by_index import NumberedRows
 from .files import File, LocalFile
+from .pieces import Piece, cut
 from .slices import GROUPS, OpenGroup
-from .table import Location, share_of
-from .units import UNIT_ROWS, Row, Unit
+from .table import Location
+from .units import Row, Unit
 
 STEP_BYTES = 1 << 23  # of columns, turned into rows at once
 STEP_ROWS = 1024
 LOCAL_BUFFER, STORE_BUFFER = 1 << 20, 1 << 22  # of each column of Parquet; what a request to a store asks for
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Consecutive groups (row groups, record batches) of a file, and which of their rows."""
-
-    first: int  # group
-    stop: int  # group, not included
-    skip: int  # rows
-    num_rows: int
-    num_bytes: int  # of the file
-    is_slice: bool  # of one group, of which other pieces are other slices
-
-
-def cut(rows: list[int], sizes: list[int], *, start: int, stop: int | None, location: Location) -> Iterator[Piece]:
-    """Pieces of about `unit_bytes`, and UNIT_ROWS at most, that hold rows start <= number < stop of groups.
-
-    rows, sizes: of each group, its rows and bytes. A group that has more than a piece holds is cut into slices of rows.
-    """
-    ends = list(accumulate(rows))
-    total = ends[-1] if ends else 0
-    stop = total if stop is None else min(stop, total)
-    bytes_before = [0, *accumulate(sizes)]
-    file_bytes = location.file.num_bytes
-
-    def share(row: int, group: int) -> int:
-        """Bytes of the file before a row of a group, by the group's bytes."""
-        passed = sizes[group] * (row - ends[group] + rows[group]) // max(1, rows[group])
-        return share_of(file_bytes, before=bytes_before[group] + passed, whole=bytes_before[-1])
-
-    while start < stop:
-        first = bisect_right(ends, start)
-        begin = ends[first] - rows[first]
-        slice_rows = min(UNIT_ROWS, max(1, location.unit_bytes * rows[first] // max(1, sizes[first])))
-        is_slice = slice_rows < rows[first]
-        if is_slice:
-            last = first + 1
-            until = min(stop, ends[first], begin + ((start - begin) // slice_rows + 1) * slice_rows)
-        else:
-            last = bisect_right(bytes_before, bytes_before[first] + location.unit_bytes) - 1
-            last = max(first + 1, min(last, bisect_right(ends, begin + UNIT_ROWS)))
-            until = min(stop, ends[last - 1])
-        num_bytes = share(until, last - 1) - share(start, first)
-        yield Piece(first, last, start - begin, until - start, num_bytes, is_slice)
-        start = until
 
 
 @contextmanager
@@ -83,8 +40,13 @@ def arrow_errors(name: str, kind: str) -> Iterator[None]:
         raise DataError(f"{name}: not readable as {kind} ({text}): copy it again, or write it again") from error
 
 
-def rows_of(batches: Iterable[Any], *, skip: int, num_rows: int) -> Iterator[Row]:
-    """Rows of record batches, a few megabytes of columns at a time; what Python cannot hold is the row's error."""
+def rows_of(
+    batches: Iterable[Any], *, skip: int, num_rows: int, wanted: NDArray[np.int64] | None = None
+) -> Iterator[Row]:
+    """Rows of record batches, a few megabytes of columns at a time; what Python cannot hold is the row's error.
+
+    wanted: ascending numbers of rows, of which alone values are made.
+    """
     number = 0
     columns: dict[str, Convert] | None = None
     for batch in batches:
@@ -95,10 +57,21 @@ def rows_of(batches: Iterable[Any], *, skip: int, num_rows: int) -> Iterator[Row
         step = max(1, min(STEP_ROWS, STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
         for at in range(0, batch.num_rows, step):
             piece = batch.slice(at, step)
-            yield from python_rows(piece, number, columns)
+            yield from _wanted_rows(piece, number, columns, wanted)
             number += piece.num_rows
         if number == num_rows:
             return
+
+
+def _wanted_rows(batch: Any, first: int, columns: Mapping[str, Convert], wanted: NDArray[np.int64] | None) -> list[Row]:
+    if wanted is None:
+        return python_rows(batch, first, columns)
+    begin, end = np.searchsorted(wanted, [first, first + batch.num_rows])
+    numbers = wanted[begin:end]
+    if len(numbers) == batch.num_rows:
+        return python_rows(batch, first, columns)
+    rows = python_rows(batch.take(pyarrow.array(numbers - first)), 0, columns) if len(numbers) else []
+    return [Row(number, row.values, row.error) for number, row in zip(numbers.tolist(), rows, strict=True)]
 
 
 def python_rows(batch: Any, first: int, columns: Mapping[str, Convert]) -> list[Row]:
@@ -117,15 +90,17 @@ def check_columns(names: list[str], name: str) -> None:
         raise DataError(f"{name}: column {twice[0]!r} is there more than once: rename one of them")
 
 
-def piece_rows(piece: Piece, key: Hashable, open_groups: OpenGroup) -> Iterator[Row]:
-    """Its rows. key: of the file. open_groups: the record batches of its groups."""
+def piece_rows(
+    piece: Piece, key: Hashable, open_groups: OpenGroup, wanted: NDArray[np.int64] | None = None
+) -> Iterator[Row]:
+    """Its rows, or those that are wanted. key: of the file. open_groups: the record batches of its groups."""
     if piece.is_slice:
         stop = piece.skip + piece.num_rows
         batches = GROUPS.slice((key, piece.first), open_groups, start=piece.skip, stop=stop)
-        yield from rows_of(batches, skip=0, num_rows=piece.num_rows)
+        yield from rows_of(batches, skip=0, num_rows=piece.num_rows, wanted=wanted)
         return
     with closing(open_groups()) as batches:
-        yield from rows_of(batches, skip=piece.skip, num_rows=piece.num_rows)
+        yield from rows_of(batches, skip=piece.skip, num_rows=piece.num_rows, wanted=wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +115,14 @@ class RowGroups:
         return self.piece.num_bytes
 
     def rows(self) -> Iterator[Row]:
+        yield from self._rows()
+
+    def by_index(self) -> NumberedRows:
+        return NumberedRows(self.piece.num_rows, self._rows, name=self.name)
+
+    def _rows(self, wanted: NDArray[np.int64] | None = None) -> Iterator[Row]:
         with arrow_errors(self.name, "Parquet"):
-            yield from piece_rows(self.piece, self.file.key, self._batches)
+            yield from piece_rows(self.piece, self.file.key, self._batches, wanted)
 
     def _batches(self) -> Generator[Any, None, None]:
         piece, buffer_bytes = self.piece, LOCAL_BUFFER if isinstance(self.file, LocalFile) else STORE_BUFFER
@@ -199,8 +180,14 @@ class RecordBatches:
         return self.piece.num_bytes
 
     def rows(self) -> Iterator[Row]:
+        yield from self._rows()
+
+    def by_index(self) -> NumberedRows:
+        return NumberedRows(self.piece.num_rows, self._rows, name=self.name)
+
+    def _rows(self, wanted: NDArray[np.int64] | None = None) -> Iterator[Row]:
         with arrow_errors(self.name, "Arrow"):
-            yield from piece_rows(self.piece, LocalFile(self.path).key, self._batches)
+            yield from piece_rows(self.piece, LocalFile(self.path).key, self._batches, wanted)
 
     def _batches(self) -> Generator[Any, None, None]:
         with pyarrow.memory_map(str(self.path)) as file:

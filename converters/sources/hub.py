@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import numpy as np
 import pyarrow
+from numpy.typing import NDArray
 from pyarrow.lib import ArrowException
 
 from ...errors import DataError, StorageError
 from .arrow import check_columns, rows_of
+from .by_index import NumberedRows
 from .table import Location, carried, carry, in_units
 from .units import UNIT_ROWS, Row, Unit
 
@@ -191,8 +194,14 @@ class CarriedBatches:
     folder: str | None
 
     def rows(self) -> Iterator[Row]:
+        yield from self._rows()
+
+    def by_index(self) -> NumberedRows:
+        return NumberedRows(self.num_rows, self._rows, name="rows of a dataset of the hub")
+
+    def _rows(self, wanted: NDArray[np.int64] | None = None) -> Iterator[Row]:
         batches: Iterable[Any] = pyarrow.ipc.open_stream(pyarrow.py_buffer(carried(self.payload)))
-        yield from rows_of(batches, skip=0, num_rows=self.num_rows)
+        yield from rows_of(batches, skip=0, num_rows=self.num_rows, wanted=wanted)
 
     def count(self) -> int:
         return self.num_rows

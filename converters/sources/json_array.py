@@ -12,6 +12,7 @@ from pathlib import Path
 import orjson
 
 from ...errors import DataError
+from .by_index import JsonTexts
 from .compression import PlainStream
 from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, excerpt, in_units, json_row
 from .units import Row, Unit
@@ -164,9 +165,15 @@ class ElementBlock:
     folder: str | None
 
     def rows(self) -> Iterator[Row]:
+        return (json_row(number, text) for number, text in self._texts())
+
+    def by_index(self) -> JsonTexts:
+        return JsonTexts(list(self._texts()))
+
+    def _texts(self) -> Iterator[tuple[int, bytes]]:
         payload, at = carried(self.payload), 0
         for number, size in enumerate(self.sizes):
-            yield json_row(number, payload[at : at + size])
+            yield number, payload[at : at + size]
             at += size
 
     def count(self) -> int:

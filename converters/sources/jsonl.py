@@ -9,6 +9,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO
 
+from .by_index import JsonTexts
 from .compression import PlainStream
 from .files import REST_BYTES, File
 from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, in_units, json_row
@@ -34,11 +35,17 @@ class LineRange:
         return self.stop - self.start
 
     def rows(self) -> Iterator[Row]:
+        return (json_row(number, line) for number, line in self._lines())
+
+    def by_index(self) -> JsonTexts:
+        return JsonTexts(list(self._lines()))
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
         number = -1
         with self.file.open(until=self.stop + REST_BYTES) as file:
             for number, line in enumerate(lines_between(file, start=self.start, stop=self.stop)):
                 if not line.isspace():
-                    yield json_row(number, line)
+                    yield number, line
         self.num_lines = number + 1
 
     def count(self) -> int:
@@ -55,10 +62,16 @@ class LineBlock:
     num_lines: int = -1
 
     def rows(self) -> Iterator[Row]:
+        return (json_row(number, line) for number, line in self._lines())
+
+    def by_index(self) -> JsonTexts:
+        return JsonTexts(list(self._lines()))
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
         number, payload = -1, carried(self.payload)
         for number, line in enumerate(lines_between(io.BytesIO(payload), start=0, stop=len(payload))):
             if not line.isspace():
-                yield json_row(number, line)
+                yield number, line
         self.num_lines = number + 1
 
     def count(self) -> int:

@@ -1,6 +1,7 @@
 """LMMS Engine's front door: a DatasetConfig of theirs -> datasets whose packs a DataLoader and our trainer take.
 
 names           their names of types, formats and processors -> ours; the sources and the processor of a config
+moot            what of a config is refused or cannot matter for the class that it is given to
 building        sources -> shards, once, whoever asks first
 multimodal      MultiModalDataset: packs by number
 length_grouped  unpacked samples of like lengths -> batches of each rank

@@ -22,6 +22,7 @@ from ..plan.packing import MAX_PACKING_LENGTH, PackingConfig
 from ..processors.base import Processor
 from ..types import Batch, World
 from .lanes_of_sources import check_state, fingerprint_of, reader_lanes, reading_packs
+from .moot import check_packing_kwargs, tell
 from .names import check, dataset_type_of, is_shards, processor_of, sources_of
 from .rows_of_sources import Reading
 from .source_files import SourcesOf
@@ -62,6 +63,13 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         self.config = config
         self.num_lanes = config.num_canonical_nodes or DEFAULT_LANES
         self.is_shards = is_shards(config)
+        if config.packing_mode == "plan":
+            raise ConfigError(
+                "packing_mode 'plan' makes packs of all lengths, and these are made while rows are read: leave it out, "
+                "or use MultiModalDataset"
+            )
+        check_packing_kwargs(config, streams=not self.is_shards)
+        tell(config, streams=True)
         if self.is_shards:
             self.core = self._shards()
         else:
@@ -171,8 +179,8 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
     def packing(self) -> StreamingPackConfig:
         """Packs of packing_length; without packing of one sample each."""
         config = self.config
-        options = (config.extra_kwargs or {}).get("packing_kwargs") or {}
         if config.packing:
+            options = (config.extra_kwargs or {}).get("packing_kwargs") or {}
             return StreamingPackConfig.of(
                 config.packing_strategy,
                 packing_length=config.packing_length,

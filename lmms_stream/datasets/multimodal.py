@@ -24,6 +24,7 @@ from ..plan.planner import StepConfig, StepPlanner, Work
 from ..processors.base import Processor
 from ..types import Batch, World
 from .building import build_once
+from .moot import check_packing_kwargs, tell
 from .names import check, is_shards, processor_of, sources_of
 
 _SOURCE = "dataset"
@@ -63,6 +64,8 @@ class MultiModalDataset(Dataset[Batch]):
         if not isinstance(config, DatasetConfig):
             raise ConfigError(f"the config of a MultiModalDataset is a {type(config).__name__}: give a DatasetConfig")
         check(config)
+        check_packing_kwargs(config, streams=False)
+        tell(config, streams=False)
         self.config = config
         self.epoch = 0
 

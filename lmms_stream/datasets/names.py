@@ -53,7 +53,10 @@ TYPES: Mapping[str, DatasetType] = {
     "qwen3_vl": DatasetType("messages", False, "the same, with Qwen3-VL's processor"),
     "vision_iterable": DatasetType("messages", True, "as vision, streamed"),
     "qwen3_vl_iterable": DatasetType("messages", True, "as qwen3_vl, streamed"),
-    "fineweb_edu": DatasetType("text", True, "documents, column text, cut into packs"),
+    "fineweb_edu": DatasetType(
+        "text", True, "documents: column `text` alone, each followed by the end-of-text token, cut and packed; streamed"
+    ),
+    "fineweb_edu_iterable": DatasetType("text", True, "the same"),
 }
 LATER_TYPES = (
     "vision_audio", "qwen_omni", "llava_video", "rae", "sit", "qwen_omni_iterable", "bagel_iterable", "bagel",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from ..converters.rows.mapper import Mapper, find_mapper
 from ..converters.rows.options import SchemaOptions
+from ..converters.sources.by_index import by_index
 from ..converters.sources.units import Row, Unit
 from ..errors import ConfigError, DataError, EmptyRowError, PackingError
 from ..loader.collate import check_keys
@@ -114,15 +117,30 @@ class RowReader:
             )
         return mapper
 
-    def rows(self, file: SourceFile, unit: Unit, number: int, *, epoch: int) -> Iterator[Row]:
-        """All rows of a unit in the order in which they are read."""
+    def rows(
+        self,
+        file: SourceFile,
+        unit: Unit,
+        number: int,
+        *,
+        epoch: int,
+        first: int = 0,
+        only: Collection[int] | None = None,
+    ) -> Iterator[tuple[int, Row]]:
+        """Rows of a unit, each with its index in the order in which they are read: from `first` on, or `only` some.
+
+        Others are passed over by their offsets or numbers, and not parsed, where the format allows it.
+        """
         with disk_errors(file.key):
-            if self.reading.seed is None:
-                yield from unit.rows()
+            if self.reading.seed is None and not first and only is None:
+                yield from enumerate(unit.rows())
                 return
-            rows = list(unit.rows())
-            for at in row_order(len(rows), file.key, number, seed=self.reading.seed, epoch=epoch).tolist():
-                yield rows[at]
+            rows = by_index(unit)
+            order = np.arange(len(rows))
+            if self.reading.seed is not None:
+                order = row_order(len(rows), file.key, number, seed=self.reading.seed, epoch=epoch)
+            wanted = range(first, len(rows)) if only is None else sorted(at for at in only if at < len(rows))
+            yield from zip(wanted, rows.rows(order[list(wanted)].tolist()), strict=True)
 
     def contents(self, row: Row, mapper: Mapper, folder: str | None, *, where: str, tally: Tally) -> list[Content]:
         """The pieces of a row; none where it is left out, which is counted."""

@@ -191,9 +191,7 @@ class SourceReader:
         first = at if at.unit == number else UnitPosition(number)
         lane.positions[key] = first
         try:
-            for index, row in enumerate(self._rows.rows(file, unit, number, epoch=lane.epoch)):
-                if index < first.row:
-                    continue
+            for index, row in self._rows.rows(file, unit, number, epoch=lane.epoch, first=first.row):
                 begun = first.piece if index == first.row else 0
                 tally = lane.tally if not begun else Tally()  # a row that was begun is counted already
                 where = row_name(key, number, row.number)
@@ -254,12 +252,11 @@ class SourceReader:
         try:
             for number, unit in enumerate(file.opened.units()):
                 indices = {row for of_unit, row in rows if of_unit == number}
-                for index, row in enumerate(self._rows.rows(file, unit, number, epoch=epoch) if indices else ()):
-                    if index in indices:
-                        where = row_name(file.key, number, row.number)
-                        made = self._rows.contents(row, mapper, unit.folder, where=where, tally=Tally())
-                        for piece, content in enumerate(made):
-                            found[PieceRef(file.key, number, index, piece, content.length)] = content
+                for index, row in self._rows.rows(file, unit, number, epoch=epoch, only=indices) if indices else ():
+                    where = row_name(file.key, number, row.number)
+                    made = self._rows.contents(row, mapper, unit.folder, where=where, tally=Tally())
+                    for piece, content in enumerate(made):
+                        found[PieceRef(file.key, number, index, piece, content.length)] = content
                 if number == last:
                     break
         finally:

@@ -17,7 +17,7 @@ THEIRS = {
     "dataset_path": "a file, folder, glob or URL; with hf_dataset a hub id or a saved folder; with yaml the list",
     "datasets": "a list of sources `{path, data_folder, data_type}`; it wins over dataset_path",
     "processor_config": "`{processor_name, processor_type, extra_kwargs}`: a folder or hub id, its type, and image_max_pixels, image_min_pixels, video_max_pixels, video_min_pixels, as the processor counts them",
-    "packing": "whether samples share packs; otherwise each pack is one sample",
+    "packing": "whether samples share packs (fineweb_edu: True unless it is said); otherwise each pack is one sample",
     "packing_strategy": "first_fit, best_fit, next_fit, window_N; MultiModalIterableDataset: first_fit (a pack is flushed when it is full), best_fit, balanced",
     "packing_length": "tokens of a pack",
     "filter_overlong": "samples that are longer than a pack are left out, and counted; otherwise they are an error",
@@ -35,7 +35,7 @@ THEIRS = {
     "frame_num": "frames of a video, equally far apart",
     "fps": "frames a second",
     "video_backend": "taken, and not needed: PyAV reads videos",
-    "extra_kwargs": "packing_kwargs of MultiModalIterableDataset; collator_type, which is not needed; use_audio_in_video, which is refused",
+    "extra_kwargs": "packing_kwargs: num_open_buckets and fill_threshold of best_fit, num_buckets and fill_threshold of balanced, of MultiModalIterableDataset on sources (elsewhere refused); collator_type: not needed; use_audio_in_video: refused",
 }
 OURS = {
     "cache_dir": "folder or URL where sources are kept as shards (default: lmms_stream/datasets in ~/.cache)",

@@ -29,11 +29,11 @@ class EngineFields:
 
     dataset_type: names the kind of dataset; what follows is for a dataset that has one. dataset_format: of what
     dataset_path names, or "yaml" for a list of sources in that file or in `datasets`; "mds", or none, for shards that
-    are there. processor_config: processor_name, processor_type, extra_kwargs. packing: whether samples share packs.
-    filter_overlong: samples that are longer than a pack, or than max_length, are left out and counted; otherwise they
-    are an error. cache_dir: where sources are kept as shards, unless object_storage and bucket_name name a store.
-    reshuffle: packs are made anew in each epoch. on_error: a row that does not fit ends the run, or is left out and
-    counted.
+    are there. processor_config: processor_name, processor_type, extra_kwargs. packing: whether samples share packs;
+    documents (fineweb_edu) do unless it says no. filter_overlong: samples that are longer than a pack, or than
+    max_length, are left out and counted; otherwise they are an error. cache_dir: where sources are kept as shards,
+    unless object_storage and bucket_name name a store. reshuffle: packs are made anew in each epoch. on_error: a row
+    that does not fit ends the run, or is left out and counted.
     """
 
     dataset_type: str | None = None
@@ -79,7 +79,7 @@ class EngineFields:
             raise ConfigError("a dataset needs remote, the folder or URL of its shards, or dataset_type: give one")
 
 
-_CUT = ("fineweb_edu",)  # types whose documents are cut into packs, and nothing of them is left out
+CUT_TYPES = ("fineweb_edu", "fineweb_edu_iterable")  # whose documents are cut and packed, and nothing is left out
 _FOR_ALL = ("packing", "filter_overlong", "data_seed", "reshuffle")  # also of shards without a dataset_type
 
 
@@ -87,10 +87,11 @@ def engine_defaults(config: EngineFields, given: Mapping[str, Any]) -> dict[str,
     """The values of fields whose defaults depend on dataset_type. given: those that are not None."""
     of_engine = config.dataset_type is not None
     overlong = "drop" if config.filter_overlong or (of_engine and config.filter_overlong is None) else "error"
-    if config.dataset_type in _CUT:
+    are_cut = config.dataset_type in CUT_TYPES
+    if are_cut:
         overlong = "split"
     defaults = {
-        "packing": not of_engine,
+        "packing": not of_engine or are_cut,
         "packing_length": ENGINE_PACKING_LENGTH if of_engine else 4096,
         "packing_strategy": "first_fit" if of_engine else "best_fit",
         "overlong": overlong,

@@ -1,10 +1,11 @@
-"""The same chats in every format are the same samples, in the order of the sources."""
+"""The same chats in every format are the same samples, in the order of the sources, for both kinds of datasets."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
-from lmms_stream.datasets import MultiModalDataset
+from lmms_stream.converters.convert import convert
+from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
 from lmms_stream.datasets.names import TYPES
 
 from ..processors.tiny_vlm import picture, save_processor
@@ -64,6 +66,16 @@ def as_hub(folder: Path) -> Written:
     return {"dataset_format": "hf_dataset", "dataset_path": str(folder / "saved")}
 
 
+def as_stream_of_the_hub(folder: Path) -> Written:
+    path = f"json?data_files={write_jsonl(folder / 'chats.jsonl', NUM_ROWS)}&split=train&streaming=1"
+    return {"dataset_format": "hf_dataset", "dataset_path": path}
+
+
+def as_shards(folder: Path) -> Written:
+    convert([str(write_jsonl(folder / "chats.jsonl", NUM_ROWS))], str(folder / "shards"), num_workers=1)
+    return {"dataset_format": "mds", "dataset_path": str(folder / "shards")}
+
+
 def as_list(folder: Path) -> Written:
     entries = _two_files(folder)
     (folder / "list.yaml").write_text(yaml.safe_dump({"datasets": entries}))
@@ -89,7 +101,8 @@ def _two_files(folder: Path) -> list[Row]:
 
 
 WAYS = [
-    as_json, as_jsonl, as_folder, as_csv, as_arrow, as_parquet, as_hub, as_list, as_inline_list, as_nothing_said,
+    as_json, as_jsonl, as_folder, as_csv, as_arrow, as_parquet, as_hub, as_stream_of_the_hub, as_list,
+    as_inline_list, as_nothing_said, as_shards,
 ]  # fmt: skip
 
 
@@ -102,16 +115,25 @@ def samples(config: Written) -> list[list[int]]:
     return [tokens for _, tokens in sorted(found)]
 
 
+def streamed_samples(config: Written) -> list[list[int]]:
+    """The same of a MultiModalIterableDataset: one lane, in the order of the source."""
+    dataset = MultiModalIterableDataset(config | {"shuffle": False, "num_canonical_nodes": 1, "cache_dir": None})
+    batches = list(islice(dataset, NUM_ROWS) if dataset.is_shards else dataset)  # lanes of shards have no end
+    return [batch.input_ids[0].tolist() for batch in batches]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of datasets
 @pytest.mark.parametrize("write", WAYS, ids=lambda write: write.__name__)
-def test_chats_are_the_same_samples_in_every_format(
+def test_chats_are_the_same_samples_in_every_format_converted_and_streamed(
     write: Callable[[Path], Written], tokenizer: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "expected").mkdir()
     unpacked = text_config(tmp_path, tokenizer, tmp_path / "cache", packing=False)
     expected = samples(unpacked | as_jsonl(tmp_path / "expected"))
     assert len(expected) == NUM_ROWS
-    assert samples(unpacked | write(tmp_path)) == expected
+    written = unpacked | write(tmp_path)
+    assert samples(written) == expected
+    assert streamed_samples(written) == expected
 
 
 @pytest.mark.parametrize("name", [name for name, each in TYPES.items() if each.kind == "messages"])

@@ -16,12 +16,14 @@ import pytest
 import torch
 from datasets import Dataset
 from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
+from lmms_stream.datasets.rows_of_sources import LOOK_ROWS
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectMissingError, PackingError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.types import Batch
 from torch.utils.data import DataLoader
 
+from ..converters.sources.test_by_index import parsed_rows
 from ..processors.tiny_vlm import save_processor
 from .chats import text_config, write_pictures
 from .streamed import Readers, counts_of, numbers_of, row, write_rows
@@ -371,3 +373,26 @@ def test_on_shards_it_is_their_lanes(config: dict[str, Any], tokenizer: Path, tm
     assert all(one.equal(other) for one, other in zip(expected, found, strict=True))
     with pytest.raises(ConfigError, match="state_dict: the dataset is one of shards, whose state its loader keeps"):
         dataset.state_dict()
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_rows_that_a_state_has_passed_are_not_parsed(tokenizer: Path, tmp_path: Path, shuffle: bool) -> None:
+    """Of a unit that was begun only what is left is parsed, and of packs that were open their rows."""
+    path = write_rows(tmp_path / "rows.jsonl", range(1600))
+    config = text_config(path, tokenizer, tmp_path, dataset_type="vision_iterable", num_canonical_nodes=1)
+    config |= {"shuffle": shuffle, "packing_strategy": "best_fit"}
+    first = Readers(config, 1, 1)
+    while True:
+        first.take(1)
+        progress = first.state.lane(0)
+        ((_, (unit, row, piece)),) = progress.positions.items()
+        if unit > 1 and row > 150:
+            break
+    rest = 1600 - progress.counts.rows + (piece > 0)
+    num_open = len({ref[:3] for pack in progress.open for ref in pack})
+    with parsed_rows() as parsed:
+        seen = Readers(config, 1, 1, state=first.state.to_dict()).rest()
+    assert len(seen) > 50
+    assert num_open > 0
+    assert len(parsed) == 2 * LOOK_ROWS + num_open + rest
+    assert len(json.dumps(first.state.to_dict())) < 2000

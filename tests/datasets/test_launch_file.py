@@ -9,6 +9,7 @@ import pytest
 import yaml
 from lmms_stream.errors import ConfigError
 from lmms_stream.train.habits.launch_file import launch_of
+from lmms_stream.train.habits.launch_keys import TRAINER_ARGS
 from lmms_stream.train.launched import read_launch
 from lmms_stream.train.report.train_log import read_log
 
@@ -101,6 +102,23 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("section", "change", "message"),
     [
+        ("", {"config_yaml": "x.yaml"}, "config_yaml 'x.yaml' names another file: give that one to lmms-stream train"),
+        ("model_config", {"monkey_patch_kwargs": {"patch_types": ["liger"]}}, "did you mean 'patch_type'"),
+        ("model_config", {"monkey_patch_kwargs": {"patch_type": ["ligre"]}}, "did you mean 'liger'"),
+        ("model_config", {"monkey_patch_kwargs": {"patch_type": ["nsa"]}}, "nsa True: sparse attention is not here"),
+        ("model_config", {"monkey_patch_kwargs": {"patch_type": ["vit_frame_parallel"]}}, "not dealt over ranks"),
+        ("model_config", {"monkey_patch_kwargs": {"patch_type": ["liger"], "swiglu": False}}, "are taken together"),
+        ("model_config", {"monkey_patch_kwargs": {"rms_norm": True}}, "rms_norm True .* add patch_type: .liger."),
+        ("model_config", {"monkey_patch_kwargs": {"rmsnorm": True}}, "did you mean 'rms_norm'"),
+        ("trainer_args", {"fsdp_config": {"transformer_layer": "x"}}, "did you mean 'transformer_layer_cls_to_wrap'"),
+        ("trainer_args", {"fsdp_config": {"xla": True}}, "fsdp_config: xla True: there are no TPUs here"),
+        ("trainer_args", {"tp_degree": 4}, "tp_degree 4 is not here, and the model is sharded over all ranks"),
+        ("trainer_args", {"ep_degree": 4}, "ep_degree 4 is not here"),
+        (
+            "trainer_args",
+            {"profiler_config": {"start": 1}},
+            "profiler_config has no 'start': did you mean 'start_step'",
+        ),
         ("", {"trainer_arg": {}}, "launch.yaml has no 'trainer_arg': did you mean 'trainer_args'"),
         ("", {"model_config": None}, "model_config is missing: write the section"),
         ("", {"trainer_type": "sit_trainer"}, "'sit_trainer' is not there yet: there are fsdp2_trainer, hf_trainer"),
@@ -123,6 +141,57 @@ def test_what_cannot_be_kept_is_refused(
     changed = data | change if not section else data | {section: data[section] | change}
     with pytest.raises(ConfigError, match=message):
         read_launch(changed, source="launch.yaml")
+
+
+def test_each_key_beyond_transformers_is_honoured_told_once_or_refused(
+    data: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: dict[str, Any] = {
+        "fsdp2": True, "use_rmpad": True, "print_batch_input_steps": 5, "remove_unused_columns": True,
+        "group_by_length": True, "reduce_dtype": "bfloat16", "output_dtype": "bfloat16", "sp_ulysses_degree": 2,
+        "tp_degree": 2, "ep_degree": 2, "freeze_modules": ["lm_head"], "use_muon": True, "enable_profiler": True,
+        "fsdp_config": {"transformer_layer_cls_to_wrap": "LlamaDecoderLayer"},
+        "profiler_config": {"start_step": 2, "end_step": 4},
+    }  # fmt: skip
+    assert asked.keys() == TRAINER_ARGS.keys()
+    plain = data | {"trainer_args": {"output_dir": data["trainer_args"]["output_dir"]}}
+    before = launch_of(plain, source="f").values
+    for name, value in asked.items():
+        caplog.clear()
+        said = {name: value} | ({"enable_profiler": True} if name == "profiler_config" else {})
+        changed = plain | {"trainer_args": plain["trainer_args"] | said}
+        if TRAINER_ARGS[name].fate == "refused":
+            with pytest.raises(ConfigError, match=f"trainer_args: {name} "):
+                launch_of(changed, source="f")
+            continue
+        found = launch_of(changed, source="f").values
+        assert (found != before) == (TRAINER_ARGS[name].fate == "honoured"), name
+        assert (caplog.text.count(f"{name} (") == 1) == (TRAINER_ARGS[name].fate == "moot"), name
+
+
+def test_the_whole_of_what_their_launcher_writes_down_is_taken(data: dict[str, Any], tmp_path: Path) -> None:
+    """Their launcher saves every field with its value; most say nothing."""
+    from transformers import TrainingArguments
+
+    said = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[]).to_dict()
+    del said["push_to_hub_token"]  # which is deprecated
+    said |= {
+        "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "reshard_after_forward": False,
+                        "min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False},
+        "use_muon": False, "freeze_modules": None, "use_rmpad": True, "fsdp2": True,
+        "sp_ulysses_degree": 1, "ep_degree": 1, "reduce_dtype": "bfloat16", "output_dtype": "bfloat16", "max_steps": 3,
+        "print_batch_input_steps": 5, "enable_profiler": False, "profiler_config": {"start_step": 1, "end_step": 3},
+    }  # fmt: skip
+    dataset = data["dataset_config"] | {
+        "extra_kwargs": {}, "datasets": None, "object_storage": "none", "bucket_name": None, "max_length": None,
+        "filter_overlong_workers": 8, "video_sampling_strategy": "fps", "video_max_pixels": 50176, "frame_num": 64,
+        "video_max_frames": 512, "fps": 1,
+    }  # fmt: skip
+    model = data["model_config"] | {"extra_kwargs": {}, "monkey_patch_kwargs": None, "load_from_pretrained_path": None}
+    whole = data | {"trainer_args": said, "dataset_config": dataset, "model_config": model, "extra_kwargs": None}
+    launch, arguments = read_launch(whole, source="launch.yaml")
+    assert launch.values == {"resume": "auto", "wrap": ["LlamaDecoderLayer"]}
+    assert arguments.max_steps == 3
 
 
 def test_weights_that_are_loaded_keep_their_config(data: dict[str, Any]) -> None:

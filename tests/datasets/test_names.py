@@ -24,7 +24,9 @@ def test_defaults_are_theirs_with_a_dataset_type_and_ours_without() -> None:
     theirs, ours = config(), DatasetConfig(remote="shards")
     assert [getattr(theirs, name) for name in names] == [False, 32000, "first_fit", "drop", 42, False, True]
     assert [getattr(ours, name) for name in names] == [True, 4096, "best_fit", "error", 0, True, True]
-    assert config(dataset_type="fineweb_edu").overlong == "split"
+    documents = config(dataset_type="fineweb_edu")
+    assert (documents.overlong, documents.packing, documents.packing_length) == ("split", True, 32000)
+    assert config(dataset_type="fineweb_edu", packing=False).packing is False
     assert config(filter_overlong=False).overlong == "error"
     assert config(data_seed=3).seed == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from lmms_stream.demo.corpus import VOCABULARY
 
 from tests.conftest import last_words
 from tests.datasets.streamed import Readers, write_rows
+from tests.datasets.test_documents import document_config, write_hub
 
 from .launcher import run_job, start_job
 from .runs import MODULE, last_step, wait_until
@@ -85,3 +87,30 @@ def test_ranks_and_workers_that_cannot_share_the_lanes_are_refused_before_the_fi
     done = run_job(1, MODULE, str(run), timeout_s=100)
     assert done.returncode == 1
     assert "1 ranks of 3 workers are 3 readers, which cannot share 8 lanes: ranks times workers must be" in done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of datasets
+def test_documents_of_the_hub_are_trained_on_alike_after_a_kill_with_two_processes_and_with_one(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    """Bit for bit with two; with one, that has as many readers, the same documents in each step."""
+    write_hub(tmp_path / "hub")
+    config = document_config(tmp_path / "hub", tokenizer, tmp_path, cache_dir=None)
+    run = write_run(tmp_path / "run.yaml", config, max_steps=16)
+    whole, killed, alone = (tmp_path / name for name in ("whole", "killed", "alone"))
+    with start_job(2, MODULE, str(run), f"train.output_dir={killed}") as job:
+        wait_until(lambda: last_step(killed) >= 5, job)
+        kill(job.family())
+    assert last_step(killed) < 16
+    shutil.copytree(killed, alone)
+    for ranks, folder, workers in ((2, whole, 2), (2, killed, 2), (1, alone, 4)):
+        said = (str(run), f"train.output_dir={folder}", f"train.num_workers={workers}")
+        done = run_job(ranks, MODULE, *said, timeout_s=120)
+        assert done.returncode == 0, last_words(done.stderr)
+    expected, resumed, of_one = (read_run(each, name="", tolerance=0).records for each in (whole, killed, alone))
+    assert sorted(expected) == sorted(resumed) == sorted(of_one) == list(range(1, 17))
+    for step, record in expected.items():
+        assert (record["sample_ids"], record["loss"]) == (resumed[step]["sample_ids"], resumed[step]["loss"])
+        assert sorted(record["sample_ids"]) == sorted(of_one[step]["sample_ids"])
+        assert record["loss"] == pytest.approx(of_one[step]["loss"], rel=1e-4)

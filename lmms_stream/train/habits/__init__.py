@@ -12,6 +12,7 @@ models          a model's name -> ModelConfig
 opened          a DatasetConfig -> its dataset
 data            the datasets of a run, converted or opened
 collators       their data collators -> ours
+launch_keys     the keys of LMMS Engine's launch file beyond transformers', and what becomes of each
 launch_file     LMMS Engine's launch file -> what a trainer is given
 resolve         all that a trainer was given -> all that a run needs
 """

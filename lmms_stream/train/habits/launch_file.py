@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,27 +11,18 @@ from ...config import build_config
 from ...errors import ConfigError
 from ...mds.dataset_config import DatasetConfig
 from ...mds.engine_fields import check_names
-from ...types import World
 from ..model.build import ModelConfig
 from ..run.settings import TrainConfig
+from .launch_keys import OF_TRANSFORMERS_TOO, TRAINER_ARGS, trainer_values, uses_liger
 
 TOP = ("trainer_type", "dataset_config", "model_config", "trainer_args", "extra_kwargs", "config_yaml")
 TRAINERS = ("fsdp2_trainer", "hf_trainer")
 LATER_TRAINERS = ("bagel_fsdp2_trainer", "sit_trainer", "rae_trainer", "dllm_trainer", "wan_trainer")
 MODEL = (
     "load_from_pretrained_path", "load_from_config", "attn_implementation", "overwrite_config", "monkey_patch_kwargs",
-    "extra_kwargs",
+    "extra_kwargs", "torch_dtype",
 )  # fmt: skip
-_MOOT = {
-    "fsdp2": "the model is always sharded with FSDP2",
-    "use_rmpad": "packs have no padding",
-    "print_batch_input_steps": "lmms-stream inspect shows samples",
-    "remove_unused_columns": "columns that no tokens are made of are never read",
-    "group_by_length": "a pack has no padding but its own end",
-}  # fields of trainer_args that cannot matter
-_DEGREES = ("sp_ulysses_degree", "tp_degree", "ep_degree")
 _DTYPES = ("torch_dtype", "dtype")
-logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +48,10 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
         raise ConfigError(f"{source}: trainer_type {trainer!r} is not there yet: there are {', '.join(TRAINERS)}")
     if trainer is not None:
         check_names([trainer], TRAINERS, f"{source}: trainer_type")
+    if data.get("config_yaml"):
+        raise ConfigError(
+            f"{source}: config_yaml {data['config_yaml']!r} names another file: give that one to lmms-stream train"
+        )
     if data.get("extra_kwargs"):
         raise ConfigError(f"{source}: extra_kwargs {data['extra_kwargs']!r} are for trainers that are not there: leave "
                           "them out")  # fmt: skip
@@ -90,13 +84,16 @@ def model_of(said: Mapping[str, Any], *, source: str) -> ModelConfig:
         check_names(made, ("model_type", "config"), f"{source}: load_from_config")
         values["config"] = {"model_type": made.get("model_type"), **(made.get("config") or {}), **overwritten}
     extra = dict(said.get("extra_kwargs") or {})
+    if said.get("torch_dtype"):
+        extra = {"torch_dtype": said["torch_dtype"], **extra}
     check_names(extra, (*_DTYPES, "trust_remote_code"), f"{source}: extra_kwargs")
     for name in _DTYPES:
         if name in extra:
             values["dtype"] = str(extra[name]).removeprefix("torch.")
     values["trust_remote_code"] = bool(extra.get("trust_remote_code"))
-    if "liger" in (said.get("monkey_patch_kwargs") or {}).get("patch_type", ()):
-        values["use_liger_kernel"] = True
+    values["use_liger_kernel"] = uses_liger(
+        said.get("monkey_patch_kwargs") or {}, source=f"{source}: monkey_patch_kwargs"
+    )
     return build_config(ModelConfig, values, source=source)
 
 
@@ -105,25 +102,12 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
     from transformers import TrainingArguments
 
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
-    check_names(said, [*theirs, *_MOOT, *_DEGREES, "freeze_modules", "fsdp_config"], source)
-    for name in _DEGREES:
-        if (said.get(name) or 1) != 1:
-            raise ConfigError(f"{source}: {name} {said[name]} is not here, and the model is sharded over all ranks: "
-                              "leave it out")  # fmt: skip
-    moot = {name: why for name, why in _MOOT.items() if said.get(name)}
-    if moot and World.detect().rank == 0:
-        logger.warning("trainer_args that cannot matter here: %s", "; ".join(f"{k} ({v})" for k, v in moot.items()))
-    arguments = {name: value for name, value in said.items() if name in theirs - {"fsdp_config"} - {*_MOOT}}
+    check_names(said, [*theirs, *TRAINER_ARGS], source)
+    arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
     for name in ("eval_strategy", "save_strategy", "logging_strategy"):
         if arguments.get(name) is False:  # as YAML reads a bare no
             arguments[name] = "no"
-    values: dict[str, Any] = {"resume": "auto"}
-    frozen = said.get("freeze_modules") or []
-    if frozen:
-        values["frozen"] = [f"*{name}.*" for name in frozen]  # each must match
-    wrapped = (said.get("fsdp_config") or {}).get("transformer_layer_cls_to_wrap") or []
-    if wrapped:
-        values["wrap"] = [wrapped] if isinstance(wrapped, str) else list(wrapped)
+    values: dict[str, Any] = {"resume": "auto", **trainer_values(said, source=source)}
     if said.get("lr_scheduler_type") == "wsd":
         arguments["lr_scheduler_type"] = "constant_with_warmup"
         values["lr_scheduler_type"] = "wsd"

@@ -14,8 +14,9 @@ import orjson
 import pyarrow
 import pyarrow.parquet
 import pytest
-from lmms_stream.converters.sources.arrow import RowGroups, cut
+from lmms_stream.converters.sources.arrow import RowGroups
 from lmms_stream.converters.sources.files import LocalFile
+from lmms_stream.converters.sources.pieces import cut
 from lmms_stream.converters.sources.table import Location
 from lmms_stream.converters.sources.units import UNIT_ROWS
 
