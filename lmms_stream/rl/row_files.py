@@ -86,8 +86,14 @@ class Lines:
         self.digest = f"jsonl:{position}:{digest.hexdigest()}"
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
-        order = np.argsort(numbers, kind="stable")
-        ordered = numbers[order]
+        if len(numbers) > 1 and np.any(np.diff(numbers) < 0):
+            order = np.argsort(numbers, kind="stable")
+            found = np.empty(len(numbers), object)
+            found[order] = self._read_ascending(numbers[order])
+            return found.tolist()
+        return self._read_ascending(numbers)
+
+    def _read_ascending(self, ordered: NDArray[np.int64]) -> list[RowOrError]:
         marks = np.searchsorted(self._rows, ordered, side="right") - 1
         begins = self._begins(marks)
         ends = np.append(begins[1:], len(marks))
@@ -97,10 +103,7 @@ class Lines:
         read = self._spans.read([*zip(starts.tolist(), stops.tolist(), strict=True)])
         for data, begin, end in zip(read, begins.tolist(), ends.tolist(), strict=True):
             texts += self._texts(data, indices[begin:end])
-        found: list[RowOrError] = [{}] * len(numbers)
-        for index, row in zip(order.tolist(), self._parsed(texts, ordered, marks), strict=True):
-            found[index] = row
-        return found
+        return self._parsed(texts, ordered, marks)
 
     def _begins(self, marks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Indices into `marks` (ascending) at which another span begins."""
@@ -117,7 +120,7 @@ class Lines:
             lines = data.split(b"\n", indices[-1] + 1)
         return [lines[index] for index in indices]
 
-    def _parsed(self, texts: list[bytes], numbers: NDArray[np.int64], marks: NDArray[np.int64]) -> Sequence[RowOrError]:
+    def _parsed(self, texts: list[bytes], numbers: NDArray[np.int64], marks: NDArray[np.int64]) -> list[RowOrError]:
         """All of them together, or where that does not do each by itself."""
         try:
             rows = parsed_all(texts)
@@ -170,12 +173,13 @@ class Shards:
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         with self._lock:
-            samples = self._dataset.read(numbers)
+            samples: list[Any] = self._dataset.read(numbers)
+        if not any("messages" in sample for sample in samples):
+            return samples
         return [self._row(sample, number) for sample, number in zip(samples, numbers.tolist(), strict=True)]
 
-    def _row(self, sample: Any, number: int) -> RowOrError:
+    def _row(self, row: dict[str, Any], number: int) -> RowOrError:
         """Of chats that the converter wrote, messages and tools as values."""
-        row = dict(sample)
         if not isinstance(row.get("messages"), str):
             return row
         try:

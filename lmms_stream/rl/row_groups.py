@@ -104,19 +104,20 @@ class RowGroups:
         self.num_rows = int(self._ends[-1])
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
-        found: list[RowOrError] = [{}] * len(numbers)
         order = np.argsort(numbers, kind="stable")
-        groups = np.searchsorted(self._ends, numbers[order], side="right") - 1
+        found = np.empty(len(numbers), object)
+        found[order] = self._read_ascending(numbers[order])
+        for at in [at for at, row in enumerate(found) if isinstance(row, str)]:
+            found[at] = DataError(f"{self.name}:{numbers[at] + 1}: {found[at]}")
+        return found.tolist()
+
+    def _read_ascending(self, numbers: NDArray[np.int64]) -> list[dict[str, Any] | str]:
+        groups = np.searchsorted(self._ends, numbers, side="right") - 1
+        found = []
         with self._lock, disk_errors(self.name), arrow_errors(self.name, "Parquet"):
             for group in np.unique(groups).tolist():
-                chosen = order[groups == group]
-                rows = self._group(group).rows(numbers[chosen] - self._ends[group])
-                for at, row in zip(chosen.tolist(), rows, strict=True):
-                    found[at] = row if not isinstance(row, str) else self._error(int(numbers[at]), row)
+                found += self._group(group).rows(numbers[groups == group] - self._ends[group])
         return found
-
-    def _error(self, number: int, text: str) -> DataError:
-        return DataError(f"{self.name}:{number + 1}: {text}")
 
     def _group(self, number: int) -> _OpenGroup:
         if number not in self._open:
