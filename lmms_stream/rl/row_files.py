@@ -88,9 +88,7 @@ class Lines:
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         if len(numbers) > 1 and np.any(np.diff(numbers) < 0):
             order = np.argsort(numbers, kind="stable")
-            found = np.empty(len(numbers), object)
-            found[order] = self._read_ascending(numbers[order])
-            return found.tolist()
+            return scattered(self._read_ascending(numbers[order]), order)
         return self._read_ascending(numbers)
 
     def _read_ascending(self, ordered: NDArray[np.int64]) -> list[RowOrError]:
@@ -148,7 +146,7 @@ class Lines:
 
 def _tell_rows(chunk: bytes, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Of lines that begin at these offsets whether they are rows, without the last if it is not told here."""
-    is_row = ~_IS_WHITE[data[starts]]
+    is_row: NDArray[np.bool_] = ~_IS_WHITE[data[starts]]
     for index in np.flatnonzero(~is_row).tolist():
         end = chunk.find(b"\n", int(starts[index]))
         is_row[index] = bool(chunk[int(starts[index]) : end if end >= 0 else None].strip())
@@ -187,6 +185,14 @@ class Shards:
         except DataError as error:
             return DataError(f"{self.name}: sample {number}: {error}")
         return row | {"messages": chat.messages} | ({"tools": chat.tools} if chat.tools else {})
+
+
+def scattered(rows: list[RowOrError], order: NDArray[np.int64]) -> list[RowOrError]:
+    """Rows at the indices that `order` says."""
+    found: list[RowOrError] = [{}] * len(rows)
+    for index, row in zip(order.tolist(), rows, strict=True):
+        found[index] = row
+    return found
 
 
 def needed(columns: Sequence[str], names: Sequence[str]) -> list[str]:

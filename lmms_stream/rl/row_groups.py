@@ -33,7 +33,7 @@ from ..converters.sources.arrow_values import Convert, converters
 from ..converters.sources.files import File, LocalFile
 from ..errors import DataError, ObjectChangedError
 from ..storage.disk_errors import disk_errors
-from .row_files import RowOrError, needed
+from .row_files import RowOrError, needed, scattered
 
 MAX_OPEN_GROUPS = 4096  # each takes a file descriptor
 FOOTER_BYTES = 8  # the length of the metadata, and PAR1
@@ -105,19 +105,18 @@ class RowGroups:
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         order = np.argsort(numbers, kind="stable")
-        found = np.empty(len(numbers), object)
-        found[order] = self._read_ascending(numbers[order])
-        for at in [at for at, row in enumerate(found) if isinstance(row, str)]:
-            found[at] = DataError(f"{self.name}:{numbers[at] + 1}: {found[at]}")
-        return found.tolist()
+        return scattered(self._read_ascending(numbers[order]), order)
 
-    def _read_ascending(self, numbers: NDArray[np.int64]) -> list[dict[str, Any] | str]:
+    def _read_ascending(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         groups = np.searchsorted(self._ends, numbers, side="right") - 1
-        found = []
+        found: list[dict[str, Any] | str] = []
         with self._lock, disk_errors(self.name), arrow_errors(self.name, "Parquet"):
             for group in np.unique(groups).tolist():
                 found += self._group(group).rows(numbers[groups == group] - self._ends[group])
-        return found
+        return [
+            row if not isinstance(row, str) else DataError(f"{self.name}:{number + 1}: {row}")
+            for row, number in zip(found, numbers.tolist(), strict=True)
+        ]
 
     def _group(self, number: int) -> _OpenGroup:
         if number not in self._open:
@@ -141,9 +140,7 @@ class RowGroups:
             group = parquet.metadata.row_group(number)
             row_bytes = group.total_byte_size // max(1, group.num_rows)
             batch_rows = max(1, min(STEP_ROWS, STEP_BYTES // max(1, row_bytes)))
-            batches = parquet.iter_batches(
-                batch_rows, row_groups=[number], columns=self._columns, use_threads=False
-            )
+            batches = parquet.iter_batches(batch_rows, row_groups=[number], columns=self._columns, use_threads=False)
             writer = None
             for batch in _in_large_batches(map(_without_dictionaries, batches)):
                 writer = writer or pyarrow.ipc.new_file(spooled, batch.schema)

@@ -152,9 +152,7 @@ class _Copies:
         return fits
 
 
-def _open(
-    store: Storage, described: StoredObject, name: str, *, columns: Sequence[str], copies: _Copies
-) -> RowFile:
+def _open(store: Storage, described: StoredObject, name: str, *, columns: Sequence[str], copies: _Copies) -> RowFile:
     parent = described.key.rpartition("/")[0]
     folder = "/".join(filter(None, (store.url.rstrip("/"), parent)))
     path = store.folder / described.key if isinstance(store, LocalStorage) else None

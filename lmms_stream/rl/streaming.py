@@ -18,7 +18,6 @@ from .base import BaseDataset
 from .prompts import Outcome
 from .sample import Sample
 
-
 # What is kept of a sample: its prompt, label, metadata and media. Samples themselves would cost more than to make them
 # again: Python's garbage collector goes through each of them, and its lists, again and again.
 _Kept = tuple[Any, Any, dict[str, Any], Any] | DataError | str
