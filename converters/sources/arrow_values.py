@@ -68,7 +68,8 @@ def _convert_struct(kind: Any, feature: Any) -> Convert | None:
         return None
     features = feature if isinstance(feature, dict) else {}
     found = {name: _convert(inner, features.get(name)) for name, inner in fields.items()}
-    return partial(_fields, converts={name: convert for name, convert in found.items() if convert is not None})
+    converts = {name: convert for name, convert in found.items() if convert is not None}
+    return partial(_fields, converts=converts) if converts else _without_nulls
 
 
 def _is_list(kind: Any) -> bool:
@@ -82,8 +83,15 @@ def _is_list(kind: Any) -> bool:
     )
 
 
-def _fields(value: Mapping[str, Any], *, converts: Mapping[str, Convert]) -> dict[str, Any]:
-    kept = {name: inner for name, inner in value.items() if inner is not None}
+def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
+    for inner in value.values():
+        if inner is None:
+            return {name: inner for name, inner in value.items() if inner is not None}
+    return value
+
+
+def _fields(value: dict[str, Any], *, converts: Mapping[str, Convert]) -> dict[str, Any]:
+    kept = _without_nulls(value)
     for name in converts.keys() & kept.keys():
         kept[name] = converts[name](kept[name])
     return kept

@@ -35,6 +35,8 @@ class BaseDataset(ABC):
     the template. custom_prompt_func: (prompt, row) -> prompt. seed: of shuffle.
     on_error: "skip" drops and counts (num_unreadable) rows that cannot be read; "error" raises a DataError that
     names the row.
+    cache_limit: room on this node for copies of what lies in stores, as bytes or "500mb" (None: no limit). Files of
+    JSON lines that do not fit are read by ranges of their store instead, and shards not used for longest give way.
 
     The order is that of the rows until `shuffle` is called. Samples are not to be changed: `copy` them first.
     Raises ConfigError, DataError, StorageError.
@@ -60,6 +62,7 @@ class BaseDataset(ABC):
         multimodal_config: Any = None,
         custom_prompt_func: Callable[[Any, dict[str, Any]], Any] | None = None,
         on_error: OnError = "error",
+        cache_limit: int | str | None = None,
     ):
         if use_audio_in_video or multimodal_config is not None:
             what = "use_audio_in_video" if use_audio_in_video else "multimodal_config"
@@ -84,7 +87,7 @@ class BaseDataset(ABC):
             apply_chat_template_kwargs=apply_chat_template_kwargs,
             custom_prompt_func=custom_prompt_func,
         )
-        self._rows = open_rows(path, columns=self._prompts.columns)
+        self._rows = open_rows(path, columns=self._prompts.columns, cache_limit=cache_limit)
         self._on_error = on_error
         self._may_drop = max_length is not None or on_error == "skip"
         self._dropped = np.zeros(self.num_rows // 8 + 1 if self._may_drop else 0, np.uint8)  # a bit a row
@@ -111,11 +114,11 @@ class BaseDataset(ABC):
 
     def _outcomes_at(self, start: int, stop: int) -> list[Outcome]:
         """The same of positions of the epoch, for those who go through it from its start to its end."""
-        return self._outcomes(self._order(np.arange(start, stop)))
+        return self._outcomes(self._order.between(start, stop))
 
     def _made(self, rows: NDArray[np.int64]) -> list[Outcome]:
         """What becomes of rows, read and made now."""
-        return self._prompts.make(self._rows.read(rows), lambda index: self._rows.name(int(rows[index])))
+        return self._prompts.make(self._rows.read(rows))
 
     # The order
 
@@ -181,7 +184,7 @@ class BaseDataset(ABC):
                     crossed, of_epoch = crossed + 1, 0
                 stop = min(self.position + num_samples - len(batch), self.num_rows)
                 found = self._kept(self.position, self._outcomes_at(self.position, stop))
-                batch += [sample for _, sample in found]
+                batch += found
                 of_epoch += len(found)
                 self.position = stop
         except BaseException:
@@ -199,7 +202,13 @@ class BaseDataset(ABC):
             f"{self.max_length}, {self.num_unreadable} cannot be read): check the path, its slices, and max_length"
         )
 
-    def _kept(self, start: int, outcomes: Sequence[Outcome]) -> list[tuple[int, Sample]]:
+    def _kept(self, start: int, outcomes: list[Outcome]) -> list[Sample]:
+        """Of what the rows at positions from `start` on became, the samples; what is dropped is counted once."""
+        if {*map(type, outcomes)} <= {Sample}:
+            return outcomes  # type: ignore[return-value]
+        return [sample for _, sample in self._numbered(start, outcomes)]
+
+    def _numbered(self, start: int, outcomes: Sequence[Outcome]) -> list[tuple[int, Sample]]:
         """Samples and their positions; what is dropped is counted once."""
         kept = []
         for position, outcome in enumerate(outcomes, start):
@@ -261,7 +270,7 @@ class BaseDataset(ABC):
     def _walk(self, position: int, step: int) -> Iterator[tuple[int, Sample]]:
         while position < self.num_rows:
             stop = min(position + step, self.num_rows)
-            yield from self._kept(position, self._outcomes(self._order(np.arange(position, stop))))
+            yield from self._numbered(position, self._outcomes(self._order(np.arange(position, stop))))
             position, step = stop, min(2 * step, STEP)
 
 

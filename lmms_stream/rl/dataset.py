@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,16 +17,29 @@ from .sample import Sample
 ROWS_AT_ONCE = 1024
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Python's garbage collector rests: it would go through all samples so far, again and again, and find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Dataset(BaseDataset):
     """See BaseDataset. Rows are read, and those that are dropped are counted, when it is opened."""
 
     def __init__(self, *arguments: Any, **settings: Any):
         super().__init__(*arguments, **settings)
         self._all: list[Outcome] = []
-        for start in range(0, self.num_rows, ROWS_AT_ONCE):
-            made = self._made(np.arange(start, min(start + ROWS_AT_ONCE, self.num_rows)))
-            self._kept(start, made)
-            self._all += made
+        with _without_collections():
+            for start in range(0, self.num_rows, ROWS_AT_ONCE):
+                made = self._made(np.arange(start, min(start + ROWS_AT_ONCE, self.num_rows)))
+                self._kept(start, made)
+                self._all += made
         self._num_kept = self.num_rows - self.num_overlong - self.num_unreadable
         self._may_drop = self._num_kept < self.num_rows
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SMALL = 1 << 16  # rows of which the whole permutation is kept
+BLOCK = 4096  # positions whose rows are found together, for those who go through an epoch
 _ROUNDS = 8
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64
 
@@ -23,6 +24,7 @@ class Permutation:
     def __init__(self, num_rows: int, *, seed: int = 0, epoch: int | None = None):
         self.num_rows = num_rows
         self.epoch = epoch
+        self._block: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))  # the last, by its number
         self._table: NDArray[np.int64] | None = None
         if epoch is None:
             return
@@ -42,6 +44,25 @@ class Permutation:
         while len(outside := np.flatnonzero(rows >= np.uint64(self.num_rows))):
             rows[outside] = self._mix(rows[outside])
         return rows.astype(np.int64)
+
+    def between(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The rows at positions start <= position < stop: what a call gives, in a part of the time."""
+        if self.epoch is None or self._table is not None or stop - start > BLOCK:
+            return self(np.arange(start, stop))
+        found = []
+        while start < stop:
+            number, first = divmod(start, BLOCK)
+            last = min(first + stop - start, BLOCK)
+            found.append(self._rows_of_block(number)[first:last])
+            start += last - first
+        return np.concatenate(found) if len(found) != 1 else found[0]
+
+    def _rows_of_block(self, number: int) -> NDArray[np.int64]:
+        held, rows = self._block
+        if held != number:
+            rows = self(np.arange(number * BLOCK, min((number + 1) * BLOCK, self.num_rows)))
+            self._block = number, rows
+        return rows
 
     def _mix(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
         mask = (np.uint64(1) << self._half_bits) - np.uint64(1)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 from ..converters.media.references import SampleMedia
@@ -60,9 +61,9 @@ class Prompts:
         named = (self.prompt_key, self.label_key, self.tool_key, self.metadata_key)
         return [*filter(None, named), *(self.multimodal_keys or {}).values()]
 
-    def make(self, read: Sequence[Read], names: Callable[[int], str]) -> list[Outcome]:
-        """What becomes of rows, each by itself. names: of the rows, for messages, by their indices in `read`."""
-        made = [self._made(each, names, index) for index, each in enumerate(read)]
+    def make(self, read: Read) -> list[Outcome]:
+        """What becomes of rows, each by itself."""
+        made = self._plain(read.rows) or [self._made(read, index) for index in range(len(read.rows))]
         if self.max_length is None:
             return made
         texts = [index for index, each in enumerate(made) if isinstance(each, Sample) and not each.multimodal_inputs]
@@ -74,15 +75,36 @@ class Prompts:
                 made[index] = OVERLONG
         return made
 
-    def _made(self, read: Read, names: Callable[[int], str], index: int) -> Outcome:
-        if isinstance(read.row, DataError):
-            return read.row
-        try:
-            return self._sample(read.row, read.file.folder)
-        except DataError as error:
-            return DataError(f"{names(index)}: {error}")
+    @cached_property
+    def _changes_prompts(self) -> bool:
+        """Whether a prompt that is a text can become anything else, or a row has more than it, a label and metadata."""
+        changes = self.apply_chat_template or self.multimodal_keys or self.system_prompt is not None
+        return bool(changes or self.tool_key is not None or self.custom_prompt_func is not None)
 
-    def _sample(self, row: dict[str, Any], folder: str | None) -> Sample:
+    def _plain(self, rows: Sequence[Any]) -> list[Outcome] | None:
+        """The samples of rows whose prompts are texts that stay as they are, all at once; None for other rows."""
+        if self._changes_prompts:
+            return None
+        try:
+            prompts = [row[self.prompt_key] for row in rows]
+            labels = repeat(None) if self.label_key is None else [row[self.label_key] for row in rows]
+            metadata = [row.get(self.metadata_key) or {} for row in rows]
+        except (KeyError, TypeError):  # a row without it, or one that could not be read
+            return None
+        if {*map(type, prompts)} != {str} or {*map(type, metadata)} != {dict} or not all(prompts):
+            return None
+        return [*map(Sample.of, prompts, labels, metadata)]
+
+    def _made(self, read: Read, index: int) -> Outcome:
+        row = read.rows[index]
+        if isinstance(row, DataError):
+            return row
+        try:
+            return self._sample(row, read, index)
+        except DataError as error:
+            return DataError(f"{read.name(index)}: {error}")
+
+    def _sample(self, row: dict[str, Any], read: Read, index: int) -> Sample:
         prompt = row.get(self.prompt_key)
         if self.custom_prompt_func is not None:
             prompt = self.custom_prompt_func(prompt, row)
@@ -104,10 +126,10 @@ class Prompts:
         if self.multimodal_keys and isinstance(prompt, list):
             prompt = with_media(prompt, row, self.multimodal_keys)
         if self.processor is not None and isinstance(prompt, list):
-            media = _media_of(prompt, SampleMedia(folder), row.get("media"))
+            media = _media_of(prompt, SampleMedia(read.folder(index)), row.get("media"))
         text = self._rendered(prompt, tools) if self.apply_chat_template and isinstance(prompt, list) else prompt
         label = row[self.label_key] if self.label_key is not None else None
-        return Sample(prompt=text, label=label, metadata=metadata, multimodal_inputs=media)
+        return Sample.of(text, label, metadata, media)
 
     def _metadata(self, row: Mapping[str, Any]) -> dict[str, Any]:
         value = row.get(self.metadata_key) or {}

@@ -6,10 +6,8 @@ kept of it is a few bytes for many rows.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
@@ -17,16 +15,19 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..converters.sources.table import BOM, json_row
-from ..errors import DataError, ObjectChangedError
+from ..errors import DataError
 from ..mds.core import PackedDataset
 from ..mds.streams import StreamConfig
+from ..processors.json_text import parsed_all
 from ..processors.stored_chat import read_chat
 from ..storage.disk_errors import disk_errors
+from ..storage.fetch_config import FetchConfig
+from .spans import Spans
 
-STRIDE = 16  # lines for each of which one offset is kept
+STRIDE = 16
+BLOCK_BYTES = 1 << 14
 SCAN_BYTES = 1 << 22
-READ_BYTES = 1 << 14
-_BLANK = np.frombuffer(b" \t\r\n", np.uint8)
+_IS_WHITE = np.array([bytes([byte]).isspace() for byte in range(256)])
 RowOrError = dict[str, Any] | DataError
 
 
@@ -44,87 +45,121 @@ class RowFile(Protocol):
 
 
 class Lines:
-    """A file of JSON lines; blank ones are no rows."""
+    """A file of JSON lines; blank ones are no rows.
 
-    def __init__(self, path: Path, *, name: str, folder: str | None):
+    Of every STRIDE-th row, and of the first that begins in each BLOCK_BYTES of the file, it is known where it begins:
+    these are the marks. For a row all is read from its mark to the next.
+    """
+
+    def __init__(self, spans: Spans, *, name: str, folder: str | None):
         self.name = name
         self.folder = folder
-        self._path = path
-        with disk_errors(name), path.open("rb", buffering=0) as file:
-            self._identity = _identity(file)
+        self._spans = spans
+        with disk_errors(name), spans.open() as file:
             self._scan(file)
 
     def _scan(self, file: IO[bytes]) -> None:
-        """Find where each line begins; of every STRIDE-th row keep the offset and the number of its line."""
-        digest, offsets, lines = xxhash.xxh3_64(), [], []
+        digest, marks = xxhash.xxh3_64(), [np.zeros((3, 0), np.int64)]
         self.num_rows = num_lines = position = 0
-        starts = np.zeros(1, np.int64)  # of lines that begin in what is read next
+        starts = np.zeros(1, np.int64)  # of lines that are not counted yet
+        last_block = -1  # that a row began in
         while chunk := file.read(SCAN_BYTES):
             digest.update(chunk)
             data = np.frombuffer(chunk, np.uint8)
             starts = np.append(starts, position + 1 + np.flatnonzero(data == 10))
             here = starts[starts < position + len(chunk)]
-            is_row = np.ones(len(here), bool)
-            for index in np.flatnonzero(np.isin(data[here - position], _BLANK)):
-                is_row[index] = not _is_blank(file, int(here[index]))
-            rows = np.flatnonzero(is_row)
-            kept = rows[-self.num_rows % STRIDE :: STRIDE]
-            offsets.append(here[kept])
-            lines.append(num_lines + kept)
-            self.num_rows += len(rows)
+            is_row = _tell_rows(chunk, data, np.maximum(here - position, 0))
+            here = here[: len(is_row)]
+            lines = np.flatnonzero(is_row)
+            numbers, blocks = self.num_rows + np.arange(len(lines)), here[lines] // BLOCK_BYTES
+            kept = np.flatnonzero((numbers % STRIDE == 0) | (np.diff(blocks, prepend=last_block) != 0))
+            marks.append(np.stack([numbers[kept], here[lines[kept]], num_lines + lines[kept]]))
+            self.num_rows += len(lines)
             num_lines += len(here)
             position += len(chunk)
+            last_block = int(blocks[-1]) if len(blocks) else last_block
             starts = starts[len(here) :]
-        self._offsets = np.concatenate([np.zeros(0, np.int64), *offsets])
-        self._lines = np.concatenate([np.zeros(0, np.int64), *lines])
+        self._rows = np.concatenate([each[0] for each in marks])
+        self._offsets = np.concatenate([*(each[1] for each in marks), [position]])
+        self._has_blank = num_lines != self.num_rows
+        self._lines_before = np.concatenate([each[2] for each in marks]) if self._has_blank else self._rows
         self.digest = f"jsonl:{position}:{digest.hexdigest()}"
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
-        found: list[RowOrError] = [{}] * len(numbers)
-        with disk_errors(self.name), self._path.open("rb", buffering=READ_BYTES) as file:
-            if _identity(file) != self._identity:
-                raise ObjectChangedError(self.name)
-            next_row, num_lines, text = -STRIDE, 0, b""  # the row that follows where the file stands; lines before that
-            for at in np.argsort(numbers, kind="stable").tolist():
-                number = int(numbers[at])
-                if not next_row <= number < next_row + STRIDE:
-                    mark = number // STRIDE
-                    file.seek(int(self._offsets[mark]))
-                    next_row, num_lines = mark * STRIDE, int(self._lines[mark])
-                while next_row <= number:
-                    text = file.readline()
-                    num_lines += 1
-                    next_row += not text.isspace()
-                found[at] = self._row(text, num_lines)
-        return found
+        if len(numbers) > 1 and np.any(np.diff(numbers) < 0):
+            order = np.argsort(numbers, kind="stable")
+            return scattered(self._read_ascending(numbers[order]), order)
+        return self._read_ascending(numbers)
 
-    def _row(self, text: bytes, line: int) -> RowOrError:
-        row = json_row(line, text.removeprefix(BOM) if line == 1 else text)
-        return DataError(f"{self.name}:{line}: {row.error}") if row.values is None else row.values
+    def _read_ascending(self, ordered: NDArray[np.int64]) -> list[RowOrError]:
+        marks = np.searchsorted(self._rows, ordered, side="right") - 1
+        begins = self._begins(marks)
+        ends = np.append(begins[1:], len(marks))
+        starts, stops = self._offsets[marks[begins]], self._offsets[marks[ends - 1] + 1]
+        indices = (ordered - np.repeat(self._rows[marks[begins]], ends - begins)).tolist()
+        texts: list[bytes] = []
+        read = self._spans.read([*zip(starts.tolist(), stops.tolist(), strict=True)])
+        for data, begin, end in zip(read, begins.tolist(), ends.tolist(), strict=True):
+            texts += self._texts(data, indices[begin:end])
+        return self._parsed(texts, ordered, marks)
+
+    def _begins(self, marks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indices into `marks` (ascending) at which another span begins."""
+        starts = self._offsets[marks]
+        far = starts[1:] - self._offsets[marks[:-1] + 1] > self._spans.gap
+        large = np.diff(starts // self._spans.together) != 0
+        return np.concatenate([[0], 1 + np.flatnonzero(far | large)]) if len(marks) else np.zeros(0, np.int64)
+
+    def _texts(self, data: bytes, indices: list[int]) -> list[bytes]:
+        """Rows of what was read, by their indices in it, ascending."""
+        if self._has_blank:
+            lines = [line for line in data.split(b"\n") if line and not line.isspace()]
+        else:
+            lines = data.split(b"\n", indices[-1] + 1)
+        return [lines[index] for index in indices]
+
+    def _parsed(self, texts: list[bytes], numbers: NDArray[np.int64], marks: NDArray[np.int64]) -> list[RowOrError]:
+        """All of them together, or where that does not do each by itself."""
+        try:
+            rows = parsed_all(texts)
+        except ValueError:
+            rows = []
+        if {*map(type, rows)} == {dict}:
+            return rows
+        return [self._row(*each) for each in zip(texts, numbers.tolist(), marks.tolist(), strict=True)]
+
+    def _row(self, text: bytes, number: int, mark: int) -> RowOrError:
+        row = json_row(0, text.removeprefix(BOM) if number == 0 else text)
+        if row.values is not None:
+            return row.values
+        return DataError(f"{self.name}:{self._line(number, mark)}: {row.error}")
+
+    def _line(self, number: int, mark: int) -> int:
+        """Which line a row is, from 1."""
+        first = int(self._lines_before[mark])
+        if not self._has_blank:
+            return number + 1
+        (data,) = self._spans.read([(int(self._offsets[mark]), int(self._offsets[mark + 1]))])
+        rows = [index for index, line in enumerate(data.split(b"\n")) if line and not line.isspace()]
+        return first + rows[number - int(self._rows[mark])] + 1
 
 
-def _identity(file: IO[bytes]) -> tuple[int, int, int]:
-    status = os.fstat(file.fileno())
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _is_blank(file: IO[bytes], start: int) -> bool:
-    """Whether the line that begins there holds white space alone."""
-    while piece := os.pread(file.fileno(), READ_BYTES, start):
-        line, end, _ = piece.partition(b"\n")
-        if line.strip():
-            return False
-        if end:
-            return True
-        start += len(piece)
-    return True
+def _tell_rows(chunk: bytes, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Of lines that begin at these offsets whether they are rows, without the last if it is not told here."""
+    is_row: NDArray[np.bool_] = ~_IS_WHITE[data[starts]]
+    for index in np.flatnonzero(~is_row).tolist():
+        end = chunk.find(b"\n", int(starts[index]))
+        is_row[index] = bool(chunk[int(starts[index]) : end if end >= 0 else None].strip())
+        if end < 0 and not is_row[index]:
+            return is_row[:index]
+    return is_row
 
 
 class Shards:
     """An MDS dataset in a folder or a store; its shards are fetched when rows of them are asked for."""
 
-    def __init__(self, url: str):
-        self._dataset = PackedDataset([StreamConfig(remote=url)])
+    def __init__(self, url: str, fetch: FetchConfig | None = None):
+        self._dataset = PackedDataset([StreamConfig(remote=url)], fetch=fetch)
         self._lock = threading.Lock()
         self.name = self._dataset.url
         self.folder: str | None = None
@@ -136,12 +171,13 @@ class Shards:
 
     def read(self, numbers: NDArray[np.int64]) -> list[RowOrError]:
         with self._lock:
-            samples = self._dataset.read(numbers)
+            samples: list[Any] = self._dataset.read(numbers)
+        if not any("messages" in sample for sample in samples):
+            return samples
         return [self._row(sample, number) for sample, number in zip(samples, numbers.tolist(), strict=True)]
 
-    def _row(self, sample: Any, number: int) -> RowOrError:
+    def _row(self, row: dict[str, Any], number: int) -> RowOrError:
         """Of chats that the converter wrote, messages and tools as values."""
-        row = dict(sample)
         if not isinstance(row.get("messages"), str):
             return row
         try:
@@ -149,6 +185,14 @@ class Shards:
         except DataError as error:
             return DataError(f"{self.name}: sample {number}: {error}")
         return row | {"messages": chat.messages} | ({"tools": chat.tools} if chat.tools else {})
+
+
+def scattered(rows: list[RowOrError], order: NDArray[np.int64]) -> list[RowOrError]:
+    """Rows at the indices that `order` says."""
+    found: list[RowOrError] = [{}] * len(rows)
+    for index, row in zip(order.tolist(), rows, strict=True):
+        found[index] = row
+    return found
 
 
 def needed(columns: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,25 +11,21 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from ..converters.sources.files import LocalFile, StoredFile
 from ..errors import DataError, ObjectMissingError
 from ..mds.index import INDEX_NAME
 from ..storage.cache import LocalCache, Wanted
 from ..storage.disk_errors import disk_errors
+from ..storage.fetch_config import FetchConfig
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
 from ..types import StoredObject
 from .paths import Part, parse_paths
 from .row_files import Lines, RowFile, RowOrError, Shards
 from .row_groups import RowGroups
+from .spans import LocalSpans, StoredSpans
 
 EXTENSIONS = (".jsonl", ".parquet")
-
-
-class Read(NamedTuple):
-    """What was read of a row, and the file that it is of."""
-
-    row: RowOrError
-    file: RowFile
 
 
 class _Range(NamedTuple):
@@ -49,22 +46,24 @@ class Rows:
             digest.update(f"{each.file.digest}\0{each.first}\0{each.num_rows}\0")
         self.digest = digest.hexdigest()
 
-    def read(self, numbers: NDArray[np.int64]) -> list[Read]:
+    def read(self, numbers: NDArray[np.int64]) -> Read:
         """The rows of these numbers, in this order; threads may call it at once. StorageError."""
-        found: list[Read | None] = [None] * len(numbers)
+        if len(self._ranges) == 1:
+            return Read(self._ranges[0].file.read(numbers + self._ranges[0].first), numbers, self)
+        found: list[RowOrError] = [{}] * len(numbers)
         owners = np.searchsorted(self._firsts, numbers, side="right") - 1
         for owner in np.unique(owners).tolist():
             each, indices = self._ranges[owner], np.flatnonzero(owners == owner)
             inside = numbers[indices] - self._firsts[owner] + each.first
             for index, row in zip(indices.tolist(), each.file.read(inside), strict=True):
-                found[index] = Read(row, each.file)
-        return [each for each in found if each is not None]
+                found[index] = row
+        return Read(found, numbers, self)
 
-    def name(self, number: int) -> str:
-        """Of a row, for messages: its file, and which of its rows it is, from 1."""
+    def owner(self, number: int) -> tuple[RowFile, int]:
+        """The file of a row, and which of its rows it is."""
         owner = int(np.searchsorted(self._firsts, number, side="right")) - 1
         each = self._ranges[owner]
-        return f"{each.file.name}: row {number - int(self._firsts[owner]) + each.first + 1}"
+        return each.file, number - int(self._firsts[owner]) + each.first
 
     def sliced(self, rows: slice) -> Rows:
         start, stop, _ = rows.indices(self.num_rows)
@@ -80,52 +79,91 @@ class Rows:
         return self._ranges
 
 
-def open_rows(path: str | Path | Sequence[str | Path], *, columns: Sequence[str] = ()) -> Rows:
+class Read(NamedTuple):
+    """Rows that were read, their numbers, and what they are of."""
+
+    rows: list[RowOrError]
+    numbers: NDArray[np.int64]
+    source: Rows
+
+    def name(self, index: int) -> str:
+        """Of a row, for messages: its file, and which of its rows it is, from 1."""
+        file, number = self.source.owner(int(self.numbers[index]))
+        return f"{file.name}: row {number + 1}"
+
+    def folder(self, index: int) -> str | None:
+        """What paths of media in a row start from."""
+        return self.source.owner(int(self.numbers[index]))[0].folder
+
+
+def open_rows(
+    path: str | Path | Sequence[str | Path], *, columns: Sequence[str] = (), cache_limit: int | str | None = None
+) -> Rows:
     """The rows of .jsonl and .parquet files, folders of them (sorted by name), and MDS datasets, here or in stores.
 
-    Each may end in @[START:STOP], and so may a list of them. Files in stores are fetched to this node's cache first.
-    columns: those of Parquet files that are read; all where none are named. DataError, ConfigError, StorageError.
+    Each may end in @[START:STOP], and so may a list of them. columns: those of Parquet files that are read; all where
+    none are named. cache_limit: room on this node for copies of what lies in stores: see BaseDataset.
+    DataError, ConfigError, StorageError.
     """
+    fetch = FetchConfig(cache_limit=cache_limit)
+    copies = _Copies(fetch.limit_bytes)
     parts, whole = parse_paths(path)
     ranges: list[_Range] = []
     for part in parts:
-        files = _files_of(part, columns)
+        files = _files_of(part, columns, fetch, copies)
         ranges += Rows([_Range(file, 0, file.num_rows) for file in files]).sliced(part.rows).ranges
     return Rows(ranges).sliced(whole)
 
 
-def _files_of(part: Part, columns: Sequence[str]) -> list[RowFile]:
+def _files_of(part: Part, columns: Sequence[str], fetch: FetchConfig, copies: _Copies) -> list[RowFile]:
+    open_file = partial(_open, columns=columns, copies=copies)
     path = part.path.rstrip("/") or part.path
     with disk_errors(path):
         is_file = path.endswith(EXTENSIONS) and ("://" in path or not Path(path).is_dir())
         if is_file:
             parent, _, key = path.rpartition("/") if "://" in path else (str(Path(path).parent), "", Path(path).name)
             store = open_storage(parent)
-            return [_open(store, store.stat(key), path, columns)]
+            return [open_file(store, store.stat(key), path)]
         if "://" not in path and Path(path).is_file():
             raise DataError(f"{path}: expected a name that ends in {' or '.join(EXTENSIONS)}: convert or rename it")
         store = open_storage(path)
         objects = store.list_objects("")
         if any(each.key == INDEX_NAME for each in objects):
-            return [Shards(path)]
+            return [Shards(path, fetch)]
         chosen = [each for each in objects if each.key.endswith(EXTENSIONS)]
         if not chosen and not objects:
             raise ObjectMissingError(f"{path} does not exist, or is empty: check the path")
         if not chosen:
             raise DataError(f"{path}: none of its {len(objects)} files ends in {' or '.join(EXTENSIONS)}: name others")
-        return [_open(store, each, f"{path}/{each.key}", columns) for each in chosen]
+        return [open_file(store, each, f"{path}/{each.key}") for each in chosen]
 
 
-def _open(store: Storage, described: StoredObject, name: str, columns: Sequence[str]) -> RowFile:
+class _Copies:
+    """What may be copied to this node, together at most `limit` bytes; None: all."""
+
+    def __init__(self, limit: int | None):
+        self._left = limit
+
+    def fit(self, described: StoredObject) -> bool:
+        if self._left is None:
+            return True
+        fits = described.num_bytes <= self._left
+        self._left -= described.num_bytes if fits else 0
+        return fits
+
+
+def _open(store: Storage, described: StoredObject, name: str, *, columns: Sequence[str], copies: _Copies) -> RowFile:
     parent = described.key.rpartition("/")[0]
     folder = "/".join(filter(None, (store.url.rstrip("/"), parent)))
-    if isinstance(store, LocalStorage):
-        path = store.folder / described.key
-    else:
+    path = store.folder / described.key if isinstance(store, LocalStorage) else None
+    by_ranges = path is None and described.tag and (name.endswith(".parquet") or not copies.fit(described))
+    if path is None and not by_ranges:
         path = _fetched(store, described)
     if name.endswith(".parquet"):
-        return RowGroups(path, name=name, folder=folder, columns=columns)
-    return Lines(path, name=name, folder=folder)
+        file = StoredFile(store, described) if path is None else LocalFile(path)
+        return RowGroups(file, name=name, folder=folder, columns=columns)
+    spans = StoredSpans(StoredFile(store, described)) if path is None else LocalSpans(path, name=name)
+    return Lines(spans, name=name, folder=folder)
 
 
 def _fetched(store: Storage, described: StoredObject) -> Path:

@@ -6,15 +6,21 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from .ahead import Ahead, Key
 from .base import BaseDataset
 from .prompts import Outcome
+from .sample import Sample
+
+# What is kept of a sample: its prompt, label, metadata and media. Samples themselves would cost more than to make them
+# again: Python's garbage collector goes through each of them, and its lists, again and again.
+_Kept = tuple[Any, Any, dict[str, Any], Any] | DataError | str
 
 
 class StreamingDataset(BaseDataset):
@@ -45,7 +51,7 @@ class StreamingDataset(BaseDataset):
         ):
             if number < least:
                 raise ConfigError(f"{name} must be at least {least}, got {number}")
-        self._kept_outcomes: OrderedDict[int, Outcome] = OrderedDict()
+        self._buffer: OrderedDict[int, _Kept] = OrderedDict()
         self._buffer_size = buffer_size
         self._lock = threading.Lock()
         self._chunk_size = min(prefetch_chunk_size, prefetch_max_cached or prefetch_chunk_size)
@@ -83,39 +89,69 @@ class StreamingDataset(BaseDataset):
         numbers = rows.tolist()
         found: dict[int, Outcome] = {}
         with self._lock:
-            for row in numbers:
-                if row in self._kept_outcomes:
-                    self._kept_outcomes.move_to_end(row)
-                    found[row] = self._kept_outcomes[row]
+            if not self._buffer.keys().isdisjoint(numbers):
+                for row in numbers:
+                    if row in self._buffer:
+                        self._buffer.move_to_end(row)
+                        kept = self._buffer[row]
+                        found[row] = Sample.of(*kept) if isinstance(kept, tuple) else kept
+        if not found:
+            made = self._made(rows)
+            self._keep(numbers, made)
+            return made
         missing = [row for row in dict.fromkeys(numbers) if row not in found]
         if missing:
-            found.update(zip(missing, self._made(np.array(missing, np.int64)), strict=True))
-            with self._lock:
-                self._kept_outcomes.update((row, found[row]) for row in missing)
-                while len(self._kept_outcomes) > self._buffer_size:
-                    self._kept_outcomes.popitem(last=False)
+            made = self._made(np.array(missing, np.int64))
+            self._keep(missing, made)
+            found.update(zip(missing, made, strict=True))
         return [found[row] for row in numbers]
 
-    def _outcomes_at(self, start: int, stop: int) -> list[Outcome]:
-        if not self._num_ahead:
-            return super()._outcomes_at(start, stop)
-        found: list[Outcome] = []
-        while start < stop:
-            number, skip = divmod(start, self._chunk_size)
-            chunk = self._taken((self.epoch_id, number))[skip : skip + stop - start]
-            found += chunk
-            start += len(chunk)
-        return found
+    def _keep(self, rows: list[int], made: list[Outcome]) -> None:
+        kept = [
+            (each.prompt, each.label, each.metadata, each.multimodal_inputs) if isinstance(each, Sample) else each
+            for each in made
+        ]
+        with self._lock:
+            self._buffer.update(zip(rows, kept, strict=True))
+            while len(self._buffer) > self._buffer_size:
+                self._buffer.popitem(last=False)
 
-    def _taken(self, key: Key) -> list[Outcome]:
-        if self._chunk is None or self._chunk[0] != key:
-            if self._ahead is None or self._pid != os.getpid():  # threads do not survive a fork
-                self._pid = os.getpid()
-                self._ahead = Ahead(self._outcomes, num_threads=self._num_threads)
-            taken = self._ahead.take(key)
-            self._ahead.keep(self._following(key))
-            self._chunk = key, self._outcomes(self._rows_of(key)()) if taken is None else taken
-        return self._chunk[1]
+    def _of_epoch(self, rows: NDArray[np.int64]) -> list[Outcome]:
+        """What rows of an epoch became, that is read on from its start; where the buffer cannot help, without it.
+
+        In the order of the rows, none is met again before as many others as there are rows.
+        """
+        passes_by = not self.is_shuffled and self.num_rows > self._buffer_size
+        return self._made(rows) if passes_by else self._outcomes(rows)
+
+    def _outcomes_at(self, start: int, stop: int) -> list[Outcome]:
+        """Chunks that threads have made or are making are taken from them, all others made here, together."""
+        if not self._num_ahead or start == stop:
+            return self._of_epoch(self._order.between(start, stop))
+        first, last = start // self._chunk_size, (stop - 1) // self._chunk_size
+        keys = [(self.epoch_id, number) for number in range(first, last + 1)]
+        taken = {key: self._taken(key) for key in keys}
+        missing = [key for key in keys if taken[key] is None]
+        if missing:
+            rows = [self._rows_of(key) for key in missing]
+            made = self._of_epoch(np.concatenate(rows) if len(rows) > 1 else rows[0])
+            ends = np.cumsum([len(each) for each in rows]).tolist()
+            taken |= {key: made[end - len(each) : end] for key, end, each in zip(missing, ends, rows, strict=True)}
+        found = [outcome for key in keys for outcome in taken[key] or ()]
+        self._chunk = keys[-1], taken[keys[-1]] or []
+        self._threads().keep(self._following(keys[-1]))
+        return found[start - first * self._chunk_size :][: stop - start]
+
+    def _taken(self, key: Key) -> list[Outcome] | None:
+        if self._chunk is not None and self._chunk[0] == key:
+            return self._chunk[1]
+        return self._threads().take(key)
+
+    def _threads(self) -> Ahead[Outcome]:
+        if self._ahead is None or self._pid != os.getpid():  # threads do not survive a fork
+            self._pid = os.getpid()
+            self._ahead = Ahead(self._of_epoch, num_threads=self._num_threads)
+        return self._ahead
 
     def _following(self, key: Key) -> Iterator[tuple[Key, Callable[[], NDArray[np.int64]]]]:
         epoch_id, number = key
@@ -123,14 +159,11 @@ class StreamingDataset(BaseDataset):
             number += 1
             if number * self._chunk_size >= self.num_rows:
                 epoch_id, number = epoch_id + 1, 0
-            yield (epoch_id, number), self._rows_of((epoch_id, number))
+            key = epoch_id, number
+            yield key, partial(self._rows_of, key)
 
-    def _rows_of(self, key: Key) -> Callable[[], NDArray[np.int64]]:
+    def _rows_of(self, key: Key) -> NDArray[np.int64]:
         epoch_id, number = key
+        order = self._order if epoch_id == self.epoch_id else self._order_of(epoch_id)
         start = number * self._chunk_size
-
-        def rows() -> NDArray[np.int64]:
-            order = self._order if epoch_id == self.epoch_id else self._order_of(epoch_id)
-            return order(np.arange(start, min(start + self._chunk_size, self.num_rows)))
-
-        return rows
+        return order.between(start, min(start + self._chunk_size, self.num_rows))

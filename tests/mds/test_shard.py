@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from lmms_stream.errors import ShardError
+from lmms_stream.mds.decoding import decoder
 from lmms_stream.mds.index import INDEX_NAME, ShardInfo, file_matches, parse_index
 from lmms_stream.mds.shard import Shard
 from streaming import MDSWriter
+from streaming.base.format.mds.encodings import mds_decode
 
 COLUMNS = {
     "text": "str",
@@ -171,3 +175,48 @@ def test_a_sample_whose_columns_do_not_fill_it_is_refused(tmp_path: Path) -> Non
     path.write_bytes(data)
     with pytest.raises(ShardError, match="sample 0 cannot be decoded"):
         Shard(path, info)[0]
+
+
+NUMBERS = ["uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64"]
+JSON_TEXTS = [
+    "null", "-0", "-0.0", "1e400", "NaN", "-Infinity", '"\\ud800"', "1" * 400, "123456789012345678901", "[" * 300 + "]" * 300,
+    '{"a": 1, "a": 2}', '"\\u00e9 é"', " [1.10, true] ", "18446744073709551616", "0.1234567890123456789012345",
+]  # fmt: skip
+
+
+def test_json_and_numbers_are_decoded_as_mosaicmls_own_code_decodes_them() -> None:
+    cases: list[tuple[str, bytes]] = [("json", text.encode()) for text in JSON_TEXTS]
+    cases += [("str_int", b"-12"), ("str_float", b"1e-3"), ("str_decimal", b"1.10")]
+    cases += [(name, np.arange(3, 4).astype(name).tobytes()) for name in NUMBERS]
+    for encoding, data in cases:
+        found, expected = decoder(encoding)(memoryview(data), 0, len(data)), mds_decode(encoding, data)
+        assert (type(found), repr(found)) == (type(expected), repr(expected)), (encoding, data[:40])
+    wrong = [
+        ("json", b"{"),
+        ("json", b"[" * 99999 + b"]" * 99999),
+        ("str_int", b"x"),
+        ("str_float", b""),
+        ("str_decimal", b"x"),
+    ]
+    for encoding, data in wrong:
+        with pytest.raises(ValueError):
+            decoder(encoding)(memoryview(data), 0, len(data))
+
+
+READ_ALL = """
+import sys
+from lmms_stream.rl import StreamingDataset
+rows = list(StreamingDataset(sys.argv[1], prompt_key="text", label_key="number", metadata_key="extra"))
+assert [(row.prompt, row.label, row.metadata) for row in rows] == [("é" * n, -n, {"n": [n]}) for n in range(1, 4)], rows
+assert not {"streaming", "torch", "transformers"} & sys.modules.keys()
+"""
+
+
+def test_json_columns_are_read_without_mosaicmls_package(tmp_path: Path) -> None:
+    columns = {name: COLUMNS[name] for name in ("text", "number", "extra")} | {"score": "float64"}
+    with MDSWriter(columns=columns, out=str(tmp_path), hashes=["xxh3_64"]) as writer:
+        for number in range(1, 4):
+            writer.write({name: sample(number)[name] for name in columns})
+    command = [sys.executable, "-c", READ_ALL, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
