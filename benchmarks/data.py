@@ -118,7 +118,7 @@ def write_tokens(
     with MDSWriter(columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=shard_bytes) as writer:
         for sample in token_samples(lengths, seed=seed, vocabulary=vocabulary):
             writer.write(sample)
-    _write_lengths_index(folder, lengths)
+    write_lengths_index(folder, lengths)
 
 
 def link_tokens(source: Path, folder: Path, *, samples: int = 0, shards: int = 0) -> int:
@@ -140,7 +140,7 @@ def link_tokens(source: Path, folder: Path, *, samples: int = 0, shards: int = 0
         entries.append(shard | {"raw_data": shard["raw_data"] | {"basename": name}})
         num_samples += shard["samples"]
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
-    _write_lengths_index(folder, np.concatenate([parts[number % len(parts)] for number in range(len(entries))]))
+    write_lengths_index(folder, np.concatenate([parts[number % len(parts)] for number in range(len(entries))]))
     return num_samples
 
 
@@ -178,7 +178,7 @@ class _LitdataSource:
             yield sample["input_ids"] if self._tokens_only else sample
 
 
-def _write_lengths_index(folder: Path, lengths: Lengths) -> None:
+def write_lengths_index(folder: Path, lengths: Lengths) -> None:
     from lmms_stream.mds.lengths import LengthIndex
     from lmms_stream.processors.base import processor_fingerprint
     from lmms_stream.processors.text import TokensProcessor

@@ -207,6 +207,36 @@ def test_logits_of_a_long_pack_are_never_there_together() -> None:
     assert model.lm_head.weight.numel() < largest.num_values <= LOGITS_AT_ONCE
 
 
+def test_logits_of_the_last_part_are_computed_once_and_those_of_others_again_in_the_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of losses and of their logsumexp, the gradients are those of autograd, to the bit."""
+    rng = torch.Generator().manual_seed(0)
+    weight = torch.randn(8, 16, generator=rng)
+    hidden, targets = torch.randn(200, 8, generator=rng), torch.randint(16, (200,), generator=rng)
+    gradients, calls = {}, []
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        calls.append(len(hidden))
+        return hidden @ weight
+
+    for at_once, expected in ((LOGITS_AT_ONCE, [200]), (64 * 16, [64, 64, 64, 8, 64, 64, 64])):
+        monkeypatch.setattr(loss, "LOGITS_AT_ONCE", at_once)
+        mine = hidden.clone().requires_grad_()
+        losses, logs = loss.token_losses(mine, targets, head, vocab_size=16)
+        (losses.sum() + 0.1 * logs.square().sum()).backward()
+        assert calls == expected
+        calls.clear()
+        gradients[at_once] = mine.grad
+    plain = hidden.clone().requires_grad_()
+    logits = plain @ weight
+    logs = logits.logsumexp(dim=-1)
+    ((logs - logits.gather(1, targets[:, None])[:, 0]).sum() + 0.1 * logs.square().sum()).backward()
+    assert plain.grad is not None
+    assert torch.equal(gradients[LOGITS_AT_ONCE], plain.grad)
+    torch.testing.assert_close(gradients[64 * 16], plain.grad, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("adapted", [False, True])
 def test_gradients_of_a_head_in_bfloat16_do_not_depend_on_how_many_tokens_it_takes_at_once(
     adapted: bool, monkeypatch: pytest.MonkeyPatch

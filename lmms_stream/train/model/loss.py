@@ -1,14 +1,17 @@
 """The loss of packed sequences: one for each target, to be summed over the global batch.
 
 Logits are computed only where a target is predicted, some tokens at a time, and again in the backward pass, so that
-those of a whole pack are never in memory together.
+those of a whole pack are never in memory together. Those of the last part, with which the backward pass begins, are kept
+instead: nothing is computed in between that would have their memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from ...processors.base import IGNORED_LABEL
@@ -36,20 +39,34 @@ def token_losses(
     hidden: float[n, H]; targets: int64[n]. The result can be differentiated even where n is 0.
     """
     size = max(64, LOGITS_AT_ONCE // vocab_size)
-    parts = [
-        checkpoint(_losses, hidden[start : start + size], targets[start : start + size], head, use_reentrant=False)
-        for start in range(0, max(1, len(targets)), size)
-    ]
-    losses, logs = zip(*parts, strict=True)
+    *others, last = (slice(start, start + size) for start in range(0, max(1, len(targets)), size))
+    parts = [checkpoint(_losses, hidden[part], targets[part], head, use_reentrant=False) for part in others]
+    losses, logs = zip(*parts, _losses(hidden[last], targets[last], head), strict=True)
     return torch.cat(losses), torch.cat(logs)
 
 
 def losses_of_logits(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same from the logits: float[n, V]."""
-    logits = logits.float()
-    logs = torch.logsumexp(logits, dim=-1)
-    return logs - logits.gather(1, targets[:, None])[:, 0], logs
+    losses, logs = _CrossEntropy.apply(logits.float(), targets)
+    return losses, logs
 
 
 def _losses(hidden: torch.Tensor, targets: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
     return losses_of_logits(head(hidden), targets)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The gradient is made in one tensor as large as the logits, where autograd's own takes five."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logs = torch.logsumexp(logits, dim=-1)
+        ctx.save_for_backward(logits, targets, logs)
+        return logs - logits.gather(1, targets[:, None])[:, 0], logs
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, of_losses: torch.Tensor, of_logs: torch.Tensor) -> tuple[torch.Tensor, None]:
+        logits, targets, logs = ctx.saved_tensors
+        made = (logits - logs[:, None]).exp_().mul_((of_losses + of_logs)[:, None])
+        return made.scatter_add_(1, targets[:, None], -of_losses[:, None]), None
