@@ -97,9 +97,7 @@ def _with_axes(positions: NDArray[np.int64], samples: Sequence[Processed]) -> ND
     for sample, own in zip(samples, axes, strict=True):
         length = len(sample["input_ids"])
         if len(own):
-            if own.shape != (num_axes, length) or not (
-                np.issubdtype(own.dtype, np.integer) or own.dtype == np.float32
-            ):
+            if own.shape != (num_axes, length) or not (np.issubdtype(own.dtype, np.integer) or own.dtype == np.float32):
                 raise ConfigError(
                     f"a processor gives position_ids {own.dtype}{list(own.shape)} for a sample of {length} tokens, and "
                     f"others of the pack have {num_axes} axes: give whole numbers, or float32, of shape [axes, tokens]"

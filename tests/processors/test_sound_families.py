@@ -46,7 +46,10 @@ def theirs_of(made: Made, turns: list[tuple[str, list[Any]]], **options: Any) ->
     from PIL import Image
 
     messages = [
-        {"role": role, "content": [{"type": "text", "text": p} if isinstance(p, str) else {"type": p[0]} for p in parts]}
+        {
+            "role": role,
+            "content": [{"type": "text", "text": p} if isinstance(p, str) else {"type": p[0]} for p in parts],
+        }
         for role, parts in turns
     ]
     text = made.theirs.tokenizer.apply_chat_template(messages, tokenize=False, chat_template=made.theirs.chat_template)
@@ -133,9 +136,13 @@ def test_settings_of_sound_are_refused_where_they_mean_nothing(tmp_path: Path, m
     from tests.processors.tiny_vlm import save_processor
 
     save_processor(tmp_path)
-    with pytest.raises(ConfigError, match="audio_max_length is for processors of audio, and .* reads image and video: l"):
+    with pytest.raises(
+        ConfigError, match="audio_max_length is for processors of audio, and .* reads image and video: l"
+    ):
         MultimodalProcessor.from_pretrained(str(tmp_path), audio_max_length=3)
-    with pytest.raises(ConfigError, match="use_audio_in_video is for processors of audio and video, and .* reads audio"):
+    with pytest.raises(
+        ConfigError, match="use_audio_in_video is for processors of audio and video, and .* reads audio"
+    ):
         made["qwen2_audio"].ours(use_audio_in_video=True)
     with pytest.raises(ConfigError, match="audio_max_length must be seconds of a sound, above 0, got -1.0"):
         made["qwen2_audio"].ours(audio_max_length=-1)

@@ -14,6 +14,7 @@ from transformers import (
     ProcessorMixin,
     Qwen2_5OmniProcessor,
     Qwen2AudioProcessor,
+    Qwen2TokenizerFast,
     Qwen2VLImageProcessor,
     Qwen3OmniMoeProcessor,
     WhisperFeatureExtractor,
@@ -61,11 +62,11 @@ def save_sound_processor(
 ) -> ProcessorMixin:
     """A processor of a family as users have it: clips of at most so many seconds, images of at most 64 tokens."""
     tokens = tokens_of(family)
-    tokenizer = save_tokenizer(folder, **({"texts": texts} if texts else {}))
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", *tokens.values()]})
-    for name, token in tokens.items():
-        setattr(tokenizer, name, token)
-        tokenizer.init_kwargs[name] = token
+    save_tokenizer(folder, **({"texts": texts} if texts else {}))
+    tokenizer = Qwen2TokenizerFast(
+        str(folder / "vocab.json"), str(folder / "merges.txt"),
+        additional_special_tokens=["<|im_start|>", "<|im_end|>", *tokens.values()], extra_special_tokens=tokens,
+    )  # fmt: skip
     sounds = WhisperFeatureExtractor(feature_size=num_bins, chunk_length=seconds)
     template = template_of(family)
     if family == "qwen2_audio":
@@ -91,7 +92,9 @@ def token_ids(folder: Path) -> dict[str, int]:
     return ids
 
 
-def sound_config(family: str, folder: Path, *, hidden_size: int = 32, num_layers: int = 2, seconds: int = SECONDS) -> dict[str, Any]:
+def sound_config(
+    family: str, folder: Path, *, hidden_size: int = 32, num_layers: int = 2, seconds: int = SECONDS
+) -> dict[str, Any]:
     """What ModelConfig takes for a tiny model of the processor in a folder."""
     ids, tokens = token_ids(folder), tokens_of(family)
     heads = 2
@@ -110,7 +113,7 @@ def sound_config(family: str, folder: Path, *, hidden_size: int = 32, num_layers
             "text_config": {**text, "model_type": "qwen2"},
         }  # fmt: skip
     third = hidden_size // heads // 8
-    text["rope_scaling"] = {"type": "mrope", "rope_type": "default", "mrope_section": [2 * third, third, third]}
+    text["rope_scaling"] = {"rope_type": "default", "mrope_section": [2 * third, third, third]}
     numbers = {
         "image_token_id": ids[tokens["image_token"]], "video_token_id": ids[tokens["video_token"]],
         "audio_token_id": ids[tokens["audio_token"]], "vision_start_token_id": ids[tokens["vision_bos_token"]],
@@ -120,7 +123,7 @@ def sound_config(family: str, folder: Path, *, hidden_size: int = 32, num_layers
     vision = {"depth": 2, "num_heads": heads, "in_channels": 3, "hidden_size": 32, "intermediate_size": 64}
     audio = {
         "num_mel_bins": NUM_BINS, "d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2,
-        "encoder_ffn_dim": 32, "output_dim": hidden_size, "max_source_positions": 1500,
+        "encoder_ffn_dim": 32, "output_dim": hidden_size, "max_source_positions": 1500, "initializer_range": 0.3,
     }  # fmt: skip
     if family == "qwen2_5_omni":
         indexes = {name.replace("_token_id", "_token_index"): value for name, value in numbers.items()}
@@ -130,25 +133,40 @@ def sound_config(family: str, folder: Path, *, hidden_size: int = 32, num_layers
             "audio_config": {**audio, "n_window": 20}, "position_id_per_seconds": 25, "initializer_range": 0.08,
             **{name: indexes[name] for name in ("image_token_index", "video_token_index", "audio_token_index")},
         }  # fmt: skip
-    vision |= {"patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 64, "out_hidden_size": hidden_size}
+    vision |= {
+        "patch_size": 16,
+        "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 64,
+        "out_hidden_size": hidden_size,
+    }
     text |= {"head_dim": hidden_size // heads, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "router_aux_loss_coef": 0.0}  # fmt: skip
     return {
         "model_type": "qwen3_omni_moe_thinker", "text_config": text, "vision_config": vision, **numbers,
-        "audio_config": {**audio, "n_window": 50, "n_window_infer": 100, "downsample_hidden_size": 4, "conv_chunksize": 100},
+        "audio_config": {**audio, "n_window": 50, "n_window_infer": 400, "downsample_hidden_size": 4, "conv_chunksize": 100},
         "position_id_per_seconds": 13, "initializer_range": 0.08,
     }  # fmt: skip
 
 
-def tone(samples: int, *, rate: int = 16000, hertz: float = 440.0, channels: int = 1, seed: int = 0) -> NDArray[np.float32]:
+def tone(
+    samples: int, *, rate: int = 16000, hertz: float = 440.0, channels: int = 1, seed: int = 0
+) -> NDArray[np.float32]:
     """A tone with some noise on it: float32[samples, channels]."""
     noise = np.random.default_rng(seed).normal(0, 0.02, (samples, channels))
     wave = 0.4 * np.sin(2 * np.pi * hertz * np.arange(samples) / rate)
     return (wave[:, None] + noise).astype(np.float32)
 
 
-def clip(samples: int, *, rate: int = 16000, format: str = "WAV", channels: int = 1, hertz: float = 440.0, seed: int = 0) -> bytes:
+def clip(
+    samples: int, *, rate: int = 16000, format: str = "WAV", channels: int = 1, hertz: float = 440.0, seed: int = 0
+) -> bytes:
     """The bytes of such a tone as a file."""
     buffer = BytesIO()
     subtype = {"WAV": "FLOAT"}.get(format)
-    soundfile.write(buffer, tone(samples, rate=rate, hertz=hertz, channels=channels, seed=seed), rate, format=format, subtype=subtype)
+    soundfile.write(
+        buffer,
+        tone(samples, rate=rate, hertz=hertz, channels=channels, seed=seed),
+        rate,
+        format=format,
+        subtype=subtype,
+    )
     return buffer.getvalue()

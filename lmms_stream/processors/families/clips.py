@@ -14,7 +14,7 @@ from ...errors import ConfigError
 if TYPE_CHECKING:
     from ..media.facts import AudioFacts
 
-_ALWAYS = {"dither": 0.0, "do_normalize": False, "padding_value": 0.0}
+_ALWAYS = {"dither": 0.0, "padding_value": 0.0, "feature_extractor_type": "WhisperFeatureExtractor"}
 
 
 class ClipShape(NamedTuple):

@@ -23,7 +23,7 @@ from .qwen_vl import FramesOfTheirOwn, Shape
 from .settings import MediaSettings
 
 if TYPE_CHECKING:
-    from ..media.facts import AudioFacts, Facts, VideoFacts
+    from ..media.facts import AudioFacts, Facts
     from ..media.intervals import Interval
 
 FRAMES, LENGTHS = "audio_frames", "audio_lengths"  # of a batch: float32[frames, mel bins], int64[clips]

@@ -65,8 +65,8 @@ class Qwen2Audio:
         count = num_tokens(frames)
         if count < _FEWEST_TOKENS:
             raise DataError(
-                f"a sound of {sound.samples} samples at {sound.rate} Hz becomes {max(count, 0)} tokens, and Qwen2-Audio "
-                f"reads those of {_FEWEST_TOKENS} at least, some 0.06 s: make it longer or remove it"
+                f"a sound of {sound.samples} samples at {sound.rate} Hz becomes {max(count, 0)} tokens, and "
+                f"Qwen2-Audio reads those of {_FEWEST_TOKENS} at least, some 0.06 s: make it longer or remove it"
             )
         shape = ClipShape(sound, num_samples, frames)
         return Layout("audio", (count,), self._num_frames, f"{START}{AUDIO}{END}", shape)
@@ -79,9 +79,7 @@ class Qwen2Audio:
         """See Family. It is not asked for any."""
         return np.zeros((0, len(input_ids)), np.int64)
 
-    def token_values(
-        self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]
-    ) -> Mapping[str, NDArray[np.int64]]:
+    def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
         """See Family."""
         return {}
 
@@ -109,7 +107,7 @@ class Qwen2Audio:
 
     def features(self, model: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
         """What transformers' model puts where the tokens of clips stand, which has no method for it."""
-        lengths, num_outputs = model.audio_tower._get_feat_extract_output_lengths(
+        _, num_outputs = model.audio_tower._get_feat_extract_output_lengths(
             inputs["feature_attention_mask"].sum(-1)
         )
         hidden = model.multi_modal_projector(model.audio_tower(inputs["input_features"]).last_hidden_state)

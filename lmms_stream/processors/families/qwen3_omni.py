@@ -56,9 +56,11 @@ class Qwen3Omni(Omni):
         """See Omni. A part of one does not count."""
         return num_samples // self.clips.hop
 
+    never_together: ClassVar[tuple[str, str]] = ("image", "video")  # in a row of transformers' code
+
     def check(self, layouts: Sequence[Layout]) -> None:
         """See Family."""
-        if {"image", "video"} <= {layout.kind for layout in layouts}:
+        if {layout.kind for layout in layouts}.issuperset(self.never_together):
             raise DataError(
                 "it holds images and videos, and transformers' Qwen3-Omni cannot read both in one row: leave one of "
                 "the kinds out, or train another family on it"
@@ -66,7 +68,7 @@ class Qwen3Omni(Omni):
 
     def check_pack(self, inputs: Mapping[str, Any]) -> str | None:
         """See Family."""
-        if {"image", "video"} <= self.kinds_of(inputs):
+        if self.kinds_of(inputs).issuperset(self.never_together):
             return (
                 "holds images and videos, and transformers' Qwen3-Omni cannot read both in one row: keep samples with "
                 "images and samples with videos in datasets of their own, and per_device_batch at 1"

@@ -1,4 +1,4 @@
-"""Samples of a sound -> its mel features, as transformers' WhisperFeatureExtractor computes them, one clip at a time."""
+"""Samples of a clip -> its mel features, as transformers' WhisperFeatureExtractor computes them."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ class PackedModel(torch.nn.Module):
         self.family = family
         self._tower_paths = {} if family is None else towers_of(family)
         self._dummies = Dummies(family) if family is not None else None
-        self.logits_way: LogitsWay = "chunks"
         self.router_weight = router_weight(model)
         self._has_text_axis = has_axes(model.config)
+        self.logits_way: LogitsWay = self.logits_ways[0]
 
     @property
     def base_model(self) -> PreTrainedModel | None:

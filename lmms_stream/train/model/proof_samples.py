@@ -39,7 +39,11 @@ def plain_tokens(model: PackedModel) -> Segment:
     """The token ids of a model in order, without special ones such as those for an image or the end."""
     config = model.model.config
     fields = {**config.get_text_config().to_dict(), **config.to_dict()}
-    special = [value for name, value in fields.items() if name.endswith("_token_id") and isinstance(value, int)]
+    special = [
+        value
+        for name, value in fields.items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+    ]
     return np.setdiff1d(np.arange(model.vocab_size), special)
 
 
@@ -48,16 +52,25 @@ def text_samples(model: PackedModel) -> list[Processed]:
     return [_of_text(ids) for ids in segments_of(model)]
 
 
-def media_samples(model: PackedModel, device: torch.device) -> list[Processed]:
-    """Media of all kinds, text alone, and media of all kinds in another order; all ranks call it."""
+def media_samples(model: PackedModel, device: torch.device) -> list[list[Processed]]:
+    """Media of all kinds, text alone, and media of all kinds in another order; all ranks call it.
+
+    Once, or twice for a family whose model cannot read two kinds together: without the one, and without the other.
+    """
     num_tokens = model.dummy_tokens(device)
-    kinds = list(num_tokens)
+    left_out: tuple[str | None, ...] = getattr(model.family, "never_together", ()) or (None,)
     segments = segments_of(model)
-    rng = np.random.default_rng(1)
-    return [
-        _with_media(model, ids, of_sample, num_tokens, rng)
-        for ids, of_sample in zip(segments, (kinds, [], kinds[::-1]), strict=True)
-    ]
+    made = []
+    for kind in left_out:
+        kinds = [each for each in num_tokens if each != kind]
+        rng = np.random.default_rng(1)
+        made.append(
+            [
+                _with_media(model, ids, of_sample, num_tokens, rng)
+                for ids, of_sample in zip(segments, (kinds, [], kinds[::-1]), strict=True)
+            ]
+        )
+    return made
 
 
 def _of_text(ids: Segment) -> Processed:

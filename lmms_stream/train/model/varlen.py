@@ -97,8 +97,10 @@ def _attend_both_ways(
     dropout: float,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Each stretch between two bounds by itself, as towers of sound attend: of Qwen3-Omni's, transformers gives sdpa and
-    eager no mask, and clips would see each other. A mask can only say more inside of a stretch.
+    """Each stretch between two bounds by itself, as towers of sound attend.
+
+    In Qwen3-Omni's transformers gives sdpa and eager no mask, so that clips see each other; here they do not. A mask
+    can only say more inside of a stretch.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

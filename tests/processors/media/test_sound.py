@@ -82,7 +82,9 @@ def test_sounds_that_libsndfile_does_not_read_are_decoded_by_pyav(format: str, c
 
 def test_sounds_that_are_not_what_is_stored_of_them_are_refused() -> None:
     data = clip(1000)
-    with pytest.raises(DataError, match="stored as of 900 samples at 16000 Hz, and decoding gives 1000 at 16000 Hz: co"):
+    with pytest.raises(
+        DataError, match="stored as of 900 samples at 16000 Hz, and decoding gives 1000 at 16000 Hz: co"
+    ):
         read_sound(data, AudioFacts(900, 16000), rate=RATE)
     with pytest.raises(DataError, match="the sound cannot be decoded"):
         read_sound(data[:30], AudioFacts(900, 16000), rate=RATE)
