@@ -67,6 +67,7 @@ class MultimodalProcessor:
         if files.chat_templates:
             tokenizer = replace(tokenizer, chat_templates=files.chat_templates)
         made = maker.of(files, chosen, lambda token: _token_id(tokenizer, token))
+        _check_sound(chosen, made, path)
         return MultimodalProcessor(tokenizer, made, learn=learn)
 
     @property
@@ -94,7 +95,7 @@ class MultimodalProcessor:
 
     def _text(self, sample: Sample) -> _Text:
         chat, parts = _read(sample)
-        layouts = [self._layout(part, sample) for part in parts]
+        layouts = self._layouts(parts, sample)
         text = self._conversations.text(chat)
         self._placeholders.check(text, layouts)
         if any(layout.text for layout in layouts):
@@ -119,6 +120,8 @@ class MultimodalProcessor:
         }
         if self.family.num_axes:
             processed["position_ids"] = self.family.positions(input_ids, filled.layouts)
+        if getattr(self.family, "token_inputs", ()):
+            processed["token_inputs"] = self.family.token_values(input_ids, filled.layouts)
         processed["media"] = self.family.tensors(filled.layouts, media, memory) if media else {}
         return processed
 
@@ -136,7 +139,7 @@ class MultimodalProcessor:
 
     def _tokenized(self, sample: Sample) -> _Tokenized:
         chat, parts = _read(sample)
-        layouts = [self._layout(part, sample) for part in parts]
+        layouts = self._layouts(parts, sample)
         rendered = self._conversations.rendered(chat)
         self._placeholders.check(rendered.marked[0], layouts)
         filled = self._placeholders.fill(rendered.marked[0], layouts)
@@ -144,6 +147,12 @@ class MultimodalProcessor:
         learnt = learnt_of(spans, len(ids)) & ~np.isin(ids, self._never_learnt)
         media = [media_part(parts[index], sample["media"]).data for index in filled.indices]
         return _Tokenized(ids, learnt, filled, media)
+
+    def _layouts(self, parts: Sequence[dict[str, Any]], sample: Sample) -> list[Layout]:
+        layouts = [self._layout(part, sample) for part in parts]
+        if (check := getattr(self.family, "check", None)) is not None:
+            check(layouts)
+        return layouts
 
     def _layout(self, part: dict[str, Any], sample: Sample) -> Layout:
         kind = part["type"]
@@ -162,6 +171,17 @@ class MultimodalProcessor:
         at = np.flatnonzero(np.isin(ids, self._placeholder_ids))
         repeats[at] = [count for layout in filled.layouts for count in layout.counts]
         return repeats
+
+
+def _check_sound(settings: MediaSettings, family: Family, path: str) -> None:
+    """ConfigError for settings of sound that the family cannot follow."""
+    needed = {"audio_max_length": {"audio"}, "use_audio_in_video": {"audio", "video"}}
+    for name, kinds in needed.items():
+        if getattr(settings, name) and not kinds <= set(family.placeholders):
+            raise ConfigError(
+                f"processor.{name} is for processors of {' and '.join(sorted(kinds))}, and {path} reads "
+                f"{' and '.join(family.placeholders)}: leave it out"
+            )
 
 
 class _Tokenized(NamedTuple):

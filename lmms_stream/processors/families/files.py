@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ _READ = (_IMAGE, _VIDEO, _PROCESSOR, _CONFIG, _TEMPLATE, _OLD_TEMPLATE, f"{_TEMP
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessorFiles:
-    """name: the folder or hub id. image, video: what their processors are set to. config: of the model, {} without one.
+    """name: the folder or hub id. image, video, sound: what their processors are set to. config: of the model, {} where
+    there is none.
 
     processor_class: as transformers calls it, "" where no file says. chat_templates: by name; {} where the tokenizer's
     are to be taken.
@@ -31,6 +32,7 @@ class ProcessorFiles:
     config: Mapping[str, Any]
     processor_class: str
     chat_templates: Mapping[str, str]
+    sound: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def model_type(self) -> str:
@@ -45,12 +47,13 @@ def read_files(path: str) -> ProcessorFiles:
     image = found[_IMAGE] or nested.get("image_processor") or {}
     # Older folders have no settings of their own for videos, and transformers takes those of images.
     video = found[_VIDEO] or nested.get("video_processor") or image
-    if not image:
+    sound = nested.get("feature_extractor") or found[_IMAGE]
+    if not image and not sound:
         raise ConfigError(
             f"{path!r} holds no {_IMAGE}: name the folder or hub id of a processor that reads images, which "
             "save_pretrained of transformers' processors writes"
         )
-    classes = (values.get("processor_class") for values in (nested, image, video))
+    classes = (values.get("processor_class") for values in (nested, image, video, sound))
     return ProcessorFiles(
         name=path,
         image=image,
@@ -58,6 +61,7 @@ def read_files(path: str) -> ProcessorFiles:
         config=found[_CONFIG],
         processor_class=next(filter(None, classes), ""),
         chat_templates=_chat_templates(folder, path),
+        sound=sound,
     )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
 from ..media.memory import Memory, new_memory
-from .family import Layout, TokenIds
+from .family import AUTO_CLASS, Layout, TokenIds
 from .files import ProcessorFiles
 from .frames import FrameChoice, Section, starts_of_equal_parts
 from .settings import MediaSettings
@@ -62,7 +62,9 @@ class QwenVL:
     processor_classes: ClassVar[tuple[str, ...]] = ()
     name: ClassVar[str] = ""  # as people call it
     num_axes: ClassVar[int] = 3
-    tower: ClassVar[str] = "visual"
+    towers: ClassVar[Mapping[str, str]] = {"image": "visual", "video": "visual"}
+    model_class: ClassVar[str] = AUTO_CLASS
+    token_inputs: ClassVar[tuple[str, ...]] = ()
     attentions: ClassVar[tuple[str, ...]] = (
         "flash_attention_2", "flex_attention", "sdpa_varlen", "sdpa", "eager",
     )  # fmt: skip
@@ -77,7 +79,7 @@ class QwenVL:
     def of(cls, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Self:
         """See FamilyMaker."""
         images = Vision.of({**cls.image_defaults, **files.image}, name=files.name)
-        videos = Vision.of({**cls.video_defaults, **files.video}, name=files.name)
+        videos = Vision.of(cls.video_settings(files), name=files.name)
         fps, frame_num = settings.fps, settings.frame_num
         return cls(
             images=images.within(settings.image_min_pixels, settings.image_max_pixels),
@@ -92,14 +94,25 @@ class QwenVL:
                 start=settings.video_start or 0.0,
                 end=settings.video_end,
             ),
-            image_token_id=token_ids(IMAGE),
-            video_token_id=token_ids(VIDEO),
+            image_token_id=token_ids(cls.placeholders["image"]),
+            video_token_id=token_ids(cls.placeholders["video"]),
             **cls.further(files),
+            **cls.of_sound(files, settings, token_ids),
         )
+
+    @classmethod
+    def video_settings(cls, files: ProcessorFiles) -> Mapping[str, Any]:
+        """What the processor of videos is set to."""
+        return {**cls.video_defaults, **files.video}
 
     @classmethod
     def further(cls, files: ProcessorFiles) -> Mapping[str, Any]:
         """Fields that a family has besides."""
+        return {}
+
+    @classmethod
+    def of_sound(cls, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Mapping[str, Any]:
+        """Fields of a family that reads sound, too."""
         return {}
 
     @property
@@ -169,6 +182,10 @@ class QwenVL:
         times, rows = np.divmod(rows, np.repeat(heights, sizes))
         positions[:, at] += np.stack([times * np.repeat(steps, sizes), rows, columns])
         return positions
+
+    def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
+        """See Family."""
+        return {}
 
     def tensors(
         self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory

@@ -39,7 +39,11 @@ def plain_tokens(model: PackedModel) -> Segment:
     """The token ids of a model in order, without special ones such as those for an image or the end."""
     config = model.model.config
     fields = {**config.get_text_config().to_dict(), **config.to_dict()}
-    special = [value for name, value in fields.items() if name.endswith("_token_id") and isinstance(value, int)]
+    special = [
+        value
+        for name, value in fields.items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+    ]
     return np.setdiff1d(np.arange(model.vocab_size), special)
 
 
@@ -48,16 +52,25 @@ def text_samples(model: PackedModel) -> list[Processed]:
     return [_of_text(ids) for ids in segments_of(model)]
 
 
-def media_samples(model: PackedModel, device: torch.device) -> list[Processed]:
-    """Media of all kinds, text alone, and media of all kinds in another order; all ranks call it."""
+def media_samples(model: PackedModel, device: torch.device) -> list[list[Processed]]:
+    """Media of all kinds, text alone, and media of all kinds in another order; all ranks call it.
+
+    Once, or twice for a family whose model cannot read two kinds together: without the one, and without the other.
+    """
     num_tokens = model.dummy_tokens(device)
-    kinds = list(num_tokens)
+    left_out: tuple[str | None, ...] = getattr(model.family, "never_together", ()) or (None,)
     segments = segments_of(model)
-    rng = np.random.default_rng(1)
-    return [
-        _with_media(model, ids, of_sample, num_tokens, rng)
-        for ids, of_sample in zip(segments, (kinds, [], kinds[::-1]), strict=True)
-    ]
+    made = []
+    for kind in left_out:
+        kinds = [each for each in num_tokens if each != kind]
+        rng = np.random.default_rng(1)
+        made.append(
+            [
+                _with_media(model, ids, of_sample, num_tokens, rng)
+                for ids, of_sample in zip(segments, (kinds, [], kinds[::-1]), strict=True)
+            ]
+        )
+    return made
 
 
 def _of_text(ids: Segment) -> Processed:
@@ -81,7 +94,10 @@ def _with_media(
         for axis in range(len(positions)):  # time stands still; each other axis advances in steps of its own
             positions[axis, start + at] = start + (at // _ROW ** (2 - axis) % _ROW if axis else 0)
         media |= {name: _random(value.cpu().numpy(), num_media, rng) for name, value in model.dummies[kind].items()}
-    return {**_of_text(ids), "position_ids": positions, "media": media}
+    made = {**_of_text(ids), "position_ids": positions, "media": media}
+    if getattr(model.family, "token_inputs", ()):
+        made["token_inputs"] = model.family.token_values(ids, ())
+    return made
 
 
 def _random(smallest: NDArray[Any], num_media: int, rng: np.random.Generator) -> NDArray[Any]:
@@ -122,6 +138,8 @@ def followed(samples: Sequence[Processed]) -> Processed:
     media = {
         name: np.concatenate([sample["media"][name] for sample in samples if name in sample["media"]]) for name in names
     }
+    of_tokens = [sample.get("token_inputs", {}) for sample in samples]
+    joined["token_inputs"] = {name: np.concatenate([each[name] for each in of_tokens]) for name in of_tokens[0]}
     return {**joined, "position_ids": np.concatenate(moved, axis=1), "media": media}
 
 
