@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ _READ = (_IMAGE, _VIDEO, _PROCESSOR, _CONFIG, _TEMPLATE, _OLD_TEMPLATE, f"{_TEMP
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessorFiles:
-    """name: the folder or hub id. image, video: what their processors are set to. config: of the model, {} without one.
+    """name: the folder or hub id. image, video: what their processors are set to; processor: what the whole is, {} where
+    no file says. config: of the model, {} without one.
 
     processor_class: as transformers calls it, "" where no file says. chat_templates: by name; {} where the tokenizer's
     are to be taken.
@@ -31,6 +32,7 @@ class ProcessorFiles:
     config: Mapping[str, Any]
     processor_class: str
     chat_templates: Mapping[str, str]
+    processor: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def model_type(self) -> str:
@@ -58,6 +60,7 @@ def read_files(path: str) -> ProcessorFiles:
         config=found[_CONFIG],
         processor_class=next(filter(None, classes), ""),
         chat_templates=_chat_templates(folder, path),
+        processor=nested,
     )
 
 

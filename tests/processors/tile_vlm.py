@@ -1,0 +1,123 @@
+"""Tiny processors and models of the families that read tiles, made without a download, as users have them in folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    GotOcr2ImageProcessor,
+    GotOcr2ImageProcessorFast,
+    InternVLConfig,
+    InternVLProcessor,
+    InternVLVideoProcessor,
+    PretrainedConfig,
+    ProcessorMixin,
+    Qwen2TokenizerFast,
+)
+
+from tests.processors.tiny_vlm import _TEXTS
+
+CHAT = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEXT: dict[str, Any] = {
+    "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+class Tiny(NamedTuple):
+    """slow: an image processor of transformers' that resizes by Pillow, where the family has one. alike: tensors of theirs
+    and ours -> those that are compared; can_compare: samples that theirs reads. rows: of the tower's input in an array.
+    checked: settings of a model. refused: limits on pixels. unfollowed: settings of the folder, with the error.
+    """
+
+    special: Sequence[str]
+    image: str  # what the chat template writes
+    video: str
+    save: Callable[[Path, Qwen2TokenizerFast, str], ProcessorMixin]
+    config: Callable[[dict[str, int]], PretrainedConfig]
+    slow: Callable[[Path], Any] | None
+    named: dict[str, str] = {}
+    alike: Callable[[str, Any], Any] = lambda _, array: array
+    can_compare: Callable[[dict[str, Any]], bool] | None = None
+    call: dict[str, Any] = {}
+    rows: Callable[[Any], int] = len
+    checked: Sequence[str] = ("image_token_id", "vision_config.image_size")
+    refused: Sequence[str] = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
+    unfollowed: Sequence[tuple[str, Any, str]] = ()
+
+
+def _save_internvl(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    size = {"height": 28, "width": 28}
+    images = GotOcr2ImageProcessorFast(size=dict(size), min_patches=1, max_patches=6, crop_to_patches=True)
+    videos = InternVLVideoProcessor(size=dict(size))
+    return InternVLProcessor(images, tokenizer, videos, image_seq_length=4, chat_template=template)
+
+
+def _internvl(ids: dict[str, int]) -> PretrainedConfig:
+    tower = {
+        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+        "image_size": [28, 28], "patch_size": [7, 7],
+    }  # fmt: skip
+    text = {**TEXT, "model_type": "qwen2"}
+    return InternVLConfig(
+        vision_config=tower, text_config=text, image_token_id=ids["<IMG_CONTEXT>"], image_seq_length=4
+    )
+
+
+TINY: dict[str, Tiny] = {
+    "internvl": Tiny(
+        ("<img>", "</img>", "<IMG_CONTEXT>", "<video>"), "<IMG_CONTEXT>\n", "<video>\n", _save_internvl, _internvl,
+        GotOcr2ImageProcessor.from_pretrained,
+        {
+            "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        checked=("image_token_id", "vision_config.image_size", "image_seq_length"),
+        refused=("video_max_pixels", "video_min_pixels"),
+        unfollowed=[("size", {"height": 28, "width": 56}, r"has tiles of size .*, and only squares are read here")],
+    ),
+}  # fmt: skip
+
+
+def template_of(family: str, *, marked: bool = True) -> str:
+    """A chat template in which the assistant's turns are marked."""
+    tiny = TINY[family]
+    begin, end = ("{% generation %}", "{% endgeneration %}") if marked else ("", "")
+    return (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}{{ '\n' }}{% set said %}"
+        "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{% for content in message['content'] %}{% if content['type'] == 'image' %}" + tiny.image +
+        "{% elif content['type'] == 'video' %}" + tiny.video + "{% elif 'text' in content %}{{ content['text'] }}"
+        "{% endif %}{% endfor %}{% endif %}{% endset %}{% if message['role'] == 'assistant' %}"
+        + begin + "{{ said }}<|im_end|>" + end + "{% else %}{{ said }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
+    )  # fmt: skip
+
+
+def save_tile_processor(folder: Path, family: str, *, template: str | None = None) -> ProcessorMixin:
+    """A processor of a family as save_pretrained writes it, of tiles of few pixels and tokens."""
+    tiny = TINY[family]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(_TEXTS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+    folder.mkdir(parents=True, exist_ok=True)
+    bpe.model.save(str(folder))
+    tokenizer = Qwen2TokenizerFast(
+        str(folder / "vocab.json"), str(folder / "merges.txt"),
+        additional_special_tokens=[*CHAT[1:], *tiny.special], extra_special_tokens=tiny.named,
+    )  # fmt: skip
+    made = tiny.save(folder, tokenizer, template or template_of(family))
+    made.save_pretrained(folder)
+    return made
+
+
+def tile_config(family: str, folder: Path) -> PretrainedConfig:
+    """The config of a tiny model for the processor in a folder."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    ids = dict(vocabulary["model"]["vocab"]) | {each["content"]: each["id"] for each in vocabulary["added_tokens"]}
+    return TINY[family].config(ids)
