@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Sample = Mapping[str, Any]  # one row of a dataset: column name -> decoded value
-Processed = Mapping[str, Any]  # what a processor makes of it: "input_ids", "labels", "position_ids", "media"
+Processed = Mapping[str, Any]  # what a processor makes of it: input_ids, labels, position_ids, token_inputs, media
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,7 @@ class Batch:
     With a family of models that has axes of its own (time, height, width), position_ids are int64[1 + axes, 1, T]:
     those that restart by one a token, then the family's.
     inputs: named tensors of the media, those of all samples one after another on axis 0, in the order of their tokens.
+    token_inputs: named values of tokens, int64[1, T] each, which some families' models take; 0 where a sample has none.
     cu_seqlens: int32[num_segments + 1], token offsets of the segments; max_seqlen: the longest, in tokens.
     num_loss_tokens: labels that are not -100. sample_ids: int64[num_samples]; empty in a pad pack.
     source: the source of the samples. step: the step it belongs to, counted from where the loader began;
@@ -140,6 +141,7 @@ class Batch:
     num_loss_tokens: int
     sample_ids: torch.Tensor
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    token_inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     source: str = ""
     step: int = 0
     micro_batch: int = 0
@@ -165,4 +167,8 @@ class Batch:
 
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         changed = {name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
-        return replace(self, **changed, inputs={name: change(tensor) for name, tensor in self.inputs.items()})
+        named: dict[str, Any] = {
+            group: {name: change(tensor) for name, tensor in getattr(self, group).items()}
+            for group in ("inputs", "token_inputs")
+        }
+        return replace(self, **changed, **named)

@@ -176,6 +176,8 @@ def _piece(name: str, value: Any, start: int, stop: int) -> Any:
     """What a piece [start, stop) of a sample's tokens has of a value; positions begin at 0 in each."""
     if name == "media":
         return value
+    if name == "token_inputs":
+        return {each: values[start:stop] for each, values in value.items()}
     if name == "position_ids":
         own = value[..., start:stop]
         return own - own[..., :1]

@@ -16,10 +16,11 @@ from ..types import Batch, Processed, Rows
 from .media_inputs import join_inputs, media_inputs
 from .media_memory import PackMemory
 from .row_memory import new_rows
+from .token_inputs import join_token_inputs, token_inputs
 
 PAD_TOKEN_ID = 0
 MIN_PAD_TOKENS = 2  # a pad pack needs a next token to predict, or tensors in the model are empty
-KEYS = ("input_ids", "labels", "position_ids", "media")  # of what a processor makes
+KEYS = ("input_ids", "labels", "position_ids", "token_inputs", "media")  # of what a processor makes
 _KNOWN = frozenset(KEYS)
 
 
@@ -61,6 +62,7 @@ def collate(
         np.cumsum([0, *lengths, *padding], dtype=np.int32),
         np.array(sample_ids, np.int64),
         inputs=media_inputs([sample["media"] for sample in samples if sample.get("media")], memory),
+        token_inputs=token_inputs([sample.get("token_inputs") or {} for sample in samples], lengths, total),
         max_seqlen=max(lengths + padding),
         num_loss_tokens=int(np.count_nonzero(labels != IGNORED_LABEL)),
         source=source,
@@ -128,6 +130,7 @@ def to_batch(
     step: int,
     micro_batch: int,
     inputs: Mapping[str, torch.Tensor] | None = None,
+    token_inputs: Mapping[str, torch.Tensor] | None = None,
 ) -> Batch:
     """The batch of rows, which become its tensors, uncopied."""
     input_ids, labels, position_ids = rows
@@ -140,6 +143,7 @@ def to_batch(
         num_loss_tokens=num_loss_tokens,
         sample_ids=torch.from_numpy(sample_ids),
         inputs=inputs or {},
+        token_inputs=token_inputs or {},
         source=source,
         step=step,
         micro_batch=micro_batch,
@@ -167,6 +171,9 @@ def join(batches: Sequence[Batch]) -> Batch:
         sample_ids=torch.cat([batch.sample_ids for batch in batches]),
         num_patches=sum(batch.num_patches for batch in batches),
         inputs=join_inputs([batch.inputs for batch in batches]),
+        token_inputs=join_token_inputs(
+            [batch.token_inputs for batch in batches], [each.num_tokens for each in batches]
+        ),
     )
 
 

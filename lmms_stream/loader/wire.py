@@ -27,7 +27,7 @@ class WireBatch(NamedTuple):
     """payload: int32 tokens, labels and positions on axes of their own, int32 cu_seqlens, int64 sample ids.
 
     The other position_ids, which restart, follow from cu_seqlens. inputs: the small ones as arrays, and the others as
-    SentTensor, which are tensors when they are received.
+    SentTensor, which are tensors when they are received. token_inputs: int64[1, T] each.
     """
 
     payload: bytes
@@ -41,6 +41,7 @@ class WireBatch(NamedTuple):
     micro_batch: int
     num_patches: int
     inputs: Mapping[str, NDArray[Any] | SentTensor | torch.Tensor]
+    token_inputs: Mapping[str, NDArray[np.int64]]
 
 
 def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
@@ -68,6 +69,7 @@ def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
             name: tensor.numpy() if tensor.nbytes <= SMALL else blocks.sendable(tensor)
             for name, tensor in batch.inputs.items()
         },
+        {name: tensor.numpy() for name, tensor in batch.token_inputs.items()},
     )
 
 
@@ -86,6 +88,7 @@ def from_wire(wire: WireBatch) -> Batch:
         bounds,
         np.frombuffer(wire.payload, np.int64, offset=4 * (num_rows * num_tokens + num_bounds)).copy(),
         inputs={name: torch.as_tensor(each) for name, each in wire.inputs.items()},
+        token_inputs={name: torch.from_numpy(each) for name, each in wire.token_inputs.items()},
         max_seqlen=wire.max_seqlen,
         num_loss_tokens=wire.num_loss_tokens,
         source=wire.source,

@@ -119,6 +119,8 @@ class MultimodalProcessor:
         }
         if self.family.num_axes:
             processed["position_ids"] = self.family.positions(input_ids, filled.layouts)
+        if getattr(self.family, "token_inputs", ()):
+            processed["token_inputs"] = self.family.token_values(input_ids, filled.layouts)
         processed["media"] = self.family.tensors(filled.layouts, media, memory) if media else {}
         return processed
 

@@ -91,7 +91,7 @@ class Parts:
             objectives=self.steps.logged,
             world=trainer.world,
             device=trainer.device,
-            flops=model_flops(self.model.model, tower=self.model.tower),
+            flops=model_flops(self.model.model, towers=self.model.towers.values()),
             peak=trainer.config.peak_tflops,
         )
 

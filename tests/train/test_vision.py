@@ -227,7 +227,7 @@ def test_the_flops_of_a_step_with_media_are_what_torch_counts(model_type: str, f
 
     packed = packed_model(model_type, attention="eager").train()
     freeze(packed.model, frozen)
-    flops = model_flops(packed.model, tower=packed.tower)
+    flops = model_flops(packed.model, towers=packed.towers.values())
     assert flops is not None
     samples = samples_of(packed.model, "media")
     found, counted = 0.0, 0

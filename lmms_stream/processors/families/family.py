@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..media.facts import Facts
     from ..media.intervals import Interval
 
+AUTO_CLASS = "AutoModelForImageTextToText"  # of transformers: the model_class of most families
+
 
 class Layout(NamedTuple):
     """How a medium stands in a sample: all that its facts tell.
@@ -49,8 +51,20 @@ class Family(Protocol):
         ...
 
     @property
-    def tower(self) -> str:
-        """The module of the model's base model that reads media."""
+    def towers(self) -> Mapping[str, str]:
+        """Kind of media -> the module that reads it, as a path in the model's base model, or in the model where it lies
+        beside that. Kinds may share one. A family that has `tower` instead reads all its kinds by that one.
+        """
+        ...
+
+    @property
+    def model_class(self) -> str:
+        """The class of transformers that loads its models; see FamilyMaker."""
+        ...
+
+    @property
+    def token_inputs(self) -> tuple[str, ...]:
+        """Names of inputs of the model that are one value a token, as Gemma 3's token_type_ids. Default: none."""
         ...
 
     @property
@@ -93,6 +107,13 @@ class Family(Protocol):
         """int64[num_axes, T] of a sample, from 0. layouts: of its media, in the order of their tokens."""
         ...
 
+    def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
+        """Each of `token_inputs` -> int64[T] of a sample, which is 0 in padding and in samples without media.
+
+        It is not called where there are none. Arguments as in `positions`.
+        """
+        ...
+
     def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
         """What the tower sees of a medium, for people to look at: uint8[N, H, W, 3], an image or N frames.
 
@@ -124,6 +145,12 @@ class Family(Protocol):
         ...
 
 
+def towers_of(family: Family) -> Mapping[str, str]:
+    """Kind of media -> the module that reads it, also of a family that names one tower for all its kinds."""
+    towers: Mapping[str, str] | None = getattr(family, "towers", None)
+    return towers if towers is not None else dict.fromkeys(family.dummy(), str(getattr(family, "tower", "")))
+
+
 class FamilyMaker(Protocol):
     """What the file of a family has as FAMILY, mostly its class."""
 
@@ -133,6 +160,13 @@ class FamilyMaker(Protocol):
     @property
     def processor_classes(self) -> tuple[str, ...]:
         """`processor_class` in the files of its processors."""
+        ...
+
+    @property
+    def model_class(self) -> str:
+        """The class of transformers that its models are loaded and exported with: the name of an auto class, or of the
+        class itself where no auto class loads it. Default: AutoModelForImageTextToText.
+        """
         ...
 
     def of(self, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Family:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
 from ..media.memory import Memory, new_memory
-from .family import Layout, TokenIds
+from .family import AUTO_CLASS, Layout, TokenIds
 from .files import ProcessorFiles
 from .frames import FrameChoice, Section, starts_of_equal_parts
 from .settings import MediaSettings
@@ -62,7 +62,9 @@ class QwenVL:
     processor_classes: ClassVar[tuple[str, ...]] = ()
     name: ClassVar[str] = ""  # as people call it
     num_axes: ClassVar[int] = 3
-    tower: ClassVar[str] = "visual"
+    towers: ClassVar[Mapping[str, str]] = {"image": "visual", "video": "visual"}
+    model_class: ClassVar[str] = AUTO_CLASS
+    token_inputs: ClassVar[tuple[str, ...]] = ()
     attentions: ClassVar[tuple[str, ...]] = (
         "flash_attention_2", "flex_attention", "sdpa_varlen", "sdpa", "eager",
     )  # fmt: skip
@@ -169,6 +171,10 @@ class QwenVL:
         times, rows = np.divmod(rows, np.repeat(heights, sizes))
         positions[:, at] += np.stack([times * np.repeat(steps, sizes), rows, columns])
         return positions
+
+    def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:
+        """See Family."""
+        return {}
 
     def tensors(
         self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory

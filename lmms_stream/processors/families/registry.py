@@ -29,6 +29,11 @@ def family_of(files: ProcessorFiles) -> FamilyMaker:
     )
 
 
+def family_of_model(model_type: str) -> FamilyMaker | None:
+    """The family of models whose configs say this type; None for one that has no file here."""
+    return next((family for family in _families() if model_type in family.model_types), None)
+
+
 def _families() -> Iterator[FamilyMaker]:
     for found in pkgutil.iter_modules(importlib.import_module(_HERE).__path__):
         family: FamilyMaker | None = getattr(importlib.import_module(f"{_HERE}.{found.name}"), "FAMILY", None)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from ...errors import CheckpointError, ConfigError
+from ..model.build import class_of_family
 from .store import Checkpoint
 
 
@@ -23,6 +24,9 @@ def model_class_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> 
             f"{found.where} is of a model with Python files of its own, which can do anything here: read them, and "
             "export with --trust-remote-code if you trust them"
         )
+    family_class = class_of_family(json.loads((folder / "config.json").read_text()).get("model_type", ""))
+    if family_class is not None:
+        return family_class, family_class.config_class.from_pretrained(folder)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     for auto, name in own.items():
         if auto.startswith("AutoModel"):

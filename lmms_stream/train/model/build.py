@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ...errors import ConfigError
+from ...processors.families.family import AUTO_CLASS
+from ...processors.families.registry import family_of_model
 from .adapters import add_adapter
 from .attention import Attention, implementations
 
@@ -67,21 +69,23 @@ class ModelConfig:
 
     def _build(self, *, is_empty: bool) -> PreTrainedModel:
 
-        config = self._config()
+        own = self._family_class()
+        config = self._config(own)
         check_config(config)
-        auto, model_class = self._classes(config)
+        auto, model_class = (None, own) if own is not None else self._classes(config)
         choices, left_out = implementations(self.attention, model_class, config)
         named = None if self.attention == "auto" else self.attention
         options: dict[str, Any] = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}
         if self.trust_remote_code:
             options["trust_remote_code"] = True
+        from_config = model_class._from_config if auto is None else auto.from_config
         if is_empty:
             with torch.device("meta"):
-                model = auto.from_config(config, **options)
+                model = from_config(config, **options)
         elif self.pretrained is not None:
-            model = auto.from_pretrained(self.pretrained, config=config, **options)
+            model = (auto or model_class).from_pretrained(self.pretrained, config=config, **options)
         else:
-            model = auto.from_config(config, **options)
+            model = from_config(config, **options)
         model.attention_choices, model.attention_left_out = choices if named is None else [], left_out
         built: PreTrainedModel = model
         return built
@@ -103,17 +107,37 @@ class ModelConfig:
             "one of images and text"
         )
 
-    def _config(self) -> PretrainedConfig:
+    def _family_class(self) -> Any:
+        """The class of transformers that a family of models names as its own; None where an auto class knows it."""
+        from transformers import PretrainedConfig
+
+        said = PretrainedConfig.get_config_dict(self.pretrained)[0] if self.pretrained is not None else self.config
+        return class_of_family(str((said or {}).get("model_type", "")))
+
+    def _config(self, own: Any) -> PretrainedConfig:
         import transformers
 
         if self.pretrained is not None:
-            found: PretrainedConfig = transformers.AutoConfig.from_pretrained(
-                self.pretrained, trust_remote_code=self.trust_remote_code
-            )
+            options = {} if own is not None else {"trust_remote_code": self.trust_remote_code}
+            configs = transformers.AutoConfig if own is None else own.config_class
+            found: PretrainedConfig = configs.from_pretrained(self.pretrained, **options)
             return found
         fields = dict(self.config or {})
-        made: PretrainedConfig = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+        model_type = fields.pop("model_type")
+        if own is not None:
+            of_family: PretrainedConfig = own.config_class(**fields)
+            return of_family
+        made: PretrainedConfig = transformers.AutoConfig.for_model(model_type, **fields)
         return made
+
+
+def class_of_family(model_type: str) -> Any:
+    """The class of transformers that the family of models of this type names; None where an auto class loads it."""
+    import transformers
+
+    family = family_of_model(model_type)
+    name = getattr(family, "model_class", AUTO_CLASS)
+    return None if name.startswith("Auto") else getattr(transformers, name)
 
 
 def check_config(config: PretrainedConfig) -> None:

@@ -12,7 +12,7 @@ do with media is in tower_flops.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,13 +65,16 @@ class ModelFlops:
         return total
 
 
-def model_flops(model: PreTrainedModel, *, tower: torch.nn.Module | None = None) -> ModelFlops | None:
+def model_flops(model: PreTrainedModel, *, towers: Collection[torch.nn.Module] = ()) -> ModelFlops | None:
     """The formula for a decoder of text, with the tower that reads its media if it is given.
 
-    None for other models, for which it does not hold.
+    None for other models, for which it does not hold, and for several towers.
     """
     config: Any = model.config
     text = config.get_text_config()
+    if len({*towers}) > 1:
+        return None
+    tower = next(iter(towers), None)
     stages = _Stages(model)
     pairs = _pairs(text, stages)
     experts = _share_of_experts(text)

@@ -11,7 +11,7 @@ import torch
 
 from ...errors import ConfigError
 from ...processors.base import Processor
-from ...processors.families.family import Family
+from ...processors.families.family import Family, towers_of
 from ...processors.tokenizers import FastTokenizer
 from ...types import Batch
 from .adapters import run_module, take_adapter
@@ -19,7 +19,7 @@ from .build import check_config
 from .head import SharedParameters
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
-from .towers import Dummies
+from .towers import Dummies, has_modules
 from .varlen import SDPA_VARLEN, has_axes
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class PackedModel(torch.nn.Module):
         self.model = model = take_adapter(model)
         check_config(model.config)
         self.family = family
+        self._tower_paths = {} if family is None else towers_of(family)
         self._dummies = Dummies(family) if family is not None else None
         self.logits_way: LogitsWay = "chunks"
         self.router_weight = router_weight(model)
@@ -61,10 +62,20 @@ class PackedModel(torch.nn.Module):
 
     @property
     def base_model(self) -> PreTrainedModel | None:
-        """The part that computes the hidden states; None where that is the whole model."""
+        """The part that computes the hidden states, of media too; None where that is the whole model."""
         inner: Any = self.model.base_model
         base: PreTrainedModel | None = inner if inner is not self.model else getattr(self.model, "model", None)
-        return base
+        return base if base is None or has_modules(base, self._tower_paths.values()) else None
+
+    @property
+    def media_model(self) -> PreTrainedModel:
+        """The part that the towers of media lie in: the base model, or the whole model where they lie beside that."""
+        return self.base_model or self.model
+
+    @property
+    def towers(self) -> Mapping[str, torch.nn.Module]:
+        """Kind of media -> the part that reads it; none for a model without a family."""
+        return {kind: self.media_model.get_submodule(path) for kind, path in self._tower_paths.items()}
 
     @property
     def vocab_size(self) -> int:
@@ -111,16 +122,11 @@ class PackedModel(torch.nn.Module):
         """0, of towers of which the batch has no medium."""
         if self._dummies is None:
             return None
-        return self._dummies.zero(self.base_model, batch.inputs, batch.input_ids.device)
+        return self._dummies.zero(self.media_model, batch.inputs, batch.input_ids.device)
 
     def dummy_tokens(self, device: torch.device) -> dict[str, int]:
         """Tokens of the smallest medium of each kind; none for a model without a family."""
-        return {} if self._dummies is None else self._dummies.num_tokens(self.base_model, device)
-
-    @property
-    def tower(self) -> torch.nn.Module | None:
-        """The part that reads media; None for a model without a family."""
-        return None if self.family is None else self.base_model.get_submodule(self.family.tower)  # type: ignore[union-attr]
+        return {} if self._dummies is None else self._dummies.num_tokens(self.media_model, device)
 
     @property
     def dummies(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
@@ -157,6 +163,7 @@ class PackedModel(torch.nn.Module):
             attention_mask=torch.ones_like(sample.input_ids),
             use_cache=False,
             **sample.inputs,
+            **self._token_inputs(sample),
             **bounds,
         ).logits
         return logits
@@ -199,6 +206,7 @@ class PackedModel(torch.nn.Module):
             "attention_mask": None,
             "use_cache": False,
             **batch.inputs,
+            **self._token_inputs(batch),
         }
         if self.model.config._attn_implementation == SDPA_VARLEN:
             inputs["cu_seq_lens_q"] = batch.cu_seqlens.cpu()
@@ -206,6 +214,11 @@ class PackedModel(torch.nn.Module):
             bounds = {"cu_seq_lens_q": batch.cu_seqlens, "cu_seq_lens_k": batch.cu_seqlens}
             inputs |= {**bounds, "max_length_q": batch.max_seqlen, "max_length_k": batch.max_seqlen}
         return inputs
+
+    def _token_inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """One value a token of each input that the family has of this kind: 0 where the batch has none."""
+        names: tuple[str, ...] = getattr(self.family, "token_inputs", ())
+        return {name: torch.zeros_like(batch.input_ids) for name in names} | dict(batch.token_inputs)
 
 
 @contextmanager

@@ -81,7 +81,10 @@ def _with_media(
         for axis in range(len(positions)):  # time stands still; each other axis advances in steps of its own
             positions[axis, start + at] = start + (at // _ROW ** (2 - axis) % _ROW if axis else 0)
         media |= {name: _random(value.cpu().numpy(), num_media, rng) for name, value in model.dummies[kind].items()}
-    return {**_of_text(ids), "position_ids": positions, "media": media}
+    made = {**_of_text(ids), "position_ids": positions, "media": media}
+    if getattr(model.family, "token_inputs", ()):
+        made["token_inputs"] = model.family.token_values(ids, ())
+    return made
 
 
 def _random(smallest: NDArray[Any], num_media: int, rng: np.random.Generator) -> NDArray[Any]:
@@ -122,6 +125,8 @@ def followed(samples: Sequence[Processed]) -> Processed:
     media = {
         name: np.concatenate([sample["media"][name] for sample in samples if name in sample["media"]]) for name in names
     }
+    of_tokens = [sample.get("token_inputs", {}) for sample in samples]
+    joined["token_inputs"] = {name: np.concatenate([each[name] for each in of_tokens]) for name in of_tokens[0]}
     return {**joined, "position_ids": np.concatenate(moved, axis=1), "media": media}
 
 

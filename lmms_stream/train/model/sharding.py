@@ -60,7 +60,7 @@ def compile_blocks(model: PackedModel) -> None:
     left as they are: transformers' code there splits patches by the list of their images or windows, so that each
     number of these would be compiled anew.
     """
-    of_tower = set() if model.tower is None else set(model.tower.modules())
+    of_tower = {module for tower in model.towers.values() for module in tower.modules()}
     for block in model.model.modules():
         if isinstance(block, FSDPModule) and block not in of_tower:
             block.compile(dynamic=True)

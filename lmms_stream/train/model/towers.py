@@ -48,8 +48,18 @@ class Dummies:
     def _features(self, base: Any, kind: str, device: torch.device) -> Any:
         """What the model puts where the tokens of a medium stand, by transformers' get_image_features and so on."""
         self.of_kind[kind] = {name: tensor.to(device) for name, tensor in self.of_kind[kind].items()}
-        features = getattr(base, f"get_{kind}_features")(**self.of_kind[kind])
+        inputs = self.of_kind[kind]
+        own = getattr(self._family, "features", None)  # of a family whose model has no method of that name
+        features = getattr(base, f"get_{kind}_features")(**inputs) if own is None else own(base, kind, inputs)
         return getattr(features, "pooler_output", features)  # of transformers 5
+
+
+def has_modules(model: torch.nn.Module, paths: Iterable[str]) -> bool:
+    """Whether a model has modules at all these paths."""
+    try:
+        return all(model.get_submodule(path) is not None for path in paths)
+    except AttributeError:
+        return False
 
 
 def family_of(processors: Iterable[Any], config: Any) -> Family | None:
