@@ -1,10 +1,11 @@
-"""Tiny processors and models of the families that read tiles, made without a download, as users have them in folders."""
+"""Tiny processors and models of the families that read tiles, made without a download."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -29,9 +30,11 @@ TEXT: dict[str, Any] = {
 
 
 class Tiny(NamedTuple):
-    """slow: an image processor of transformers' that resizes by Pillow, where the family has one. alike: tensors of theirs
-    and ours -> those that are compared; can_compare: samples that theirs reads. rows: of the tower's input in an array.
-    checked: settings of a model. refused: limits on pixels. unfollowed: settings of the folder, with the error.
+    """slow: an image processor of transformers' that resizes by Pillow, where the family has one.
+
+    named: special tokens by name. alike: tensors of theirs and ours -> those that are compared; can_compare: samples
+    that theirs reads. rows: of the tower's input in an array. checked: settings of a model. refused: limits on pixels.
+    unfollowed: settings of the folder, with the error.
     """
 
     special: Sequence[str]
@@ -40,11 +43,12 @@ class Tiny(NamedTuple):
     save: Callable[[Path, Qwen2TokenizerFast, str], ProcessorMixin]
     config: Callable[[dict[str, int]], PretrainedConfig]
     slow: Callable[[Path], Any] | None
-    named: dict[str, str] = {}
+    named: Mapping[str, str] = MappingProxyType({})
     alike: Callable[[str, Any], Any] = lambda _, array: array
     can_compare: Callable[[dict[str, Any]], bool] | None = None
-    call: dict[str, Any] = {}
+    call: Mapping[str, Any] = MappingProxyType({})
     rows: Callable[[Any], int] = len
+    mixes: Sequence[str] = ()  # attentions that are refused
     checked: Sequence[str] = ("image_token_id", "vision_config.image_size")
     refused: Sequence[str] = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
     unfollowed: Sequence[tuple[str, Any, str]] = ()
@@ -109,7 +113,7 @@ def save_tile_processor(folder: Path, family: str, *, template: str | None = Non
     bpe.model.save(str(folder))
     tokenizer = Qwen2TokenizerFast(
         str(folder / "vocab.json"), str(folder / "merges.txt"),
-        additional_special_tokens=[*CHAT[1:], *tiny.special], extra_special_tokens=tiny.named,
+        additional_special_tokens=[*CHAT[1:], *tiny.special], extra_special_tokens=dict(tiny.named),
     )  # fmt: skip
     made = tiny.save(folder, tokenizer, template or template_of(family))
     made.save_pretrained(folder)

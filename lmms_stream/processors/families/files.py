@@ -19,8 +19,9 @@ _READ = (_IMAGE, _VIDEO, _PROCESSOR, _CONFIG, _TEMPLATE, _OLD_TEMPLATE, f"{_TEMP
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessorFiles:
-    """name: the folder or hub id. image, video: what their processors are set to; processor: what the whole is, {} where
-    no file says. config: of the model, {} without one.
+    """name: the folder or hub id. image, video: what their processors are set to; processor: what the whole is set to.
+
+    config: of the model. processor and config are {} where no file says.
 
     processor_class: as transformers calls it, "" where no file says. chat_templates: by name; {} where the tokenizer's
     are to be taken.

@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiles:
-    """Squares of side x side pixels. mean, std: of red, green and blue from 0 to 1. filter: that images are resized by."""
+    """Squares of side x side pixels. mean, std: of red, green and blue from 0 to 1. filter: of resizing."""
 
     side: int
     mean: tuple[float, ...]
@@ -293,7 +293,7 @@ def choice_of(
     num_frames: int | None = None,
     max_frames: int = NO_LIMIT,
 ) -> FrameChoice:
-    """The user's settings, those of a folder's file, or the defaults given here: frames a second, or so many of each."""
+    """The user's settings, those of a folder's file, or the defaults given here: frames a second, or a number."""
     said_fps, said_num = settings.fps, settings.frame_num
     if said_fps is None and said_num is None:
         said_fps, said_num = files.video.get("fps"), files.video.get("num_frames")

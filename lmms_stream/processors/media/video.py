@@ -30,8 +30,8 @@ def read_frames(
 ) -> NDArray[np.uint8]:
     """[len(indices), height, width, 3] RGB: the frames of those numbers, from 0, as shown: rotated, then resized.
 
-    num_frames: of the whole video, by its facts. filter: see resize. indices may come in any order, and more than once. DataError for
-    a number that the video has not, and for a video that cannot be decoded.
+    num_frames: of the whole video, by its facts. filter: see resize. indices may come in any order, and more than
+    once. DataError for a number that the video has not, and for a video that cannot be decoded.
     """
     wrong = [index for index in indices if not 0 <= index < num_frames]
     if wrong:
