@@ -94,7 +94,7 @@ class MultimodalProcessor:
 
     def _text(self, sample: Sample) -> _Text:
         chat, parts = _read(sample)
-        layouts = [self._layout(part, sample) for part in parts]
+        layouts = self._layouts(parts, sample)
         text = self._conversations.text(chat)
         self._placeholders.check(text, layouts)
         if any(layout.text for layout in layouts):
@@ -138,7 +138,7 @@ class MultimodalProcessor:
 
     def _tokenized(self, sample: Sample) -> _Tokenized:
         chat, parts = _read(sample)
-        layouts = [self._layout(part, sample) for part in parts]
+        layouts = self._layouts(parts, sample)
         rendered = self._conversations.rendered(chat)
         self._placeholders.check(rendered.marked[0], layouts)
         filled = self._placeholders.fill(rendered.marked[0], layouts)
@@ -146,6 +146,11 @@ class MultimodalProcessor:
         learnt = learnt_of(spans, len(ids)) & ~np.isin(ids, self._never_learnt)
         media = [media_part(parts[index], sample["media"]).data for index in filled.indices]
         return _Tokenized(ids, learnt, filled, media)
+
+    def _layouts(self, parts: Sequence[dict[str, Any]], sample: Sample) -> list[Layout]:
+        layouts = [self._layout(part, sample) for part in parts]
+        in_sample = getattr(self.family, "in_sample", None)
+        return layouts if in_sample is None else list(in_sample(layouts))
 
     def _layout(self, part: dict[str, Any], sample: Sample) -> Layout:
         kind = part["type"]

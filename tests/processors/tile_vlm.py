@@ -15,6 +15,11 @@ from transformers import (
     InternVLConfig,
     InternVLProcessor,
     InternVLVideoProcessor,
+    LlavaOnevisionConfig,
+    LlavaOnevisionImageProcessor,
+    LlavaOnevisionImageProcessorFast,
+    LlavaOnevisionProcessor,
+    LlavaOnevisionVideoProcessor,
     PretrainedConfig,
     ProcessorMixin,
     Qwen2TokenizerFast,
@@ -22,6 +27,7 @@ from transformers import (
 
 from tests.processors.tiny_vlm import _TEXTS
 
+PINPOINTS = [[28 * rows, 28 * columns] for rows in (1, 2, 3, 4) for columns in (1, 2, 3, 4)]
 CHAT = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEXT: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -72,6 +78,39 @@ def _internvl(ids: dict[str, int]) -> PretrainedConfig:
     )
 
 
+def _save_llava(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    size = {"height": 28, "width": 28}
+    images = LlavaOnevisionImageProcessorFast(size=dict(size), image_grid_pinpoints=PINPOINTS)
+    videos = LlavaOnevisionVideoProcessor(size=dict(size))
+    return LlavaOnevisionProcessor(
+        images, tokenizer, videos, num_image_tokens=9, vision_feature_select_strategy="full", chat_template=template,
+        vision_aspect_ratio="anyres_max_4",
+    )  # fmt: skip
+
+
+def _llava(ids: dict[str, int]) -> PretrainedConfig:
+    tower = {
+        "model_type": "siglip_vision_model", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 32, "image_size": 28, "patch_size": 9,
+    }  # fmt: skip
+    return LlavaOnevisionConfig(
+        vision_config=tower, text_config={**TEXT, "model_type": "qwen2"}, image_grid_pinpoints=PINPOINTS,
+        image_token_index=ids["<image>"], video_token_index=ids["<video>"], vision_aspect_ratio="anyres_max_4",
+    )  # fmt: skip
+
+
+def _of_llava(name: str, array: Any) -> Any:
+    """Theirs has tiles of zeros where an image has fewer than another."""
+    if name != "pixel_values" or array.ndim != 5:
+        return array
+    tiles = array.reshape(-1, *array.shape[2:])
+    return tiles[tiles.reshape(len(tiles), -1).any(axis=1)]
+
+
+def _has_two_frames(sample: dict[str, Any]) -> bool:
+    return '"frames": 1,' not in sample["messages"]
+
+
 TINY: dict[str, Tiny] = {
     "internvl": Tiny(
         ("<img>", "</img>", "<IMG_CONTEXT>", "<video>"), "<IMG_CONTEXT>\n", "<video>\n", _save_internvl, _internvl,
@@ -83,6 +122,14 @@ TINY: dict[str, Tiny] = {
         checked=("image_token_id", "vision_config.image_size", "image_seq_length"),
         refused=("video_max_pixels", "video_min_pixels"),
         unfollowed=[("size", {"height": 28, "width": 56}, r"has tiles of size .*, and only squares are read here")],
+    ),
+    "llava_onevision": Tiny(
+        ("<image>", "<video>"), "<image>\n", "<video>\n", _save_llava, _llava,
+        LlavaOnevisionImageProcessor.from_pretrained,
+        alike=_of_llava,
+        rows=lambda array: array.shape[0] if array.ndim == 4 else array.shape[0] * array.shape[1],
+        checked=("image_token_index", "vision_config.image_size", "vision_aspect_ratio", "image_grid_pinpoints"),
+        unfollowed=[("image_grid_pinpoints", [[28, 30]], r"has image_grid_pinpoints \[\[28, 30\]\], expected sides")],
     ),
 }  # fmt: skip
 

@@ -16,7 +16,6 @@ from lmms_stream.processors.multimodal import MultimodalProcessor
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.flops import model_flops
-from lmms_stream.train.model.isolation import check_lengths
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.types import Processed
 
@@ -100,7 +99,8 @@ def test_a_pack_gives_what_its_samples_give_one_by_one(name: str, attention: Any
         torch.testing.assert_close(packed.logits(batch)[0, rows], plain_logits(plain, sample), rtol=0, atol=1e-5)
     alone = torch.stack([plain_losses(plain, sample) for sample in samples]).sum()
     alone.backward()
-    expected = gradients_of(plain)
+    # What all keys share is not seen by a softmax, so the gradient of a bias of keys is noise around zero.
+    expected = {key: each for key, each in gradients_of(plain).items() if not key.endswith("k_proj.bias")}
     loss = packed(batch).tokens.sum()
     loss.backward()
     found = gradients_of(packed.model)

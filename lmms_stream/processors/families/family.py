@@ -99,6 +99,10 @@ class Family(Protocol):
         """
         ...
 
+    def in_sample(self, layouts: Sequence[Layout]) -> Sequence[Layout]:
+        """The layouts of all media of a sample in their order, where they depend on one another; default: as given."""
+        ...
+
     def frames(self, layout: Layout) -> Sequence[int]:
         """The numbers of the frames of a video that are read; none of other media."""
         ...

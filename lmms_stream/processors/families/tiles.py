@@ -165,6 +165,10 @@ class TiledFamily:
         shape: Shape = layout.shape
         return () if shape.section is None else self.chosen(shape.section, shape.num_frames)
 
+    def in_sample(self, layouts: Sequence[Layout]) -> list[Layout]:
+        """See Family."""
+        return [*layouts]
+
     def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
         """See Family: it is not asked for them."""
         raise NotImplementedError
