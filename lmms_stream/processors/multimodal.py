@@ -48,7 +48,8 @@ class MultimodalProcessor:
         self.family = family
         self._conversations = Conversations(tokenizer, learn=learn)
         self._placeholders = Placeholders(family.placeholders, family.surroundings)
-        self._placeholder_ids = np.array([_token_id(tokenizer, token) for token in family.placeholders.values()])
+        repeated = getattr(family, "repeated_tokens", None) or family.placeholders.values()
+        self._placeholder_ids = np.array([_token_id(tokenizer, token) for token in repeated])
         self._never_learnt = np.array([_token_id(tokenizer, token) for token in family.media_tokens])
 
     @staticmethod

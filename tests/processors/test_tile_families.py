@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.base import IGNORED_LABEL, Measured, processor_fingerprint
+from lmms_stream.processors.families.smolvlm import in_words
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from PIL import Image, ImageOps
-from transformers import AutoProcessor
+from transformers import AutoProcessor, Gemma3ImageProcessor
 from transformers.video_utils import VideoMetadata
 
 from tests.processors.test_multimodal import WORDS, bytes_of, frames_of, learnt_text, parts_of
@@ -25,6 +26,14 @@ from tests.processors.tiny_vlm import film, picture, stored
 from tests.rounds import rounds
 
 NAMES = list(TINY)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def num2words() -> Iterator[None]:
+    """transformers' SmolVLMProcessor needs a library that writes numbers as words, which is not installed here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", in_words)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +79,8 @@ def theirs(name: str, folder: Path, processor: MultimodalProcessor, sample: dict
     whole: Any = AutoProcessor.from_pretrained(folder)
     if (slow := TINY[name].slow) is not None:
         whole.image_processor = slow(folder)
-    text = whole.apply_chat_template(json.loads(sample["messages"]), tokenize=False)
+    messages = json.loads(sample["messages"])
+    text = whole.apply_chat_template(messages, tokenize=False, chat_template=whole.chat_template)
     images = [
         ImageOps.exif_transpose(Image.open(BytesIO(bytes_of(sample, part)))).convert("RGB")
         for part in parts_of(sample, "image")
@@ -80,12 +90,14 @@ def theirs(name: str, folder: Path, processor: MultimodalProcessor, sample: dict
     for part in parts_of(sample, "video"):
         frames = list(processor.family.frames(processor._layout(part, sample)))
         videos.append(frames_of(bytes_of(sample, part))[frames].transpose(0, 3, 1, 2))
-        metadata.append(VideoMetadata(total_num_frames=part["frames"], fps=part["fps"], frames_indices=frames))
+        facts = {"total_num_frames": part["frames"], "fps": part["fps"], "duration": part["frames"] / part["fps"]}
+        metadata.append(VideoMetadata(**facts, frames_indices=frames))
     if videos:
         given |= {"videos": [videos] if name == "smolvlm" else videos, "do_sample_frames": False}
         given |= {"video_metadata": [metadata] if name == "smolvlm" else metadata}
     made = whole(text=[text], **given, return_tensors="pt", **TINY[name].call)
-    return {key: value.numpy() for key, value in made.items() if hasattr(value, "numpy")}
+    tensors = {key: value for key, value in made.items() if hasattr(value, "numpy")}
+    return {key: (value.float() if value.is_floating_point() else value).numpy() for key, value in tensors.items()}
 
 
 @pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context")  # transformers sums tensors by NumPy
@@ -102,8 +114,12 @@ def test_tokens_and_tensors_are_those_of_transformers_processor(
             continue
         ours, expected = processor.process(sample), theirs(name, folders[name], processor, sample)
         assert np.array_equal(ours["input_ids"], expected["input_ids"][0]), number
-        tensors = expected.keys() - {"input_ids", "attention_mask", "token_type_ids"}
+        # No tile has padding of its own: masks of pixels hold ones alone, which models take where there are none.
+        assert all(mask.all() for key, mask in expected.items() if key == "pixel_attention_mask")
+        tensors = expected.keys() - {"input_ids", "attention_mask", "token_type_ids", "pixel_attention_mask"}
         assert ours["media"].keys() == tensors, number
+        for key, values in ours.get("token_inputs", {}).items():
+            assert np.array_equal(values, expected[key][0]), number
         for key in tensors:
             found, wanted = tiny.alike(key, ours["media"][key]), tiny.alike(key, expected[key])
             assert found.shape == wanted.shape, key
@@ -176,7 +192,7 @@ def test_limits_on_pixels_that_tiles_cannot_follow_are_refused(name: str, folder
         with pytest.raises(
             ConfigError, match=rf"processor\.{setting} 5000 cannot be followed: .* reads tiles of one size, .*: leave"
         ):
-            MultimodalProcessor.from_pretrained(str(folders[name]), **{setting: 5000})
+            MultimodalProcessor.from_pretrained(str(folders[name]), **{setting: 5000})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -208,6 +224,49 @@ def test_seconds_and_frames_of_videos_follow_the_settings(folders: dict[str, Pat
     assert len(frames(frame_num=100)) == 40
     with pytest.raises(DataError, match="has none from second 9 to its end: change video_start and video_end"):
         frames(video_start=9)
+
+
+def test_numbers_of_frames_are_written_as_english_writes_them() -> None:
+    numbers = {
+        1: "one", 10: "ten", 13: "thirteen", 20: "twenty", 64: "sixty-four", 100: "one hundred",
+        101: "one hundred and one", 345: "three hundred and forty-five", 768: "seven hundred and sixty-eight",
+        1000: "one thousand", 1024: "one thousand and twenty-four", 2200: "two thousand, two hundred",
+    }  # fmt: skip
+    assert {number: in_words(number) for number in numbers} == numbers
+
+
+def test_images_of_gemma_have_the_crops_that_transformers_pan_and_scan_makes(tmp_path: Path) -> None:
+    whole: Any = save_tile_processor(tmp_path, "gemma3")
+    file = tmp_path / "preprocessor_config.json"
+    crops = {"pan_and_scan_min_crop_size": 30, "pan_and_scan_max_num_crops": 4}
+    crops |= {"pan_and_scan_min_ratio_to_activate": 1.2, "do_pan_and_scan": True}
+    file.write_text(json.dumps(json.loads(file.read_text()) | crops))
+    processor = MultimodalProcessor.from_pretrained(str(tmp_path))
+    random = np.random.default_rng(0)
+    found = set()
+    for _ in range(rounds(12, 100)):
+        images = [picture(*random.integers(20, 200, 2).tolist()) for _ in range(2)]
+        sample = stored(("user", [("image", images[0]), "and", ("image", images[1])]), ("assistant", "yes"))
+        text = whole.apply_chat_template(json.loads(sample["messages"]), tokenize=False)
+        whole.image_processor = Gemma3ImageProcessor.from_pretrained(tmp_path)
+        opened = [[Image.open(BytesIO(each)) for each in images]]
+        expected = whole(text=[text], images=opened, return_tensors="np", **crops)
+        ours = processor.process(sample)
+        assert np.array_equal(ours["input_ids"], expected["input_ids"][0])
+        assert np.array_equal(ours["media"]["pixel_values"], expected["pixel_values"])
+        assert processor.measure(sample) == len(ours["input_ids"])
+        found.add(len(expected["pixel_values"]))
+    assert len(found) >= 3
+
+
+def test_tiles_of_llama4_have_the_bits_of_transformers_bfloat16(processors: dict[str, MultimodalProcessor]) -> None:
+    processor = processors["llama4"]
+    data = picture(56, 28)
+    ours = processor.process(stored(("user", [("image", data)]), ("assistant", "yes")))["media"]["pixel_values"]
+    whole: Any = AutoProcessor.from_pretrained(processor.tokenizer.name)
+    expected = whole.image_processor([Image.open(BytesIO(data))], return_tensors="pt")["pixel_values"].float().numpy()
+    assert len(ours) == len(expected) == 3
+    assert np.array_equal(ours[:2], expected[:2])  # the third is resized, by Pillow and by torchvision
 
 
 def test_images_of_internvl_have_as_many_tiles_as_their_limits_allow(folders: dict[str, Path]) -> None:

@@ -10,11 +10,21 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
+    Gemma3Config,
+    Gemma3ImageProcessor,
+    Gemma3ImageProcessorFast,
+    Gemma3Processor,
     GotOcr2ImageProcessor,
     GotOcr2ImageProcessorFast,
+    Idefics3Config,
+    Idefics3ImageProcessor,
+    Idefics3Processor,
     InternVLConfig,
     InternVLProcessor,
     InternVLVideoProcessor,
+    Llama4Config,
+    Llama4ImageProcessorFast,
+    Llama4Processor,
     LlavaOnevisionConfig,
     LlavaOnevisionImageProcessor,
     LlavaOnevisionImageProcessorFast,
@@ -23,6 +33,10 @@ from transformers import (
     PretrainedConfig,
     ProcessorMixin,
     Qwen2TokenizerFast,
+    SmolVLMConfig,
+    SmolVLMImageProcessor,
+    SmolVLMProcessor,
+    SmolVLMVideoProcessor,
 )
 
 from tests.processors.tiny_vlm import _TEXTS
@@ -111,6 +125,75 @@ def _has_two_frames(sample: dict[str, Any]) -> bool:
     return '"frames": 1,' not in sample["messages"]
 
 
+def _save_idefics3(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    images = Idefics3ImageProcessor(size={"longest_edge": 112}, max_image_size={"longest_edge": 28})
+    return Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
+
+
+def _save_smolvlm(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    images = SmolVLMImageProcessor(size={"longest_edge": 112}, max_image_size={"longest_edge": 28})
+    videos = SmolVLMVideoProcessor(
+        size={"longest_edge": 56}, max_image_size={"longest_edge": 28}, num_frames=8, fps=1, resample=3
+    )
+    return SmolVLMProcessor(images, tokenizer, videos, image_seq_len=4, chat_template=template)
+
+
+def _idefics3(kind: Any) -> Callable[[dict[str, int]], PretrainedConfig]:
+    def config(ids: dict[str, int]) -> PretrainedConfig:
+        tower = {
+            "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+            "image_size": 28, "patch_size": 7,
+        }  # fmt: skip
+        text = {**TEXT, "model_type": "llama", "pad_token_id": 0}
+        made: PretrainedConfig = kind(
+            vision_config=tower, text_config=text, image_token_id=ids["<image>"], scale_factor=2, pad_token_id=0
+        )
+        return made
+
+    return config
+
+
+def _of_smolvlm(name: str, array: Any) -> Any:
+    """Theirs has samples of tiles, ours tiles."""
+    return array.reshape(-1, *array.shape[2:]) if name == "pixel_values" else array
+
+
+def _save_gemma3(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    images = Gemma3ImageProcessorFast(size={"height": 28, "width": 28}, do_pan_and_scan=False)
+    return Gemma3Processor(images, tokenizer, chat_template=template, image_seq_length=4)
+
+
+def _gemma3(ids: dict[str, int]) -> PretrainedConfig:
+    tower = {
+        "model_type": "siglip_vision_model", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 32, "image_size": 28, "patch_size": 7,
+    }  # fmt: skip
+    text = {
+        **TEXT, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }  # fmt: skip
+    return Gemma3Config(
+        vision_config=tower, text_config=text, image_token_index=ids["<image_soft_token>"], mm_tokens_per_image=4
+    )
+
+
+def _save_llama4(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    images = Llama4ImageProcessorFast(size={"height": 28, "width": 28}, max_patches=6)
+    return Llama4Processor(images, tokenizer, patch_size=7, chat_template=template)
+
+
+def _llama4(ids: dict[str, int]) -> PretrainedConfig:
+    tower = {
+        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 28,
+        "patch_size": 7, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16,
+    }  # fmt: skip
+    text = {
+        **TEXT, "intermediate_size_mlp": 64, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1,
+        "attention_chunk_size": 512, "interleave_moe_layer_step": 1, "pad_token_id": 0,
+    }  # fmt: skip
+    return Llama4Config(vision_config=tower, text_config=text, image_token_index=ids["<|patch|>"])
+
+
 TINY: dict[str, Tiny] = {
     "internvl": Tiny(
         ("<img>", "</img>", "<IMG_CONTEXT>", "<video>"), "<IMG_CONTEXT>\n", "<video>\n", _save_internvl, _internvl,
@@ -130,6 +213,34 @@ TINY: dict[str, Tiny] = {
         rows=lambda array: array.shape[0] if array.ndim == 4 else array.shape[0] * array.shape[1],
         checked=("image_token_index", "vision_config.image_size", "vision_aspect_ratio", "image_grid_pinpoints"),
         unfollowed=[("image_grid_pinpoints", [[28, 30]], r"has image_grid_pinpoints \[\[28, 30\]\], expected sides")],
+    ),
+    "idefics3": Tiny(
+        ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"), "<image>", "", _save_idefics3,
+        _idefics3(Idefics3Config), Idefics3ImageProcessor.from_pretrained,
+        unfollowed=[("size", {"height": 28, "width": 28}, r"has size \{.*\}, and only longest_edge is followed here")],
+        alike=_of_smolvlm,
+    ),
+    "smolvlm": Tiny(
+        ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"), "<image>", "<video>",
+        _save_smolvlm, _idefics3(SmolVLMConfig), SmolVLMImageProcessor.from_pretrained,
+        alike=_of_smolvlm,
+    ),
+    "gemma3": Tiny(
+        ("<start_of_image>", "<end_of_image>", "<image_soft_token>"), "<start_of_image>", "", _save_gemma3, _gemma3,
+        Gemma3ImageProcessor.from_pretrained,
+        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        checked=("image_token_index", "vision_config.image_size", "mm_tokens_per_image"),
+        mixes=("flash_attention_2",),
+    ),
+    "llama4": Tiny(
+        (
+            "<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>",
+            "<|tile_y_separator|>",
+        ),
+        "<|image|>", "", _save_llama4, _llama4, None,
+        checked=("image_token_index", "vision_config.image_size"),
+        mixes=("flash_attention_2",),
+        unfollowed=[("resize_to_max_canvas", True, "has resize_to_max_canvas True, and only False is followed here")],
     ),
 }  # fmt: skip
 

@@ -19,6 +19,7 @@ from lmms_stream.train.model.flops import model_flops
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.types import Processed
 
+from tests.processors.test_tile_families import num2words  # noqa: F401
 from tests.processors.tile_vlm import TINY, save_tile_processor, tile_config
 from tests.processors.tiny_vlm import film, picture, stored
 
@@ -32,7 +33,7 @@ CPU = torch.device("cpu")
 def processor_of(name: str) -> MultimodalProcessor:
     folder = Path(mkdtemp()) / name
     save_tile_processor(folder, name)
-    return MultimodalProcessor.from_pretrained(str(folder), **({"frame_num": 2} if TINY[name].video else {}))
+    return MultimodalProcessor.from_pretrained(str(folder), frame_num=2 if TINY[name].video else None)
 
 
 @lru_cache
@@ -50,7 +51,9 @@ def build(name: str, *, attention: Any = "sdpa", **changed: Any) -> Any:
 
 
 def packed_model(name: str, *, attention: Any = "sdpa", **changed: Any) -> PackedModel:
-    return PackedModel(build(name, attention=attention, **changed), processor_of(name).family)
+    packed = PackedModel(build(name, attention=attention, **changed), processor_of(name).family)
+    packed.logits_way = packed.logits_ways[0]
+    return packed
 
 
 @lru_cache

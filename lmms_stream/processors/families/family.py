@@ -78,6 +78,14 @@ class Family(Protocol):
         ...
 
     @property
+    def repeated_tokens(self) -> Sequence[str]:
+        """The tokens that are repeated as often as layouts count. Default: all placeholders.
+
+        A placeholder that a layout's text always replaces need be no token of the tokenizer.
+        """
+        ...
+
+    @property
     def surroundings(self) -> tuple[str, str]:
         """Tokens that a template writes around a placeholder, which a layout's text replaces as well."""
         ...

@@ -43,7 +43,8 @@ class InternVL(TiledFamily):
     model_types = ("internvl",)
     processor_classes = ("InternVLProcessor",)
     placeholders: ClassVar[Mapping[str, str]] = {"image": IMAGE, "video": VIDEO}
-    media_tokens = (IMAGE, VIDEO, START, END)
+    repeated_tokens = (IMAGE,)
+    media_tokens = (IMAGE, START, END)
 
     @classmethod
     def of(cls, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> InternVL:

@@ -131,6 +131,7 @@ class TiledFamily:
     attentions: ClassVar[tuple[str, ...]] = ("flash_attention_2", "flex_attention", "sdpa", "eager")
     placeholders: ClassVar[Mapping[str, str]] = {}
     surroundings: ClassVar[tuple[str, str]] = ("", "")
+    repeated_tokens: ClassVar[tuple[str, ...]] = ()
     media_tokens: ClassVar[tuple[str, ...]] = ()
     tensor_names: ClassVar[Mapping[str, str]] = {"image": "pixel_values", "video": "pixel_values"}  # of a kind's tiles
 
@@ -221,9 +222,7 @@ class TiledFamily:
                 rows = tensors[name] = memory(name, (num_tiles, 3, side, side), np.float32)
                 start = 0
                 for layout, data in found:
-                    self._of_kind(layout.kind).normalised(
-                        self.pixels(layout, data), rows[start : start + layout.patches]
-                    )
+                    self.normalised(layout.kind, self.pixels(layout, data), rows[start : start + layout.patches])
                     start += layout.patches
         return tensors | self.beside(layouts)
 
@@ -231,8 +230,10 @@ class TiledFamily:
         """The inputs beside tiles, of a sample's media."""
         return {}
 
-    def _of_kind(self, kind: str) -> Tiles:
-        return self.tiles if kind == "image" or self.video_tiles is None else self.video_tiles
+    def normalised(self, kind: str, tiles: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        """Tiles of a kind of media -> what the tower is given; see Tiles."""
+        of_kind = self.tiles if kind == "image" or self.video_tiles is None else self.video_tiles
+        of_kind.normalised(tiles, out)
 
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
         """See Family."""
