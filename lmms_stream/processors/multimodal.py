@@ -48,7 +48,8 @@ class MultimodalProcessor:
         self.family = family
         self._conversations = Conversations(tokenizer, learn=learn)
         self._placeholders = Placeholders(family.placeholders, family.surroundings)
-        self._placeholder_ids = np.array([_token_id(tokenizer, token) for token in family.placeholders.values()])
+        repeated = getattr(family, "repeated_tokens", None) or family.placeholders.values()
+        self._placeholder_ids = np.array([_token_id(tokenizer, token) for token in repeated])
         self._never_learnt = np.array([_token_id(tokenizer, token) for token in family.media_tokens])
 
     @staticmethod
@@ -152,7 +153,8 @@ class MultimodalProcessor:
         layouts = [self._layout(part, sample) for part in parts]
         if (check := getattr(self.family, "check", None)) is not None:
             check(layouts)
-        return layouts
+        in_sample = getattr(self.family, "in_sample", None)
+        return layouts if in_sample is None else list(in_sample(layouts))
 
     def _layout(self, part: dict[str, Any], sample: Sample) -> Layout:
         kind = part["type"]

@@ -78,6 +78,14 @@ class Family(Protocol):
         ...
 
     @property
+    def repeated_tokens(self) -> Sequence[str]:
+        """The tokens that are repeated as often as layouts count. Default: all placeholders.
+
+        A placeholder that a layout's text always replaces need be no token of the tokenizer.
+        """
+        ...
+
+    @property
     def surroundings(self) -> tuple[str, str]:
         """Tokens that a template writes around a placeholder, which a layout's text replaces as well."""
         ...
@@ -97,6 +105,10 @@ class Family(Protocol):
 
         DataError for one that it cannot read.
         """
+        ...
+
+    def in_sample(self, layouts: Sequence[Layout]) -> Sequence[Layout]:
+        """The layouts of all media of a sample in their order, where they depend on one another; default: as given."""
         ...
 
     def frames(self, layout: Layout) -> Sequence[int]:

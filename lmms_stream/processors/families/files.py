@@ -19,8 +19,10 @@ _READ = (_IMAGE, _VIDEO, _PROCESSOR, _CONFIG, _TEMPLATE, _OLD_TEMPLATE, f"{_TEMP
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessorFiles:
-    """name: the folder or hub id. image, video, sound: what their processors are set to. config: of the model, {} where
-    there is none.
+    """name: the folder or hub id. image, video, sound: what their processors are set to; processor: what the whole is
+    set to.
+
+    config: of the model. processor and config are {} where no file says.
 
     processor_class: as transformers calls it, "" where no file says. chat_templates: by name; {} where the tokenizer's
     are to be taken.
@@ -33,6 +35,7 @@ class ProcessorFiles:
     processor_class: str
     chat_templates: Mapping[str, str]
     sound: Mapping[str, Any] = field(default_factory=dict)
+    processor: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def model_type(self) -> str:
@@ -62,6 +65,7 @@ def read_files(path: str) -> ProcessorFiles:
         processor_class=next(filter(None, classes), ""),
         chat_templates=_chat_templates(folder, path),
         sound=sound,
+        processor=nested,
     )
 
 

@@ -58,6 +58,16 @@ def starts_of_equal_parts(section: Section, num_frames: int) -> tuple[int, ...]:
     return tuple(section.first + each * section.num_frames // num_frames for each in range(num_frames))
 
 
+def middles_of_equal_parts(section: Section, num_frames: int) -> tuple[int, ...]:
+    """The frame in the middle of each of num_frames parts of a section.
+
+    >>> middles_of_equal_parts(Section(100, 10, 1.0), 4)
+    (101, 103, 106, 108)
+    """
+    total = section.num_frames
+    return tuple(section.first + (2 * each + 1) * total // (2 * num_frames) for each in range(num_frames))
+
+
 def ends_and_between(section: Section, num_frames: int) -> tuple[int, ...]:
     """The first frame and the last and, equally far apart, those between, to the nearest; halves to the even one.
 

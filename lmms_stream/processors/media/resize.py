@@ -1,4 +1,4 @@
-"""Pixels -> pixels of another size, bit for bit as Pillow's bicubic filter gives them, by compiled loops.
+"""Pixels -> pixels of another size, bit for bit as Pillow's filters give them, by compiled loops.
 
 Pillow (src/libImaging/Resample.c) makes each pixel of a new width a weighted sum of the pixels around it in its row,
 rounds it to 8 bits, and does the same with the height; weights are whole numbers of 2^-22. Here one loop does both: it
@@ -8,7 +8,8 @@ the pixels of a column lie side by side.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 import numpy as np
 from llvmlite import ir
@@ -18,7 +19,10 @@ from numpy.typing import NDArray
 
 PRECISION_BITS = 22  # of a weight
 HALF = np.int32(1 << (PRECISION_BITS - 1))
-SUPPORT = 2.0  # pixels on each side that the bicubic filter reaches, times the scale where an image is made smaller
+# Filter -> its number, and the pixels on each side that it reaches, times the scale where an image is made smaller.
+Filter = Literal["bilinear", "bicubic", "lanczos"]
+FILTERS: dict[Filter, tuple[int, float]] = {"bilinear": (0, 1.0), "bicubic": (1, 2.0), "lanczos": (2, 3.0)}
+BILINEAR, BICUBIC = FILTERS["bilinear"][0], FILTERS["bicubic"][0]
 # The parameter a of the cubic of Keys (1981), "Cubic convolution interpolation for digital image processing".
 CUBIC = -0.5
 BAND = 64  # rows that are resized in width together
@@ -27,8 +31,8 @@ TILE = 16  # rows and columns that are transposed together
 TERMS = 5  # rows that are added together: the filter's reach where an image hardly changes its size
 
 
-def resize(image: NDArray[np.uint8], *, width: int, height: int) -> NDArray[np.uint8]:
-    """[..., H, W, 3] -> [..., height, width, 3], as Pillow's resize with Resampling.BICUBIC gives, bit for bit.
+def resize(image: NDArray[np.uint8], *, width: int, height: int, filter: Filter = "bicubic") -> NDArray[np.uint8]:
+    """[..., H, W, 3] -> [..., height, width, 3], as Pillow's resize with that filter gives, bit for bit.
 
     The image itself where it has that size.
     """
@@ -40,39 +44,41 @@ def resize(image: NDArray[np.uint8], *, width: int, height: int) -> NDArray[np.u
     if old_height - height > max(0, 2 * (old_width - width)):  # the order of the passes in Pillow 13
         passes.reverse()
     for to_size, size in passes:
-        pixels = to_size(pixels, size)
+        pixels = to_size(pixels, size, filter)
     return pixels.reshape(*frames, height, width, channels)
 
 
-def _to_width(frames: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
+def _to_width(frames: NDArray[np.uint8], width: int, filter: Filter) -> NDArray[np.uint8]:
     num_frames, height, old_width, channels = frames.shape
     if old_width == width:
         return frames
     out = np.empty((num_frames, height, width, channels), np.uint8)
     rows, new_rows = frames.reshape(-1, old_width * channels), out.reshape(-1, width * channels)
-    _resize_rows(rows, *_weights(old_width, width), new_rows)
+    _resize_rows(rows, *_weights(old_width, width, *FILTERS[filter]), new_rows)
     return out
 
 
-def _to_height(frames: NDArray[np.uint8], height: int) -> NDArray[np.uint8]:
+def _to_height(frames: NDArray[np.uint8], height: int, filter: Filter) -> NDArray[np.uint8]:
     num_frames, old_height, width, channels = frames.shape
     if old_height == height:
         return frames
     out = np.empty((num_frames, height, width, channels), np.uint8)
     columns, new_columns = (array.reshape(num_frames, -1, width * channels) for array in (frames, out))
-    _resize_columns(columns, *_weights(old_height, height), new_columns)
+    _resize_columns(columns, *_weights(old_height, height, *FILTERS[filter]), new_columns)
     return out
 
 
 @njit(cache=True, nogil=True)
-def _weights(size: int, new_size: int) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+def _weights(
+    size: int, new_size: int, filter: int, reach: float
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """For each new pixel the weights of the old ones (zeros behind them), the first old one, and their number.
 
     Computed step by step as Pillow does it, so that all numbers are rounded alike.
     """
     scale = size / new_size
     stretch = max(scale, 1.0)
-    support = SUPPORT * stretch
+    support = reach * stretch
     most = int(np.ceil(support)) * 2 + 1
     weights = np.zeros((new_size, (most + TERMS - 1) // TERMS * TERMS), np.int32)
     first = np.empty(new_size, np.int64)
@@ -84,7 +90,7 @@ def _weights(size: int, new_size: int) -> tuple[NDArray[np.int32], NDArray[np.in
         stop = min(int(center + support + 0.5), size)
         total = 0.0
         for old in range(start, stop):
-            exact[old - start] = _bicubic((old - center + 0.5) * (1.0 / stretch))
+            exact[old - start] = _weight((old - center + 0.5) * (1.0 / stretch), filter)
             total += exact[old - start]
         for old in range(stop - start):
             weight = (exact[old] / total if total != 0.0 else exact[old]) * (1 << PRECISION_BITS)
@@ -94,11 +100,20 @@ def _weights(size: int, new_size: int) -> tuple[NDArray[np.int32], NDArray[np.in
 
 
 @njit
-def _bicubic(distance: float) -> float:
+def _weight(distance: float, filter: int) -> float:
     x = abs(distance)
+    if filter == BILINEAR:
+        return max(1.0 - x, 0.0)
+    if filter != BICUBIC:  # lanczos
+        return _sinc(x) * _sinc(x / 3.0) if x < 3.0 else 0.0
     if x < 1.0:
         return ((CUBIC + 2.0) * x - (CUBIC + 3.0)) * x * x + 1
     return (((x - 5) * x + 8) * x - 4) * CUBIC if x < 2.0 else 0.0
+
+
+@njit
+def _sinc(x: float) -> float:
+    return math.sin(x * math.pi) / (x * math.pi) if x != 0.0 else 1.0
 
 
 @njit(cache=True, nogil=True)

@@ -18,18 +18,20 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from .containers import opened
 from .formats import mime_type
-from .resize import resize
+from .resize import Filter, resize
 
 _CODECS_THAT_SKIP = ("h264", "mpeg4", "mpeg2video")  # what they call no reference is none (HEVC: for some frames only)
 _TIMED_CONTAINERS = ("mov", "matroska")  # their packets say when they are shown
 _CODECS_IN_ORDER = ("mjpeg", "mpeg4")  # of others FFmpeg cannot say surely whether frames are reordered
 
 
-def read_frames(data: bytes, indices: Sequence[int], *, num_frames: int, width: int, height: int) -> NDArray[np.uint8]:
+def read_frames(
+    data: bytes, indices: Sequence[int], *, num_frames: int, width: int, height: int, filter: Filter = "bicubic"
+) -> NDArray[np.uint8]:
     """[len(indices), height, width, 3] RGB: the frames of those numbers, from 0, as shown: rotated, then resized.
 
-    num_frames: of the whole video, by its facts. indices may come in any order, and more than once. DataError for
-    a number that the video has not, and for a video that cannot be decoded.
+    num_frames: of the whole video, by its facts. filter: see resize. indices may come in any order, and more than
+    once. DataError for a number that the video has not, and for a video that cannot be decoded.
     """
     wrong = [index for index in indices if not 0 <= index < num_frames]
     if wrong:
@@ -42,7 +44,7 @@ def read_frames(data: bytes, indices: Sequence[int], *, num_frames: int, width: 
     for number, frame in _frames(data, sorted(wanted), num_frames):
         if number in missing:
             missing.remove(number)
-            out[wanted[number]] = resize(_as_shown(frame), width=width, height=height)
+            out[wanted[number]] = resize(_as_shown(frame), width=width, height=height, filter=filter)
     if missing:
         raise DataError(
             f"the video has {num_frames} frames by its facts, and decoding gives no frame {min(missing)}: it is cut "

@@ -23,16 +23,17 @@ Segment = NDArray[np.int64]
 _LENGTHS = (131, 157, 131)  # tokens of the segments: each above the 128 below which flex_attention has other kernels
 _LIMITS = ("n_positions", "max_position_embeddings", "original_max_position_embeddings", "attention_chunk_size")
 _NUM_MEDIA = 6  # of a kind in a sample
+_AROUND = 4  # tokens of text around the media of a kind
 _ROW = 3  # tokens in a row of what they show
 
 
-def segments_of(model: PackedModel) -> list[Segment]:
-    """Random tokens: three segments, shorter ones for a model of few positions."""
+def segments_of(model: PackedModel, *, least: int = 4) -> list[Segment]:
+    """Random tokens: three segments, shorter ones for a model of few positions; of so many tokens at least."""
     text = model.model.config.get_text_config()
     limits = [limit for name in _LIMITS if isinstance(limit := getattr(text, name, None), int) and limit > 0]
     share = min([1.0, *(limit / sum(_LENGTHS) for limit in limits)])
     rng = np.random.default_rng(0)
-    return [rng.choice(plain_tokens(model), max(4, int(length * share))) for length in _LENGTHS]
+    return [rng.choice(plain_tokens(model), max(least, int(length * share))) for length in _LENGTHS]
 
 
 def plain_tokens(model: PackedModel) -> Segment:
@@ -59,7 +60,7 @@ def media_samples(model: PackedModel, device: torch.device) -> list[list[Process
     """
     num_tokens = model.dummy_tokens(device)
     left_out: tuple[str | None, ...] = getattr(model.family, "never_together", ()) or (None,)
-    segments = segments_of(model)
+    segments = segments_of(model, least=len(num_tokens) * (max(num_tokens.values(), default=0) + _AROUND))
     made = []
     for kind in left_out:
         kinds = [each for each in num_tokens if each != kind]
@@ -87,7 +88,7 @@ def _with_media(
     room = len(ids) // max(1, len(kinds))
     positions = np.arange(len(ids))[None].repeat(model.family.num_axes, axis=0)
     for number, kind in enumerate(kinds):
-        num_media = min(_NUM_MEDIA, max(1, (room - 4) // num_tokens[kind]))
+        num_media = min(_NUM_MEDIA, max(1, (room - _AROUND) // num_tokens[kind]))
         start = number * room + 2
         at = np.arange(num_media * num_tokens[kind])
         ids[start + at] = media_token_id(model.model.config, kind)

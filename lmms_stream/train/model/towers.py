@@ -43,7 +43,7 @@ class Dummies:
 
     def num_tokens(self, base: Any, device: torch.device) -> dict[str, int]:
         """Tokens of each."""
-        return {kind: len(tree_leaves(self._features(base, kind, device))[0]) for kind in self.of_kind}
+        return {kind: _num_rows(tree_leaves(self._features(base, kind, device))[0]) for kind in self.of_kind}
 
     def _features(self, base: Any, kind: str, device: torch.device) -> Any:
         """What the model puts where the tokens of a medium stand, by transformers' get_image_features and so on."""
@@ -52,6 +52,11 @@ class Dummies:
         own = getattr(self._family, "features", None)  # of a family whose model has no method of that name
         features = getattr(base, f"get_{kind}_features")(**inputs) if own is None else own(base, kind, inputs)
         return getattr(features, "pooler_output", features)  # of transformers 5
+
+
+def _num_rows(features: torch.Tensor) -> int:
+    """Of what may have an axis of tiles before that of tokens."""
+    return features.numel() // features.shape[-1]
 
 
 def model_inputs(family: Family | None, model: Any, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:

@@ -7,7 +7,7 @@ import PIL
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmms_stream.processors.media.resize import resize
+from lmms_stream.processors.media.resize import Filter, resize
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -18,14 +18,14 @@ def noise(height: int, width: int, *, seed: int = 0) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def by_pillow(image: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+def by_pillow(image: NDArray[np.uint8], width: int, height: int, *, filter: str = "bicubic") -> NDArray[np.uint8]:
     """One call of Pillow; before version 13 each side by itself, in the order in which version 13 takes them."""
-    whole, bicubic = Image.fromarray(image), Image.Resampling.BICUBIC
+    whole, resampling = Image.fromarray(image), Image.Resampling[filter.upper()]
     if int(PIL.__version__.split(".")[0]) >= 13:
-        return np.asarray(whole.resize((width, height), bicubic))
+        return np.asarray(whole.resize((width, height), resampling))
     is_height_first = whole.height - height > max(0, 2 * (whole.width - width))
     between = (whole.width, height) if is_height_first else (width, whole.height)
-    return np.asarray(whole.resize(between, bicubic).resize((width, height), bicubic))
+    return np.asarray(whole.resize(between, resampling).resize((width, height), resampling))
 
 
 @settings(max_examples=300, deadline=None)
@@ -35,6 +35,29 @@ def test_every_size_has_the_bits_of_pillows_bicubic_filter(
 ) -> None:
     image = noise(*old, seed=seed)
     assert np.array_equal(resize(image, width=new[0], height=new[1]), by_pillow(image, *new))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    old=st.tuples(sides, sides), new=st.tuples(sides, sides), filter=st.sampled_from(("bilinear", "lanczos")),
+    seed=st.integers(0, 9),
+)  # fmt: skip
+def test_every_size_has_the_bits_of_pillows_other_filters(
+    old: tuple[int, int], new: tuple[int, int], filter: Filter, seed: int
+) -> None:
+    image = noise(*old, seed=seed)
+    assert np.array_equal(
+        resize(image, width=new[0], height=new[1], filter=filter), by_pillow(image, *new, filter=filter)
+    )
+
+
+@pytest.mark.parametrize("filter", ["bilinear", "lanczos"])
+def test_large_images_have_the_bits_of_pillows_other_filters(filter: Filter) -> None:
+    for old, new in (((960, 1040), (896, 896)), ((300, 200), (1400, 2100)), ((2000, 30), (28, 56))):
+        image = noise(*old)
+        assert np.array_equal(
+            resize(image, width=new[0], height=new[1], filter=filter), by_pillow(image, *new, filter=filter)
+        )
 
 
 @pytest.mark.parametrize(

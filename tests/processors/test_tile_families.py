@@ -1,0 +1,285 @@
+"""What the families that read tiles make is what transformers' own processors make of the same chats."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.processors.base import IGNORED_LABEL, Measured, processor_fingerprint
+from lmms_stream.processors.families.smolvlm import in_words
+from lmms_stream.processors.multimodal import MultimodalProcessor
+from PIL import Image, ImageOps
+from transformers import AutoProcessor, Gemma3ImageProcessor
+from transformers.video_utils import VideoMetadata
+
+from tests.processors.test_multimodal import WORDS, bytes_of, frames_of, learnt_text, parts_of
+from tests.processors.tile_vlm import TINY, save_tile_processor, tile_config
+from tests.processors.tiny_vlm import film, picture, stored
+from tests.rounds import rounds
+
+NAMES = list(TINY)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def num2words() -> Iterator[None]:
+    """transformers' SmolVLMProcessor needs a library that writes numbers as words, which is not installed here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", in_words)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {name: tmp_path_factory.mktemp(name) for name in NAMES}
+    for name, folder in made.items():
+        save_tile_processor(folder, name)
+    return made
+
+
+@pytest.fixture(scope="module")
+def processors(folders: dict[str, Path]) -> dict[str, MultimodalProcessor]:
+    return {name: MultimodalProcessor.from_pretrained(str(folder)) for name, folder in folders.items()}
+
+
+def random_chat(
+    random: np.random.Generator, kinds: Sequence[str], *, forms: Sequence[str] = ("PNG", "WEBP")
+) -> dict[str, Any]:
+    """Chats of one to three turns; media of any sides and orientations stand among texts."""
+    turns: list[tuple[str, Any]] = []
+    for _ in range(random.integers(1, 4)):
+        content: list[Any] = []
+        for _ in range(random.integers(0, 4)):
+            width, height = random.integers(8, 260, 2).tolist()
+            seed = int(random.integers(1000))
+            if "image" in kinds and random.random() < 0.6:
+                form, orientation = str(random.choice(forms)), int(random.integers(1, 9))
+                content.append(("image", picture(width, height, seed=seed, format=form, orientation=orientation)))
+            elif "video" in kinds and random.random() < 0.5:
+                fps = Fraction(str(random.choice(["5", "8", "30000/1001", "12.5"])))
+                sides = 32 + 2 * (width // 4), 32 + 2 * (height // 4)
+                content.append(("video", film(*sides, num_frames=int(random.integers(1, 40)), fps=fps, seed=seed)))
+            content.append(str(random.choice(WORDS)))
+        turns += [("user", content), ("assistant", str(random.choice(WORDS)) + "end")]
+    return stored(*turns)
+
+
+def theirs(name: str, folder: Path, processor: MultimodalProcessor, sample: dict[str, Any]) -> dict[str, Any]:
+    """What transformers' processor makes of a sample, given the frames of videos that ours chooses.
+
+    Its image processor is the one that resizes by Pillow, where there is one.
+    """
+    whole: Any = AutoProcessor.from_pretrained(folder)
+    if (slow := TINY[name].slow) is not None:
+        whole.image_processor = slow(folder)
+    messages = json.loads(sample["messages"])
+    text = whole.apply_chat_template(messages, tokenize=False, chat_template=whole.chat_template)
+    images = [
+        ImageOps.exif_transpose(Image.open(BytesIO(bytes_of(sample, part)))).convert("RGB")
+        for part in parts_of(sample, "image")
+    ]
+    given: dict[str, Any] = {"images": [images]} if images else {}
+    videos, metadata = [], []
+    for part in parts_of(sample, "video"):
+        frames = list(processor.family.frames(processor._layout(part, sample)))
+        videos.append(frames_of(bytes_of(sample, part))[frames].transpose(0, 3, 1, 2))
+        facts = {"total_num_frames": part["frames"], "fps": part["fps"], "duration": part["frames"] / part["fps"]}
+        metadata.append(VideoMetadata(**facts, frames_indices=frames))
+    if videos:
+        given |= {"videos": [videos] if name == "smolvlm" else videos, "do_sample_frames": False}
+        given |= {"video_metadata": [metadata] if name == "smolvlm" else metadata}
+    made = whole(text=[text], **given, return_tensors="pt", **TINY[name].call)
+    tensors = {key: value for key, value in made.items() if hasattr(value, "numpy")}
+    return {key: (value.float() if value.is_floating_point() else value).numpy() for key, value in tensors.items()}
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context")  # transformers sums tensors by NumPy
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_and_tensors_are_those_of_transformers_processor(
+    name: str, folders: dict[str, Path], processors: dict[str, MultimodalProcessor]
+) -> None:
+    random = np.random.default_rng(3)
+    processor, tiny = processors[name], TINY[name]
+    for number in range(rounds(4, 40)):
+        kinds = [["image"], ["video"]][number % 2] if tiny.video else ["image"]
+        sample = random_chat(random, kinds)
+        if tiny.can_compare is not None and not tiny.can_compare(sample):
+            continue
+        ours, expected = processor.process(sample), theirs(name, folders[name], processor, sample)
+        assert np.array_equal(ours["input_ids"], expected["input_ids"][0]), number
+        # No tile has padding of its own: masks of pixels hold ones alone, which models take where there are none.
+        assert all(mask.all() for key, mask in expected.items() if key == "pixel_attention_mask")
+        tensors = expected.keys() - {"input_ids", "attention_mask", "token_type_ids", "pixel_attention_mask"}
+        assert ours["media"].keys() == tensors, number
+        for key, values in ours.get("token_inputs", {}).items():
+            assert np.array_equal(values, expected[key][0]), number
+        for key in tensors:
+            found, wanted = tiny.alike(key, ours["media"][key]), tiny.alike(key, expected[key])
+            assert found.shape == wanted.shape, key
+            if kinds == ["image"] and tiny.slow is not None:
+                assert np.array_equal(found, wanted), key
+                continue
+            difference = np.abs(found - wanted)
+            # Theirs resamples by torchvision and ours as Pillow: now and then a value differs by one or two of 255.
+            assert difference.max() <= 2.01 / 255 / 0.26, key
+            assert difference.mean() <= 0.005, key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_measured_is_what_is_processed(name: str, processors: dict[str, MultimodalProcessor]) -> None:
+    random = np.random.default_rng(5)
+    processor, kinds = processors[name], [*processors[name].family.placeholders]
+    for _ in range(rounds(8, 300)):
+        sample = random_chat(random, kinds, forms=["PNG", "JPEG", "WEBP"])
+        processed = processor.process(sample)
+        (measured,) = processor.measure_media([{"messages": sample["messages"]}])
+        assert isinstance(measured, Measured)
+        assert measured.tokens == processor.measure(sample) == len(processed["input_ids"])
+        assert "position_ids" not in processed
+        num_placeholders = np.isin(processed["input_ids"], processor._placeholder_ids).sum()
+        assert measured.image_tokens + measured.video_tokens == num_placeholders
+        pixels = [each for key, each in processed["media"].items() if key.startswith("pixel_values")]
+        assert measured.patches == sum(TINY[name].rows(each) for each in pixels)
+        learnt = processed["labels"][processed["labels"] != IGNORED_LABEL]
+        assert not np.isin(learnt, processor._never_learnt).any()
+        assert pickle.loads(pickle.dumps(processor)).measure(sample) == measured.tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_family_sees_is_the_tiles_that_its_tower_is_given(
+    name: str, processors: dict[str, MultimodalProcessor]
+) -> None:
+    processor = processors[name]
+    media = {"image": picture(190, 60), "video": film(64, 48, num_frames=12)}
+    kinds = [*processor.family.placeholders]
+    sample = stored(("user", [part for kind in kinds for part in ((kind, media[kind]), "!")]), ("assistant", "so"))
+    processed, seen = processor.process(sample), processor.see_media(sample)
+    assert [each.kind for each in seen] == kinds
+    for each in seen:
+        assert each.pixels.dtype == np.uint8
+        ids = np.concatenate([processed["input_ids"][start:stop] for start, stop in each.spans])
+        assert np.isin(ids, processor._placeholder_ids).all()
+        assert (len(each.frames) == len(each.pixels)) == (each.kind == "video")
+    assert learnt_text(processor, sample) == "so<|im_end|>"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_of_other_settings_than_its_processor_is_refused(
+    name: str, folders: dict[str, Path], processors: dict[str, MultimodalProcessor]
+) -> None:
+    config = tile_config(name, folders[name])
+    family = processors[name].family
+    assert config.model_type in family.model_types
+    family.check_model(config.to_dict())
+    for key in TINY[name].checked:
+        changed = config.to_dict()
+        part, _, field = key.rpartition(".")
+        (changed[part] if part else changed)[field] = 3
+        with pytest.raises(ConfigError, match=rf"the model has {key} 3, and its processor .*: take the model's own"):
+            family.check_model(changed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_limits_on_pixels_that_tiles_cannot_follow_are_refused(name: str, folders: dict[str, Path]) -> None:
+    for setting in TINY[name].refused:
+        with pytest.raises(
+            ConfigError, match=rf"processor\.{setting} 5000 cannot be followed: .* reads tiles of one size, .*: leave"
+        ):
+            MultimodalProcessor.from_pretrained(str(folders[name]), **{setting: 5000})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_of_a_folder_that_are_not_followed_are_refused(name: str, tmp_path: Path) -> None:
+    save_tile_processor(tmp_path, name)
+    file = tmp_path / "preprocessor_config.json"
+    said = json.loads(file.read_text())
+    for key, value, message in (
+        ("do_rescale", False, "has do_rescale False, and only True is followed here: save it anew"),
+        ("resample", 0, r"has resample 0, and only 1, 2, 3 \(Lanczos, bilinear, bicubic\) are followed here: save it"),
+        *TINY[name].unfollowed,
+    ):
+        file.write_text(json.dumps({**said, key: value}))
+        with pytest.raises(ConfigError, match=message):
+            MultimodalProcessor.from_pretrained(str(tmp_path))
+
+
+def test_seconds_and_frames_of_videos_follow_the_settings(folders: dict[str, Path]) -> None:
+    def frames(**settings: Any) -> Sequence[int]:
+        processor = MultimodalProcessor.from_pretrained(str(folders["internvl"]), **settings)
+        sample = stored(("user", [("video", film(64, 48, num_frames=40))]), ("assistant", "yes"))
+        (seen,) = processor.see_media(sample)
+        return seen.frames
+
+    assert frames() == (2, 7, 12, 17, 22, 27, 32, 37)
+    assert frames(frame_num=4) == (5, 15, 25, 35)
+    assert frames(fps=1) == (5, 15, 25, 35)
+    assert frames(fps=10, video_max_frames=2, video_start=1, video_end=2) == (12, 17)
+    assert len(frames(frame_num=100)) == 40
+    with pytest.raises(DataError, match="has none from second 9 to its end: change video_start and video_end"):
+        frames(video_start=9)
+
+
+def test_numbers_of_frames_are_written_as_english_writes_them() -> None:
+    numbers = {
+        1: "one", 10: "ten", 13: "thirteen", 20: "twenty", 64: "sixty-four", 100: "one hundred",
+        101: "one hundred and one", 345: "three hundred and forty-five", 768: "seven hundred and sixty-eight",
+        1000: "one thousand", 1024: "one thousand and twenty-four", 2200: "two thousand, two hundred",
+    }  # fmt: skip
+    assert {number: in_words(number) for number in numbers} == numbers
+
+
+def test_images_of_gemma_have_the_crops_that_transformers_pan_and_scan_makes(tmp_path: Path) -> None:
+    whole: Any = save_tile_processor(tmp_path, "gemma3")
+    file = tmp_path / "preprocessor_config.json"
+    crops = {"pan_and_scan_min_crop_size": 30, "pan_and_scan_max_num_crops": 4}
+    crops |= {"pan_and_scan_min_ratio_to_activate": 1.2, "do_pan_and_scan": True}
+    file.write_text(json.dumps(json.loads(file.read_text()) | crops))
+    processor = MultimodalProcessor.from_pretrained(str(tmp_path))
+    random = np.random.default_rng(0)
+    found = set()
+    for _ in range(rounds(12, 100)):
+        images = [picture(*random.integers(20, 200, 2).tolist()) for _ in range(2)]
+        sample = stored(("user", [("image", images[0]), "and", ("image", images[1])]), ("assistant", "yes"))
+        text = whole.apply_chat_template(json.loads(sample["messages"]), tokenize=False)
+        whole.image_processor = Gemma3ImageProcessor.from_pretrained(tmp_path)
+        opened = [[Image.open(BytesIO(each)) for each in images]]
+        expected = whole(text=[text], images=opened, return_tensors="np", **crops)
+        ours = processor.process(sample)
+        assert np.array_equal(ours["input_ids"], expected["input_ids"][0])
+        assert np.array_equal(ours["media"]["pixel_values"], expected["pixel_values"])
+        assert processor.measure(sample) == len(ours["input_ids"])
+        found.add(len(expected["pixel_values"]))
+    assert len(found) >= 3
+
+
+def test_tiles_of_llama4_have_the_bits_of_transformers_bfloat16(processors: dict[str, MultimodalProcessor]) -> None:
+    processor = processors["llama4"]
+    data = picture(56, 28)
+    ours = processor.process(stored(("user", [("image", data)]), ("assistant", "yes")))["media"]["pixel_values"]
+    whole: Any = AutoProcessor.from_pretrained(processor.tokenizer.name)
+    expected = whole.image_processor([Image.open(BytesIO(data))], return_tensors="pt")["pixel_values"].float().numpy()
+    assert len(ours) == len(expected) == 3
+    assert np.array_equal(ours[:2], expected[:2])  # the third is resized, by Pillow and by torchvision
+
+
+def test_images_of_internvl_have_as_many_tiles_as_their_limits_allow(folders: dict[str, Path]) -> None:
+    def tiles(**settings: Any) -> int:
+        processor = MultimodalProcessor.from_pretrained(str(folders["internvl"]), **settings)
+        (measured,) = processor.measure_media([stored(("user", [("image", picture(90, 60))]), ("assistant", "yes"))])
+        assert isinstance(measured, Measured)
+        return measured.patches
+
+    assert (tiles(), tiles(image_max_pixels=2 * 28**2), tiles(image_max_pixels=5)) == (7, 3, 1)
+    assert tiles(image_min_pixels=20 * 28**2) == 21
+    prints = {
+        processor_fingerprint(MultimodalProcessor.from_pretrained(str(folders["internvl"]), image_max_pixels=each))
+        for each in (None, 28**2, 2 * 28**2)
+    }
+    assert len(prints) == 3

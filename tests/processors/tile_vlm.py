@@ -1,0 +1,285 @@
+"""Tiny processors and models of the families that read tiles, made without a download."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    Gemma3Config,
+    Gemma3ImageProcessor,
+    Gemma3ImageProcessorFast,
+    Gemma3Processor,
+    GotOcr2ImageProcessor,
+    GotOcr2ImageProcessorFast,
+    Idefics3Config,
+    Idefics3ImageProcessor,
+    Idefics3Processor,
+    InternVLConfig,
+    InternVLProcessor,
+    InternVLVideoProcessor,
+    Llama4Config,
+    Llama4ImageProcessorFast,
+    Llama4Processor,
+    LlavaOnevisionConfig,
+    LlavaOnevisionImageProcessor,
+    LlavaOnevisionImageProcessorFast,
+    LlavaOnevisionProcessor,
+    LlavaOnevisionVideoProcessor,
+    PretrainedConfig,
+    ProcessorMixin,
+    Qwen2TokenizerFast,
+    SmolVLMConfig,
+    SmolVLMImageProcessor,
+    SmolVLMProcessor,
+    SmolVLMVideoProcessor,
+)
+
+from tests.processors.tiny_vlm import _TEXTS
+
+PINPOINTS = [[28 * rows, 28 * columns] for rows in (1, 2, 3, 4) for columns in (1, 2, 3, 4)]
+CHAT = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEXT: dict[str, Any] = {
+    "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+class Tiny(NamedTuple):
+    """slow: an image processor of transformers' that resizes by Pillow, where the family has one.
+
+    named: special tokens by name. alike: tensors of theirs and ours -> those that are compared; can_compare: samples
+    that theirs reads. rows: of the tower's input in an array. checked: settings of a model. refused: limits on pixels.
+    unfollowed: settings of the folder, with the error.
+    """
+
+    special: Sequence[str]
+    image: str  # what the chat template writes
+    video: str
+    save: Callable[[Path, Qwen2TokenizerFast, str], ProcessorMixin]
+    config: Callable[[dict[str, int]], PretrainedConfig]
+    slow: Callable[[Path], Any] | None
+    named: Mapping[str, str] = MappingProxyType({})
+    alike: Callable[[str, Any], Any] = lambda _, array: array
+    can_compare: Callable[[dict[str, Any]], bool] | None = None
+    call: Mapping[str, Any] = MappingProxyType({})
+    rows: Callable[[Any], int] = len
+    mixes: Sequence[str] = ()  # attentions that are refused
+    checked: Sequence[str] = ("image_token_id", "vision_config.image_size")
+    refused: Sequence[str] = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
+    unfollowed: Sequence[tuple[str, Any, str]] = ()
+
+
+def _save_internvl(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    size = {"height": 28, "width": 28}
+    images = GotOcr2ImageProcessorFast(size=dict(size), min_patches=1, max_patches=6, crop_to_patches=True)
+    videos = InternVLVideoProcessor(size=dict(size))
+    return InternVLProcessor(images, tokenizer, videos, image_seq_length=4, chat_template=template)
+
+
+def _internvl(ids: dict[str, int]) -> PretrainedConfig:
+    tower = {
+        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+        "image_size": [28, 28], "patch_size": [7, 7],
+    }  # fmt: skip
+    text = {**TEXT, "model_type": "qwen2"}
+    return InternVLConfig(
+        vision_config=tower, text_config=text, image_token_id=ids["<IMG_CONTEXT>"], image_seq_length=4
+    )
+
+
+def _save_llava(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    size = {"height": 28, "width": 28}
+    images = LlavaOnevisionImageProcessorFast(size=dict(size), image_grid_pinpoints=PINPOINTS)
+    videos = LlavaOnevisionVideoProcessor(size=dict(size))
+    return LlavaOnevisionProcessor(
+        images, tokenizer, videos, num_image_tokens=9, vision_feature_select_strategy="full", chat_template=template,
+        vision_aspect_ratio="anyres_max_4",
+    )  # fmt: skip
+
+
+def _llava(ids: dict[str, int]) -> PretrainedConfig:
+    tower = {
+        "model_type": "siglip_vision_model", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 32, "image_size": 28, "patch_size": 9,
+    }  # fmt: skip
+    return LlavaOnevisionConfig(
+        vision_config=tower, text_config={**TEXT, "model_type": "qwen2"}, image_grid_pinpoints=PINPOINTS,
+        image_token_index=ids["<image>"], video_token_index=ids["<video>"], vision_aspect_ratio="anyres_max_4",
+    )  # fmt: skip
+
+
+def _of_llava(name: str, array: Any) -> Any:
+    """Theirs has tiles of zeros where an image has fewer than another."""
+    if name != "pixel_values" or array.ndim != 5:
+        return array
+    tiles = array.reshape(-1, *array.shape[2:])
+    return tiles[tiles.reshape(len(tiles), -1).any(axis=1)]
+
+
+def _has_two_frames(sample: dict[str, Any]) -> bool:
+    return '"frames": 1,' not in sample["messages"]
+
+
+def _save_idefics3(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    images = Idefics3ImageProcessor(size={"longest_edge": 112}, max_image_size={"longest_edge": 28})
+    return Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
+
+
+def _save_smolvlm(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    images = SmolVLMImageProcessor(size={"longest_edge": 112}, max_image_size={"longest_edge": 28})
+    videos = SmolVLMVideoProcessor(
+        size={"longest_edge": 56}, max_image_size={"longest_edge": 28}, num_frames=8, fps=1, resample=3
+    )
+    return SmolVLMProcessor(images, tokenizer, videos, image_seq_len=4, chat_template=template)
+
+
+def _idefics3(kind: Any) -> Callable[[dict[str, int]], PretrainedConfig]:
+    def config(ids: dict[str, int]) -> PretrainedConfig:
+        tower = {
+            "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+            "image_size": 28, "patch_size": 7,
+        }  # fmt: skip
+        text = {**TEXT, "model_type": "llama", "pad_token_id": 0}
+        made: PretrainedConfig = kind(
+            vision_config=tower, text_config=text, image_token_id=ids["<image>"], scale_factor=2, pad_token_id=0
+        )
+        return made
+
+    return config
+
+
+def _of_smolvlm(name: str, array: Any) -> Any:
+    """Theirs has samples of tiles, ours tiles."""
+    return array.reshape(-1, *array.shape[2:]) if name == "pixel_values" else array
+
+
+def _save_gemma3(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    images = Gemma3ImageProcessorFast(size={"height": 28, "width": 28}, do_pan_and_scan=False)
+    return Gemma3Processor(images, tokenizer, chat_template=template, image_seq_length=4)
+
+
+def _gemma3(ids: dict[str, int]) -> PretrainedConfig:
+    tower = {
+        "model_type": "siglip_vision_model", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 32, "image_size": 28, "patch_size": 7,
+    }  # fmt: skip
+    text = {
+        **TEXT, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }  # fmt: skip
+    return Gemma3Config(
+        vision_config=tower, text_config=text, image_token_index=ids["<image_soft_token>"], mm_tokens_per_image=4
+    )
+
+
+def _save_llama4(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    images = Llama4ImageProcessorFast(size={"height": 28, "width": 28}, max_patches=6)
+    return Llama4Processor(images, tokenizer, patch_size=7, chat_template=template)
+
+
+def _llama4(ids: dict[str, int]) -> PretrainedConfig:
+    tower = {
+        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 28,
+        "patch_size": 7, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16,
+    }  # fmt: skip
+    text = {
+        **TEXT, "intermediate_size_mlp": 64, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1,
+        "attention_chunk_size": 512, "interleave_moe_layer_step": 1, "pad_token_id": 0,
+    }  # fmt: skip
+    return Llama4Config(vision_config=tower, text_config=text, image_token_index=ids["<|patch|>"])
+
+
+TINY: dict[str, Tiny] = {
+    "internvl": Tiny(
+        ("<img>", "</img>", "<IMG_CONTEXT>", "<video>"), "<IMG_CONTEXT>\n", "<video>\n", _save_internvl, _internvl,
+        GotOcr2ImageProcessor.from_pretrained,
+        {
+            "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        checked=("image_token_id", "vision_config.image_size", "image_seq_length"),
+        refused=("video_max_pixels", "video_min_pixels"),
+        unfollowed=[("size", {"height": 28, "width": 56}, r"has tiles of size .*, and only squares are read here")],
+    ),
+    "llava_onevision": Tiny(
+        ("<image>", "<video>"), "<image>\n", "<video>\n", _save_llava, _llava,
+        LlavaOnevisionImageProcessor.from_pretrained,
+        alike=_of_llava,
+        rows=lambda array: array.shape[0] if array.ndim == 4 else array.shape[0] * array.shape[1],
+        checked=("image_token_index", "vision_config.image_size", "vision_aspect_ratio", "image_grid_pinpoints"),
+        unfollowed=[("image_grid_pinpoints", [[28, 30]], r"has image_grid_pinpoints \[\[28, 30\]\], expected sides")],
+    ),
+    "idefics3": Tiny(
+        ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"), "<image>", "", _save_idefics3,
+        _idefics3(Idefics3Config), Idefics3ImageProcessor.from_pretrained,
+        unfollowed=[("size", {"height": 28, "width": 28}, r"has size \{.*\}, and only longest_edge is followed here")],
+        alike=_of_smolvlm,
+    ),
+    "smolvlm": Tiny(
+        ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"), "<image>", "<video>",
+        _save_smolvlm, _idefics3(SmolVLMConfig), SmolVLMImageProcessor.from_pretrained,
+        alike=_of_smolvlm,
+    ),
+    "gemma3": Tiny(
+        ("<start_of_image>", "<end_of_image>", "<image_soft_token>"), "<start_of_image>", "", _save_gemma3, _gemma3,
+        Gemma3ImageProcessor.from_pretrained,
+        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        checked=("image_token_index", "vision_config.image_size", "mm_tokens_per_image"),
+        mixes=("flash_attention_2",),
+    ),
+    "llama4": Tiny(
+        (
+            "<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>",
+            "<|tile_y_separator|>",
+        ),
+        "<|image|>", "", _save_llama4, _llama4, None,
+        checked=("image_token_index", "vision_config.image_size"),
+        mixes=("flash_attention_2",),
+        unfollowed=[("resize_to_max_canvas", True, "has resize_to_max_canvas True, and only False is followed here")],
+    ),
+}  # fmt: skip
+
+
+def template_of(family: str, *, marked: bool = True) -> str:
+    """A chat template in which the assistant's turns are marked."""
+    tiny = TINY[family]
+    begin, end = ("{% generation %}", "{% endgeneration %}") if marked else ("", "")
+    return (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}{{ '\n' }}{% set said %}"
+        "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{% for content in message['content'] %}{% if content['type'] == 'image' %}" + tiny.image +
+        "{% elif content['type'] == 'video' %}" + tiny.video + "{% elif 'text' in content %}{{ content['text'] }}"
+        "{% endif %}{% endfor %}{% endif %}{% endset %}{% if message['role'] == 'assistant' %}"
+        + begin + "{{ said }}<|im_end|>" + end + "{% else %}{{ said }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
+    )  # fmt: skip
+
+
+def save_tile_processor(folder: Path, family: str, *, template: str | None = None) -> ProcessorMixin:
+    """A processor of a family as save_pretrained writes it, of tiles of few pixels and tokens."""
+    tiny = TINY[family]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(_TEXTS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+    folder.mkdir(parents=True, exist_ok=True)
+    bpe.model.save(str(folder))
+    tokenizer = Qwen2TokenizerFast(
+        str(folder / "vocab.json"), str(folder / "merges.txt"),
+        additional_special_tokens=[*CHAT[1:], *tiny.special], extra_special_tokens=dict(tiny.named),
+    )  # fmt: skip
+    made = tiny.save(folder, tokenizer, template or template_of(family))
+    made.save_pretrained(folder)
+    return made
+
+
+def tile_config(family: str, folder: Path) -> PretrainedConfig:
+    """The config of a tiny model for the processor in a folder."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    ids = dict(vocabulary["model"]["vocab"]) | {each["content"]: each["id"] for each in vocabulary["added_tokens"]}
+    return TINY[family].config(ids)

@@ -1,0 +1,161 @@
+"""Packs of the families that read tiles give what plain transformers gives for their samples one by one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lmms_stream.errors import ConfigError
+from lmms_stream.loader.collate import collate, join
+from lmms_stream.processors.multimodal import MultimodalProcessor
+from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.model.choice import prove_packing
+from lmms_stream.train.model.flops import model_flops
+from lmms_stream.train.model.model import PackedModel
+from lmms_stream.types import Processed
+
+from tests.processors.test_tile_families import num2words  # noqa: F401
+from tests.processors.tile_vlm import TINY, save_tile_processor, tile_config
+from tests.processors.tiny_vlm import film, picture, stored
+
+from .vision import rows_of
+
+NAMES = list(TINY)
+CPU = torch.device("cpu")
+
+
+@lru_cache
+def processor_of(name: str) -> MultimodalProcessor:
+    folder = Path(mkdtemp()) / name
+    save_tile_processor(folder, name)
+    return MultimodalProcessor.from_pretrained(str(folder), frame_num=2 if TINY[name].video else None)
+
+
+@lru_cache
+def config_of(name: str) -> dict[str, Any]:
+    return tile_config(name, Path(processor_of(name).tokenizer.name)).to_dict()
+
+
+def build(name: str, *, attention: Any = "sdpa", **changed: Any) -> Any:
+    model = ModelConfig(config={**config_of(name), **changed}, attention=attention, seed=3).build().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(2)  # so that what tokens see matters more than rounding
+    return model
+
+
+def packed_model(name: str, *, attention: Any = "sdpa", **changed: Any) -> PackedModel:
+    packed = PackedModel(build(name, attention=attention, **changed), processor_of(name).family)
+    packed.logits_way = packed.logits_ways[0]
+    return packed
+
+
+@lru_cache
+def samples_of(name: str, kind: str) -> list[Processed]:
+    """kind: "media": images of several tiles, several images, a video, text alone; or one of these."""
+    one, other = ("image", picture(40, 30)), ("image", picture(90, 30, seed=1))
+    chats: dict[str, list[list[Any]]] = {
+        "image": [["see", other, "?"]],
+        "images": [[one, "and", other, "?"]],
+        "text": [["no image"]],
+        "video": [["look", ("video", film(48, 32, num_frames=6)), "!"]] if TINY[name].video else [],
+    }
+    chats["media"] = [*chats["images"], *chats["text"], *chats["video"], *chats["image"]]
+    process = processor_of(name).process
+    return [process(stored(("user", content), ("assistant", "it is so"))) for content in chats[kind]]
+
+
+def plain_logits(model: Any, sample: Processed) -> torch.Tensor:
+    """What transformers gives for one sample, without packing: float[T, V]."""
+    ids = torch.from_numpy(sample["input_ids"])[None]
+    media = {name: torch.from_numpy(value) for name, value in sample["media"].items()}
+    named = {name: torch.from_numpy(value)[None] for name, value in sample.get("token_inputs", {}).items()}
+    logits: torch.Tensor = model(
+        input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **media, **named
+    ).logits
+    return logits[0]
+
+
+def plain_losses(model: Any, sample: Processed) -> torch.Tensor:
+    labels = torch.from_numpy(np.asarray(sample["labels"]))[1:]
+    logits = plain_logits(model, sample)[:-1].float()
+    return torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+
+
+def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pack_gives_what_its_samples_give_one_by_one(name: str, attention: Any) -> None:
+    packed, plain = packed_model(name, attention=attention), build(name, attention=attention)
+    samples = samples_of(name, "media")
+    batch = collate(samples, range(len(samples)), pad_to=sum(len(each["input_ids"]) for each in samples) + 20)
+    for sample, rows in zip(samples, rows_of(batch), strict=False):
+        torch.testing.assert_close(packed.logits(batch)[0, rows], plain_logits(plain, sample), rtol=0, atol=1e-5)
+    alone = torch.stack([plain_losses(plain, sample) for sample in samples]).sum()
+    alone.backward()
+    # What all keys share is not seen by a softmax, so the gradient of a bias of keys is noise around zero.
+    expected = {key: each for key, each in gradients_of(plain).items() if not key.endswith("k_proj.bias")}
+    loss = packed(batch).tokens.sum()
+    loss.backward()
+    found = gradients_of(packed.model)
+    torch.testing.assert_close(loss, alone, rtol=1e-5, atol=0)
+    wrong = [key for key, each in expected.items() if (found[key] - each).norm() > 1e-5 * each.norm()]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packs_of_media_and_of_text_in_one_forward_pass_are_the_sums_of_each(name: str) -> None:
+    packed = packed_model(name)
+    kinds = [kind for kind in ("images", "text", "video", "image") if samples_of(name, kind)]
+    packs = [collate(samples_of(name, kind), range(1)) for kind in kinds]
+    together = packed(join([*packs, collate([], [])])).tokens.sum()
+    torch.testing.assert_close(together, torch.stack([packed(pack).tokens.sum() for pack in packs]).sum())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_pack_calls_the_tower_as_often_whatever_it_holds(name: str) -> None:
+    packed = packed_model(name).train()
+    counted = []
+    calls: list[str] = []
+    for path in {id(tower): tower for tower in packed.towers.values()}.values():
+        path.register_forward_hook(lambda *_: calls.append("tower"))
+    for kind in ("images", "text", "video", "media", "image", ""):
+        samples = samples_of(name, kind) if kind else []
+        calls.clear()
+        packed.model.zero_grad()
+        packed(collate(samples, range(len(samples)))).tokens.sum().backward()
+        counted.append(len(calls))
+        if kind in ("text", ""):
+            of_tower = [each.grad for tower in packed.towers.values() for each in tower.parameters()]
+            assert all(each is None or not each.any() for each in of_tower)
+            assert any(each is not None for each in of_tower)
+    assert len(set(counted)) == 1
+    assert counted[0] >= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_with_media_are_proven_to_be_kept_apart(name: str) -> None:
+    model = packed_model(name, attention="auto").train()
+    prove_packing(model, device=CPU)
+    assert model.model.config._attn_implementation == "sdpa"
+    assert model_flops(model.model, towers=model.towers.values()) is None
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if TINY[name].mixes])
+def test_attentions_that_a_family_is_not_exact_in_are_refused(name: str) -> None:
+    model = packed_model(name)
+    for attention in TINY[name].mixes:
+        model.model.config._attn_implementation = attention
+        with pytest.raises(
+            ConfigError, match=f"attention {attention} is none that keeps samples with media apart in .*: set model.att"
+        ):
+            prove_packing(model, device=CPU)
