@@ -76,6 +76,10 @@ class SeenMedium(NamedTuple):
     frames: Sequence[int]
 
 
+# What a processor may have besides, as `objective`: the name of the task that its samples are for (train/tasks/
+# registry.py), where that is not causal language modelling. A trainer that is given no task takes it.
+
+
 # What a processor of media may have besides, as `see_media`: the media of a sample in the order of their tokens, for
 # people to look at.
 SeeMedia = Callable[[Sample], Sequence[SeenMedium]]

@@ -81,6 +81,7 @@ class Parts:
             per_device_batch=trainer.config.per_device_batch,
             losses=trainer.compute_loss,
             between=lambda: trainer.callbacks.call("on_substep_end"),
+            seed=trainer.config.seed,
         )
 
     @cached_property

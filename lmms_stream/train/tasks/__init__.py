@@ -1,7 +1,9 @@
 """Batches and a model -> sums of losses over sums of units, by objective: one file for each kind of training.
 
 task     what a task is
+noise    what a task draws at random for a sample
 causal   causal language modelling, of text or of media and text: the task of a run that names no other
 function a loss function as transformers' users write it
+registry the tasks by their names, of which a dataset's processor may name one
 steps    a task on the packs of a step: gradients of its objectives, and their sums by source
 """

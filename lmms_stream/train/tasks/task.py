@@ -56,7 +56,11 @@ class Task(Protocol):
         ...
 
     def losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
-        """The sum of each objective over the packs that a batch on the device is joined of."""
+        """The sum of each objective over the packs that a batch on the device is joined of.
+
+        One that draws at random takes a keyword `draw` besides: a Draw (noise.py), which gives the same numbers for a
+        sample in a step whatever the ranks are.
+        """
         ...
 
     def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
