@@ -41,7 +41,8 @@ class PlainModel(torch.nn.Module):
         diffusers' DiT takes the condition of its last layer from its first block.
         """
         if type(self.model).__name__ == "DiTTransformer2DModel":
-            return [self.model.transformer_blocks[0]]  # type: ignore[index, list-item]
+            blocks: Any = self.model.transformer_blocks
+            return [blocks[0]]
         return []
 
 
