@@ -76,6 +76,16 @@ class SeenMedium(NamedTuple):
     frames: Sequence[int]
 
 
+# What a processor may have besides, as `process_drawn`: what `process` makes, with what is drawn at random for this
+# sample in this epoch (flips, crops), by [epoch, sample id] alone. Batches are made with it, so that a run that resumes
+# draws the same. A class that has another `process` needs another `process_drawn` too, or `process` is used.
+ProcessDrawn = Callable[[Sample, Sequence[int]], Processed]
+
+
+# What a processor may have besides, as `objective`: the name of the task that its samples are for (train/tasks/
+# registry.py), where that is not causal language modelling. A trainer that is given no task takes it.
+
+
 # What a processor of media may have besides, as `see_media`: the media of a sample in the order of their tokens, for
 # people to look at.
 SeeMedia = Callable[[Sample], Sequence[SeenMedium]]
@@ -138,6 +148,17 @@ class Processor(Protocol):
         Raises DataError for a sample that does not fit.
         """
         ...
+
+
+def process_sample(processor: Processor, sample: Sample, memory: Memory | None, drawn: Sequence[int]) -> Processed:
+    """What a processor makes of a sample for a batch. memory: for its media. drawn: its epoch and its id."""
+    if works_together(type(processor), "process", "process_drawn"):
+        process_drawn: ProcessDrawn = processor.process_drawn  # type: ignore[attr-defined]
+        return process_drawn(sample, drawn)
+    if memory is None or not works_together(type(processor), "process", "process_into"):
+        return processor.process(sample)
+    process_into: ProcessInto = processor.process_into  # type: ignore[attr-defined]
+    return process_into(sample, memory)
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from .run.distributed import init_distributed
 from .run.settings import TrainConfig
 from .tasks.causal import CausalLanguageModelling
 from .tasks.function import FunctionTask
+from .tasks.registry import CAUSAL, build_task, objective_of
 from .tasks.task import Task
 
 if TYPE_CHECKING:
@@ -59,13 +60,16 @@ class Functions:
         if self.compute_metrics is not None and eval_dataset is None:
             raise ConfigError("compute_metrics needs an eval_dataset: give one")
 
-    def task(self, given: Task | None, *, z_loss: float) -> Task:
-        """The task of a run, by default that of language models."""
+    def task(self, given: Task | None, *, z_loss: float, processors: Iterable[Any] = ()) -> Task:
+        """The task of a run, by default the one that the processors of its datasets ask for."""
         if self.compute_loss_func is not None:
             if z_loss:
                 raise ConfigError(f"train.z_loss {z_loss:g} is none of compute_loss_func's: add it there, or set 0")
             return FunctionTask()
-        return given or CausalLanguageModelling(z_loss=z_loss)
+        if given is not None:
+            return given
+        name = objective_of(processors)
+        return CausalLanguageModelling(z_loss=z_loss) if name == CAUSAL else build_task(name)
 
 
 def resolved_of(given: Given) -> Resolved:

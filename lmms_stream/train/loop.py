@@ -147,6 +147,7 @@ class Loop:
         if everyone.num_failed_saves:
             trainer.saver.tell_failure()
         seed_step(config.seed, step=counts.step, group=trainer.world.group)
+        trainer.steps.begin_step(counts.step)
         losses = trainer.training_step(batches, units)
         grad_norm = self._grad_norm()
         self._learning_rate = trainer.schedule.learning_rate

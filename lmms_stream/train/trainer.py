@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers.trainer_utils import TrainOutput
 
 from ..errors import ConfigError
+from ..mds.core import processor_of
 from ..mds.dataset_config import DatasetConfig
 from ..signals import StopSignal
 from ..types import Batch
@@ -95,7 +96,8 @@ class FSDP2SFTTrainer:
         self.args: Any = args if args is not None else resolved.arguments
         self.processing_class = resolved.processing_class
         self._given, self._token_ids = resolved.model, resolved.token_ids
-        self.task = self.functions.task(task, z_loss=self.config.z_loss)
+        trained_on = map(processor_of, named_evaluations(resolved.train_dataset).values())
+        self.task = self.functions.task(task, z_loss=self.config.z_loss, processors=trained_on)
         self.world, self.device = init_distributed(self.config.timeout_s, replication=self.config.replication)
         self.output_dir = Path(self.config.output_dir)
         self.run_log = RunLog(self.config, world=self.world)
@@ -156,7 +158,7 @@ class FSDP2SFTTrainer:
         function = self.functions.compute_loss_func
         if function is not None:
             return losses_of_function(function, model, batch, packs, units)
-        return self.task.losses(model, batch, packs)
+        return self.steps.task_losses(model, batch, packs)
 
     def training_step(self, packs: Sequence[Batch], units: Sequence[float]) -> torch.Tensor:
         """Add up the gradients of this rank's packs of a step. units: of each objective in the global batch.

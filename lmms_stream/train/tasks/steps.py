@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -11,6 +14,7 @@ from ...loader.collate import join
 from ...types import Batch, World
 from ..model.isolation import check_lengths
 from ..model.model import PackedModel
+from .noise import Draw
 from .task import LossSum, Task
 
 Losses = Callable[[PackedModel, Batch, Sequence[Batch], Mapping[str, float]], Mapping[str, LossSum]]
@@ -21,7 +25,7 @@ class TaskSteps:
 
     per_device_batch: packs in one forward pass. losses: the sums of each objective over packs, given the model, what
     they are joined to, themselves, and the units by which the sums are divided later (default: the task's).
-    between: called between two forward passes of a step.
+    between: called between two forward passes of a step. seed: of what the task draws at random.
     """
 
     def __init__(
@@ -35,15 +39,27 @@ class TaskSteps:
         per_device_batch: int,
         losses: Losses | None = None,
         between: Callable[[], object] = lambda: None,
+        seed: int = 0,
     ):
         self._task, self._model, self._device = task, model, device
-        self._losses: Losses = losses or (lambda model, batch, packs, _: task.losses(model, batch, packs))
+        self._losses: Losses = losses or (lambda model, batch, packs, _: self.task_losses(model, batch, packs))
+        self._draws = "draw" in inspect.signature(task.losses).parameters
+        self.draw = Draw(seed=seed, step=None)
         self._between = between
         self._world, self._sources, self._per_device_batch = world, tuple(sources), per_device_batch
         self.objectives = tuple(task.objectives(model))
         self.logged = tuple(each for each in self.objectives if each.is_logged)
         if not self.logged:
             raise ConfigError(f"task {type(task).__name__} has no objective that is logged: give it one")
+
+    def begin_step(self, step: int) -> None:
+        """What is drawn from here on is drawn for a step, by the number of those that are finished."""
+        self.draw = replace(self.draw, step=step)
+
+    def task_losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
+        """The task's losses; a task whose `losses` has the keyword `draw` is given what it may draw by."""
+        drawn: dict[str, Any] = {"draw": self.draw} if self._draws else {}
+        return self._task.losses(model, batch, packs, **drawn)
 
     def units(self, packs: Sequence[Batch]) -> list[float]:
         """Of each objective, in all of these packs."""
@@ -80,15 +96,17 @@ class TaskSteps:
 
     @torch.no_grad()
     def forward(self, pack: Batch) -> list[torch.Tensor]:
-        """The losses of each objective that is logged: float64[] each."""
+        """The losses of each objective that is logged: float64[] each. What is drawn is that of an evaluation."""
+        self.draw = replace(self.draw, step=None)
         sums = self._run([pack], {name: float(count) for name, count in self._task.units(pack).items()})
         return [sums[each.name].of_packs.sum() for each in self.logged]
 
     def _run(self, packs: Sequence[Batch], units: Mapping[str, float]) -> Mapping[str, LossSum]:
-        for pack in packs:
-            self._model.check_tokens(pack)
         joined = join(packs)
-        check_lengths(self._model.model.config, joined)
+        if isinstance(self._model, PackedModel):  # what others cannot read their tasks know
+            for pack in packs:
+                self._model.check_tokens(pack)
+            check_lengths(self._model.model.config, joined)
         return self._losses(self._model, joined.to(self._device), packs, units)
 
     def _add(self, totals: torch.Tensor, packs: Sequence[Batch], sums: Mapping[str, LossSum]) -> None:

@@ -40,6 +40,9 @@ class Task(Protocol):
 
     Every rank calls each of them equally often, with packs that may hold no sample: then sums are zero, and can be
     differentiated all the same.
+
+    A task of models that are not transformers' language models has a method `wrap` besides: the model that the trainer
+    creates -> what FSDP shards as a whole and the other methods are given, a PlainModel (model/plain.py) mostly.
     """
 
     @property
@@ -56,7 +59,11 @@ class Task(Protocol):
         ...
 
     def losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
-        """The sum of each objective over the packs that a batch on the device is joined of."""
+        """The sum of each objective over the packs that a batch on the device is joined of.
+
+        One that draws at random takes a keyword `draw` besides: a Draw (noise.py), which gives the same numbers for a
+        sample in a step whatever the ranks are.
+        """
         ...
 
     def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:

@@ -1,0 +1,55 @@
+"""The tasks by their names: the one that a dataset's processor asks for, or that a run's file names.
+
+A new task is a file, and a line here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+from ...errors import ConfigError
+from .task import Task
+
+CAUSAL = "causal"
+TASKS: Mapping[str, tuple[str, str]] = {  # name -> module and class, imported when it is used
+    CAUSAL: ("causal", "CausalLanguageModelling"),
+    "flow_matching": ("flow_matching", "FlowMatching"),
+    "reconstruction": ("reconstruction", "Reconstruction"),
+}
+
+
+def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
+    """The task of a name. options: its own arguments; ConfigError for a name or an option that is not there."""
+    if name not in TASKS:
+        raise ConfigError(f"there is no task {name!r}: {_nearest(name, TASKS)}, or give the trainer a task of your own")
+    module, attribute = TASKS[name]
+    kind: Any = getattr(import_module(f".{module}", __package__), attribute)
+    known = list(inspect.signature(kind).parameters)
+    for option in options or {}:
+        if option not in known:
+            raise ConfigError(f"task {name} has no option {option!r}: {_nearest(option, known)}")
+    task: Task = kind(**(options or {}))
+    return task
+
+
+def objective_of(processors: Iterable[Any]) -> str:
+    """The name of the task that processors ask for, by their `objective`; those without one are for causal models.
+
+    ConfigError where they ask for several.
+    """
+    names = sorted({getattr(each, "objective", CAUSAL) for each in processors})
+    if len(names) > 1:
+        raise ConfigError(
+            f"the datasets are for several tasks, {' and '.join(names)}: train on those of one task, or give the "
+            "trainer a task that learns both"
+        )
+    return names[0] if names else CAUSAL
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    closest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+    return f"did you mean {closest[0]!r}?" if closest else "leave it out"
