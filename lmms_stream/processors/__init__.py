@@ -12,6 +12,8 @@ chat, text      the processors of texts; token_kernels: the compiled loop that f
 media/          bytes of media -> facts and pixels; families/: what is special about a family of models
 placeholders    where media stand in a text
 multimodal      the processor of conversations with media
+blocks          which tokens see which in sequences of texts, images to see and images to make
+bagel_images    images as BAGEL's encoders take them; bagel: the processor of its sequences
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from ..errors import ConfigError
+from .bagel_images import BagelSettings
 from .base import Processor
 from .families.settings import MediaSettings
 
@@ -33,15 +36,19 @@ class ProcessorConfig(MediaSettings):
     local folder or a hub id, for "chat" and "text". path: the same of a processor of transformers', for "vision", and
     so are the settings of media. learn: for "chat" and "vision", whether all that the assistant says is learnt, or its
     last message alone, which is what templates allow that change earlier messages (Qwen3's drops their thoughts).
+    "bagel" makes sequences of texts, images to see and images to make, with a tokenizer; bagel: its settings.
     """
 
-    type: Literal["chat", "tokens", "text", "vision"] = "chat"
+    type: Literal["chat", "tokens", "text", "vision", "bagel"] = "chat"
     tokenizer: str | None = None
     path: str | None = None
     learn: Literal["all", "last"] = "all"
+    bagel: BagelSettings | None = None
 
     def __post_init__(self) -> None:
         MediaSettings.__post_init__(self)
+        if self.bagel is not None and self.type != "bagel":
+            raise ConfigError(f"processor.bagel is for processor.type bagel, and that is {self.type}: leave bagel out")
         if self.learn != "all" and self.type not in ("chat", "vision"):
             raise ConfigError(f"processor.learn is for chats, and processor.type is {self.type}: leave learn out")
         if self.type == "vision":
@@ -67,6 +74,10 @@ class ProcessorConfig(MediaSettings):
             from .text import TextProcessor
 
             return TextProcessor.from_pretrained(self.tokenizer)
+        if self.type == "bagel":
+            from .bagel import BagelProcessor
+
+            return BagelProcessor.from_pretrained(self.tokenizer, self.bagel)
         from .chat import ChatProcessor
 
         return ChatProcessor.from_pretrained(self.tokenizer, learn=self.learn)
