@@ -9,7 +9,7 @@ row_kind        what a kind is: detection, columns, reading
 fields          which column of a row plays which role
 chat            what all kinds of chats share: turns -> stored messages; answers: a chat for each answer of one
 content         content of turns -> text and media parts
-tokens, messages, alpaca, prompts, text, image_label, columns     the kinds, a file a kind or a family of them
+tokens, messages, alpaca, prompts, text, image_label, image, columns     the kinds, a file a kind or a family of them
 preferences     rows whose answers are not all good, which are refused
 kept_columns    columns that are kept as they are
 tokenize        samples -> tokens samples, where they are tokenized while they are converted

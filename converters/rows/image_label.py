@@ -13,7 +13,8 @@ from .row_kind import ReadOptions, RowKind
 from .schemas import columns_schema
 
 
-def _read_image_label(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
+def the_image(fields: Fields) -> Any:
+    """The reference to the one image of a row; DataError for none, and for several."""
     references = fields.references("images")
     if not references and fields.get("file_name") is not None:
         references = [fields.get("file_name")]
@@ -21,7 +22,11 @@ def _read_image_label(fields: Fields, options: ReadOptions, media: SampleMedia) 
         raise DataError(
             f"{len(references)} images in column {fields.column('images')!r}, expected one: correct the row"
         )
-    media.add("image", references[0])
+    return references[0]
+
+
+def _read_image_label(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
+    media.add("image", the_image(fields))
     label = fields.text("label")
     check_text("label", label)
     return {"image": media.data, "label": label}

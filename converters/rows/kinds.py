@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .alpaca import ALPACA
 from .columns import COLUMNS
+from .image import IMAGE
 from .image_label import IMAGE_LABEL
 from .messages import MESSAGES, SHAREGPT
 from .prompts import CAPTION, PROMPT_RESPONSE, QUESTION_ANSWER
@@ -24,6 +25,7 @@ _IN_ORDER: tuple[RowKind, ...] = (
     CAPTION,
     TEXT,
     IMAGE_LABEL,
+    IMAGE,
     COLUMNS,
 )
 KINDS: dict[str, RowKind] = {kind.name: kind for kind in _IN_ORDER}

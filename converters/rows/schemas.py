@@ -17,7 +17,8 @@ class Schema:
 MESSAGES = Schema("messages", {"messages": "str", "media": "bytes"})
 TOKENS = Schema("tokens", {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"})
 TEXT = Schema("text", {"text": "str"})
-READ_SCHEMAS = {schema.name: schema for schema in (MESSAGES, TOKENS, TEXT)}  # that processors read
+IMAGE = Schema("image", {"image": "bytes", "facts": "str", "label": "int"})  # label -1: none
+READ_SCHEMAS = {schema.name: schema for schema in (MESSAGES, TOKENS, TEXT, IMAGE)}  # that processors read
 
 
 def columns_schema(columns: Mapping[str, str]) -> Schema:

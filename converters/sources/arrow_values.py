@@ -93,9 +93,21 @@ def _each(values: list[Any], *, convert: Convert) -> list[Any]:
     return [value if value is None else convert(value) for value in values]
 
 
+class ClassName(str):
+    """The name of a class, with its number, by which `datasets` stores it."""
+
+    number: int
+
+    @staticmethod
+    def of(name: str, number: int) -> ClassName:
+        made = ClassName(name)
+        made.number = number
+        return made
+
+
 def _label(value: int, *, names: list[str]) -> str | None:
     """A class's name; None for -1, by which `datasets` says that there is none."""
-    return names[value] if 0 <= value < len(names) else None
+    return ClassName.of(names[value], value) if 0 <= value < len(names) else None
 
 
 def _parse(text: str) -> Any:

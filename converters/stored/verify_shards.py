@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -151,6 +152,11 @@ def _check_content(sample: Sample, schema: str | None) -> None:
                 raise DataError(
                     f"a part of type {part.kind!r} says {part.facts}, its media have {found}: convert the dataset again"
                 )
+    elif schema == "image":
+        found = facts_of(sample["image"], "image")
+        said = json.loads(sample["facts"])
+        if (said.get("width"), said.get("height")) != tuple(found):
+            raise DataError(f"its facts say {said}, its image has {found}: convert the dataset again")
     elif schema == "tokens":
         spans = sample["loss_spans"]
         if sample["input_ids"].ndim != 1 or (spans.size and (spans.ndim != 2 or spans.shape[1] != 2)):

@@ -24,9 +24,9 @@ def add_options(parser: Options, *, default: str = "what the dataset holds, text
     """--processor and --setting. default: the processor without them, in words."""
     parser.add_argument(
         "--processor",
-        choices=("chat", "text", "vision"),
+        choices=("chat", "text", "vision", "image", "bagel"),
         help="say what reads samples with --tokenizer; vision: chats with images and videos, of which that names a "
-        f"processor's folder or hub id; default: {default}",
+        f"processor's folder or hub id; image: images that are to be made, without --tokenizer; bagel: chats with images to see and to make; default: {default}",
     )
     parser.add_argument(
         "--setting",
@@ -44,10 +44,14 @@ def chosen_processor(tokenizer: str | None, kind: str | None, settings: Sequence
     from ..config import build_config
     from ..processors import ProcessorConfig
 
-    if tokenizer is None:
+    if kind == "image" and tokenizer is not None:
+        raise ConfigError("--processor image reads images, not texts: leave --tokenizer out")
+    if tokenizer is None and kind != "image":
         named = f"--processor {kind}" if kind else f"--setting {settings[0]}"
         raise ConfigError(f"{named} is for samples that become tokens: pass --tokenizer with its folder or hub id")
-    values: dict[str, Any] = {"type": kind or "chat", "path" if kind == "vision" else "tokenizer": tokenizer}
+    values: dict[str, Any] = {"type": kind or "chat"}
+    if tokenizer is not None:
+        values["path" if kind == "vision" else "tokenizer"] = tokenizer
     for setting in settings:
         name, separator, value = setting.partition("=")
         if not (name and separator):

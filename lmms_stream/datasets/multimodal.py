@@ -173,7 +173,7 @@ class MultiModalDataset(Dataset[Batch]):
         """What there is to read for a pack."""
         packs = self.core.plan.packs(self._packed_epoch, number, number + 1)
         patches: Sequence[int] = () if packs.patches is None else packs.patches.tolist()
-        return Work(_SOURCE, 0, [0], packs.offsets, self._planner.locate(packs), patches)
+        return Work(_SOURCE, 0, [0], packs.offsets, self._planner.locate(packs), patches, [self.epoch])
 
     def __getstate__(self) -> dict[str, Any]:
         """For loader workers: what each of them makes itself is left out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from ..mds.core import PackedDataset
 from ..plan.planner import After, StepConfig, Work
-from ..processors.base import Memory, PackFiller, ProcessInto, Processor, SegmentError, works_together
+from ..processors.base import Memory, PackFiller, ProcessDrawn, ProcessInto, Processor, SegmentError, works_together
 from ..types import Batch, Processed, Rows, Sample
 from .collate import check_keys, collate, padded_length, to_batch, write_padding
 from .media_memory import PackMemory, SharedBlocks
@@ -74,7 +74,7 @@ class BatchMaker:
             memory = PackMemory(blocks, work.patches[pack]) if blocks is not None and any(work.patches) else None
             batch = self.settings.collator(
                 [
-                    _process(self.datasets[work.source], work, segment, memory, checks_keys=checks_keys)
+                    _process(self.datasets[work.source], work, segment, memory, pack=pack, checks_keys=checks_keys)
                     for segment in segments
                 ],
                 work.segments.sample_ids[segments.start : segments.stop].tolist(),
@@ -140,13 +140,14 @@ def processor_of(dataset: PackedDataset) -> Processor:
 
 
 def _process(
-    dataset: PackedDataset, work: Work, segment: int, memory: Memory | None, *, checks_keys: bool
+    dataset: PackedDataset, work: Work, segment: int, memory: Memory | None, *, pack: int, checks_keys: bool
 ) -> Processed:
-    """A segment: all of its sample, unless that is longer than a pack. memory: for its media."""
-    _, start, length, shard_id, index, expected = (int(values[segment]) for values in work.segments)
+    """A segment of a pack: all of its sample, unless that is longer than a pack. memory: for its media."""
+    sample_id, start, length, shard_id, index, expected = (int(values[segment]) for values in work.segments)
     shard = dataset.pack_reader.shard(shard_id)
     try:
-        processed = _processed(processor_of(dataset), shard[index], memory)
+        drawn = [work.epochs[pack] if work.epochs else 0, sample_id]
+        processed = _processed(processor_of(dataset), shard[index], memory, drawn)
         num_tokens = len(processed["input_ids"])
         if num_tokens < start + length or 0 <= expected != num_tokens:
             raise SegmentError("it has another length", segment=segment, num_tokens=num_tokens)
@@ -165,7 +166,11 @@ def _process(
     return {name: _piece(name, value, start, start + length) for name, value in processed.items()}
 
 
-def _processed(processor: Processor, sample: Sample, memory: Memory | None) -> Processed:
+def _processed(processor: Processor, sample: Sample, memory: Memory | None, drawn: Sequence[int]) -> Processed:
+    """drawn: the epoch and the id of the sample."""
+    if works_together(type(processor), "process", "process_drawn"):
+        process_drawn: ProcessDrawn = processor.process_drawn  # type: ignore[attr-defined]
+        return process_drawn(sample, drawn)
     if memory is None or not works_together(type(processor), "process", "process_into"):
         return processor.process(sample)
     process_into: ProcessInto = processor.process_into  # type: ignore[attr-defined]

@@ -61,12 +61,12 @@ class LanePlanner:
                     measure=self._measure,
                     state=cursor.states.get(number),
                 )
-            pack = lanes[number].next_pack()
+            epoch, pack = lanes[number].state.epoch, lanes[number].next_pack()
             shard_ids = shards_of(pack.sample_ids, self._first_ids)
             indices = pack.sample_ids - self._first_ids[shard_ids]
             segments = Segments(pack.sample_ids, pack.starts, pack.lengths, shard_ids, indices, pack.expected)
             step, micro_batch = divmod(batch_number, self._config.micro_batches)
             bounds = np.array([0, len(pack.sample_ids)])
             patches = [int(pack.patches.sum())] if pack.patches.any() else ()
-            work = Work(self._source, step, [micro_batch], bounds, segments, patches)
+            work = Work(self._source, step, [micro_batch], bounds, segments, patches, [epoch])
             yield Planned(work, LaneAfter(number, lanes[number].state))

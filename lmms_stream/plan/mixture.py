@@ -192,7 +192,8 @@ class Mixture:
             packs = plan.take(of_epoch.epoch, of_epoch.numbers)
             nodes = packs.canonical_nodes * (self.num_canonical_nodes // plan.num_canonical_nodes)
             sources = np.full(len(packs), self.names.index(of_epoch.source))
-            found.append(dataclasses.replace(packs, canonical_nodes=nodes, sources=sources))
+            epochs = np.full(len(packs), of_epoch.epoch)
+            found.append(dataclasses.replace(packs, canonical_nodes=nodes, sources=sources, epochs=epochs))
         if len(found) == 1:
             return found[0]
         joined = PackRange(
@@ -203,6 +204,7 @@ class Mixture:
             canonical_nodes=_join(each.canonical_nodes for each in found),
             sources=_join(each.sources for each in found),
             patches=_join_patches(found),
+            epochs=_join(each.epochs for each in found if each.epochs is not None),
         )
         return joined.take(np.argsort(_join(each.positions for each in _by_epoch(ranges))))
 

@@ -19,6 +19,7 @@ class PackRange:
     canonical_nodes: int64[num_packs], the canonical node that each pack comes from.
     sources: int64[num_packs], the number of each pack's source (0 in a plan of one source).
     patches: int64[num_packs], what each pack gives to the tower of its media; None where no source has media.
+    epochs: int64[num_packs], the epoch of its source that each pack is of; None where that is not told.
     """
 
     sample_ids: NDArray[np.int64]
@@ -28,6 +29,7 @@ class PackRange:
     canonical_nodes: NDArray[np.int64]
     sources: NDArray[np.int64]
     patches: NDArray[np.int64] | None = None
+    epochs: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -44,6 +46,7 @@ class PackRange:
             canonical_nodes=self.canonical_nodes[numbers],
             sources=self.sources[numbers],
             patches=None if self.patches is None else self.patches[numbers],
+            epochs=None if self.epochs is None else self.epochs[numbers],
         )
 
 

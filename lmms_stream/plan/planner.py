@@ -54,6 +54,7 @@ class Work(NamedTuple):
 
     step: counted from the cursor that planning began at. Pack p holds segments [bounds[p], bounds[p + 1]). Pad packs
     have no source and no segments. patches: of each pack, for the tower of its media; empty where no source has media.
+    epochs: of its source that each pack is of, to draw at random by.
     """
 
     source: str
@@ -62,6 +63,7 @@ class Work(NamedTuple):
     bounds: NDArray[np.int64] = NO_BOUNDS
     segments: Segments = NO_SEGMENTS
     patches: Sequence[int] = ()
+    epochs: Sequence[int] = ()
 
 
 After = Cursor | LaneAfter  # where training stands after a step, or a lane after a pack
@@ -167,6 +169,7 @@ class StepPlanner:
         segments = self.locate(packs)
         sources, bounds = packs.sources.tolist(), packs.offsets.tolist()
         patches = () if packs.patches is None else packs.patches.tolist()
+        epochs = () if packs.epochs is None else packs.epochs.tolist()
         first = 0
         for each, num_packs in zip(stretch, counts, strict=True):
             works = []
@@ -185,6 +188,7 @@ class StepPlanner:
                         packs.offsets[first : stop + 1] - bounds[first],
                         Segments(*[values[at] for values in segments]),
                         patches[first:stop],
+                        epochs[first:stop],
                     )
                 )
                 first = stop

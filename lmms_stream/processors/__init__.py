@@ -10,6 +10,7 @@ chat_template   a conversation -> its text, and what of it is marked
 conversation    a stored conversation -> its text and tokens, and which of them are learnt
 chat, text      the processors of texts; token_kernels: the compiled loop that fills packs from shards
 media/          bytes of media -> facts and pixels; families/: what is special about a family of models
+image           the processor of images that are to be made; image_settings: how it is set
 placeholders    where media stand in a text
 multimodal      the processor of conversations with media
 blocks          which tokens see which in sequences of texts, images to see and images to make
@@ -25,21 +26,23 @@ from ..errors import ConfigError
 from .bagel_images import BagelSettings
 from .base import Processor
 from .families.settings import MediaSettings
+from .image_settings import ImageSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessorConfig(MediaSettings):
+class ProcessorConfig(MediaSettings, ImageSettings):
     """Which processor reads the samples, as one section of a YAML file.
 
-    type: "chat" renders `messages` with the tokenizer's chat template; "tokens" takes samples that were
-    tokenized at conversion; "text" learns all of each `text`; "vision" is "chat" with images and videos. tokenizer: a
-    local folder or a hub id, for "chat" and "text". path: the same of a processor of transformers', for "vision", and
-    so are the settings of media. learn: for "chat" and "vision", whether all that the assistant says is learnt, or its
-    last message alone, which is what templates allow that change earlier messages (Qwen3's drops their thoughts).
-    "bagel" makes sequences of texts, images to see and images to make, with a tokenizer; bagel: its settings.
+    type: "chat" renders `messages` with the tokenizer's chat template; "tokens" takes samples that were tokenized at
+    conversion; "text" learns all of each `text`; "vision" is "chat" with images and videos; "image" takes images that
+    are to be made, with their labels; "bagel" makes sequences of texts, images to see and images to make, and bagel is
+    how. tokenizer: a local folder or a hub id, for "chat", "text" and "bagel". path: the same of a processor of
+    transformers', for "vision", and so are the settings of media. learn: for "chat" and "vision", whether all that the
+    assistant says is learnt, or its last message alone, which is what templates allow that change earlier messages
+    (Qwen3's drops their thoughts).
     """
 
-    type: Literal["chat", "tokens", "text", "vision", "bagel"] = "chat"
+    type: Literal["chat", "tokens", "text", "vision", "image", "bagel"] = "chat"
     tokenizer: str | None = None
     path: str | None = None
     learn: Literal["all", "last"] = "all"
@@ -47,6 +50,8 @@ class ProcessorConfig(MediaSettings):
 
     def __post_init__(self) -> None:
         MediaSettings.__post_init__(self)
+        ImageSettings.__post_init__(self)
+        self._check_images()
         if self.bagel is not None and self.type != "bagel":
             raise ConfigError(f"processor.bagel is for processor.type bagel, and that is {self.type}: leave bagel out")
         if self.learn != "all" and self.type not in ("chat", "vision"):
@@ -61,6 +66,18 @@ class ProcessorConfig(MediaSettings):
                     f"processor.{name} is for processor.type vision, and that is {self.type}: leave {name} out"
                 )
 
+    def _check_images(self) -> None:
+        if self.type == "image":
+            if self.tokenizer is not None:
+                raise ConfigError("processor.tokenizer is for texts, and processor.type is image: leave it out")
+            return
+        for field in fields(ImageSettings):
+            if getattr(self, field.name) is not None:
+                raise ConfigError(
+                    f"processor.{field.name} is for processor.type image, and that is {self.type}: leave {field.name} "
+                    "out"
+                )
+
     def build(self) -> Processor:
         if self.type == "tokens":
             from .text import TokensProcessor
@@ -68,6 +85,10 @@ class ProcessorConfig(MediaSettings):
             return TokensProcessor()
         if self.type == "vision":
             return self._vision()
+        if self.type == "image":
+            from .image import ImageProcessor
+
+            return ImageProcessor.of(self)
         if not self.tokenizer:
             raise ConfigError("processor.tokenizer is missing: name the folder or hub id of a tokenizer")
         if self.type == "text":

@@ -76,6 +76,12 @@ class SeenMedium(NamedTuple):
     frames: Sequence[int]
 
 
+# What a processor may have besides, as `process_drawn`: what `process` makes, with what is drawn at random for this
+# sample in this epoch (flips, crops), by [epoch, sample id] alone. Batches are made with it, so that a run that resumes
+# draws the same. A class that has another `process` needs another `process_drawn` too, or `process` is used.
+ProcessDrawn = Callable[[Sample, Sequence[int]], Processed]
+
+
 # What a processor may have besides, as `objective`: the name of the task that its samples are for (train/tasks/
 # registry.py), where that is not causal language modelling. A trainer that is given no task takes it.
 

@@ -102,6 +102,7 @@ def _configured(data: Mapping[str, Any], source: str) -> _Prepared:
             args=config.train,
             train_dataset=config.build_datasets(world),
             eval_dataset=config.build_eval_dataset(world),
+            task=config.build_task(),
         )
 
     return _Prepared(trainer, world.rank, config.train.timeout_s)

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..errors import ConfigError
 from .checkpoint.saving import RunSaver
-from .model.flops import model_flops
+from .model.flops import ModelFlops, model_flops
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
 from .model.towers import family_of
@@ -44,7 +44,8 @@ class Parts:
         trainer = self._trainer
         made: Any = trainer.create_model()
         processors = trainer.data.processors
-        packed = PackedModel(made, family_of(processors, made.config))
+        wrap = getattr(trainer.task, "wrap", None)  # see Task
+        packed = PackedModel(made, family_of(processors, made.config)) if wrap is None else wrap(made)
         for processor in processors:
             packed.check_processor(processor)
         if trainer.functions.compute_metrics is not None:
@@ -92,9 +93,16 @@ class Parts:
             objectives=self.steps.logged,
             world=trainer.world,
             device=trainer.device,
-            flops=model_flops(self.model.model, tower=self.model.tower),
+            flops=self._flops,
             peak=trainer.config.peak_tflops,
         )
+
+    @property
+    def _flops(self) -> ModelFlops | None:
+        """None for models that are no language models, whose arithmetic is not known here."""
+        if not isinstance(self.model, PackedModel):
+            return None
+        return model_flops(self.model.model, tower=self.model.tower)
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
@@ -10,17 +11,24 @@ from ..types import World
 from .habits.opened import opened
 from .model.build import ModelConfig
 from .run.settings import Datasets, TrainConfig
+from .tasks.registry import CAUSAL, build_task
+from .tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """A training run as one YAML file, with one dataset or several by name. eval_dataset: what the loss is told of."""
+    """A training run as one YAML file, with one dataset or several by name. eval_dataset: what the loss is told of.
+
+    task: what is learnt, as {type: flow_matching, vae: …}: its name and its options (default: what the processors of
+    the datasets are for).
+    """
 
     dataset: DatasetConfig | None = None
     datasets: dict[str, DatasetConfig] = field(default_factory=dict)
     eval_dataset: DatasetConfig | None = None
     model: ModelConfig
     train: TrainConfig
+    task: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.dataset is None) == (not self.datasets):
@@ -29,6 +37,18 @@ class RunConfig:
             raise ConfigError("eval_dataset and dataset.eval_dataset_path both say what is evaluated: leave one out")
         if self.train.eval_steps and self.eval_dataset is None and self._evaluated is None:
             raise ConfigError("train.eval_steps needs an eval_dataset: name one, or set eval_steps to 0")
+
+    def build_task(self) -> Task | None:
+        """None where the datasets say it."""
+        if not self.task:
+            return None
+        options = dict(self.task)
+        name = options.pop("type", None)
+        if not isinstance(name, str):
+            raise ConfigError("task needs type, the name of a task: give one, as flow_matching")
+        if name == CAUSAL:
+            options.setdefault("z_loss", self.train.z_loss)
+        return build_task(name, options)
 
     def build_datasets(self, world: World) -> Datasets:
         if self.dataset is not None:

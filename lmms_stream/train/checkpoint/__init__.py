@@ -8,6 +8,7 @@ tensors         tensors of model and optimizer <-> files of torch.distributed.ch
 choice          its weights, or their average; names: what exports are called and made of
 empty           its model without weights
 export          a checkpoint -> a folder that from_pretrained loads; weight_files: its weights, a few at a time
+plain_export    a model that is not transformers' -> a folder
 folder          the model as it is now -> such a folder, by all ranks
 export_adapter  its adapter -> a folder that peft loads, or the model with it
 """

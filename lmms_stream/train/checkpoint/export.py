@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CheckpointError, ConfigError
 from ..model.adapters import adapter_of
 from .names import ADAPTER_NAME, Dtype
+from .plain_export import is_plain, plain_config, weights_stem, write_plain_weights
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,9 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
     from transformers.dynamic_module_utils import custom_object_save
 
     from .store import MODEL_FOLDER
+
+    if is_plain(model):
+        return {f"{MODEL_FOLDER}/config.json": plain_config(model)}
 
     config: Any = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
@@ -54,7 +58,7 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
 
 def is_own_code(model: PreTrainedModel) -> bool:
     """Whether the class of a model is of Python files that lie beside its weights."""
-    return type(model)._auto_class is not None
+    return getattr(type(model), "_auto_class", None) is not None
 
 
 def _save_tokenizer(name: str, folder: str) -> None:
@@ -115,6 +119,8 @@ def export_checkpoint(
             )
         elif merge:
             raise ConfigError(f"{checkpoint} has no adapter to merge, but a whole model: export it without --merge")
+        elif (stem := weights_stem(json.loads((made / "config.json").read_text()))) is not None:
+            write_plain_weights(made, found, target, stem=stem, dtype=dtype, average=average)
         else:
             _write_weights(
                 empty_model(made, found, trust_remote_code), made, found, target, dtype=dtype, average=average

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CheckpointError
 from ...version import VERSION
 from ..model.adapters import adapter_of
+from ..model.plain import config_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +35,7 @@ def fingerprint_of(model: PreTrainedModel, settings: TrainConfig) -> dict[str, A
     versions = {"lmms_stream": VERSION, "torch": str(torch.__version__), "transformers": transformers.__version__}
     described = {
         "versions": versions,
-        "model": model.config.to_dict() | {"architectures": [type(model).__name__]},
+        "model": config_of(model) | {"architectures": [type(model).__name__]},
         "train": dataclasses.asdict(settings),
     }
     if (adapter := adapter_of(model)) is not None:

@@ -16,6 +16,7 @@ from ...storage.disk_errors import disk_errors
 from ..model.adapters import adapter_of
 from .export_adapter import save_adapter
 from .names import BASE_CONFIGS
+from .plain_export import is_plain, save_plain
 
 
 def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
@@ -35,6 +36,8 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
                 out.mkdir(parents=True, exist_ok=True)
                 if adapter is not None:
                     save_adapter(model, out, weights)
+                elif is_plain(model):
+                    save_plain(model, out, weights)
                 else:
                     model.save_pretrained(out, state_dict=_tied(model, weights))
                 for name, data in files.items():

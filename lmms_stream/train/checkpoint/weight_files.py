@@ -29,15 +29,19 @@ _DTYPES = {
 
 
 def write_weights(
-    folder: Path, weights: Mapping[str, torch.Tensor], fill: Callable[[dict[str, torch.Tensor]], None]
+    folder: Path,
+    weights: Mapping[str, torch.Tensor],
+    fill: Callable[[dict[str, torch.Tensor]], None],
+    *,
+    stem: str = "model",
 ) -> None:
-    """Write model.safetensors, or several files of at most SHARD_SIZE and an index.
+    """Write model.safetensors (or as `stem` calls it), or several files of at most SHARD_SIZE and an index.
 
     weights: their shapes and types by name, on the meta device, in the order of the model. fill: reads values into
     some of them, on the CPU. CheckpointError for a type that safetensors does not have.
     """
     split = split_torch_state_dict_into_shards(
-        dict(weights), filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD_SIZE
+        dict(weights), filename_pattern=stem + "{suffix}.safetensors", max_shard_size=SHARD_SIZE
     )
     for file_name, names in split.filename_to_tensors.items():
         _write_file(folder / file_name, {name: weights[name] for name in names}, fill)
@@ -48,7 +52,7 @@ def write_weights(
             "weight_map": split.tensor_to_filename,
         }
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-        (folder / "model.safetensors.index.json").write_text(text)
+        (folder / f"{stem}.safetensors.index.json").write_text(text)
 
 
 def _write_file(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ...errors import ConfigError
 from .adapters import add_adapter
 from .attention import Attention, implementations
+from .diffusion import build_diffusers, diffusers_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A causal language model, or one of images and text: exactly one of pretrained and config says which."""
+    """A causal language model, or one of images and text: exactly one of pretrained and config says which.
+
+    Also a model of diffusers: pretrained is its folder, or config has its `_class_name`.
+    """
 
     pretrained: str | None = None  # a local folder or hub id
     # the fields of a transformers config: `model_type`, and whatever that class takes; the weights are random
@@ -66,7 +70,9 @@ class ModelConfig:
         return model
 
     def _build(self, *, is_empty: bool) -> PreTrainedModel:
-
+        if (diffused := diffusers_config(self.pretrained, self.config)) is not None:
+            dtype = getattr(torch, self.dtype)
+            return build_diffusers(diffused, self.pretrained, dtype=dtype, is_empty=is_empty)  # type: ignore[return-value]
         config = self._config()
         check_config(config)
         auto, model_class = self._classes(config)

@@ -14,6 +14,7 @@ from ...errors import ConfigError
 from ..run.settings import TrainConfig
 from .adapters import record_base
 from .model import PackedModel
+from .plain import PlainModel
 from .unused import use_all_parameters
 from .weights import give_weights, take_weights
 
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, device: torch.device) -> None:
+def shard_model(
+    model: PackedModel | PlainModel, mesh: DeviceMesh, *, config: TrainConfig, device: torch.device
+) -> None:
     """Shard the model itself over the mesh, with the weights that rank 0 has; all ranks call it.
 
     Parameters keep their number format; with config.bf16 they are computed with in bfloat16, and gradients are summed
     in float32.
     """
-    blocks = blocks_to_shard(model.model, config.wrap)
+    blocks = blocks_of(model, config.wrap)
     freeze(model.model, config.frozen)
     if config.gradient_checkpointing:
         checkpoint_blocks(model.model)
@@ -42,8 +45,9 @@ def shard_model(model: PackedModel, mesh: DeviceMesh, *, config: TrainConfig, de
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         # Experts that no token of a rank's packs went to have no gradient there, and ranks would reduce other tensors.
         model.set_reduce_scatter_unused_params(True)
-    for method in ("logits", "plain_logits", "dummy_tokens"):
-        register_fsdp_forward_method(model, method)
+    if isinstance(model, PackedModel):
+        for method in ("logits", "plain_logits", "dummy_tokens"):
+            register_fsdp_forward_method(model, method)
     give_weights(model, weights, device=device)
 
 
@@ -53,7 +57,7 @@ def reshard(model: torch.nn.Module) -> None:
         model.reshard()
 
 
-def compile_blocks(model: PackedModel) -> None:
+def compile_blocks(model: PackedModel | PlainModel) -> None:
     """Compile each block that was sharded, for packs of any length and number of samples.
 
     Call it once the attention is chosen: for another one blocks would be compiled again. Those of a tower of media are
@@ -64,6 +68,16 @@ def compile_blocks(model: PackedModel) -> None:
     for block in model.model.modules():
         if isinstance(block, FSDPModule) and block not in of_tower:
             block.compile(dynamic=True)
+
+
+def blocks_of(model: PackedModel | PlainModel, wrap: Sequence[str]) -> list[torch.nn.Module]:
+    """The blocks of a model that are gathered one by one; of one that does not name them, none."""
+    if isinstance(model, PackedModel):
+        return blocks_to_shard(model.model, wrap)
+    if not wrap and not any(getattr(part, "_no_split_modules", None) for part in model.model.modules()):
+        return []
+    whole = {id(block) for block in model.kept_whole}
+    return [block for block in blocks_to_shard(model.model, wrap) if id(block) not in whole]
 
 
 def blocks_to_shard(model: torch.nn.Module, wrap: Sequence[str] = ()) -> list[torch.nn.Module]:
@@ -110,7 +124,10 @@ def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
 
 def checkpoint_blocks(model: PreTrainedModel) -> None:
     """Run blocks again in the backward pass instead of keeping what they computed."""
-    if not model.supports_gradient_checkpointing:
+    if getattr(model, "_supports_gradient_checkpointing", False):  # of diffusers
+        model.enable_gradient_checkpointing()
+        return
+    if not getattr(model, "supports_gradient_checkpointing", False):
         raise ConfigError(
             f"{type(model).__name__} cannot run its blocks again: set train.gradient_checkpointing to false"
         )

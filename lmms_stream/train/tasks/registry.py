@@ -17,6 +17,9 @@ from .task import Task
 CAUSAL = "causal"
 TASKS: Mapping[str, tuple[str, str]] = {  # name -> module and class, imported when it is used
     CAUSAL: ("causal", "CausalLanguageModelling"),
+    "flow_matching": ("flow_matching", "FlowMatching"),
+    "reconstruction": ("reconstruction", "Reconstruction"),
+    "bagel": ("bagel", "Bagel"),
 }
 
 

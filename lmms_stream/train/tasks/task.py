@@ -40,6 +40,9 @@ class Task(Protocol):
 
     Every rank calls each of them equally often, with packs that may hold no sample: then sums are zero, and can be
     differentiated all the same.
+
+    A task of models that are not transformers' language models has a method `wrap` besides: the model that the trainer
+    creates -> what FSDP shards as a whole and the other methods are given, a PlainModel (model/plain.py) mostly.
     """
 
     @property

@@ -1,0 +1,127 @@
+"""An image, and its class where it has one -> pixels of one size, for models that make images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, DataError
+from ..types import Processed, Sample
+from .base import SeenMedium
+from .image_settings import Crop, ImageSettings, Objective
+from .media.images import decode_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_RESIZED = 1.5  # of image_size: the shorter side of what a random crop is cut out of, as 384 for 256
+
+
+class ImageProcessor:
+    """Samples of the schema "image" as media: pixel_values uint8[1, 3, S, S], class_labels int64[1], -1 for none.
+
+    A sample has the length 1, so that packing_length is how many images a pack holds. Images are shown as EXIF says, in
+    RGB. A centre crop is that of guided-diffusion (ADM): boxes of 2 x 2 pixels are averaged as long as the shorter side
+    has twice the size, then it is made bicubic. What is drawn follows from augment_seed, epoch and sample id; `process`
+    draws nothing: the middle, as it is.
+    """
+
+    columns = ("image", "label")
+    measured_columns = ()
+    schema = "image"
+
+    def __init__(
+        self, *, image_size: int = 256, crop: Crop = "center", flip: bool | None = None, augment_seed: int = 0,
+        objective: Objective | None = None,
+    ):  # fmt: skip
+        ImageSettings(image_size=image_size, augment_seed=augment_seed)
+        if crop not in ("center", "random"):
+            raise ConfigError(f"processor.crop must be center or random, got {crop!r}")
+        self.image_size, self.crop, self.augment_seed = image_size, crop, augment_seed
+        self.flip = crop == "center" if flip is None else flip
+        self.objective = objective or ("flow_matching" if crop == "center" else "reconstruction")
+
+    @staticmethod
+    def of(settings: Any) -> ImageProcessor:
+        """settings: with the fields of ImageSettings; what is None has the default of the constructor."""
+        given = {field.name: getattr(settings, field.name) for field in fields(ImageSettings)}
+        return ImageProcessor(**{name: value for name, value in given.items() if value is not None})
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return {"class": "ImageProcessor", "version": 1}  # every image has the length 1
+
+    def measure(self, sample: Sample) -> int:
+        return 1
+
+    def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
+        """See MeasureAll."""
+        return [1] * len(samples)
+
+    def process(self, sample: Sample) -> Processed:
+        return self._processed(sample, None)
+
+    def process_drawn(self, sample: Sample, drawn: Sequence[int]) -> Processed:
+        """See ProcessDrawn."""
+        return self._processed(sample, np.random.default_rng([self.augment_seed, *drawn]))
+
+    def see_media(self, sample: Sample) -> list[SeenMedium]:
+        """See SeeMedia."""
+        return [SeenMedium("image", [(0, 1)], self._pixels(sample, None)[None], [])]
+
+    def _processed(self, sample: Sample, rng: np.random.Generator | None) -> Processed:
+        one = np.zeros(1, np.int64)
+        pixels = np.ascontiguousarray(self._pixels(sample, rng).transpose(2, 0, 1))[None]
+        label = np.array([sample["label"]], np.int64)
+        return {"input_ids": one, "labels": one.copy(), "media": {"pixel_values": pixels, "class_labels": label}}
+
+    def _pixels(self, sample: Sample, rng: np.random.Generator | None) -> NDArray[np.uint8]:
+        """uint8[S, S, 3]. rng: what is drawn from; None for the middle."""
+        from PIL import Image
+
+        image = Image.fromarray(decode_image(sample["image"]))
+        size = self.image_size
+        if self.crop == "center":
+            pixels = cropped(resized_by_halves(image, size), size)
+        else:
+            at = None if rng is None else rng.random(2).tolist()
+            pixels = cropped(resized(image, round(_RESIZED * size)), size, at)
+        if self.flip and rng is not None and rng.random() < 0.5:
+            pixels = pixels[:, ::-1]
+        return pixels
+
+
+def resized_by_halves(image: Image, size: int) -> Image:
+    """An image whose shorter side is `size`: halved by boxes while it has twice that, then bicubic, as ADM does it.
+
+    https://github.com/openai/guided-diffusion, image_datasets.py, center_crop_arr.
+    """
+    from PIL import Image as Pillow
+
+    while min(image.size) >= 2 * size:
+        image = image.resize((image.width // 2, image.height // 2), Pillow.Resampling.BOX)
+    return resized(image, size)
+
+
+def resized(image: Image, size: int) -> Image:
+    """An image whose shorter side is `size`, bicubic."""
+    from PIL import Image as Pillow
+
+    scale = size / min(image.size)
+    sides = (max(size, round(image.width * scale)), max(size, round(image.height * scale)))
+    return image.resize(sides, Pillow.Resampling.BICUBIC)
+
+
+def cropped(image: Image, size: int, at: Sequence[float] | None = None) -> NDArray[np.uint8]:
+    """A square of an image, in its middle, or at shares of the room above it and to its left, from 0 to below 1."""
+    pixels = np.asarray(image)
+    room = [side - size for side in pixels.shape[:2]]
+    if at is None:
+        top, left = (side // 2 for side in room)
+    else:
+        top, left = (int(share * (side + 1)) for share, side in zip(at, room, strict=True))
+    return pixels[top : top + size, left : left + size]

@@ -1,0 +1,32 @@
+"""Settings of the processor of images that are to be made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import ConfigError
+
+Crop = Literal["center", "random"]
+Objective = Literal["flow_matching", "reconstruction"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings:
+    """What an image becomes. image_size: its sides, in pixels. crop: "center", the largest square in its middle, or
+    "random", a square of the image whose shorter side is half as long again. flip: half of the images are mirrored.
+    augment_seed: of what is drawn. objective: the task that the images are for (default: of "center" flow_matching,
+    of "random" reconstruction).
+    """
+
+    image_size: int | None = None
+    crop: Crop | None = None
+    flip: bool | None = None
+    augment_seed: int | None = None
+    objective: Objective | None = None
+
+    def __post_init__(self) -> None:
+        if self.image_size is not None and self.image_size < 1:
+            raise ConfigError(f"processor.image_size must be at least 1 pixel, got {self.image_size}")
+        if self.augment_seed is not None and self.augment_seed < 0:
+            raise ConfigError(f"processor.augment_seed must be 0 or more, got {self.augment_seed}")
