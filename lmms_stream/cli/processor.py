@@ -26,7 +26,8 @@ def add_options(parser: Options, *, default: str = "what the dataset holds, text
         "--processor",
         choices=("chat", "text", "vision", "image", "bagel"),
         help="say what reads samples with --tokenizer; vision: chats with images and videos, of which that names a "
-        f"processor's folder or hub id; image: images that are to be made, without --tokenizer; bagel: chats with images to see and to make; default: {default}",
+        "processor's folder or hub id; image: images that are to be made, without --tokenizer; bagel: chats with "
+        f"images to see and to make; default: {default}",
     )
     parser.add_argument(
         "--setting",
@@ -56,7 +57,11 @@ def chosen_processor(tokenizer: str | None, kind: str | None, settings: Sequence
         name, separator, value = setting.partition("=")
         if not (name and separator):
             raise ConfigError(f"--setting {setting}: expected NAME=VALUE")
-        values[name] = value
+        *sections, name = name.split(".")
+        section = values
+        for each in sections:
+            section = section.setdefault(each, {})
+        section[name] = value
     return build_config(ProcessorConfig, values, source="--setting" if settings else "--processor").build()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
 from ..mds.engine_fields import check_names
 from ..processors import ProcessorConfig
+from ..processors.bagel_images import BagelSettings
 from ..processors.base import Processor
 
 SHARDS = "mds"  # the format of datasets that are shards
@@ -22,6 +23,7 @@ BACKENDS = ("qwen_vl_utils", "decord", "qwen_omni_utils", "lmms_video_utils")
 STORES = {"none": "", "azure": "azure", "gcs": "gs", "s3": "s3"}  # object_storage -> the scheme of a bucket's URL
 PROCESSOR_KEYS = ("processor_name", "processor_type", "extra_kwargs")
 EXTRA_KEYS = ("packing_kwargs", "use_audio_in_video", "collator_type")
+BAGEL = "bagel"
 PIXELS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
 VIDEO_DEFAULTS: Mapping[str, Any] = {
     "video_max_pixels": 602112, "video_min_pixels": 3136, "video_max_frames": 768, "frame_num": 64, "fps": 1.0,
@@ -53,10 +55,12 @@ TYPES: Mapping[str, DatasetType] = {
     "qwen3_vl": DatasetType("messages", False, "the same, with Qwen3-VL's processor"),
     "vision_iterable": DatasetType("messages", True, "as vision, streamed"),
     "qwen3_vl_iterable": DatasetType("messages", True, "as qwen3_vl, streamed"),
+    "bagel": DatasetType("messages", False, "chats with images to see, and the assistant's, which are to be made"),
+    "bagel_iterable": DatasetType("messages", True, "as bagel, streamed"),
     "fineweb_edu": DatasetType("text", True, "documents, column text, cut into packs"),
 }
 LATER_TYPES = (
-    "vision_audio", "qwen_omni", "llava_video", "rae", "sit", "qwen_omni_iterable", "bagel_iterable", "bagel",
+    "vision_audio", "qwen_omni", "llava_video", "rae", "sit", "qwen_omni_iterable",
 )  # fmt: skip
 
 
@@ -64,7 +68,7 @@ LATER_TYPES = (
 class ProcessorType:
     """kind: of ours. processor_classes: of the folder's processor, where only these will do."""
 
-    kind: Literal["chat", "vision"]
+    kind: Literal["chat", "vision", "bagel"]
     processor_class: str = ""
 
 
@@ -74,10 +78,11 @@ PROCESSORS: Mapping[str, ProcessorType] = {
     "qwen2_vl": ProcessorType("vision", "Qwen2VLProcessor"),
     "qwen2_5_vl": ProcessorType("vision", "Qwen2_5_VLProcessor"),
     "qwen3_vl": ProcessorType("vision", "Qwen3VLProcessor"),
+    "bagel": ProcessorType("bagel"),
 }
 LATER_PROCESSORS = (
     "llava", "llava_video", "llava_onevision2", "nanovlm", "aero", "Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor",
-    "wanvideo", "bagel", "sit", "rae_siglip",
+    "wanvideo", "sit", "rae_siglip",
 )  # fmt: skip
 
 
@@ -171,6 +176,15 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
         raise ConfigError("processor_config.processor_name is missing: name the folder or hub id of a processor")
     kind = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type").kind
     extra = said.get("extra_kwargs") or {}
+    is_bagel = str(config.dataset_type).removesuffix("_iterable") == BAGEL
+    if is_bagel != (kind == BAGEL):
+        raise ConfigError(
+            f"dataset_type {config.dataset_type!r} and processor_type {said['processor_type']!r} do not go together: "
+            "sequences of images to see and to make are of dataset_type bagel and processor_type bagel"
+        )
+    if kind == "bagel":
+        check_names(extra, [each.name for each in fields(BagelSettings)], "processor_config.extra_kwargs")
+        return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=BagelSettings(**extra))
     check_names(extra, PIXELS, "processor_config.extra_kwargs")
     if dataset_type_of(config).kind == "text":
         return ProcessorConfig(type="text", tokenizer=str(name))
