@@ -24,10 +24,10 @@ def add_options(parser: Options, *, default: str = "what the dataset holds, text
     """--processor and --setting. default: the processor without them, in words."""
     parser.add_argument(
         "--processor",
-        choices=("chat", "text", "vision", "audio", "omni", "image"),
+        choices=("chat", "text", "vision", "audio", "omni", "image", "bagel"),
         help="say what reads samples with --tokenizer; vision, audio, omni: chats with media, of which that names a "
-        "processor's folder or hub id; image: images that are to be made, without --tokenizer; "
-        f"default: {default}",
+        "processor's folder or hub id; image: images that are to be made, without --tokenizer; bagel: chats with "
+        f"images to see and to make; default: {default}",
     )
     parser.add_argument(
         "--setting",
@@ -57,7 +57,11 @@ def chosen_processor(tokenizer: str | None, kind: str | None, settings: Sequence
         name, separator, value = setting.partition("=")
         if not (name and separator):
             raise ConfigError(f"--setting {setting}: expected NAME=VALUE")
-        values[name] = value
+        *sections, name = name.split(".")
+        section = values
+        for each in sections:
+            section = section.setdefault(each, {})
+        section[name] = value
     return build_config(ProcessorConfig, values, source="--setting" if settings else "--processor").build()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
 from ..mds.engine_fields import check_names
 from ..processors import ProcessorConfig
+from ..processors.bagel_images import BagelSettings
 from ..processors.base import Processor
 
 SHARDS = "mds"  # the format of datasets that are shards
@@ -23,6 +24,7 @@ BACKENDS = ("qwen_vl_utils", "decord", "qwen_omni_utils", "lmms_video_utils")
 STORES = {"none": "", "azure": "azure", "gcs": "gs", "s3": "s3"}  # object_storage -> the scheme of a bucket's URL
 PROCESSOR_KEYS = ("processor_name", "processor_type", "extra_kwargs")
 EXTRA_KEYS = ("packing_kwargs", "use_audio_in_video", "collator_type")
+BAGEL = "bagel"
 PIXELS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
 IMAGE_KEYS = ("image_size", "flip", "augment_seed")
 VIDEO_DEFAULTS: Mapping[str, Any] = {
@@ -68,9 +70,11 @@ TYPES: Mapping[str, DatasetType] = {
     "sit_iterable": DatasetType("image", True, "as sit, streamed"),
     "rae": DatasetType("image", False, "images, column image: reconstruction"),
     "rae_iterable": DatasetType("image", True, "as rae, streamed"),
+    "bagel": DatasetType("messages", False, "chats with images to see, and the assistant's, which are to be made"),
+    "bagel_iterable": DatasetType("messages", True, "as bagel, streamed"),
 }
 LATER_TYPES = (
-    "vision_audio", "qwen_omni", "llava_video", "qwen_omni_iterable", "bagel_iterable", "bagel",
+    "vision_audio", "qwen_omni", "llava_video", "qwen_omni_iterable",
 )  # fmt: skip
 
 
@@ -78,7 +82,7 @@ LATER_TYPES = (
 class ProcessorType:
     """kind: of ours. processor_classes: of the folder's processor, where only these will do. crop: of images."""
 
-    kind: Literal["chat", "vision", "image"]
+    kind: Literal["chat", "vision", "image", "bagel"]
     processor_class: str = ""
     crop: Literal["center", "random"] | None = None
 
@@ -91,10 +95,11 @@ PROCESSORS: Mapping[str, ProcessorType] = {
     "qwen3_vl": ProcessorType("vision", "Qwen3VLProcessor"),
     "sit": ProcessorType("image", crop="center"),
     "rae_siglip": ProcessorType("image", crop="random"),
+    "bagel": ProcessorType("bagel"),
 }
 LATER_PROCESSORS = (
     "llava", "llava_video", "llava_onevision2", "nanovlm", "aero", "Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor",
-    "wanvideo", "bagel",
+    "wanvideo",
 )  # fmt: skip
 
 
@@ -190,6 +195,15 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
         raise ConfigError("processor_config.processor_name is missing: name the folder or hub id of a processor")
     kind = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type").kind
     extra = said.get("extra_kwargs") or {}
+    is_bagel = str(config.dataset_type).removesuffix("_iterable") == BAGEL
+    if is_bagel != (kind == BAGEL):
+        raise ConfigError(
+            f"dataset_type {config.dataset_type!r} and processor_type {said['processor_type']!r} do not go together: "
+            "sequences of images to see and to make are of dataset_type bagel and processor_type bagel"
+        )
+    if kind == "bagel":
+        check_names(extra, [each.name for each in fields(BagelSettings)], "processor_config.extra_kwargs")
+        return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=BagelSettings(**extra))
     check_names(extra, PIXELS, "processor_config.extra_kwargs")
     if dataset_type_of(config).kind == "text":
         return ProcessorConfig(type="text", tokenizer=str(name))

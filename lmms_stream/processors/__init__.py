@@ -13,6 +13,8 @@ media/          bytes of media -> facts and pixels; families/: what is special a
 image           the processor of images that are to be made; image_settings: how it is set
 placeholders    where media stand in a text
 multimodal      the processor of conversations with media
+blocks          which tokens see which in sequences of texts, images to see and images to make
+bagel_images    images as BAGEL's encoders take them; bagel: the processor of its sequences
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from ..errors import ConfigError
+from .bagel_images import BagelSettings
 from .base import Processor
 from .families.settings import MediaSettings
 from .image_settings import ImageSettings
@@ -35,21 +38,25 @@ class ProcessorConfig(MediaSettings, ImageSettings):
     type: "chat" renders `messages` with the tokenizer's chat template; "tokens" takes samples that were
     tokenized at conversion; "text" learns all of each `text`; "vision" is "chat" with media, of the kinds that the
     processor at `path` reads, and "audio" and "omni" are other names of it; "image" takes images that are to be made,
-    with their labels. tokenizer: a local folder or a hub id, for "chat" and "text". path: the same of a processor of
+    with their labels; "bagel" makes sequences of texts, images to see and images to make, and bagel is how.
+    tokenizer: a local folder or a hub id, for "chat", "text" and "bagel". path: the same of a processor of
     transformers', for "vision", and so are the settings of media. learn: for "chat" and "vision", whether all that the
     assistant says is learnt, or its last message alone, which is what templates allow that change earlier messages
     (Qwen3's drops their thoughts).
     """
 
-    type: Literal["chat", "tokens", "text", "vision", "audio", "omni", "image"] = "chat"
+    type: Literal["chat", "tokens", "text", "vision", "audio", "omni", "image", "bagel"] = "chat"
     tokenizer: str | None = None
     path: str | None = None
     learn: Literal["all", "last"] = "all"
+    bagel: BagelSettings | None = None
 
     def __post_init__(self) -> None:
         MediaSettings.__post_init__(self)
         ImageSettings.__post_init__(self)
         self._check_images()
+        if self.bagel is not None and self.type != "bagel":
+            raise ConfigError(f"processor.bagel is for processor.type bagel, and that is {self.type}: leave bagel out")
         if self.learn != "all" and self.type not in ("chat", *MEDIA_TYPES):
             raise ConfigError(f"processor.learn is for chats, and processor.type is {self.type}: leave learn out")
         if self.type in MEDIA_TYPES:
@@ -93,6 +100,10 @@ class ProcessorConfig(MediaSettings, ImageSettings):
             from .text import TextProcessor
 
             return TextProcessor.from_pretrained(self.tokenizer)
+        if self.type == "bagel":
+            from .bagel import BagelProcessor
+
+            return BagelProcessor.from_pretrained(self.tokenizer, self.bagel)
         from .chat import ChatProcessor
 
         return ChatProcessor.from_pretrained(self.tokenizer, learn=self.learn)

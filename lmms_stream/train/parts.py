@@ -102,7 +102,7 @@ class Parts:
         """None for models that are no language models, whose arithmetic is not known here."""
         if not isinstance(self.model, PackedModel):
             return None
-        return model_flops(self.model.model, tower=self.model.tower)
+        return model_flops(self.model.model, towers=self.model.towers.values())
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lmms_stream.cli.processor import chosen_processor
 from lmms_stream.config import build_config
 from lmms_stream.errors import ConfigError
 from lmms_stream.processors import ProcessorConfig
+from lmms_stream.processors.bagel import BagelProcessor
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.multimodal import MultimodalProcessor
 
@@ -49,6 +51,14 @@ def test_the_settings_of_a_run_are_those_of_the_processor(folder: Path) -> None:
     made = MultimodalProcessor.from_pretrained(str(folder), image_max_pixels=20000, frame_num=8, learn="last")
     assert isinstance(built, MultimodalProcessor)
     assert (built.learn, built.description) == ("last", made.description)
+
+
+def test_settings_of_a_section_are_named_with_it(folder: Path) -> None:
+    made = chosen_processor(str(folder), "bagel", ["bagel.vae_max_side=768", "bagel.vit_dropout=0.5"])
+    assert isinstance(made, BagelProcessor)
+    assert (made.settings.vae_max_side, made.settings.vit_dropout) == (768, 0.5)
+    with pytest.raises(ConfigError, match=r"--setting: unknown key 'bagel\.vae_side': did you mean 'bagel\.va"):
+        chosen_processor(str(folder), "bagel", ["bagel.vae_side=768"])
 
 
 def test_settings_that_are_unknown_or_misplaced_are_named(folder: Path) -> None:

@@ -10,6 +10,7 @@ from lmms_stream.datasets import DatasetConfig
 from lmms_stream.datasets.names import Source, check, is_shards, processor_config_of, sources_of
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
+from lmms_stream.processors.bagel_images import BagelSettings
 
 TEXT = {"processor_name": "x", "processor_type": "qwen2"}
 PROCESSOR = {"processor_name": "somewhere", "processor_type": "qwen2_5_vl"}
@@ -78,6 +79,19 @@ def test_names_of_vision_processors_choose_the_vision_processor_with_their_setti
     assert (counted.fps, counted.frame_num) == (None, 64)
     qwen3 = processor_config_of(config(processor_config={**PROCESSOR, "processor_type": "qwen3_vl"}))
     assert (qwen3.video_max_pixels, qwen3.fps) == (None, 1)
+
+
+def test_sequences_of_images_to_see_and_to_make_have_a_processor_of_their_own() -> None:
+    said = {"processor_name": "n", "processor_type": "bagel", "extra_kwargs": {"vae_max_side": 768, "vit_dropout": 0.1}}
+    for dataset_type in ("bagel", "bagel_iterable"):
+        made = processor_config_of(config(dataset_type=dataset_type, processor_config=said))
+        settings = BagelSettings(vae_max_side=768, vit_dropout=0.1)
+        assert made == ProcessorConfig(type="bagel", tokenizer="n", bagel=settings)
+    with pytest.raises(ConfigError, match="extra_kwargs has no 'vae_side': did you mean 'vae_"):
+        processor_config_of(config(dataset_type="bagel", processor_config={**said, "extra_kwargs": {"vae_side": 9}}))
+    for given in ({"processor_config": said}, {"dataset_type": "bagel"}):
+        with pytest.raises(ConfigError, match="do not go together: sequences of images to see and to make"):
+            processor_config_of(config(**given))
 
 
 def test_documents_are_read_by_the_processor_of_texts() -> None:

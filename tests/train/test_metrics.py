@@ -86,6 +86,9 @@ def test_a_record_of_training_has_lmms_engines_names() -> None:
         "perf/global_seq_len_min": 80.0,
         "perf/global_seq_len_max": 100.0,
     }
+    of_bagel = {"loss": 2.0, "loss/ce": 0.5, "loss/mse": 1.5}
+    figures = engine_figures(of_bagel, pack_tokens=(0.0, 0.0, 0.0), world_size=1)
+    assert (figures["train/loss"], figures["train/ce"], figures["train/mse"]) == (2.0, 0.5, 1.5)
     assert engine_figures({"eval_loss": 1.0}, pack_tokens=(0.0, 0.0, 0.0), world_size=1) == {}
 
 

@@ -1,6 +1,7 @@
 """A transformers model -> what each rank runs on packs.
 
-attention   which implementations of attention to try; varlen: each sample by itself
+attention   which implementations of attention to try; varlen: each sample by itself;
+            block_attention: among blocks of texts and images
 loss        a loss of each target token; router: that of a mixture of experts
 head        gradients of what makes the logits, some at a time
 adapters    what is trained of a model with an adapter

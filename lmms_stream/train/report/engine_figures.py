@@ -7,6 +7,8 @@ from typing import Any
 
 NAMES = {
     "train/loss": "loss",
+    "train/ce": "loss/ce",  # of texts and of images, by BAGEL's task
+    "train/mse": "loss/mse",
     "train/lr": "learning_rate",
     "train/grad_norm": "grad_norm",
     "train/mfu": "perf/mfu",

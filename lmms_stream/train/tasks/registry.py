@@ -19,6 +19,7 @@ TASKS: Mapping[str, tuple[str, str]] = {  # name -> module and class, imported w
     CAUSAL: ("causal", "CausalLanguageModelling"),
     "flow_matching": ("flow_matching", "FlowMatching"),
     "reconstruction": ("reconstruction", "Reconstruction"),
+    "bagel": ("bagel", "Bagel"),
 }
 
 

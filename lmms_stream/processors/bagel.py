@@ -1,0 +1,251 @@
+"""Conversations with images to see and to make -> tokens in blocks, as BAGEL's model reads them.
+
+In the order of the conversation: each text is `<|im_start|>`, itself, `<|im_end|>`. An image of the assistant is to be
+made: `<|vision_start|>`, a token for each of its latents, `<|vision_end|>`. Any other image is seen, as the patches of
+the vision encoder between the same tokens; where an image to be made follows, its own latents stand before these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, DataError
+from ..types import Processed, Sample
+from .bagel_images import BagelSettings, Grid, Side, decoded
+from .base import IGNORED_LABEL, FactsMissingError, Measured, SeenMedium, or_error, through
+from .blocks import LATENTS, Kind
+from .media.fact_types import ImageFacts
+from .media.facts import facts_of, stored_facts
+from .media.stored import media_part
+from .stored_chat import read_chat
+from .tokenizers import FastTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+NUM_ENDS = 2  # tokens around the text or image of a block
+
+
+class BagelProcessor:
+    """Reads `messages` and their images from `media`; see the module for the tokens, and blocks.py for the blocks.
+
+    What the assistant says is learnt, with `<|im_end|>` behind it, and not in messages with "learn": false, whose
+    images are seen. The `media` of a sample are: blocks int64[n, 2] (kind and tokens of each, which cover the sample)
+    and dropout float32[n] (how probably the task drops each, see BagelSettings); vit_patches float32[P, 588],
+    vit_positions int64[P] and vit_grids int64[images, 2] (rows, columns); vae_patches float32[L, 768], the pixels of
+    each latent, vae_positions and vae_grids alike. They are in the order of their tokens.
+
+    ConfigError for a tokenizer without the tokens SPECIAL.
+    """
+
+    columns = ("messages", "media")
+    measured_columns = ("messages",)
+    schema = "messages"
+    objective = "bagel"
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast | FastTokenizer, settings: BagelSettings | None = None
+    ) -> None:
+        self.tokenizer = FastTokenizer.of(tokenizer)
+        self.settings = settings or BagelSettings()
+        self._ids = [self._token_id(token) for token in SPECIAL]
+        self._sides: dict[Kind, Side] = {
+            Kind.SEEN: self.settings.vit,
+            Kind.CONDITION: self.settings.vae,
+            Kind.MADE: self.settings.vae,
+        }
+        self._dropouts = {
+            Kind.TEXT: self.settings.text_dropout,
+            Kind.SEEN: self.settings.vit_dropout,
+            Kind.CONDITION: self.settings.vae_dropout,
+        }
+
+    @staticmethod
+    def from_pretrained(path: str, settings: BagelSettings | None = None) -> BagelProcessor:
+        """A processor with the tokenizer at a local path or hub id."""
+        return BagelProcessor(load_tokenizer(path), settings)
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return {
+            "class": "BagelProcessor",
+            "version": 1,
+            "tokenizer": self.tokenizer.digest,
+            "media": self.settings.description,
+        }
+
+    def measure(self, sample: Sample) -> int:
+        (measured,) = self.measure_media([sample])
+        if isinstance(measured, DataError):
+            raise measured
+        return measured.tokens
+
+    def measure_media(self, samples: Sequence[Sample]) -> list[Measured | DataError]:
+        """See MeasureMedia."""
+        return through([or_error(self._blocks, sample) for sample in samples], self._measured)
+
+    def process(self, sample: Sample) -> Processed:
+        """DataError for what is no conversation of text and images."""
+        blocks = self._blocks(sample)
+        texts = iter(self._text_ids(blocks))
+        pieces = [self._tokens(block, texts) for block in blocks]
+        return {
+            "input_ids": np.concatenate([ids for ids, _ in pieces]),
+            "labels": np.concatenate([labels for _, labels in pieces]),
+            "media": {
+                "blocks": np.array(
+                    [(block.kind, len(ids)) for block, (ids, _) in zip(blocks, pieces, strict=True)], np.int64
+                ),
+                "dropout": np.array([block.dropout for block in blocks], np.float32),
+                **self._images(blocks, sample),
+            },
+        }
+
+    def see_media(self, sample: Sample) -> list[SeenMedium]:
+        """See SeeMedia."""
+        blocks = self._blocks(sample)
+        texts = iter(self._text_ids(blocks))
+        seen, start = [], 0
+        for block in blocks:
+            ids, _ = self._tokens(block, texts)
+            if block.image is not None:
+                side = self._sides[block.kind]
+                data = media_part(block.image, sample["media"]).data
+                pixels = side.pixels(decoded(data, (side, block.grid)), block.grid)[None]
+                seen.append(SeenMedium("image", [(start + 1, start + len(ids) - 1)], pixels, ()))
+            start += len(ids)
+        return seen
+
+    def _blocks(self, sample: Sample) -> list[_Block]:
+        """What stands in a sample, in order."""
+        parts = _parts(sample)
+        is_made = [part.is_assistant and part.image is not None for part in parts]
+        last = max((number for number, made in enumerate(is_made) if made), default=-1)
+        found: list[_Block] = []
+        for number, part in enumerate(parts):
+            leads = number < last  # an image to be made follows
+            if part.image is None:
+                dropout = self._dropouts[Kind.TEXT] if leads and not part.is_assistant else 0.0
+                found.append(_Block(Kind.TEXT, text=part.text, is_learnt=part.is_assistant, dropout=dropout))
+                continue
+            facts = _facts(part.image, sample)
+            kinds = [Kind.MADE] if is_made[number] else [Kind.CONDITION, Kind.SEEN] if leads else [Kind.SEEN]
+            for kind in kinds:
+                grid = self._sides[kind].grid(facts.width, facts.height)
+                dropout = self._dropouts.get(kind, 0.0) if leads else 0.0
+                found.append(_Block(kind, image=part.image, grid=grid, dropout=dropout))
+        return found
+
+    def _measured(self, samples: Sequence[Sequence[_Block]]) -> list[Measured]:
+        texts = [block.text for blocks in samples for block in blocks if block.image is None]
+        counts = iter(self.tokenizer.num_tokens(texts, add_special_tokens=False))
+        made = []
+        for blocks in samples:
+            cells = sum(block.grid.num_cells for block in blocks)
+            of_texts = sum(next(counts) for block in blocks if block.image is None)
+            tokens = of_texts + cells + NUM_ENDS * len(blocks)
+            # A sample of text alone has blocks, too, which cover all of it: as one with media it is never cut.
+            made.append(Measured(tokens=tokens, patches=max(1, cells), image_tokens=cells))
+        return made
+
+    def _text_ids(self, blocks: Sequence[_Block]) -> list[NDArray[np.int32]]:
+        texts = [block.text for block in blocks if block.image is None]
+        return self.tokenizer.ids(texts, add_special_tokens=False)
+
+    def _tokens(self, block: _Block, texts: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The tokens of a block and its labels. texts: an iterator over the tokens of texts."""
+        text_start, text_end, image_start, image_end, placeholder = self._ids
+        if block.image is not None:
+            inner = np.full(block.grid.num_cells, placeholder, np.int64)
+            ids = np.concatenate([[image_start], inner, [image_end]])
+        else:
+            ids = np.concatenate([[text_start], next(texts).astype(np.int64), [text_end]])
+        labels = np.full(len(ids), IGNORED_LABEL, np.int64)
+        if block.is_learnt:
+            labels[1:] = ids[1:]
+        return ids, labels
+
+    def _images(self, blocks: Sequence[_Block], sample: Sample) -> dict[str, NDArray[Any]]:
+        """The arrays of each encoder that the sample has images for; each image is decoded once."""
+        shown = [(block, block.image, self._sides[block.kind]) for block in blocks if block.image is not None]
+        wanted: dict[int, list[tuple[Side, Grid]]] = {}
+        for block, image, side in shown:
+            wanted.setdefault(id(image), []).append((side, block.grid))
+        pixels: dict[int, NDArray[np.uint8]] = {}
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, kinds in (("vit", (Kind.SEEN,)), ("vae", LATENTS)):
+            mine = [each for each in shown if each[0].kind in kinds]
+            patches = []
+            for block, image, side in mine:
+                if id(image) not in pixels:
+                    pixels[id(image)] = decoded(media_part(image, sample["media"]).data, *wanted[id(image)])
+                patches.append(side.patches(pixels[id(image)], block.grid))
+            if mine:
+                arrays[f"{name}_patches"] = np.concatenate(patches)
+                arrays[f"{name}_positions"] = np.concatenate([side.position_ids(each.grid) for each, _, side in mine])
+                arrays[f"{name}_grids"] = np.array([block.grid for block, _, _ in mine], np.int64)
+        return arrays
+
+    def _token_id(self, token: str) -> int:
+        found = self.tokenizer.token_id(token)
+        if found is None:
+            raise ConfigError(
+                f"tokenizer {self.tokenizer.name} does not have {token} as one token, by which texts and images are "
+                f"told apart: add {', '.join(SPECIAL)} to it as special tokens"
+            )
+        return found
+
+
+class _Block(NamedTuple):
+    """A block to be; image: the stored part."""
+
+    kind: Kind
+    text: str = ""
+    is_learnt: bool = False
+    image: dict[str, Any] | None = None
+    grid: Grid = Grid(0, 0)
+    dropout: float = 0.0
+
+
+class _Part(NamedTuple):
+    """A text, or an image as its part is stored. is_assistant: the assistant's, in a message that is learnt."""
+
+    text: str
+    image: dict[str, Any] | None
+    is_assistant: bool
+
+
+def _parts(sample: Sample) -> list[_Part]:
+    messages, tools = read_chat(sample["messages"])
+    if tools or any(message.get("tool_calls") for message in messages):
+        raise DataError("it has tools or calls of them, and BAGEL's sequences are of texts and images: leave it out")
+    found = []
+    for message in messages:
+        is_assistant = message["role"] == "assistant" and message.get("learn", True)
+        content = message.get("content") or []
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            if part["type"] not in ("text", "image"):
+                raise DataError(f"a message holds {part['type']}, and BAGEL reads texts and images: leave it out")
+            is_text = part["type"] == "text"
+            found.append(_Part(part["text"] if is_text else "", None if is_text else part, is_assistant))
+    if not found:
+        raise DataError("its messages hold no text and no image: leave it out")
+    return found
+
+
+def _facts(part: dict[str, Any], sample: Sample) -> ImageFacts:
+    found = stored_facts(part)
+    if found is None:
+        if "media" not in sample:
+            raise FactsMissingError(
+                "an image is stored without its size, and measuring was given no media: give the column media, too, or "
+                "convert the dataset again"
+            )
+        found = facts_of(media_part(part, sample["media"]).data, "image")
+    assert isinstance(found, ImageFacts)
+    return found
