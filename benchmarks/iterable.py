@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def main() -> None:
         said = (str(path), str(tokenizer), options.rows)
         with ThreadPoolExecutor(min(2, len(cores))) as pool:
             begun = [
-                pool.submit(in_fresh_process, task, *said, cores[-1 - number % len(cores)], imported=IMPORTED)
+                pool.submit(partial(in_fresh_process, task, *said, cores[-1 - number % len(cores)], imported=IMPORTED))
                 for number, task in enumerate((ours, theirs))
             ]
             found = {title: each.result()[0] for title, each in zip(TITLES, begun, strict=True)}
