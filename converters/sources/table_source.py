@@ -33,7 +33,7 @@ class TableSource:
         self.num_bytes = num_bytes
         self._fetch = fetch
         self._open_table = open_table
-        self._rows = rows
+        self.rows = rows
         self._scratch = scratch
         self._table: Table | None = None
 
@@ -54,7 +54,7 @@ class TableSource:
                 found = True
                 yield unit
         if not found:
-            what = "" if self._rows == slice(None) else f" from {start} to {'its end' if stop is None else stop}"
+            what = "" if self.rows == slice(None) else f" from {start} to {'its end' if stop is None else stop}"
             raise DataError(
                 f"{self.name} holds no rows{what}: leave it out, or {'correct the slice' if what else 'write it again'}"
             )
@@ -72,8 +72,8 @@ class TableSource:
         return self._table
 
     def _bounds(self) -> tuple[int, int | None]:
-        start, stop = self._rows.start or 0, self._rows.stop
+        start, stop = self.rows.start or 0, self.rows.stop
         if start < 0 or (stop is not None and stop < 0):
             with disk_errors(self.name):
-                start, stop, _ = self._rows.indices(self._opened().num_rows())
+                start, stop, _ = self.rows.indices(self._opened().num_rows())
         return start, stop

@@ -57,7 +57,7 @@ class Source(Protocol):
 
     name: as messages call it; row n of it is `name:n`, counted from 1 (lines of text files are their rows).
     identity: JSON values that change when its content does (size and modification time; an object's entity tag).
-    num_bytes: of all its units. first_row: the number of rows that a slice passes over before its first.
+    num_bytes: of all its units. rows: the slice of it that was named; first_row: how many that passes over.
     fetch: what brings it to this machine, which any process may do before units are asked for, and else is done then;
     None where it lies here already, or units read it where it lies.
     """
@@ -70,6 +70,9 @@ class Source(Protocol):
 
     @property
     def num_bytes(self) -> int: ...
+
+    @property
+    def rows(self) -> slice: ...
 
     @property
     def first_row(self) -> int: ...

@@ -8,7 +8,8 @@ length_grouped  unpacked samples of like lengths -> batches of each rank
 source_files    sources -> files that are read as they lie, and the lane of each of their units
 streaming_packs pieces of samples that pass -> packs
 source_state    which rows lanes have read
-rows_of_sources rows of units -> pieces of samples
+prepared_rows   rows of units -> samples, tokenized some at a time
+rows_of_sources samples of rows -> pieces of samples
 source_reader   the packs of some lanes
 lanes_of_sources    which reader reads which lanes, and whether a saved state is of the same packs
 streamed_batches    packs -> batches that say where their lanes stand

@@ -21,6 +21,7 @@ from ..processors.base import Processor, process_sample
 from ..processors.measured import checked, checked_length, measured_with_media, measures_media
 from ..storage.disk_errors import disk_errors
 from ..types import Processed, Sample
+from .prepared_rows import Prepared
 from .source_files import SourceFile, row_order, sample_id_of
 from .source_state import Counts
 from .streaming_packs import Piece, StreamingPackConfig
@@ -142,15 +143,17 @@ class RowReader:
             wanted = range(first, len(rows)) if only is None else sorted(at for at in only if at < len(rows))
             yield from zip(wanted, rows.rows(order[list(wanted)].tolist()), strict=True)
 
-    def contents(self, row: Row, mapper: Mapper, folder: str | None, *, where: str, tally: Tally) -> list[Content]:
+    def contents(self, row: Prepared, *, where: str, tally: Tally) -> list[Content]:
         """The pieces of a row; none where it is left out, which is counted."""
         tally.rows += 1
         try:
-            if row.values is None:
-                raise DataError(row.error)
-            samples = mapper.samples(row.values, folder)
+            if isinstance(row.samples, DataError):
+                raise row.samples
+            made: Sequence[Processed | DataError | None] = row.made or [None] * len(row.samples)
             found = [
-                each for sample in samples for each in self._contents(sample, row.number, where=where, tally=tally)
+                each
+                for sample, processed in zip(row.samples, made, strict=True)
+                for each in self._contents(sample, processed, row.number, where=where, tally=tally)
             ]
         except EmptyRowError:
             tally.empty += 1
@@ -158,7 +161,7 @@ class RowReader:
         except DataError as error:
             self.leave_out(DataError(f"{where}: {error}"), tally)
             return []
-        tally.samples += len(samples)
+        tally.samples += len(row.samples)
         return found
 
     def leave_out(self, error: DataError, tally: Tally) -> None:
@@ -188,16 +191,21 @@ class RowReader:
             sample_ids.append(sample_id)
         return made, sample_ids
 
-    def _contents(self, sample: Sample, row: int, *, where: str, tally: Tally) -> list[Content]:
+    def _contents(
+        self, sample: Sample, processed: Processed | DataError | None, row: int, *, where: str, tally: Tally
+    ) -> list[Content]:
+        """processed: what was made of the sample with others already."""
         processor = self.reading.processor
         made: Processed | None = None
-        if measures_media(processor):
+        if isinstance(processed, DataError):
+            raise processed
+        if processed is None and measures_media(processor):
             (measured,) = measured_with_media(processor, [sample])
             if isinstance(measured, DataError):
                 raise measured
             num_tokens, has_media = checked(measured, what="it").tokens, measured.patches > 0
         else:
-            made = processor.process(sample)
+            made = processor.process(sample) if processed is None else processed
             check_keys(made, made_by=type(processor).__name__)
             num_tokens, has_media = checked_length(len(made["input_ids"]), what="it"), bool(made.get("media"))
         limit, longest = self.reading.packing.packing_length, self.reading.max_length

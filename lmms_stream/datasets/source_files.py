@@ -68,10 +68,11 @@ def list_files(
         refused=refused.__setitem__ if keeps_refused else None,
     )
     for opened in all_opened:
-        key, number = opened.name, 1
+        name = opened.name + _slice_text(opened.rows)
+        key, number = name, 1
         while key in found:  # a file that is named twice is read twice
             number += 1
-            key = f"{opened.name} ({number})"
+            key = f"{name} ({number})"
         identity = json.dumps(opened.identity, sort_keys=True, default=str)
         found[key] = SourceFile(key, xxhash.xxh3_64_hexdigest(identity), opened)
     return found | {key: SourceFile(key, "refused", None, error) for key, error in refused.items()}
@@ -107,6 +108,12 @@ def _unit_bytes(num_bytes: int, num_lanes: int) -> int:
     if not num_bytes:
         return UNKNOWN_BYTES
     return max(MIN_UNIT_BYTES, min(MAX_UNIT_BYTES, num_bytes // (UNITS_PER_LANE * num_lanes)))
+
+
+def _slice_text(rows: slice) -> str:
+    """As it is written behind a path; nothing for all rows."""
+    start, stop = ("" if bound is None else bound for bound in (rows.start, rows.stop))
+    return "" if rows == slice(None) else f"@[{start}:{stop}]"
 
 
 def _spec(source: Source) -> Spec:

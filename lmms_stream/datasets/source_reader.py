@@ -14,6 +14,7 @@ from ..converters.rows.mapper import Mapper
 from ..converters.sources.units import Unit
 from ..errors import CursorError, DataError, ObjectMissingError
 from ..types import Processed
+from .prepared_rows import prepared
 from .rows_of_sources import Content, Reading, RowReader, Tally, row_name
 from .source_files import SourceFile, SourcesOf, file_order, lane_of, list_files
 from .source_state import KnownFile, LaneAfter, SourcesState, UnitPosition
@@ -191,11 +192,12 @@ class SourceReader:
         first = at if at.unit == number else UnitPosition(number)
         lane.positions[key] = first
         try:
-            for index, row in self._rows.rows(file, unit, number, epoch=lane.epoch, first=first.row):
+            rows = self._rows.rows(file, unit, number, epoch=lane.epoch, first=first.row)
+            for index, row in prepared(rows, mapper, self._reading.processor, unit.folder):
                 begun = first.piece if index == first.row else 0
                 tally = lane.tally if not begun else Tally()  # a row that was begun is counted already
                 where = row_name(key, number, row.number)
-                contents = self._rows.contents(row, mapper, unit.folder, where=where, tally=tally)
+                contents = self._rows.contents(row, where=where, tally=tally)
                 for piece, content in enumerate(contents[begun:], start=begun):
                     lane.positions[key] = UnitPosition(number, index, piece + 1)
                     ref = PieceRef(key, number, index, piece, content.length)
@@ -252,9 +254,12 @@ class SourceReader:
         try:
             for number, unit in enumerate(file.opened.units()):
                 indices = {row for of_unit, row in rows if of_unit == number}
-                for index, row in self._rows.rows(file, unit, number, epoch=epoch, only=indices) if indices else ():
+                if not indices:
+                    continue
+                again = self._rows.rows(file, unit, number, epoch=epoch, only=indices)
+                for index, row in prepared(again, mapper, self._reading.processor, unit.folder):
                     where = row_name(file.key, number, row.number)
-                    made = self._rows.contents(row, mapper, unit.folder, where=where, tally=Tally())
+                    made = self._rows.contents(row, where=where, tally=Tally())
                     for piece, content in enumerate(made):
                         found[PieceRef(file.key, number, index, piece, content.length)] = content
                 if number == last:

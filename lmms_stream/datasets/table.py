@@ -59,7 +59,7 @@ _BY_TYPE = {"packing", "packing_length", "packing_strategy", "overlong", "seed",
 
 def markdown() -> str:
     """docs/datasets.md."""
-    return "\n".join([*_head(), *_fields(), *_types()]) + "\n"
+    return "\n".join([*_head(), *_fields(), *_types(), *_launch_files()]) + "\n"
 
 
 def _head() -> Iterator[str]:
@@ -106,6 +106,24 @@ def _types() -> Iterator[str]:
         yield f"| `{name}` | `{processor.kind}` | {reads} |"
     yield f"| {_listed(LATER_PROCESSORS)} | | not there yet: refused by name |"
     yield from ("", "## Formats", "", f"{_listed(FORMATS)}; `{SHARDS}` are shards. Any URL of a store may be a path.")
+
+
+def _launch_files() -> Iterator[str]:
+    yield from (
+        "",
+        "## Launch files",
+        "",
+        "`lmms-stream train` takes LMMS Engine's launch files (`trainer_type`, `dataset_config`, `model_config`,",
+        "`trainer_args`). Every key does something, is named once in a warning as one that cannot matter here, or is",
+        "refused with the reason. Two that run, on chats and on chats about images:",
+        "",
+        "```bash",
+        "python examples/prepare.py build",
+        "lmms-stream train examples/lmms_engine.yaml",
+        "python examples/prepare_charts.py build/charts",
+        "lmms-stream train examples/lmms_engine_vision.yaml --nproc 2",
+        "```",
+    )
 
 
 def _listed(names: tuple[str, ...]) -> str:

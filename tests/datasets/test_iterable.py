@@ -162,6 +162,24 @@ def test_files_that_come_while_it_is_read_are_read_in_the_same_epoch(
     assert counts_of(seen, tokenizer) == Counter(range(350))
 
 
+def test_slices_of_a_file_are_told_apart(tokenizer: Path, tmp_path: Path) -> None:
+    """Named in another order they go on; other slices of the same file are not what the state is of."""
+    path = write_rows(tmp_path / "rows.jsonl", range(200))
+
+    def sliced(*slices: str) -> dict[str, Any]:
+        entries = [{"path": f"{path}@[{each}]", "data_type": "jsonl"} for each in slices]
+        config = text_config(path, tokenizer, tmp_path, dataset_type="vision_iterable", num_canonical_nodes=2)
+        return config | {"datasets": entries, "dataset_path": None, "dataset_format": "yaml"}
+
+    first = Readers(sliced("0:100", "100:200"), 1, 1)
+    seen = first.take(4)
+    state = first.state.to_dict()
+    rest = Readers(sliced("100:200", "0:100"), 1, 1, state=state).rest()
+    assert counts_of(seen + rest, tokenizer) == Counter(range(200))
+    with pytest.raises(ObjectMissingError, match=r"rows\.jsonl@\[\d+:\d+\]: is not there any more"):
+        Readers(sliced("0:150", "150:200"), 1, 1, state=state).rest()
+
+
 def test_a_list_of_sources_may_grow_too(tokenizer: Path, tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl", range(50))
     write_rows(tmp_path / "b.jsonl", range(50, 80))

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
+from lmms_stream.demo.charts import write_charts
+from lmms_stream.demo.tiny_vlm import model_fields, save_processor
 from lmms_stream.errors import ConfigError
 from lmms_stream.train.habits.launch_file import launch_of
 from lmms_stream.train.habits.launch_keys import TRAINER_ARGS
 from lmms_stream.train.launched import read_launch
+from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 
 from ..conftest import run_cli
@@ -192,6 +195,21 @@ def test_the_whole_of_what_their_launcher_writes_down_is_taken(data: dict[str, A
     launch, arguments = read_launch(whole, source="launch.yaml")
     assert launch.values == {"resume": "auto", "wrap": ["LlamaDecoderLayer"]}
     assert arguments.max_steps == 3
+
+
+def test_the_example_about_images_trains_as_it_is_written(tmp_path: Path) -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    build = tmp_path / "build"
+    charts = write_charts(build / "charts/charts", num_charts=12)
+    processor = save_processor(build / "charts/processor", texts=[charts.read_text()])
+    ModelConfig(config=model_fields(processor, positions=512)).build().save_pretrained(build / "charts/model")
+    path = tmp_path / "launch.yaml"
+    path.write_text((examples / "lmms_engine_vision.yaml").read_text().replace("build/", f"{build}/"))
+    done = run_cli("train", str(path), "trainer_args.max_steps=2")
+    assert done.returncode == 0, done.stderr
+    records = [record for record in read_log(build / "vision") if "loss" in record]
+    assert [record["step"] for record in records] == [1, 2]
+    assert all(record["perf/global_seq_len_max"] <= 512 for record in records)
 
 
 def test_weights_that_are_loaded_keep_their_config(data: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -93,7 +93,8 @@ def test_only_the_rows_that_are_asked_for_are_parsed(write: Callable[[Path], Any
         rows = by_index(unit)
         assert len(rows) == len(expected)
         order = rng.permutation(len(expected)).tolist()
-        for indices in (order, order[: len(order) // 3], range(len(order) // 2, len(order)), []):
+        asked: list[Sequence[int]] = [order, order[: len(order) // 3], range(len(order) // 2, len(order)), []]
+        for indices in asked:
             with parsed_rows() as parsed:
                 assert list(rows.rows(indices)) == [expected[index] for index in indices]
             assert len(parsed) == len(indices)
