@@ -17,6 +17,7 @@ from ..errors import ConfigError, TrainingError
 from ..processors.base import IGNORED_LABEL
 from ..types import Batch, World
 from .model.model import LogitsOf, PackedModel
+from .run.distributed import cpu_group
 
 Arrays = tuple[NDArray[Any], ...]  # of one sample: its labels, then its predictions
 
@@ -80,9 +81,9 @@ class Predictions:
         """Those of all ranks, by sample id: on rank 0, or on all. All ranks call it."""
         found: list[list[tuple[int, Arrays]]] = [[] for _ in range(self._world.world_size)]
         if on_all:
-            dist.all_gather_object(found, self._samples)
+            dist.all_gather_object(found, self._samples, group=cpu_group())
         else:
-            dist.gather_object(self._samples, found if self._world.rank == 0 else None)
+            dist.gather_object(self._samples, found if self._world.rank == 0 else None, group=cpu_group())
             if self._world.rank != 0:
                 return None
         samples = [each for of_rank in found[:: self._world.replication] for each in of_rank]
@@ -104,7 +105,7 @@ def figures_of(
             outcome[0] = {name.removeprefix(f"{prefix}_"): float(value) for name, value in found.items()}
         except Exception as error:  # noqa: BLE001  # it is raised on all ranks below
             failure, outcome[1] = error, f"{type(error).__name__}: {error}"
-    dist.broadcast_object_list(outcome, src=0)
+    dist.broadcast_object_list(outcome, src=0, group=cpu_group())
     if outcome[1] is not None:
         raise TrainingError(f"compute_metrics failed on rank 0 ({outcome[1]}): mend it") from failure
     figures: dict[str, float] = outcome[0]
