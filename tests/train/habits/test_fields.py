@@ -74,7 +74,7 @@ def test_use_cpu_runs_on_the_cpu_and_is_refused_by_a_process_that_sees_a_gpu(
     if not torch.cuda.is_available():
         assert trainer_of(model_folder, args).device == torch.device("cpu")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with pytest.raises(ConfigError, match=r"use_cpu is True, and .* GPU: start the script with CUDA_VISIBLE_DEVICES=''"):
+    with pytest.raises(ConfigError, match=r"use_cpu is True, and .* GPU: start the script"):
         rows.resolved(model=str(model_folder), args=args, train_dataset=rows.chats(60))
 
 
