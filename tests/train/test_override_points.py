@@ -151,7 +151,7 @@ def loss_of(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor
 class Predicted(TrainerCallback):
     metrics: Mapping[str, float] = {}
 
-    def on_predict(self, *_: Any, metrics: Mapping[str, float], **__: Any) -> None:
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **_: Any) -> None:
         type(self).metrics = metrics
 
 
@@ -223,7 +223,7 @@ def test_metrics_of_logits_take_no_second_forward_and_no_more_than_a_samples_log
         nonlocal num_forwards
         num_forwards += 1
 
-    trainer.model.model.model.layers[0].register_forward_hook(count)  # type: ignore[union-attr, index]
+    trainer.model.model.model.layers[0].register_forward_hook(count)
     for way in trainer.model.logits_ways:
         trainer.model.logits_way, num_forwards = way, 0
         figures = trainer.evaluate()
