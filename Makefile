@@ -62,6 +62,7 @@ bench: setup
 	$(BIN)/python benchmarks/sft.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/learning.py
+	$(BIN)/python benchmarks/convergence.py
 	$(BIN)/python benchmarks/chart_learning.py
 
 clean:

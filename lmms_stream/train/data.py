@@ -16,6 +16,7 @@ from ..mds.core import opens_loader, processor_of
 from ..processors.base import Processor
 from ..types import Batch, World
 from .report.overlong import tell_overlong
+from .run.distributed import cpu_group
 from .run.settings import Datasets, Packed, TrainConfig
 
 EVAL_NAME = "eval_dataset"  # the name of its source in errors
@@ -98,7 +99,7 @@ class RunData:
         cursor = self.loader.state_dict()
         if self.loader.state_is_per_rank:
             cursors: list[dict[str, Any]] = [{} for _ in range(self._world.world_size)]
-            torch.distributed.all_gather_object(cursors, cursor)
+            torch.distributed.all_gather_object(cursors, cursor, group=cpu_group())
             cursor = self.loader.merge_states(cursors[:: self._world.replication])
         return cursor
 

@@ -1,17 +1,21 @@
-"""The loss on datasets that are not trained on: on all of each, the same for any number of ranks."""
+"""Losses and predictions on datasets that are not trained on: on all of each, the same for any number of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
+from transformers.trainer_utils import PredictionOutput
 
 from ..errors import ConfigError
 from ..loader.loader import PackedLoader
+from ..mds.core import gives_packs
 from ..types import Batch, World
-from .data import EVAL_NAME
+from .data import EVAL_NAME, check_evaluated
 from .model.sharding import reshard
-from .predictions import Predictions
+from .predictions import Predictions, check_text, figures_of
 from .protocol import Trainer
 from .report.metrics import objective_losses
 from .run.distributed import gather
@@ -26,30 +30,50 @@ def evaluate(trainer: Trainer, name: str, dataset: Packed, *, prefix: str) -> di
 
     prefix: of names by compute_metrics, which is left out.
     """
-    functions = trainer.functions
+    compute = trainer.functions.compute_metrics
+    figures, predictions = _run(trainer, name, dataset, predicts=compute is not None)
+    if compute is None or predictions is None:
+        return figures
+    return {**figures, **figures_of(compute, predictions.gathered(on_all=False), prefix=prefix)}
+
+
+def predict(trainer: Trainer, dataset: Packed, *, prefix: str) -> PredictionOutput:
+    """Predictions and labels of all samples of a dataset, by sample id, and the figures of it; all ranks call it."""
+    if not gives_packs(dataset):
+        raise ConfigError(f"test_dataset is a {type(dataset).__name__}: give a PackedStreamingDataset")
+    check_text(trainer.model, "predict")
+    figures, predictions = _run(trainer, prefix, dataset, predicts=True)
+    assert predictions is not None
+    made: Any = predictions.gathered(on_all=True)
+    compute = trainer.functions.compute_metrics
+    if compute is not None:
+        figures |= figures_of(compute, made, prefix=prefix)
+    metrics = joined_figures({"": figures}, prefix=prefix)
+    return PredictionOutput(made.predictions, made.label_ids, metrics)
+
+
+def _run(
+    trainer: Trainer, name: str, dataset: Packed, *, predicts: bool
+) -> tuple[dict[str, float], Predictions | None]:
+    """The losses of a dataset, and its predictions, where they are asked for."""
     loader = trainer.data.eval_loader(name, dataset)
+    check_evaluated(loader)
     trainer.callbacks.given["eval_dataloader"] = loader
-    predictions = functions.compute_metrics and Predictions(
-        trainer.model,
-        functions.compute_metrics,
-        functions.preprocess_logits_for_metrics,
-        world=trainer.world,
-        device=trainer.device,
-    )
+    model, preprocess = trainer.model, trainer.functions.preprocess_logits_for_metrics
+    predictions = Predictions(model, preprocess, world=trainer.world, device=trainer.device) if predicts else None
 
     def step(pack: Batch) -> Sequence[torch.Tensor]:
-        made = trainer.evaluation_step(pack)
-        if predictions:
-            predictions.add(pack)
+        with predictions.taken(pack) if predictions is not None else nullcontext():
+            made = trainer.evaluation_step(pack)
         trainer.callbacks.call("on_prediction_step")
         return made
 
-    was_training = trainer.model.training
-    trainer.model.eval()
+    was_training = model.training
+    model.eval()
     figures = mean_losses(loader, trainer.steps, step, device=trainer.device, world=trainer.world)
-    trainer.model.train(was_training)
-    reshard(trainer.model)
-    return {**figures, **predictions.figures(prefix=prefix)} if predictions else figures
+    model.train(was_training)
+    reshard(model)
+    return figures, predictions
 
 
 def mean_losses(

@@ -15,7 +15,7 @@ from ..errors import ConfigError, TrainingError
 from ..signals import StopSignal
 from ..types import Batch
 from .protocol import Trainer
-from .run.distributed import seed_step
+from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow
 from .standing import state_of
 
@@ -231,7 +231,7 @@ class Loop:
         world, sources = self.trainer.world, self.trainer.loader.sources
         mine = [(batch.source, int(sample_id)) for batch in self._batches for sample_id in batch.sample_ids]
         gathered: list[list[tuple[str, int]]] = [[] for _ in range(world.world_size)]
-        dist.all_gather_object(gathered, mine)
+        dist.all_gather_object(gathered, mine, group=cpu_group())
         ids = sorted(sample for samples in gathered[:: world.replication] for sample in samples)
         return [f"{source}:{i}" if len(sources) > 1 else i for source, i in ids]
 

@@ -49,7 +49,7 @@ class Parts:
         for processor in processors:
             packed.check_processor(processor)
         if trainer.functions.compute_metrics is not None:
-            check_text(packed)
+            check_text(packed, "compute_metrics")
         self.names = names_of_parameters(packed)
         self._shard(packed)
         return packed
@@ -156,3 +156,49 @@ class Parts:
         first = loader.step
         stop = first + loader.steps_to_epoch(config.num_train_epochs)
         return self._trainer.step + num_kept(first, stop, skipped=config.skip_steps)
+
+
+class HasParts:
+    """A trainer's parts by their names, each of which is built when it is first asked for."""
+
+    parts: Parts
+
+    @property
+    def model(self) -> PackedModel:
+        return self.parts.model
+
+    @property
+    def steps(self) -> TaskSteps:
+        return self.parts.steps
+
+    @property
+    def meter(self) -> Meter:
+        return self.parts.meter
+
+    @property
+    def saver(self) -> RunSaver:
+        return self.parts.saver
+
+    @property
+    def average(self) -> Average | None:
+        return self.parts.average
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.parts.schedule
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.parts.set_optimizer or self.parts.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self.parts.set_optimizer = optimizer
+
+    @property
+    def lr_scheduler(self) -> LRScheduler:
+        return self.parts.set_scheduler or self.parts.schedule.scheduler
+
+    @lr_scheduler.setter
+    def lr_scheduler(self, scheduler: LRScheduler) -> None:
+        self.parts.set_scheduler = scheduler

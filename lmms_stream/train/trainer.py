@@ -5,48 +5,44 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from ..errors import ConfigError
 from ..mds.core import processor_of
 from ..mds.dataset_config import DatasetConfig
 from ..signals import StopSignal
 from ..types import Batch
-from .checkpoint.saving import RunSaver
 from .data import RunData, named_evaluations
-from .evaluate import evaluate, joined_figures
+from .evaluate import evaluate, joined_figures, predict
 from .functions import Functions, resolved_of
 from .habits.arguments import arguments_of
 from .habits.given import Given
 from .loop import Loop
 from .model.build import ModelConfig
 from .model.model import PackedModel
-from .parts import Parts
-from .report.meter import Meter
+from .parts import HasParts, Parts
 from .report.run_log import RunLog
 from .run.adopted import adopt_optimizer
-from .run.average import Average
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
 from .run.distributed import init_distributed
 from .run.flow import Best, Control
 from .run.optimizers import build_optimizer, groups_of
 from .run.schedules import Schedule, build_scheduler
-from .run.settings import Datasets, TrainConfig
+from .run.settings import Datasets, Packed, TrainConfig
 from .standing import resume, trainer_state
 from .tasks.function import losses_of_function
-from .tasks.steps import TaskSteps
 from .tasks.task import LossSum, Task
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 
-class FSDP2SFTTrainer:
+class FSDP2SFTTrainer(HasParts):
     """Trains a transformers model on packed samples, sharded with FSDP2.
 
     The loss of a step is that of the task (default: causal language modelling, the sum of its token losses over its
@@ -216,6 +212,25 @@ class FSDP2SFTTrainer:
         self.callbacks.call("on_evaluate", metrics=figures)
         return figures
 
+    def predict(
+        self, test_dataset: Packed, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Predictions and labels of all samples, by sample id, on every rank, and metrics; all ranks call it.
+
+        predictions: the logits, or what preprocess_logits_for_metrics makes of them, padded with -100 to the longest
+        sample; label_ids: int64[samples, tokens]. metrics: as evaluate's.
+        """
+        made = predict(self, test_dataset, prefix=metric_key_prefix)
+        self.callbacks.call("on_predict", metrics=made.metrics)
+        return made
+
+    def hyperparameter_search(self, *_: Any, **__: Any) -> NoReturn:
+        """A run is one set of arguments: ConfigError."""
+        raise ConfigError(
+            "hyperparameter_search is not here: start a run for each set of arguments, in a process of its own, from "
+            "Optuna or Ray Tune, and return evaluate()'s figure to them"
+        )
+
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """Write the model as it is now as a transformers folder (default: the output_dir); all ranks call it."""
         self.saver.write_model(Path(output_dir or self.output_dir))
@@ -223,48 +238,6 @@ class FSDP2SFTTrainer:
     def build(self) -> None:
         """Build all that training needs, which train does otherwise; all ranks call it."""
         self.parts.build()
-
-    # What is built when it is first asked for: see Parts.
-
-    @property
-    def model(self) -> PackedModel:
-        return self.parts.model
-
-    @property
-    def steps(self) -> TaskSteps:
-        return self.parts.steps
-
-    @property
-    def meter(self) -> Meter:
-        return self.parts.meter
-
-    @property
-    def saver(self) -> RunSaver:
-        return self.parts.saver
-
-    @property
-    def average(self) -> Average | None:
-        return self.parts.average
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.parts.schedule
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self.parts.set_optimizer or self.parts.optimizer
-
-    @optimizer.setter
-    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self.parts.set_optimizer = optimizer
-
-    @property
-    def lr_scheduler(self) -> LRScheduler:
-        return self.parts.set_scheduler or self.parts.schedule.scheduler
-
-    @lr_scheduler.setter
-    def lr_scheduler(self, scheduler: LRScheduler) -> None:
-        self.parts.set_scheduler = scheduler
 
     # Where it stands.
 

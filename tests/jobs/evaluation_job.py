@@ -1,8 +1,8 @@
 """A job: FSDP2SFTTrainer.evaluate before any step, for each of some cases; then a run of the last one.
 
 Its arguments are a run's config and a JSON file: {name: {"overrides": […], "on": […]}}, where "on" are world sizes.
-Beside that comes `<world size>-<rank>.json` with what it gave by case, or the error. The run is in the config's
-output_dir.
+Beside that comes `<world size>-<rank>.json` with what it gave by case, or the error, and `predicted-….npz` with what
+predict gave after the run. The run is in the config's output_dir.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from lmms_stream.errors import LmmsStreamError
@@ -40,6 +41,13 @@ def main() -> None:
     output = f"train.output_dir={job.parent / f'run-{world.world_size}'}"
     trainer = trainer_of(config, output)
     trainer.train()
+    predicted: Any = trainer.predict(trainer.data.evaluations[""])
+    np.savez(
+        job.parent / f"predicted-{world.world_size}-{world.rank}",
+        predictions=predicted.predictions,
+        labels=predicted.label_ids,
+        loss=predicted.metrics["test_loss"],
+    )
     assert trainer.evaluate()["eval_loss"] == read_log(Path(trainer.args.output_dir))[-1]["eval_loss"]
 
 

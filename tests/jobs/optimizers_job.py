@@ -1,7 +1,7 @@
 """A job: each optimizer over a sharded model, with the gradients of the steps given.
 
 Its argument is a folder with job.pt: {"model": …, "gradients": [[…]], "settings": {name: …}}. Beside it comes
-`found.pt`: by name, the parameters after the steps.
+`found.pt`: by name, the parameters after the steps; and `orthogonal.pt`: how many matrices each rank made so, by shape.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from lmms_stream.train.run import muon
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.optimizers import build_optimizer
 from lmms_stream.train.run.settings import TrainConfig
@@ -24,6 +25,14 @@ def main() -> None:
     job = torch.load(folder / "job.pt", weights_only=False)
     init_distributed(60.0)
     found = {}
+    shapes: list[tuple[int, ...]] = []
+    made_by = muon.orthogonal
+
+    def counted(matrix: torch.Tensor, *, steps: int) -> torch.Tensor:
+        shapes.append(tuple(matrix.shape))
+        return made_by(matrix, steps=steps)
+
+    muon.orthogonal = counted
     for name, settings in job["settings"].items():
         model = copy.deepcopy(job["model"])
         fully_shard(model)
@@ -34,7 +43,10 @@ def main() -> None:
                 parameter.grad = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
             optimizer.step()
         found[name] = [each.full_tensor().detach() for each in model.parameters() if isinstance(each, DTensor)]
+    of_ranks: list[list[tuple[int, ...]]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(of_ranks, shapes)
     if dist.get_rank() == 0:
+        torch.save(of_ranks, folder / "orthogonal.pt")
         torch.save(found, folder / "found.pt")
     dist.destroy_process_group()
 

@@ -128,6 +128,25 @@ def test_a_run_logs_its_evaluations_beside_its_steps(folder: Path, expected: dic
         assert all(is_expected(record, expected) for record in records if "eval_loss" in record)
 
 
+def test_predictions_are_those_of_each_sample_alone_in_their_order_on_each_rank_of_any_number(
+    folder: Path, expected: dict[str, float]
+) -> None:
+    model = ModelConfig(config=MODEL).build().eval()
+    fitting = [tokens for tokens, _ in make_samples() if len(tokens) <= PACKING_LENGTH]
+    for nproc in (1, 2, 4):
+        for rank in (0, nproc - 1):
+            made = np.load(folder / f"predicted-{nproc}-{rank}.npz")
+            assert made["loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)
+            assert len(made["predictions"]) == len(made["labels"]) == len(fitting)
+            for tokens, predictions, labels in zip(fitting, made["predictions"], made["labels"], strict=True):
+                learnt = labels[: len(tokens)] != -100
+                assert (labels[: len(tokens)][learnt] == tokens[learnt]).all()
+                with torch.no_grad():
+                    logits = model(input_ids=torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].numpy()
+                np.testing.assert_allclose(predictions[: len(tokens)], logits, rtol=1e-4, atol=1e-5)
+                assert (predictions[len(tokens) :] == -100).all()
+
+
 def test_samples_that_no_pack_holds_are_counted_in_one_line(folder: Path) -> None:
     line = f"eval_dataset: {NUM_OVERLONG} of {NUM_SAMPLES + NUM_OVERLONG} samples are longer than packing_length 128, "
     line += "and overlong is drop"

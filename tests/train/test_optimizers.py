@@ -73,6 +73,8 @@ def test_two_ranks_make_the_updates_of_one_for_the_same_gradients(tmp_path: Path
         expected = stepped(model, gradients, **of_name)
         torch.testing.assert_close(found[name], expected, rtol=1e-6, atol=1e-7, msg=name)
         assert not torch.equal(expected[0], next(model.parameters()))
+    first, second, third = ((columns, rows) for rows, columns in SHAPES)  # as a Linear has them
+    assert torch.load(tmp_path / "orthogonal.pt") == [[first, third] * NUM_STEPS, [second] * NUM_STEPS], "shared out"
 
 
 @pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])

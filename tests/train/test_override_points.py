@@ -14,6 +14,7 @@ import pytest
 import torch
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError, TrainingError
+from lmms_stream.loader.collate import collate
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.report.train_log import read_log
@@ -147,6 +148,13 @@ def loss_of(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor
     return torch.nn.functional.cross_entropy(logits, labels[0, 1:], reduction="sum") / num_items_in_batch
 
 
+class Predicted(TrainerCallback):
+    metrics: Mapping[str, float] = {}
+
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **_: Any) -> None:
+        type(self).metrics = metrics
+
+
 def model_init() -> torch.nn.Module:
     return ModelConfig(config=MODEL).build()
 
@@ -191,6 +199,66 @@ def test_functions_of_transformers_users_make_the_model_the_optimizer_the_loss_a
     ).evaluate(metric_key_prefix="test")
     assert {"test_loss", "test_num_loss_tokens", "test_eval_right"} == set(right)
     assert 0 <= right["test_eval_right"] <= 1
+
+
+def test_metrics_of_logits_take_no_second_forward_and_no_more_than_a_samples_logits(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[torch.Size] = []
+
+    def kept(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        assert logits.shape == (1, labels.shape[1], VOCABULARY)
+        shapes.append(labels.shape)
+        return logits.argmax(-1)
+
+    trainer = trainer_of(
+        config,
+        f"train.output_dir={tmp_path}",
+        compute_metrics=lambda predictions: shifted_losses(predictions, is_logits=False),
+        preprocess_logits_for_metrics=kept,
+    )
+    num_forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal num_forwards
+        num_forwards += 1
+
+    trainer.model.model.model.layers[0].register_forward_hook(count)
+    for way in trainer.model.logits_ways:
+        trainer.model.logits_way, num_forwards = way, 0
+        figures = trainer.evaluate()
+        num_packs = sum(1 for _ in trainer.data.eval_loader("", trainer.data.evaluations[""]))
+        assert num_forwards == num_packs * (2 if way == "kept" else 1), way  # which makes those of learnt tokens alone
+        assert figures["eval_right"] == pytest.approx(trainer.evaluate()["eval_right"])
+    assert max(length for _, length in shapes) < 60  # a sample's, of packs of 256
+
+
+def test_predictions_are_the_models_own_logits_by_sample(config: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(config, f"train.output_dir={tmp_path}", callbacks=[Predicted])
+    dataset = trainer.data.evaluations[""]
+    made: Any = trainer.predict(dataset)
+    plain = trainer_of(config, f"train.output_dir={tmp_path}").evaluate(metric_key_prefix="test")
+    assert made.metrics == plain
+    assert Predicted.metrics == made.metrics
+    assert made.label_ids.shape == (100, 59)
+    for sample_id in (0, 1, 99):
+        labels = made.label_ids[sample_id]
+        length = int((made.predictions[sample_id, :, 0] != -100).sum())
+        assert set(labels[labels != -100]) == {sample_id}
+        ids = torch.full((1, length), sample_id)
+        with torch.no_grad():
+            expected = trainer.model.plain_logits(
+                collate([{"input_ids": ids[0].numpy(), "labels": ids[0].numpy()}], [0])
+            )
+        np.testing.assert_allclose(made.predictions[sample_id, :length], expected[0].numpy(), rtol=1e-5, atol=1e-6)
+        assert (made.predictions[sample_id, length:] == -100).all()
+    with pytest.raises(ConfigError, match="test_dataset is a list: give a PackedStreamingDataset"):
+        trainer.predict([])  # type: ignore[arg-type]
+
+
+def test_a_search_for_hyperparameters_is_refused_with_what_to_do(config: Path) -> None:
+    with pytest.raises(ConfigError, match="hyperparameter_search is not here: start a run for each set of arguments"):
+        trainer_of(config).hyperparameter_search(lambda trial: {}, n_trials=3)
 
 
 def test_a_metric_that_fails_ends_the_run_with_its_cause(config: Path) -> None:

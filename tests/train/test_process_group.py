@@ -6,8 +6,10 @@ import datetime
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.run.distributed import cpu_group, end_distributed, gather, group_timeout_s, takes_cpu_tensors
 
 from ..conftest import write_tokens
 from .runs import trainer_of, write_run
@@ -40,5 +42,38 @@ def test_a_group_that_somebody_else_made_is_taken_and_left_with_a_word_on_its_ti
         trainer_of(run).train()
         assert dist.group.WORLD is theirs
         assert "the process group that is there has a timeout of 50 s, and train.timeout_s is 60" in caplog.text
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_group_without_a_backend_for_cpus_has_one_of_gloo_beside_it_until_the_end() -> None:
+    """As one of nccl alone, which transformers' arguments make on GPUs; gloo for GPUs needs none to be made."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("cuda:gloo", store=store, rank=0, world_size=1)
+    try:
+        theirs = dist.group.WORLD
+        assert theirs is not None
+        assert not takes_cpu_tensors(theirs)
+        beside = cpu_group(50)
+        assert beside is not theirs
+        assert takes_cpu_tensors(beside)
+        assert cpu_group() is beside
+        assert group_timeout_s(beside, torch.device("cpu")) == 50
+        assert gather([1.5, 2.0], 1).tolist() == [[1.5, 2.0]]
+        end_distributed()
+        assert dist.group.WORLD is theirs
+        assert cpu_group(60) is not beside
+        end_distributed()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:gloo"])
+def test_a_group_with_a_backend_for_cpus_is_that_of_gathers(backend: str) -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        assert cpu_group() is dist.group.WORLD
+        assert gather([3.0], 1).tolist() == [[3.0]]
     finally:
         dist.destroy_process_group()

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from ...errors import LmmsStreamError, StorageError
 from ...storage.disk_errors import disk_errors
 from ..model.adapters import adapter_of
+from ..run.distributed import cpu_group
 from .export_adapter import save_adapter
 from .names import BASE_CONFIGS
 from .plain_export import is_plain, save_plain
@@ -47,7 +48,7 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
             failure = [error]
         except Exception as error:  # noqa: BLE001  # of transformers, which raises many kinds: the other ranks wait
             failure = [StorageError(f"{out}: the model cannot be written: {' '.join(str(error).split())[:300]}")]
-    dist.broadcast_object_list(failure, src=0)
+    dist.broadcast_object_list(failure, src=0, group=cpu_group())
     if failure[0] is not None:
         raise failure[0]
 

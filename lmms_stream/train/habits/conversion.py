@@ -28,6 +28,7 @@ from ...processors.tokenizers import FastTokenizer, digest
 from ...storage.disk_errors import disk_errors
 from ...storage.locks import locked, wait_for_other
 from ...types import World
+from ..run.distributed import cpu_group
 from .rows import RowReader, RowSettings
 from .tokenizer import assistant_template, fast_tokenizer, tokenizer_of
 
@@ -97,7 +98,7 @@ class Conversion:
         if self.world.world_size == 1:
             return folder
         agreed: list[Any] = [folder]
-        dist.broadcast_object_list(agreed, src=0)
+        dist.broadcast_object_list(agreed, src=0, group=cpu_group())
         found: Path = agreed[0]
         return found
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import xxhash
 
 from ...errors import ConfigError
+from ..run.distributed import cpu_group
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -119,7 +120,7 @@ def record_base(model: torch.nn.Module) -> None:
     if (adapter := adapter_of(model)) is None:
         return
     digests = [base_digest(model, adapter) if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(digests, src=0)
+    dist.broadcast_object_list(digests, src=0, group=cpu_group())
     setattr(model, _ATTRIBUTE, replace(adapter, base=digests[0]))
 
 

@@ -1,8 +1,8 @@
 """The loss of packed sequences: one for each target, to be summed over the global batch.
 
 Logits are computed only where a target is predicted, some tokens at a time, and again in the backward pass, so that
-those of a whole pack are never in memory together. Those of the last part, with which the backward pass begins, are kept
-instead: nothing is computed in between that would have their memory.
+those of a whole pack are never in memory together. Those of the last part are kept instead: the backward pass begins
+with them, and nothing that needs memory comes in between.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _CrossEntropy(torch.autograd.Function):
         return logs - logits.gather(1, targets[:, None])[:, 0], logs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, of_losses: torch.Tensor, of_logs: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, targets, logs = ctx.saved_tensors
         made = (logits - logs[:, None]).exp_().mul_((of_losses + of_logs)[:, None])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LogitsWay = Literal["chunks", "kept", "whole"]
+LogitsOf = Callable[[slice], torch.Tensor]  # tokens of a batch -> their logits, float[n, V]
 
 
 class PackLosses(NamedTuple):
@@ -47,6 +48,9 @@ class PackedModel(torch.nn.Module):
     scales, caps and biases are applied. "chunks": some tokens at a time, from hidden states computed once. "kept": for
     all these tokens at once, by its argument logits_to_keep. "whole": for all tokens. choice.prove_packing finds
     the thriftiest that gives the same losses. family: that of the processors, where any reads media.
+
+    read_logits: where it is set, each forward pass that makes logits of all tokens of a batch at little cost calls it
+    with the batch and them, before it ends.
     """
 
     def __init__(self, model: PreTrainedModel, family: Family | None = None):
@@ -56,6 +60,7 @@ class PackedModel(torch.nn.Module):
         self.family = family
         self._tower_paths = {} if family is None else towers_of(family)
         self._dummies = Dummies(family) if family is not None else None
+        self.read_logits: Callable[[Batch, LogitsOf], None] | None = None
         self.router_weight = router_weight(model)
         self._has_text_axis = has_axes(model.config)
         self.logits_way: LogitsWay = self.logits_ways[0]
@@ -104,14 +109,17 @@ class PackedModel(torch.nn.Module):
             base = self.base_model
             assert base is not None
             output = base(**inputs)
-            hidden = output.last_hidden_state[0, learnt]
-            losses = token_losses(hidden, targets, self._head(base, output, batch), vocab_size=self.vocab_size)
+            every = output.last_hidden_state[0]
+            head = self._head(base, output, batch)
+            losses = token_losses(every[learnt], targets, head, vocab_size=self.vocab_size)
+            self._tell(batch, lambda part: head(every[part]))
         elif self.logits_way == "kept":
             output = self.model(**inputs, logits_to_keep=learnt)
             losses = losses_of_logits(output.logits[0], targets)
         else:
             output = self.model(**inputs)
             losses = losses_of_logits(output.logits[0, learnt], targets)
+            self._tell(batch, lambda part: output.logits[0, part])
         router = None
         if self.router_weight and self.training:
             router = router_loss(output.router_logits, packs or [batch], config=self.model.config)
@@ -149,7 +157,12 @@ class PackedModel(torch.nn.Module):
     def logits(self, batch: Batch) -> torch.Tensor:
         """The model's own logits, of every token: float[1, T, V], no view, which FSDP's hooks would not follow."""
         logits: torch.Tensor = self.model(**self._inputs(batch)).logits
+        self._tell(batch, lambda part: logits[0, part])
         return logits
+
+    def _tell(self, batch: Batch, logits_of: LogitsOf) -> None:
+        if self.read_logits is not None:
+            self.read_logits(batch, logits_of)
 
     def plain_logits(self, sample: Batch) -> torch.Tensor:
         """What the model gives for one sample as transformers' users run it, without packing: float[1, T, V]."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...errors import ConfigError
-from ..run.distributed import gather
+from ..run.distributed import cpu_group, gather
 
 
 def take_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -75,7 +75,7 @@ def _check(weights: dict[str, torch.Tensor]) -> None:
     mine = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()]
     missing = [name for name, tensor in weights.items() if tensor.is_meta]
     of_first: list[Any] = [mine, missing]
-    dist.broadcast_object_list(of_first, src=0)
+    dist.broadcast_object_list(of_first, src=0, group=cpu_group())
     theirs, missing = of_first
     if missing:
         raise ConfigError(

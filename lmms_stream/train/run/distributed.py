@@ -20,6 +20,7 @@ from ...types import World
 _LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo raises plain RuntimeErrors
 _made: dist.ProcessGroup | None = None  # the process group that init_distributed made
 _told: dist.ProcessGroup | None = None  # one that is somebody else's, whose other timeout was told
+_beside: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None  # one without CPUs, and that of gloo beside it
 logger = logging.getLogger("lmms_stream")
 STOPPED_STATUS = 85  # exit status of a run that a signal told to stop, and that has saved a checkpoint
 
@@ -27,8 +28,9 @@ STOPPED_STATUS = 85  # exit status of a run that a signal told to stop, and that
 def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, torch.device]:
     """Join torchrun's process group (or make one of this process alone): nccl with CUDA, else gloo.
 
-    One that is there is taken as it is; a warning says where its timeout is another. One that is made here ends with
-    end_distributed, or with the process.
+    One that is there is taken as it is; a warning says where its timeout is another. Where it has no backend for CPUs
+    (transformers' arguments make one of nccl alone), one of gloo is made beside it: see cpu_group. What is made here
+    ends with end_distributed, or with the process.
     """
     global _made, _told
     cuda = torch.cuda.is_available()
@@ -51,6 +53,7 @@ def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, 
                 "the process group that is there has a timeout of %g s, and train.timeout_s is %g: its collectives "
                 "wait for the former", found_s, timeout_s,
             )  # fmt: skip
+    cpu_group(timeout_s)
     world_size = dist.get_world_size()
     num_nodes = world_size // int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     world = World(rank=dist.get_rank(), world_size=world_size, num_nodes=num_nodes, replication=replication)
@@ -58,11 +61,37 @@ def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, 
 
 
 def end_distributed() -> None:
-    """End the process group that init_distributed made; one that somebody else made stays."""
-    global _made
+    """End the process groups that init_distributed made; one that somebody else made stays."""
+    global _made, _beside
+    if _beside is not None and dist.is_initialized() and dist.group.WORLD is _beside[0]:
+        dist.destroy_process_group(_beside[1])
+    _beside = None
     if _made is not None and dist.is_initialized() and dist.group.WORLD is _made:
         dist.destroy_process_group()
     _made = None
+
+
+def takes_cpu_tensors(group: dist.ProcessGroup) -> bool:
+    """Whether a group has a backend for tensors on the CPU."""
+    return torch.device("cpu") in group._device_types
+
+
+def cpu_group(timeout_s: float | None = None) -> dist.ProcessGroup:
+    """All ranks, for tensors on the CPU: their process group, or one of gloo beside it, which the first call makes.
+
+    All ranks call it first at the same point.
+    """
+    global _beside
+    default = dist.group.WORLD
+    assert default is not None
+    if takes_cpu_tensors(default):
+        return default
+    if _beside is None or _beside[0] is not default:
+        timeout = None if timeout_s is None else datetime.timedelta(seconds=timeout_s)
+        made = dist.new_group(backend="gloo", timeout=timeout)
+        assert isinstance(made, dist.ProcessGroup)
+        _beside = default, made
+    return _beside[1]
 
 
 def group_timeout_s(group: dist.ProcessGroup | None, device: torch.device) -> float:
@@ -107,5 +136,5 @@ def gather(values: Sequence[float], world_size: int) -> torch.Tensor:
     """The values of every rank: float64[world_size, len(values)], on the CPU; exact for counts below 2^53."""
     mine = torch.tensor(values, dtype=torch.float64)
     everyone = torch.empty(world_size * len(values), dtype=torch.float64)
-    dist.all_gather_into_tensor(everyone, mine)
+    dist.all_gather_into_tensor(everyone, mine, group=cpu_group())
     return everyone.view(world_size, len(values))

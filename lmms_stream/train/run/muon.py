@@ -2,17 +2,18 @@
 
 Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) updates a matrix by its momentum made orthogonal.
 What is orthogonal in a shard is not so in the matrix, and torch's own, given shards, sums the products of the iteration
-over ranks in bfloat16: after three steps two ranks are 10 % from one. Here momentum is sharded, each matrix is gathered
-in turn, and all ranks compute what torch's computes for a whole one.
+over ranks in bfloat16: after three steps two ranks are 10 % from one. Here momentum is sharded, matrices are gathered,
+and each rank computes for some of them what torch's computes for a whole one, and gives it to the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...errors import ConfigError
@@ -67,9 +68,7 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             if group["is_muon"]:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._update(parameter, group)
+                self._update([each for each in group["params"] if each.grad is not None], group)
         if self._adamw is not None:
             # Both are others after load_state_dict.
             self._adamw.param_groups = [group for group in self.param_groups if not group["is_muon"]]
@@ -77,22 +76,61 @@ class Muon(torch.optim.Optimizer):
             self._adamw.step()
         return loss
 
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
-        """Update one matrix as torch.optim.Muon does."""
+    def _update(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
+        """Update matrices as torch.optim.Muon does, as many at once as ranks share them."""
+        size = max(map(_num_sharing, parameters), default=1)
+        for start in range(0, len(parameters), size):
+            together = parameters[start : start + size]
+            updates = orthogonal_each([self._averaged(each, group) for each in together], steps=group["ns_steps"])
+            for parameter, update in zip(together, updates, strict=True):
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(update, alpha=-group["lr"] * _scale(group["adjust_lr_fn"], *parameter.shape))
+
+    def _averaged(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """The momentum of a matrix after this step's gradient."""
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
-        average = state["momentum_buffer"]
+        average: torch.Tensor = state["momentum_buffer"]
         average.lerp_(gradient, 1 - group["momentum"])
-        update = gradient.lerp(average, group["momentum"]) if group["nesterov"] else average
-        if isinstance(update, DTensor):
-            whole = orthogonal(update.full_tensor(), steps=group["ns_steps"])
-            update = distribute_tensor(whole, update.device_mesh, update.placements, src_data_rank=None)
-        else:
-            update = orthogonal(update, steps=group["ns_steps"])
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(update, alpha=-group["lr"] * _scale(group["adjust_lr_fn"], *parameter.shape))
+        return gradient.lerp(average, group["momentum"]) if group["nesterov"] else average
+
+
+def orthogonal_each(matrices: Sequence[torch.Tensor], *, steps: int) -> list[torch.Tensor]:
+    """Each made orthogonal, and sharded as it was: bfloat16.
+
+    Of the ranks that share them the first computes the first, the next the next, and so on.
+    """
+    found: list[torch.Tensor] = []
+    for number, matrix in enumerate(matrices):
+        if not isinstance(matrix, DTensor):
+            found.append(orthogonal(matrix, steps=steps))
+            continue
+        whole = matrix.full_tensor()
+        is_mine = _owner(matrix, number) == matrix.device_mesh.get_local_rank(_shard_dim(matrix))
+        found.append(
+            orthogonal(whole, steps=steps).contiguous() if is_mine else torch.empty_like(whole, dtype=torch.bfloat16)
+        )
+    for number, (matrix, whole) in enumerate(zip(matrices, found, strict=True)):
+        if isinstance(matrix, DTensor):
+            group = matrix.device_mesh.get_group(_shard_dim(matrix))
+            dist.broadcast(whole, group=group, group_src=_owner(matrix, number))
+            found[number] = distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
+    return found
+
+
+def _shard_dim(matrix: DTensor) -> int:
+    """The dimension of its mesh along which ranks have parts of it."""
+    return next((dim for dim, placement in enumerate(matrix.placements) if placement.is_shard()), 0)
+
+
+def _num_sharing(matrix: torch.Tensor) -> int:
+    return matrix.device_mesh.size(_shard_dim(matrix)) if isinstance(matrix, DTensor) else 1
+
+
+def _owner(matrix: DTensor, number: int) -> int:
+    return number % _num_sharing(matrix)
 
 
 def orthogonal(matrix: torch.Tensor, *, steps: int) -> torch.Tensor:

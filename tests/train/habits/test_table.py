@@ -71,11 +71,12 @@ BECOMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "torch_compile": (True, {"torch_compile": True}),
     "eval_on_start": (True, {"eval_on_start": True}),
 }
-# What becomes of these is in other tests: of data and models in test_resolve, of the loop in test_script.
+# What becomes of these is in other tests: of data and models in test_resolve, of the loop in test_script, use_cpu in
+# test_fields.
 ELSEWHERE = {
     "load_best_model_at_end", "data_seed", "gradient_checkpointing_kwargs", "full_determinism", "use_liger_kernel",
     "use_cpu", *(row.name for row in sft_fields.ROWS),
-    # read by transformers itself, when the arguments are made, or by scripts
+    # read by transformers itself, when the arguments are made, or by scripts: in test_fields
     "tf32", "log_level", "log_level_replica", "resume_from_checkpoint",
 }  # fmt: skip
 
