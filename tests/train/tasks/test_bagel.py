@@ -86,7 +86,8 @@ def test_a_pack_gives_the_losses_and_gradients_of_its_samples_one_by_one(samples
 
 
 def test_a_pack_gives_the_logits_and_velocities_of_its_samples_one_by_one(samples: list[Processed]) -> None:
-    model = build_model().eval()
+    model: Any = build_model()
+    model.eval()
     seen: list[BlockOutput] = []
     model.register_forward_hook(lambda *hooked: seen.append(hooked[2]))
     task = Bagel()
