@@ -79,7 +79,7 @@ def write_rows(folder: Path, num_rows: int) -> Path:
     for number in range(num_rows):
         messages = []
         for turn, (role, content) in enumerate(_turns(number)):
-            parts = []
+            parts: list[dict[str, Any]] = []
             for part, each in enumerate([content] if isinstance(content, str) else content):
                 if isinstance(each, str):
                     parts.append({"type": "text", "text": each})
