@@ -60,9 +60,7 @@ TYPES: Mapping[str, DatasetType] = {
     "qwen3_vl": DatasetType("messages", False, "the same, with Qwen3-VL's processor"),
     "vision_iterable": DatasetType("messages", True, "as vision, streamed"),
     "qwen3_vl_iterable": DatasetType("messages", True, "as qwen3_vl, streamed"),
-    "sit": DatasetType(
-        "image", False, "images and numbers of classes, columns image and label: flow matching"
-    ),
+    "sit": DatasetType("image", False, "images and numbers of classes, columns image and label: flow matching"),
     "sit_iterable": DatasetType("image", True, "as sit, streamed"),
     "rae": DatasetType("image", False, "images, column image: reconstruction"),
     "rae_iterable": DatasetType("image", True, "as rae, streamed"),
