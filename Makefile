@@ -11,7 +11,7 @@ setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,dev,media,ray,tensorboard,wandb]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,dev,generation,media,ray,tensorboard,wandb]"
 	touch $@
 
 demo: setup

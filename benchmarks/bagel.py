@@ -1,7 +1,7 @@
 """Claim: texts and images are learnt in one sequence: on drawings that it has not seen, both losses fall.
 
-The small model of examples/bagel is trained to say what is on a drawing, and to draw what it is told. Cross entropy must
-fall below that of guessing colour and shape, the squared error of velocities to a share of the first records'.
+The small model of examples/bagel is trained to say what is on a drawing, and to draw what it is told. Cross entropy
+must fall below that of guessing colour and shape, the squared error of velocities to a share of the first records'.
 
     python benchmarks/bagel.py
     python benchmarks/bagel.py --steps 1000

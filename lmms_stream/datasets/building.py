@@ -90,7 +90,7 @@ def building_of(config: DatasetConfig, processor: Processor) -> Building:
     local = home_folder(folder) if "://" in folder else Path(folder).expanduser().absolute()
     listed = _listed(sources_of(config), local / "lists")
     options = ConvertOptions(
-        schema=SchemaOptions(kind="text" if dataset_type_of(config).kind == "text" else None),
+        schema=SchemaOptions(kind=dataset_type_of(config).row_kind),
         processor=processor,
         on_error=config.on_error,
         longest=config.max_length if config.overlong == "drop" else None,

@@ -190,7 +190,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         return Reading(
             processor=self.processor,
             packing=self.packing,
-            rows=SchemaOptions(kind="text" if dataset_type_of(config).kind == "text" else None),
+            rows=SchemaOptions(kind=dataset_type_of(config).row_kind),
             overlong=config.overlong,
             max_length=config.max_length,
             seed=config.seed if config.shuffle else None,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..config import build_config
 from ..converters.sources.specs import YAML_KEYS, yaml_specs
 from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
@@ -25,6 +26,7 @@ PROCESSOR_KEYS = ("processor_name", "processor_type", "extra_kwargs")
 EXTRA_KEYS = ("packing_kwargs", "use_audio_in_video", "collator_type")
 BAGEL = "bagel"
 PIXELS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
+IMAGE_KEYS = ("image_size", "flip", "augment_seed")
 VIDEO_DEFAULTS: Mapping[str, Any] = {
     "video_max_pixels": 602112, "video_min_pixels": 3136, "video_max_frames": 768, "frame_num": 64, "fps": 1.0,
 }  # theirs; pixels are of a frame # fmt: skip
@@ -45,9 +47,14 @@ class Source:
 class DatasetType:
     """What rows a dataset_type has: the kind of a row and what its samples are of. is_iterable: read as it streams."""
 
-    kind: Literal["messages", "text"]
+    kind: Literal["messages", "text", "image"]
     is_iterable: bool
     says: str
+
+    @property
+    def row_kind(self) -> str | None:
+        """The kind of rows that is insisted on; None where it is found."""
+        return None if self.kind == "messages" else self.kind
 
 
 TYPES: Mapping[str, DatasetType] = {
@@ -57,19 +64,24 @@ TYPES: Mapping[str, DatasetType] = {
     "qwen3_vl_iterable": DatasetType("messages", True, "as qwen3_vl, streamed"),
     "bagel": DatasetType("messages", False, "chats with images to see, and the assistant's, which are to be made"),
     "bagel_iterable": DatasetType("messages", True, "as bagel, streamed"),
+    "sit": DatasetType("image", False, "images and numbers of classes, columns image and label: flow matching"),
+    "sit_iterable": DatasetType("image", True, "as sit, streamed"),
+    "rae": DatasetType("image", False, "images, column image: reconstruction"),
+    "rae_iterable": DatasetType("image", True, "as rae, streamed"),
     "fineweb_edu": DatasetType("text", True, "documents, column text, cut into packs"),
 }
 LATER_TYPES = (
-    "vision_audio", "qwen_omni", "llava_video", "rae", "sit", "qwen_omni_iterable",
+    "vision_audio", "qwen_omni", "llava_video", "qwen_omni_iterable",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorType:
-    """kind: of ours. processor_classes: of the folder's processor, where only these will do."""
+    """kind: of ours. processor_classes: of the folder's processor, where only these will do. crop: of images."""
 
-    kind: Literal["chat", "vision", "bagel"]
+    kind: Literal["chat", "vision", "image", "bagel"]
     processor_class: str = ""
+    crop: Literal["center", "random"] | None = None
 
 
 PROCESSORS: Mapping[str, ProcessorType] = {
@@ -79,10 +91,12 @@ PROCESSORS: Mapping[str, ProcessorType] = {
     "qwen2_5_vl": ProcessorType("vision", "Qwen2_5_VLProcessor"),
     "qwen3_vl": ProcessorType("vision", "Qwen3VLProcessor"),
     "bagel": ProcessorType("bagel"),
+    "sit": ProcessorType("image", crop="center"),
+    "rae_siglip": ProcessorType("image", crop="random"),
 }
 LATER_PROCESSORS = (
     "llava", "llava_video", "llava_onevision2", "nanovlm", "aero", "Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor",
-    "wanvideo", "sit", "rae_siglip",
+    "wanvideo",
 )  # fmt: skip
 
 
@@ -172,6 +186,8 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
         return config.processor
     check_names(said, PROCESSOR_KEYS, "processor_config")
     name = said.get("processor_name")
+    if dataset_type_of(config).kind == "image":
+        return _image_config(said)
     if not name:
         raise ConfigError("processor_config.processor_name is missing: name the folder or hub id of a processor")
     kind = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type").kind
@@ -182,9 +198,9 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
             f"dataset_type {config.dataset_type!r} and processor_type {said['processor_type']!r} do not go together: "
             "sequences of images to see and to make are of dataset_type bagel and processor_type bagel"
         )
-    if kind == "bagel":
-        check_names(extra, [each.name for each in fields(BagelSettings)], "processor_config.extra_kwargs")
-        return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=BagelSettings(**extra))
+    if kind == BAGEL:
+        settings = build_config(BagelSettings, extra, source="processor_config.extra_kwargs")
+        return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=settings)
     check_names(extra, PIXELS, "processor_config.extra_kwargs")
     if dataset_type_of(config).kind == "text":
         return ProcessorConfig(type="text", tokenizer=str(name))
@@ -196,6 +212,21 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
             )
         return ProcessorConfig(type="chat", tokenizer=str(name))
     return ProcessorConfig(type="vision", path=str(name), **(_video_settings(config, said["processor_type"]) | extra))
+
+
+def _image_config(said: Mapping[str, Any]) -> ProcessorConfig:
+    """Images need no folder, so processor_name counts nothing."""
+    found = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type")
+    if found.kind != "image":
+        images = [name for name, each in PROCESSORS.items() if each.kind == "image"]
+        raise ConfigError(
+            f"processor_type {said['processor_type']!r} reads no images that are to be made: give {' or '.join(images)}"
+        )
+    extra = said.get("extra_kwargs") or {}
+    check_names(extra, IMAGE_KEYS, "processor_config.extra_kwargs")
+    return build_config(
+        ProcessorConfig, {"type": "image", "crop": found.crop, **extra}, source="processor_config.extra_kwargs"
+    )
 
 
 def processor_of(config: DatasetConfig) -> Processor:

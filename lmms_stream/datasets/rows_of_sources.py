@@ -14,7 +14,7 @@ from ..converters.sources.units import Row, Unit
 from ..errors import ConfigError, DataError, EmptyRowError, PackingError
 from ..loader.collate import check_keys
 from ..plan.packing import Overlong
-from ..processors.base import Processor
+from ..processors.base import Processor, process_sample
 from ..processors.measured import checked, checked_length, measured_with_media, measures_media
 from ..storage.disk_errors import disk_errors
 from ..types import Processed, Sample
@@ -153,17 +153,21 @@ class RowReader:
             last = "; more are counted and not named" if self._num_told == TOLD_ROWS else ""
             logger.warning("left out: %s%s", error, last)
 
-    def samples_of(self, pieces: Sequence[Piece], tally: Tally) -> tuple[list[Processed], list[int]]:
-        """What the pieces of a pack are, and numbers of their rows; one that cannot be made is left out."""
+    def samples_of(self, pieces: Sequence[Piece], tally: Tally, *, epoch: int) -> tuple[list[Processed], list[int]]:
+        """What the pieces of a pack are, and numbers of their rows; one that cannot be made is left out.
+
+        epoch: of the lane, by which a processor draws at random.
+        """
         made: list[Processed] = []
         sample_ids: list[int] = []
         for ref, content in pieces:
+            sample_id = sample_id_of(ref.file, ref.unit, content.row)
             try:
-                made.append(self._made(content))
+                made.append(self._made(content, [epoch, sample_id]))
             except DataError as error:
                 self.leave_out(DataError(f"{row_name(ref.file, ref.unit, content.row)}: {error}"), tally)
                 continue
-            sample_ids.append(sample_id_of(ref.file, ref.unit, content.row))
+            sample_ids.append(sample_id)
         return made, sample_ids
 
     def _contents(self, sample: Sample, row: int, *, where: str, tally: Tally) -> list[Content]:
@@ -199,11 +203,11 @@ class RowReader:
         stop = limit if overlong == "truncate" else whole.length
         return [whole._replace(start=start, length=min(limit, stop - start)) for start in range(0, stop, limit)]
 
-    def _made(self, content: Content) -> Processed:
+    def _made(self, content: Content, drawn: Sequence[int]) -> Processed:
         made = content.made
         if made is None:
             assert content.sample is not None
-            made = self.reading.processor.process(content.sample)
+            made = process_sample(self.reading.processor, content.sample, None, drawn)
             check_keys(made, made_by=type(self.reading.processor).__name__)
         num_tokens, stop = len(made["input_ids"]), content.start + content.length
         if num_tokens < stop or (content.made is None and content.start == 0 and num_tokens != content.length):

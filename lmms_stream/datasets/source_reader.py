@@ -211,7 +211,7 @@ class SourceReader:
         lane.positions[key] = UnitPosition(number + 1)
 
     def _given(self, lane: _Lane, pieces: list[Piece]) -> Iterator[SourcePack]:
-        samples, sample_ids = self._rows.samples_of(pieces, lane.tally)
+        samples, sample_ids = self._rows.samples_of(pieces, lane.tally, epoch=lane.epoch)
         if samples:
             known, self._untold = self._untold, {}
             quiet, self._quiet = self._quiet, []

@@ -99,6 +99,8 @@ def _types() -> Iterator[str]:
         reads = (
             f"a folder of a {processor.processor_class}"
             if processor.processor_class
+            else f"images, {processor.crop} crop; extra_kwargs image_size, flip, augment_seed; no folder"
+            if processor.kind == "image"
             else "a folder of a tokenizer with a chat template"
         )
         yield f"| `{name}` | `{processor.kind}` | {reads} |"

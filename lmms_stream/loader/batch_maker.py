@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,8 +11,8 @@ import numpy as np
 from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from ..mds.core import PackedDataset
 from ..plan.planner import After, StepConfig, Work
-from ..processors.base import Memory, PackFiller, ProcessDrawn, ProcessInto, Processor, SegmentError, works_together
-from ..types import Batch, Processed, Rows, Sample
+from ..processors.base import Memory, PackFiller, Processor, SegmentError, process_sample
+from ..types import Batch, Processed, Rows
 from .collate import check_keys, collate, padded_length, to_batch, write_padding
 from .media_memory import PackMemory, SharedBlocks
 from .row_memory import RowMemory, new_rows
@@ -147,7 +147,7 @@ def _process(
     shard = dataset.pack_reader.shard(shard_id)
     try:
         drawn = [work.epochs[pack] if work.epochs else 0, sample_id]
-        processed = _processed(processor_of(dataset), shard[index], memory, drawn)
+        processed = process_sample(processor_of(dataset), shard[index], memory, drawn)
         num_tokens = len(processed["input_ids"])
         if num_tokens < start + length or 0 <= expected != num_tokens:
             raise SegmentError("it has another length", segment=segment, num_tokens=num_tokens)
@@ -164,17 +164,6 @@ def _process(
         )
         raise naming(dataset, int(work.segments.sample_ids[segment]), reason)
     return {name: _piece(name, value, start, start + length) for name, value in processed.items()}
-
-
-def _processed(processor: Processor, sample: Sample, memory: Memory | None, drawn: Sequence[int]) -> Processed:
-    """drawn: the epoch and the id of the sample."""
-    if works_together(type(processor), "process", "process_drawn"):
-        process_drawn: ProcessDrawn = processor.process_drawn  # type: ignore[attr-defined]
-        return process_drawn(sample, drawn)
-    if memory is None or not works_together(type(processor), "process", "process_into"):
-        return processor.process(sample)
-    process_into: ProcessInto = processor.process_into  # type: ignore[attr-defined]
-    return process_into(sample, memory)
 
 
 def _piece(name: str, value: Any, start: int, stop: int) -> Any:

@@ -150,6 +150,17 @@ class Processor(Protocol):
         ...
 
 
+def process_sample(processor: Processor, sample: Sample, memory: Memory | None, drawn: Sequence[int]) -> Processed:
+    """What a processor makes of a sample for a batch. memory: for its media. drawn: its epoch and its id."""
+    if works_together(type(processor), "process", "process_drawn"):
+        process_drawn: ProcessDrawn = processor.process_drawn  # type: ignore[attr-defined]
+        return process_drawn(sample, drawn)
+    if memory is None or not works_together(type(processor), "process", "process_into"):
+        return processor.process(sample)
+    process_into: ProcessInto = processor.process_into  # type: ignore[attr-defined]
+    return process_into(sample, memory)
+
+
 @runtime_checkable
 class PackFiller(Protocol):
     """What a processor may have besides: it makes packs from memory-mapped shards, without single samples."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
-from .base import SeenMedium
+from .base import Measured, SeenMedium
 from .image_settings import Crop, ImageSettings, Objective
 from .media.images import decode_image
 
@@ -31,7 +31,7 @@ class ImageProcessor:
     """
 
     columns = ("image", "label")
-    measured_columns = ()
+    measured_columns = ("label",)
     schema = "image"
 
     def __init__(
@@ -58,9 +58,9 @@ class ImageProcessor:
     def measure(self, sample: Sample) -> int:
         return 1
 
-    def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
-        """See MeasureAll."""
-        return [1] * len(samples)
+    def measure_media(self, samples: Sequence[Sample]) -> list[Measured | DataError]:
+        """See MeasureMedia."""
+        return [Measured(tokens=1, image_tokens=1)] * len(samples)
 
     def process(self, sample: Sample) -> Processed:
         return self._processed(sample, None)

@@ -41,7 +41,8 @@ class PlainModel(torch.nn.Module):
         diffusers' DiT takes the condition of its last layer from its first block.
         """
         if type(self.model).__name__ == "DiTTransformer2DModel":
-            return [self.model.transformer_blocks[0]]  # type: ignore[index, list-item]
+            blocks: Any = self.model.transformer_blocks
+            return [blocks[0]]
         return []
 
 
@@ -51,7 +52,8 @@ def config_of(model: torch.nn.Module) -> dict[str, Any]:
     if hasattr(config, "to_dict"):
         return dict(config.to_dict())
     if hasattr(model, "to_json_string"):
-        described: dict[str, Any] = json.loads(model.to_json_string())
+        of_diffusers: Any = model
+        described: dict[str, Any] = json.loads(of_diffusers.to_json_string())
         return {name: value for name, value in described.items() if name != "_diffusers_version"}
     return {}
 

@@ -75,6 +75,6 @@ def check_apart(
     reshard(model)
     if not differ <= allowed:
         raise ConfigError(
-            f"{type(model.model).__name__} makes something else of an image where others lie beside it: take norms that "
-            "look at one image (GroupNorm, LayerNorm), not at all of a batch (BatchNorm)"
+            f"{type(model.model).__name__} makes something else of an image where others lie beside it: take norms "
+            "that look at one image (GroupNorm, LayerNorm), not at all of a batch (BatchNorm)"
         )

@@ -196,7 +196,7 @@ def test_what_cannot_be_learnt_is_named(data: Path, tmp_path: Path) -> None:
         FlowMatching(label_dropout=2)
     with pytest.raises(ConfigError, match="is no AutoencoderKL of diffusers"):
         FlowMatching(vae=str(tmp_path))
-    with pytest.raises(ConfigError, match="diffusers .* has no model 'DiT'"):
+    with pytest.raises(ConfigError, match=r"diffusers .* has no model 'DiT'"):
         trainer_of(run, "model.config._class_name=DiT")
     with pytest.raises(ConfigError, match="task needs type, the name of a task"):
         trainer_of(run, "task.vae=x")
