@@ -24,8 +24,8 @@ ROOT = Path(__file__).parent.parent
 STEPS = 250
 ANSWER_TOKENS = 5  # A, the colour, the shape, the point, the end
 GUESSING = 2 * math.log(4) / ANSWER_TOKENS  # nats a token: four colours and four shapes, all else known
-MOST_CE = 0.75 * GUESSING
-MOST_MSE = 0.5  # of that of the first record
+MOST_CE = 0.5 * GUESSING
+MOST_MSE = 1 / 3  # of that of the first record
 MAX_S = 3600.0  # of the run
 
 
