@@ -64,6 +64,7 @@ bench: setup
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/convergence.py
 	$(BIN)/python benchmarks/chart_learning.py
+	$(BIN)/python benchmarks/bagel.py
 
 clean:
 	rm -rf demo-output build .pytest_cache .mypy_cache .ruff_cache

@@ -16,8 +16,7 @@ import numpy as np
 import pydantic
 import rich._emoji_codes  # noqa: F401
 import streaming  # noqa: F401
-import transformers.models.llama.modeling_llama
-import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+from diffusers import AutoencoderKL, DiTTransformer2DModel  # noqa: F401
 from lmms_stream.plan.packing import PackingConfig, pack
 from lmms_stream.train.run_config import RunConfig
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -201,9 +201,9 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
             f"dataset_type {config.dataset_type!r} and processor_type {said['processor_type']!r} do not go together: "
             "sequences of images to see and to make are of dataset_type bagel and processor_type bagel"
         )
-    if kind == "bagel":
-        check_names(extra, [each.name for each in fields(BagelSettings)], "processor_config.extra_kwargs")
-        return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=BagelSettings(**extra))
+    if kind == BAGEL:
+        settings = build_config(BagelSettings, extra, source="processor_config.extra_kwargs")
+        return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=settings)
     check_names(extra, PIXELS, "processor_config.extra_kwargs")
     if dataset_type_of(config).kind == "text":
         return ProcessorConfig(type="text", tokenizer=str(name))

@@ -54,7 +54,8 @@ class Blocks(NamedTuple):
     @property
     def is_hidden(self) -> NDArray[np.bool_]:
         """Blocks that nothing outside of them sees: bool[n]."""
-        return self.dropped | (self.kinds == Kind.MADE)
+        hidden: NDArray[np.bool_] = self.dropped | (self.kinds == Kind.MADE)
+        return hidden
 
     @property
     def of_tokens(self) -> NDArray[np.int64]:
@@ -97,7 +98,7 @@ def positions(blocks: Blocks) -> NDArray[np.int64]:
     lengths, is_text = blocks.lengths, blocks.kinds == Kind.TEXT
     advances = np.where(is_text, lengths, 1) * ~blocks.is_hidden
     ends = np.cumsum(advances)
-    begins = ends - advances
+    begins: NDArray[np.int64] = ends - advances
     is_first = np.diff(blocks.samples, prepend=-1) != 0
     of_sample = np.maximum.accumulate(np.where(is_first, begins, 0))  # begins never fall
     block, tokens = blocks.of_tokens, np.arange(blocks.num_tokens)

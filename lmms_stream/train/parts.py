@@ -100,9 +100,8 @@ class Parts:
     @property
     def _flops(self) -> ModelFlops | None:
         """None for models that are no language models, whose arithmetic is not known here."""
-        if not isinstance(self.model, PackedModel):
-            return None
-        return model_flops(self.model.model, towers=self.model.towers.values())
+        model: torch.nn.Module = self.model
+        return model_flops(model.model, towers=model.towers.values()) if isinstance(model, PackedModel) else None
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:

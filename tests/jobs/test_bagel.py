@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lmms_stream.demo.compare import read_run
 from lmms_stream.loader.collate import collate
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.run.distributed import end_distributed
 from lmms_stream.train.tasks.bagel import Bagel
 from lmms_stream.train.tasks.noise import Draw
 
 from tests.conftest import last_words
-from tests.train.bagel import build_model, build_processor, conversation, save_words, write_conversations
+from tests.datasets.streamed import Readers
+from tests.train.bagel import (
+    build_model,
+    build_processor,
+    conversation,
+    dataset_of,
+    save_words,
+    write_conversations,
+    write_rows,
+)
 
-from .launcher import run_job, start_job
-from .runs import differences, last_step, wait_until
+from .bagel_job import keep_first_step, trainer_of
+from .launcher import run_job
+from .runs import differences, last_step
 
 MODULE = "tests.jobs.bagel_job"
-NUM_STEPS = 8
+NUM_STEPS = 6
+SETTINGS = (f"max_steps={NUM_STEPS}", "save_steps=1")
 OTHER_WORLD = 1e-3  # sums of gradients are of other parts
 pytestmark = pytest.mark.timeout(500)
 
@@ -30,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("bagel")
     save_words(made / "words")
     write_conversations(made / "data", 60)
+    write_rows(made / "rows", 100)
     return made
 
 
@@ -38,19 +55,43 @@ def run(folder: Path, output: Path, *settings: str, nproc: int) -> None:
     assert done.returncode == 0, last_words(done.stderr)
 
 
+def kill(folder: Path, output: Path) -> None:
+    """A run of two processes that are killed in the fourth step, while the third is saved."""
+    done = run_job(2, MODULE, str(folder), str(output), *SETTINGS, "killed_at=3", timeout_s=200)
+    assert done.returncode == -signal.SIGKILL, last_words(done.stderr)
+    assert last_step(output) == 3
+    assert checkpoints(output / "checkpoints") != []
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    """The output of a run of two processes that was never interrupted."""
+    run(folder, folder / "whole", *SETTINGS, nproc=2)
+    return folder / "whole"
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_a_step_is_that_of_its_samples_one_by_one_whatever_ranks_hold(folder: Path, tmp_path: Path, nproc: int) -> None:
-    output = tmp_path / "gradients"
-    run(folder, output, "max_steps=1", f"per_device_batch={3 - nproc}", nproc=nproc)
-    made: dict[str, Any] = torch.load(output.with_suffix(f".{nproc}.pt"))
+def test_a_step_is_that_of_its_samples_one_by_one_whatever_ranks_hold(
+    folder: Path, tmp_path: Path, nproc: int, request: pytest.FixtureRequest
+) -> None:
+    if nproc == 2:
+        output: Path = request.getfixturevalue("whole")
+    else:
+        output = tmp_path / "whole"
+        trainer = trainer_of(folder, output, {"max_steps": 1, "per_device_batch": 2})
+        keep_first_step(trainer, output)
+        trainer.train()
+        end_distributed()
+    made: dict[str, Any] = torch.load(output.with_suffix(".pt"))
+    record = read_log(output)[0]
     packs = [pack for of_rank in made["packs"] for pack in of_rank]
-    assert len({len(ids) for _, ids, _ in packs}) > 1
+    assert len({len(ids) for _, ids in packs}) > 1
     processor = build_processor(folder / "words", text_dropout=0.2, vit_dropout=0.2, vae_dropout=0.2)
     model, task = build_model().train(), Bagel()
     wrapped, draw = task.wrap(model), Draw(seed=5, step=0)
     totals: dict[str, Any] = {"ce": 0, "mse": 0}
     units = {"ce": 0, "mse": 0}
-    for source, ids, _ in packs:
+    for source, ids in packs:
         for number in ids:
             alone = collate([processor.process(conversation(number))], [number], source=source)
             for name, each in task.losses(wrapped, alone, [alone], draw=draw).items():
@@ -62,24 +103,36 @@ def test_a_step_is_that_of_its_samples_one_by_one_whatever_ranks_hold(folder: Pa
     wrong = [name for name, each in expected.items() if (made["gradients"][name] - each).norm() > 1e-5 * each.norm()]
     assert wrong == []
     for name, mean in means.items():
-        assert made["record"][f"loss/{name}"] == pytest.approx(float(mean.detach()), rel=1e-5)
-    assert made["record"]["loss"] == pytest.approx(float(sum(means.values()).detach()), rel=1e-5)
+        assert record[f"loss/{name}"] == pytest.approx(float(mean.detach()), rel=1e-5)
+    assert record["loss"] == pytest.approx(float(sum(means.values()).detach()), rel=1e-5)
 
 
 def test_a_run_that_is_killed_goes_on_bit_by_bit_and_with_one_process_on_the_same_samples(
+    folder: Path, whole: Path, tmp_path: Path
+) -> None:
+    killed = tmp_path / "killed"
+    kill(folder, killed)
+    run(folder, killed, *SETTINGS, nproc=2)
+    assert differences(whole, killed) == []
+    by_two = checkpoints(whole / "checkpoints")[2]
+    run(folder, tmp_path / "one", *SETTINGS, f'resume="{by_two}"', nproc=1)
+    assert differences(whole, tmp_path / "one", first_step=4, tolerance=OTHER_WORLD) == []
+    assert [record["step"] for record in read_log(tmp_path / "one")] == list(range(4, NUM_STEPS + 1))
+
+
+def test_a_streamed_run_is_killed_and_goes_on_with_one_process_and_no_row_is_lost_or_read_twice(
     folder: Path, tmp_path: Path
 ) -> None:
-    settings = [f"max_steps={NUM_STEPS}", "save_steps=1"]
-    run(folder, tmp_path / "whole", *settings, nproc=2)
-    killed = tmp_path / "killed"
-    with start_job(2, MODULE, str(folder), str(killed), *settings) as job:
-        wait_until(lambda: last_step(killed) >= 3 and checkpoints(killed / "checkpoints") != [], job)
-        for process in job.processes:
-            process.kill()
-    assert last_step(killed) < NUM_STEPS
-    run(folder, killed, *settings, nproc=2)
-    assert differences(tmp_path / "whole", killed) == []
-    by_two = checkpoints(tmp_path / "whole" / "checkpoints")[3]
-    run(folder, tmp_path / "one", *settings, f'resume="{by_two}"', nproc=1)
-    assert differences(tmp_path / "whole", tmp_path / "one", first_step=5, tolerance=OTHER_WORLD) == []
-    assert [record["step"] for record in read_log(tmp_path / "one")] == list(range(5, NUM_STEPS + 1))
+    output = tmp_path / "streamed"
+    kill(folder, output)
+    run(folder, output, *SETTINGS, nproc=1)
+    records = read_run(output, name="", tolerance=0).records
+    assert sorted(records) == list(range(1, NUM_STEPS + 1))
+    trained = Counter(sample_id for record in records.values() for sample_id in record["sample_ids"])
+    saved = output / f"checkpoints/step-{NUM_STEPS:08d}/trainer.json"
+    config = dataset_of(folder, "bagel_iterable", num_canonical_nodes=4)
+    rest = Readers(config, 2, 1, state=json.loads(saved.read_text())["cursor"]).rest()
+    left = Counter(sample_id for batch in rest for sample_id in batch.sample_ids.tolist())
+    every = Counter(sample_id for batch in Readers(config, 1, 1).rest() for sample_id in batch.sample_ids.tolist())
+    assert len(every) == 100
+    assert trained + left == every

@@ -28,9 +28,9 @@ def sample_of(width: int, height: int, *, label: int = 3, **options: Any) -> dic
 def adm_crop(image: Image.Image, size: int) -> np.ndarray[Any, Any]:
     """guided-diffusion's center_crop_arr, as it is written there."""
     while min(*image.size) >= 2 * size:
-        image = image.resize(tuple(x // 2 for x in image.size), resample=Image.Resampling.BOX)
+        image = image.resize((image.width // 2, image.height // 2), resample=Image.Resampling.BOX)
     scale = size / min(*image.size)
-    image = image.resize(tuple(round(x * scale) for x in image.size), resample=Image.Resampling.BICUBIC)
+    image = image.resize((round(image.width * scale), round(image.height * scale)), resample=Image.Resampling.BICUBIC)
     arr = np.array(image)
     crop_y, crop_x = (arr.shape[0] - size) // 2, (arr.shape[1] - size) // 2
     return arr[crop_y : crop_y + size, crop_x : crop_x + size]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,13 @@ def build_processor(folder: Path, **settings: Any) -> BagelProcessor:
 
 
 def conversation(number: int) -> dict[str, Any]:
-    """One of five kinds in turn: of text, with an image to see, to make, to make by another, and of all of them."""
+    """A sample as it is stored: one of five kinds in turn: of text, with an image to see, to make, to make by another,
+    and of all of them.
+    """
+    return stored(*_turns(number))
+
+
+def _turns(number: int) -> list[tuple[str, Any]]:
     rng = np.random.default_rng(number)
 
     def words() -> str:
@@ -62,7 +69,44 @@ def conversation(number: int) -> dict[str, Any]:
         [("user", [image()]), ("assistant", [words(), image(), words()]), ("user", [image(), *ask]),
          ("assistant", [image(), words()])],
     ]  # fmt: skip
-    return stored(*turns[number % len(turns)])
+    return turns[number % len(turns)]
+
+
+def write_rows(folder: Path, num_rows: int) -> Path:
+    """The same as rows of LMMS Engine, with images in files."""
+    folder.mkdir(parents=True)
+    rows = []
+    for number in range(num_rows):
+        messages = []
+        for turn, (role, content) in enumerate(_turns(number)):
+            parts: list[dict[str, Any]] = []
+            for part, each in enumerate([content] if isinstance(content, str) else content):
+                if isinstance(each, str):
+                    parts.append({"type": "text", "text": each})
+                    continue
+                name = f"{number}-{turn}-{part}.png"
+                (folder / name).write_bytes(each[1])
+                parts.append({"type": "image_url", "image_url": {"url": name}})
+            messages.append({"role": role, "content": parts})
+        rows.append(json.dumps({"messages": messages, "id": str(number)}) + "\n")
+    (folder / "rows.jsonl").write_text("".join(rows))
+    return folder / "rows.jsonl"
+
+
+def dataset_of(folder: Path, dataset_type: str, **given: Any) -> dict[str, Any]:
+    """A DatasetConfig of the rows and the tokenizer in a folder."""
+    extra = {**_values(SETTINGS), "text_dropout": 0.2, "vit_dropout": 0.2, "vae_dropout": 0.2}
+    return {
+        "dataset_type": dataset_type,
+        "dataset_format": "jsonl",
+        "dataset_path": str(folder / "rows" / "rows.jsonl"),
+        "processor_config": {
+            "processor_name": str(folder / "words"), "processor_type": "bagel", "extra_kwargs": extra,
+        },
+        "packing": True,
+        "packing_length": 160,
+        **given,
+    }  # fmt: skip
 
 
 def write_conversations(folder: Path, num_samples: int) -> Path:

@@ -29,8 +29,9 @@ def build_diffusers(
         raise ConfigError(f"model {config[DIFFUSERS_CLASS]} needs diffusers: pip install 'lmms-stream[generation]'")
     import diffusers
 
-    kind: Any = getattr(diffusers, str(config[DIFFUSERS_CLASS]), None)
-    if not (isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)):
+    found: object = getattr(diffusers, str(config[DIFFUSERS_CLASS]), None)
+    kind: Any = found
+    if not (isinstance(found, type) and issubclass(found, diffusers.ModelMixin)):
         raise ConfigError(
             f"diffusers {diffusers.__version__} has no model {config[DIFFUSERS_CLASS]!r}: correct {DIFFUSERS_CLASS}"
         )

@@ -52,7 +52,8 @@ def config_of(model: torch.nn.Module) -> dict[str, Any]:
     if hasattr(config, "to_dict"):
         return dict(config.to_dict())
     if hasattr(model, "to_json_string"):
-        described: dict[str, Any] = json.loads(model.to_json_string())
+        of_diffusers: Any = model
+        described: dict[str, Any] = json.loads(of_diffusers.to_json_string())
         return {name: value for name, value in described.items() if name != "_diffusers_version"}
     return {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,9 +17,6 @@ from .model import PackedModel
 from .plain import PlainModel
 from .unused import use_all_parameters
 from .weights import give_weights, take_weights
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def shard_model(
@@ -122,8 +119,8 @@ def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
         raise ConfigError(f"train.frozen {list(patterns)} leaves nothing to train: name fewer parameters")
 
 
-def checkpoint_blocks(model: PreTrainedModel) -> None:
-    """Run blocks again in the backward pass instead of keeping what they computed."""
+def checkpoint_blocks(model: Any) -> None:
+    """Run blocks of a model of transformers or diffusers again in the backward pass: what they computed is not kept."""
     if getattr(model, "_supports_gradient_checkpointing", False):  # of diffusers
         model.enable_gradient_checkpointing()
         return

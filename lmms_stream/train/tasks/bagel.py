@@ -18,7 +18,7 @@ from ..model.loss import learnt_tokens, losses_of_logits
 from ..model.plain import PlainModel
 from .bagel_check import check_blocks
 from .bagel_draw import draw_blocks, num_made
-from .bagel_model import BlockModel, run_blocks
+from .bagel_model import block_config, run_blocks
 from .noise import Draw
 from .task import LossSum, Objective
 
@@ -55,8 +55,8 @@ class Bagel:
         self.ce_weight, self.mse_weight, self.timestep_shift = ce_weight, mse_weight, timestep_shift
         self.autoencoder = autoencoder
 
-    def wrap(self, model: BlockModel) -> PlainModel:
-        """See Task."""
+    def wrap(self, model: torch.nn.Module) -> PlainModel:
+        """See Task. model: a BlockModel."""
         return BlocksModel(model)
 
     def objectives(self, model: PlainModel) -> Sequence[Objective]:
@@ -70,7 +70,7 @@ class Bagel:
     ) -> Mapping[str, LossSum]:
         """draw: what is drawn by; it is needed."""
         assert draw is not None
-        latent_size = model.model.config.latent_size
+        latent_size = block_config(model).latent_size
         latents = self._latents(batch.inputs, latent_size, batch.input_ids.device)
         drawn = draw_blocks(packs, draw, latent_size=latent_size, timestep_shift=self.timestep_shift)
         made, expected = run_blocks(model, batch, drawn, latents)
@@ -110,7 +110,7 @@ class BlocksModel(PlainModel):
             raise ConfigError(
                 f"task bagel learns from blocks, and {type(processor).__name__} makes none: set processor.type to bagel"
             )
-        most = self.model.config.vocab_size
+        most = block_config(self).vocab_size
         if processor.tokenizer.num_ids > most:
             raise ConfigError(
                 f"tokenizer {processor.tokenizer.name} has token ids to {processor.tokenizer.num_ids - 1}, the model "

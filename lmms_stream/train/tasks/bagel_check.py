@@ -19,7 +19,7 @@ from ...types import Batch
 from ..model.plain import PlainModel
 from ..model.sharding import reshard
 from .bagel_draw import draw_blocks
-from .bagel_model import run_blocks
+from .bagel_model import block_config, run_blocks
 from .noise import Draw
 
 _CLOSE, _CLOSE_BF16 = 1e-3, 5e-2  # of the spread of what the model says: other shapes have other roundings
@@ -49,7 +49,7 @@ def check_blocks(model: PlainModel, *, device: torch.device, bf16: bool) -> None
 
 
 def _fault(model: PlainModel, device: torch.device, close: float) -> str | None:
-    samples = [_sample(model.model.config, kinds, number) for number, kinds in enumerate(_SAMPLES)]
+    samples = [_sample(block_config(model), kinds, number) for number, kinds in enumerate(_SAMPLES)]
     run = _Runs(model, device)
     packed = run([*enumerate(samples)])
     spread = [max(float(each.std()), 1e-6) for each in packed]
@@ -64,7 +64,7 @@ def _fault(model: PlainModel, device: torch.device, close: float) -> str | None:
     if float((packed[0] - other_noise).abs().max()) > close * spread[0]:
         return "lets text see an image that is to be made, which is noise when it is made"
     ids = samples[-1]["input_ids"].copy()
-    ids[-1] = (ids[-1] + 1) % model.model.config.vocab_size
+    ids[-1] = (ids[-1] + 1) % block_config(model).vocab_size
     changed, _ = run([*enumerate([*samples[:-1], {**samples[-1], "input_ids": ids}])])
     if float((packed[0] - changed).abs().max()) > close * spread[0]:
         return "lets tokens see those that they are to predict"
@@ -78,7 +78,7 @@ class _Runs:
     def __call__(self, samples: list[tuple[int, dict[str, Any]]], step: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and velocities of samples, with their ids, as one pack: float32[n, vocabulary], float32[m, D]."""
         pack: Batch = collate([sample for _, sample in samples], [number for number, _ in samples])
-        latent_size = self._model.model.config.latent_size
+        latent_size = block_config(self._model).latent_size
         drawn = draw_blocks([pack], Draw(seed=0, step=step), latent_size=latent_size)
         batch = pack.to(self._device)
         latents = batch.inputs.get("latents", torch.zeros(0, latent_size, device=self._device))

@@ -40,8 +40,8 @@ def draw_blocks(packs: Sequence[Batch], draw: Draw, *, latent_size: int, timeste
             for found, values in zip((noise, times, is_made), of_sample, strict=True):
                 found.append(values)
             number += 1
-    parts = (np.concatenate(each) for each in (kinds, lengths, samples, dropped))
-    return Drawn(blocks_of(*parts), np.concatenate(noise), np.concatenate(times), np.concatenate(is_made))
+    blocks = blocks_of(np.concatenate(kinds), np.concatenate(lengths), np.concatenate(samples), np.concatenate(dropped))
+    return Drawn(blocks, np.concatenate(noise), np.concatenate(times), np.concatenate(is_made))
 
 
 def num_made(pack: Batch) -> int:

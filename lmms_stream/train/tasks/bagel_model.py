@@ -60,6 +60,12 @@ class BlockModel(Protocol):
     def __call__(self, inputs: BlockInputs) -> BlockOutput: ...
 
 
+def block_config(model: PlainModel) -> Any:
+    """The config of a BlockModel that was wrapped."""
+    inner: Any = model.model
+    return inner.config
+
+
 def run_blocks(
     model: PlainModel, batch: Batch, drawn: Drawn, latents: torch.Tensor
 ) -> tuple[BlockOutput, torch.Tensor]:
@@ -68,7 +74,7 @@ def run_blocks(
     latents: float32[L, D], clean ones.
     """
     device, inputs = batch.input_ids.device, batch.inputs
-    config = model.model.config
+    config = block_config(model)
     noise, times = (torch.from_numpy(each).to(device) for each in (drawn.noise, drawn.times))
     is_made = torch.from_numpy(drawn.is_made).to(device)
     at = times[:, None]

@@ -63,4 +63,5 @@ class VisionEncoder:
         values = ((images + 1) / 2 - self._mean) / self._std
         dtype = next(self.model.parameters()).dtype
         tokens = self.model(pixel_values=values.to(dtype)).last_hidden_state
-        return tokens[:, -self.num_patches :].float().clone()  # what comes before are tokens of the whole image
+        of_patches: torch.Tensor = tokens[:, -self.num_patches :]  # what comes before are tokens of the whole image
+        return of_patches.float().clone()

@@ -67,14 +67,14 @@ class FlowMatching:
             raise ConfigError(f"{type(model).__name__} takes class_labels: say how many there are, as num_classes")
         return PlainModel(model)
 
-    def objectives(self, model: PlainModel) -> Sequence[Objective]:
+    def objectives(self, model: Any) -> Sequence[Objective]:
         return [Objective(name=FLOW)]
 
     def units(self, pack: Batch) -> Mapping[str, int]:
         return {FLOW: len(pack.sample_ids)}
 
     def losses(
-        self, model: PlainModel, batch: Batch, packs: Sequence[Batch], draw: Draw | None = None
+        self, model: Any, batch: Batch, packs: Sequence[Batch], draw: Draw | None = None
     ) -> Mapping[str, LossSum]:
         """draw: what is drawn by; it is needed."""
         assert draw is not None
@@ -96,7 +96,7 @@ class FlowMatching:
         )
         return {FLOW: loss_sum(of_images, packs)}
 
-    def check(self, model: PlainModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
+    def check(self, model: Any, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
         if self.autoencoder is not None:
             frozen(self.autoencoder.vae, device)
         if self._shape is None:

@@ -31,13 +31,14 @@ class Autoencoder:
         latents = self.vae.encode(pixels.to(self.vae.dtype)).latent_dist
         mean = latents.mean.float()
         noise = draw.normal(packs, mean.shape[1:], name="latent").to(mean.device)
-        return (mean + latents.std.float() * noise - self._shift) * self._scale
+        drawn: torch.Tensor = (mean + latents.std.float() * noise - self._shift) * self._scale
+        return drawn
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """float32[n, 3, S, S], about -1 to 1."""
-        made = self.vae.decode((latents / self._scale + self._shift).to(self.vae.dtype)).sample
-        return made.float()
+        made: torch.Tensor = self.vae.decode((latents / self._scale + self._shift).to(self.vae.dtype)).sample.float()
+        return made
 
 
 def load_autoencoder(path: str | Path) -> Any:

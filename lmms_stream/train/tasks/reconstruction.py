@@ -48,14 +48,14 @@ class Reconstruction:
         """See Task."""
         return PlainModel(model)
 
-    def objectives(self, model: PlainModel) -> Sequence[Objective]:
+    def objectives(self, model: Any) -> Sequence[Objective]:
         return [Objective(name=name, weight=weight) for name, weight in self._weights.items()]
 
     def units(self, pack: Batch) -> Mapping[str, int]:
         return dict.fromkeys(self._weights, len(pack.sample_ids))
 
     def losses(
-        self, model: PlainModel, batch: Batch, packs: Sequence[Batch], draw: Draw | None = None
+        self, model: Any, batch: Batch, packs: Sequence[Batch], draw: Draw | None = None
     ) -> Mapping[str, LossSum]:
         assert draw is not None
         real = pixels_of(batch)
@@ -78,7 +78,7 @@ class Reconstruction:
         made = model(run)
         return {name: loss_sum(made[name], packs) for name in self._weights}
 
-    def check(self, model: PlainModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
+    def check(self, model: Any, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
         self.encoder.to(device)
         for term in self.terms:
             term.to(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from examples.bagel import model as example
+from examples.bagel.latents import KLLatents
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate, join
 from lmms_stream.processors.bagel import BagelProcessor
+from lmms_stream.processors.bagel_images import Grid, Side
 from lmms_stream.processors.blocks import LATENTS, Kind, visible
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.train.model.block_attention import BlockLayout, attend
@@ -86,7 +89,8 @@ def test_a_pack_gives_the_losses_and_gradients_of_its_samples_one_by_one(samples
 
 
 def test_a_pack_gives_the_logits_and_velocities_of_its_samples_one_by_one(samples: list[Processed]) -> None:
-    model = build_model().eval()
+    model: Any = build_model()
+    model.eval()
     seen: list[BlockOutput] = []
     model.register_forward_hook(lambda *hooked: seen.append(hooked[2]))
     task = Bagel()
@@ -296,6 +300,33 @@ def test_an_autoencoder_makes_the_latents(samples: list[Processed]) -> None:
     small = Bagel(autoencoder=lambda pixels, _: pixels[:, :5])
     with pytest.raises(ConfigError, match="latents have 5 values, and the model's latent_size is 48: give task bagel"):
         small.losses(small.wrap(model), pack, [pack], draw=Draw(seed=1, step=0))
+
+
+def test_an_autoencoder_of_diffusers_makes_a_latent_of_each_stride() -> None:
+    diffusers: Any = import_module("diffusers")
+    torch.manual_seed(0)
+    vae = diffusers.AutoencoderKL(
+        block_out_channels=(8, 8), down_block_types=("DownEncoderBlock2D",) * 2, latent_channels=3, norm_num_groups=2,
+        up_block_types=("UpDecoderBlock2D",) * 2, scaling_factor=0.5, shift_factor=0.1,
+    )  # fmt: skip
+    encode = KLLatents(vae, stride=4)
+    side, grids = Side(4, 8, 16, 4), [Grid(2, 3), Grid(4, 2)]
+    images = [
+        np.random.default_rng(0).integers(0, 256, (4 * rows, 4 * columns, 3), np.uint8) for rows, columns in grids
+    ]
+    patches = np.concatenate([side.patches(image, grid) for image, grid in zip(images, grids, strict=True)])
+    found = encode(torch.from_numpy(patches), torch.tensor(grids))
+    assert found.shape == (6 + 8, 2 * 2 * 3)
+    whole = torch.from_numpy(images[1]).permute(2, 0, 1)[None].float() / 127.5 - 1
+    latents = (vae.encode(whole).latent_dist.mean[0] - 0.1) * 0.5  # [3, 8, 4]
+    for row in range(4):
+        for column in range(2):
+            expected = latents[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].permute(1, 2, 0).flatten()
+            assert torch.allclose(found[6 + 2 * row + column], expected, atol=1e-5)
+    with pytest.raises(
+        ValueError, match="stride 5 is no multiple of the autoencoder's 2: set vae_stride to one that is"
+    ):
+        KLLatents(vae, stride=5)
 
 
 def test_what_task_bagel_cannot_learn_from_is_refused(

@@ -142,7 +142,7 @@ def test_images_are_learnt_as_latents_of_a_frozen_autoencoder(data: Path, tmp_pa
     model, average = (
         DiTTransformer2DModel.from_pretrained(tmp_path / "default" / name) for name in ("export", "export-ema")
     )
-    weights = {name: each.full_tensor() for name, each in trainer.model.model.state_dict().items()}  # type: ignore[union-attr]
+    weights = {name: each.full_tensor() for name, each in trainer.model.model.state_dict().items()}
     assert all(torch.equal(each, weights[name]) for name, each in model.state_dict().items())
     assert any(not torch.equal(each, weights[name]) for name, each in average.state_dict().items())
     task = FlowMatching(vae=str(vae))
