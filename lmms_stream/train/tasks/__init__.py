@@ -5,7 +5,8 @@ noise    what a task draws at random for a sample
 causal   causal language modelling, of text or of media and text: the task of a run that names no other
 images   what tasks on images share; latents: images <-> what a frozen autoencoder makes of them
 flow_matching   a model learns the way from noise to an image; sampling: that model -> images
-reconstruction  a decoder learns to make the image of what a frozen encoder makes of it; terms: by which losses
+reconstruction  a decoder learns to make the image of what a frozen encoder makes of it; encoder: that; terms: by which
+                losses it learns
 function a loss function as transformers' users write it
 registry the tasks by their names, of which a dataset's processor may name one
 steps    a task on the packs of a step: gradients of its objectives, and their sums by source
