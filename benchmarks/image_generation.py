@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="train with N seeds; default: %(default)s")
     parser.add_argument("--images", type=int, default=4000, metavar="N", help="draw N images; default: %(default)s")
-    parser.add_argument("--steps", type=int, default=400, metavar="N", help="train for N steps; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=700, metavar="N", help="train for N steps; default: %(default)s")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="write a figure to PATH")
     options = parser.parse_args()
     started = time.perf_counter()
