@@ -65,6 +65,7 @@ bench: setup
 	$(BIN)/python benchmarks/convergence.py
 	$(BIN)/python benchmarks/chart_learning.py
 	$(BIN)/python benchmarks/bagel.py
+	$(BIN)/python benchmarks/image_generation.py
 
 clean:
 	rm -rf demo-output build .pytest_cache .mypy_cache .ruff_cache

@@ -19,6 +19,7 @@ from .runs import MODULE, differences, last_step, steps_of, wait_until
 
 pytestmark = pytest.mark.timeout(800)  # for the jobs, of which each has a limit of its own
 JOB_S = 200.0
+OTHER_WORLD = 1e-5  # sums of gradients are of other parts
 MODULES = {"sit": MODULE, "rae": "tests.jobs.images_job"}
 
 
@@ -56,7 +57,7 @@ def test_a_run_that_learns_to_make_images_is_killed_and_goes_on_bit_by_bit_and_o
     train(kind, config, alone, nproc=1)
     assert steps_of(killed) == steps_of(alone) == [1, 2, 3, 4, 5, 6]
     assert differences(whole, killed) == []
-    assert differences(whole, alone, tolerance=1e-4) == []
+    assert differences(whole, alone, tolerance=OTHER_WORLD) == []
     of_whole, of_killed = (flat(tensors(output, tmp_path)) for output in (whole, killed))
     assert {name.split(".")[1] for name in of_whole} == {"model", "optimizer", "average"}
     assert of_whole.keys() == of_killed.keys()

@@ -117,7 +117,7 @@ def write_typed_run(folder: Path, dataset_type: str) -> Path:
         "processor_config": {"processor_type": processor_type, "extra_kwargs": {"image_size": SIZE, "flip": True}},
     }  # fmt: skip
     train = {
-        "output_dir": str(folder / "default"), "global_batch": 4, "per_device_batch": 2, "learning_rate": 1e-2,
+        "output_dir": str(folder / "default"), "global_batch": 4, "per_device_batch": 2, "learning_rate": 1e-3,
         "max_steps": 6, "save_steps": 1, "num_workers": 1, "timeout_s": 60, "log_sample_ids": True, "ema_decay": 0.9,
         "lr_scheduler_type": "constant",
     }  # fmt: skip

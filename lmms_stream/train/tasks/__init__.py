@@ -5,7 +5,8 @@ noise    what a task draws at random for a sample
 causal   causal language modelling, of text or of media and text: the task of a run that names no other
 images   what tasks on images share; latents: images <-> what a frozen autoencoder makes of them
 flow_matching   a model learns the way from noise to an image; sampling: that model -> images
-reconstruction  a decoder learns to make the image of what a frozen encoder makes of it; terms: by which losses
+reconstruction  a decoder learns to make the image of what a frozen encoder makes of it; encoder: that; terms: by which
+                losses it learns
 bagel_draw      noise, times and what is dropped of texts and images in one sequence; bagel_model: what learns them;
                 bagel_check: the proof that it keeps to the mask; bagel: the task, of tokens and of latents
 function a loss function as transformers' users write it
