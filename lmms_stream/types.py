@@ -123,7 +123,7 @@ class Batch:
     input_ids, labels, position_ids: int64[1, T]; labels are -100 where nothing is learnt, and always at
     the first token of a segment, so that no sample predicts the next; position_ids restart at 0 there.
     With a family of models that has axes of its own (time, height, width), position_ids are int64[1 + axes, 1, T]:
-    those that restart by one a token, then the family's.
+    those that restart by one a token, then the family's; float32 where the family's have fractions (Qwen3-Omni).
     inputs: named tensors of the media, those of all samples one after another on axis 0, in the order of their tokens.
     token_inputs: named values of tokens, int64[1, T] each, which some families' models take; 0 where a sample has none.
     cu_seqlens: int32[num_segments + 1], token offsets of the segments; max_seqlen: the longest, in tokens.

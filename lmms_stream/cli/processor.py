@@ -24,8 +24,8 @@ def add_options(parser: Options, *, default: str = "what the dataset holds, text
     """--processor and --setting. default: the processor without them, in words."""
     parser.add_argument(
         "--processor",
-        choices=("chat", "text", "vision"),
-        help="say what reads samples with --tokenizer; vision: chats with images and videos, of which that names a "
+        choices=("chat", "text", "vision", "audio", "omni"),
+        help="say what reads samples with --tokenizer; vision, audio, omni: chats with media, of which that names a "
         f"processor's folder or hub id; default: {default}",
     )
     parser.add_argument(
@@ -42,12 +42,12 @@ def chosen_processor(tokenizer: str | None, kind: str | None, settings: Sequence
     if kind is None and not settings:
         return None
     from ..config import build_config
-    from ..processors import ProcessorConfig
+    from ..processors import MEDIA_TYPES, ProcessorConfig
 
     if tokenizer is None:
         named = f"--processor {kind}" if kind else f"--setting {settings[0]}"
         raise ConfigError(f"{named} is for samples that become tokens: pass --tokenizer with its folder or hub id")
-    values: dict[str, Any] = {"type": kind or "chat", "path" if kind == "vision" else "tokenizer": tokenizer}
+    values: dict[str, Any] = {"type": kind or "chat", "path" if kind in MEDIA_TYPES else "tokenizer": tokenizer}
     for setting in settings:
         name, separator, value = setting.partition("=")
         if not (name and separator):

@@ -80,10 +80,10 @@ def check_keys(sample: Processed, *, made_by: str = "a processor") -> None:
         )
 
 
-def _with_axes(positions: NDArray[np.int64], samples: Sequence[Processed]) -> NDArray[np.int64]:
+def _with_axes(positions: NDArray[np.int64], samples: Sequence[Processed]) -> NDArray[Any]:
     """Positions that restart, int64[1, T], followed by those of the samples' own axes where they have any.
 
-    A sample without axes of its own, and padding, have the same positions on all.
+    A sample without axes of its own, and padding, have the same positions on all. float32 where a sample's are.
     """
     if not any("position_ids" in sample for sample in samples):
         return positions
@@ -91,15 +91,16 @@ def _with_axes(positions: NDArray[np.int64], samples: Sequence[Processed]) -> ND
     num_axes = max(map(len, axes), default=0)
     if not num_axes:
         return positions
-    found = np.repeat(positions[None], 1 + num_axes, axis=0)
+    has_fractions = any(np.issubdtype(own.dtype, np.floating) for own in axes if len(own))
+    found = np.repeat(positions[None], 1 + num_axes, axis=0).astype(np.float32 if has_fractions else np.int64)
     start = 0
     for sample, own in zip(samples, axes, strict=True):
         length = len(sample["input_ids"])
         if len(own):
-            if own.shape != (num_axes, length) or not np.issubdtype(own.dtype, np.integer):
+            if own.shape != (num_axes, length) or not (np.issubdtype(own.dtype, np.integer) or own.dtype == np.float32):
                 raise ConfigError(
                     f"a processor gives position_ids {own.dtype}{list(own.shape)} for a sample of {length} tokens, and "
-                    f"others of the pack have {num_axes} axes: give whole numbers of shape [axes, tokens]"
+                    f"others of the pack have {num_axes} axes: give whole numbers, or float32, of shape [axes, tokens]"
                 )
             found[1:, 0, start : start + length] = own
         start += length

@@ -24,7 +24,8 @@ LIMIT = 1 << 31  # the first number that an int32 cannot hold
 
 
 class WireBatch(NamedTuple):
-    """payload: int32 tokens, labels and positions on axes of their own, int32 cu_seqlens, int64 sample ids.
+    """payload: int32 tokens, labels and positions on axes of their own (float32 where these have fractions), int32
+    cu_seqlens, int64 sample ids.
 
     The other position_ids, which restart, follow from cu_seqlens. inputs: the small ones as arrays, and the others as
     SentTensor, which are tensors when they are received. token_inputs: int64[1, T] each.
@@ -40,6 +41,7 @@ class WireBatch(NamedTuple):
     step: int
     micro_batch: int
     num_patches: int
+    has_fractions: bool
     inputs: Mapping[str, NDArray[Any] | SentTensor | torch.Tensor]
     token_inputs: Mapping[str, NDArray[np.int64]]
 
@@ -49,7 +51,8 @@ def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
     rows = [batch.input_ids.numpy(), batch.labels.numpy()]
     num_axes = len(batch.position_ids) - 1
     if num_axes:
-        rows.append(batch.position_ids.numpy()[1:])
+        own = batch.position_ids.numpy()[1:]
+        rows.append(own.view(np.int32) if own.dtype == np.float32 else own)
     if max(int(row.max()) for row in rows) >= LIMIT or min(int(row.min()) for row in rows) < -LIMIT:
         return batch
     bounds = batch.cu_seqlens.numpy()
@@ -65,6 +68,7 @@ def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
         batch.step,
         batch.micro_batch,
         batch.num_patches,
+        batch.position_ids.is_floating_point(),
         {
             name: tensor.numpy() if tensor.nbytes <= SMALL else blocks.sendable(tensor)
             for name, tensor in batch.inputs.items()
@@ -98,8 +102,10 @@ def from_wire(wire: WireBatch) -> Batch:
     return replace(batch, num_patches=wire.num_patches) if wire.num_patches else batch
 
 
-def _with_axes(positions: NDArray[np.int64], wire: WireBatch) -> NDArray[np.int64]:
+def _with_axes(positions: NDArray[np.int64], wire: WireBatch) -> NDArray[Any]:
     """Positions that restart, int64[1, T], followed by those on axes of their own."""
     num_tokens, num_axes = wire.num_tokens, wire.num_axes
-    own = np.frombuffer(wire.payload, np.int32, num_axes * num_tokens, 8 * num_tokens)
-    return np.concatenate([positions[None], own.reshape(num_axes, 1, num_tokens)])
+    number = np.float32 if wire.has_fractions else np.int32
+    own = np.frombuffer(wire.payload, number, num_axes * num_tokens, 8 * num_tokens)
+    first = positions[None].astype(np.float32 if wire.has_fractions else np.int64)
+    return np.concatenate([first, own.reshape(num_axes, 1, num_tokens)])

@@ -23,30 +23,35 @@ from ..errors import ConfigError
 from .base import Processor
 from .families.settings import MediaSettings
 
+MEDIA_TYPES = ("vision", "audio", "omni")  # names of one type: the processor's folder says which media it reads
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessorConfig(MediaSettings):
     """Which processor reads the samples, as one section of a YAML file.
 
     type: "chat" renders `messages` with the tokenizer's chat template; "tokens" takes samples that were
-    tokenized at conversion; "text" learns all of each `text`; "vision" is "chat" with images and videos. tokenizer: a
-    local folder or a hub id, for "chat" and "text". path: the same of a processor of transformers', for "vision", and
-    so are the settings of media. learn: for "chat" and "vision", whether all that the assistant says is learnt, or its
-    last message alone, which is what templates allow that change earlier messages (Qwen3's drops their thoughts).
+    tokenized at conversion; "text" learns all of each `text`; "vision" is "chat" with media, of the kinds that the
+    processor at `path` reads, and "audio" and "omni" are other names of it. tokenizer: a local folder or a hub id, for
+    "chat" and "text". path: the same of a processor of transformers', for "vision", and so are the settings of media.
+    learn: for "chat" and "vision", whether all that the assistant says is learnt, or its last message alone, which is
+    what templates allow that change earlier messages (Qwen3's drops their thoughts).
     """
 
-    type: Literal["chat", "tokens", "text", "vision"] = "chat"
+    type: Literal["chat", "tokens", "text", "vision", "audio", "omni"] = "chat"
     tokenizer: str | None = None
     path: str | None = None
     learn: Literal["all", "last"] = "all"
 
     def __post_init__(self) -> None:
         MediaSettings.__post_init__(self)
-        if self.learn != "all" and self.type not in ("chat", "vision"):
+        if self.learn != "all" and self.type not in ("chat", *MEDIA_TYPES):
             raise ConfigError(f"processor.learn is for chats, and processor.type is {self.type}: leave learn out")
-        if self.type == "vision":
+        if self.type in MEDIA_TYPES:
             if self.tokenizer is not None:
-                raise ConfigError("processor.tokenizer is for texts, and processor.type is vision: name path instead")
+                raise ConfigError(
+                    f"processor.tokenizer is for texts, and processor.type is {self.type}: name path instead"
+                )
             return
         for name in ("path", *(field.name for field in fields(MediaSettings))):
             if getattr(self, name) is not None:
@@ -59,8 +64,8 @@ class ProcessorConfig(MediaSettings):
             from .text import TokensProcessor
 
             return TokensProcessor()
-        if self.type == "vision":
-            return self._vision()
+        if self.type in MEDIA_TYPES:
+            return self._of_media()
         if not self.tokenizer:
             raise ConfigError("processor.tokenizer is missing: name the folder or hub id of a tokenizer")
         if self.type == "text":
@@ -71,7 +76,7 @@ class ProcessorConfig(MediaSettings):
 
         return ChatProcessor.from_pretrained(self.tokenizer, learn=self.learn)
 
-    def _vision(self) -> Processor:
+    def _of_media(self) -> Processor:
         from .multimodal import MultimodalProcessor
 
         if not self.path:

@@ -68,6 +68,7 @@ class MultimodalProcessor:
         if files.chat_templates:
             tokenizer = replace(tokenizer, chat_templates=files.chat_templates)
         made = maker.of(files, chosen, lambda token: _token_id(tokenizer, token))
+        _check_sound(chosen, made, path)
         return MultimodalProcessor(tokenizer, made, learn=learn)
 
     @property
@@ -150,6 +151,8 @@ class MultimodalProcessor:
 
     def _layouts(self, parts: Sequence[dict[str, Any]], sample: Sample) -> list[Layout]:
         layouts = [self._layout(part, sample) for part in parts]
+        if (check := getattr(self.family, "check", None)) is not None:
+            check(layouts)
         in_sample = getattr(self.family, "in_sample", None)
         return layouts if in_sample is None else list(in_sample(layouts))
 
@@ -170,6 +173,17 @@ class MultimodalProcessor:
         at = np.flatnonzero(np.isin(ids, self._placeholder_ids))
         repeats[at] = [count for layout in filled.layouts for count in layout.counts]
         return repeats
+
+
+def _check_sound(settings: MediaSettings, family: Family, path: str) -> None:
+    """ConfigError for settings of sound that the family cannot follow."""
+    needed = {"audio_max_length": {"audio"}, "use_audio_in_video": {"audio", "video"}}
+    for name, kinds in needed.items():
+        if getattr(settings, name) and not kinds <= set(family.placeholders):
+            raise ConfigError(
+                f"processor.{name} is for processors of {' and '.join(sorted(kinds))}, and {path} reads "
+                f"{' and '.join(family.placeholders)}: leave it out"
+            )
 
 
 class _Tokenized(NamedTuple):

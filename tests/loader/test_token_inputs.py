@@ -29,7 +29,5 @@ def test_token_inputs_lie_beside_the_tokens_of_their_samples_and_are_zero_elsewh
 
 
 def test_token_inputs_of_another_length_than_their_sample_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"token_inputs 'kinds' of shape \[2\] for a sample of 3 tokens: give one val"
-    ):
+    with pytest.raises(ConfigError, match=r"token_inputs 'kinds' of shape \[2\] for a sample of 3 tokens: give one"):
         collate([sample(3, 1, 2)], [0])

@@ -4,6 +4,8 @@ files      a processor's folder or hub id -> its settings, as they are written t
 settings   what a user may choose of how media are read
 family     what a family says: counts from facts, positions, the tower's tensors
 registry   a processor's folder -> its family; a file in this folder that has a FAMILY is one
-qwen_vl    what the Qwen-VL families share; frames: which frames of a video they read
-qwen2_vl, qwen2_5_vl, qwen3_vl
+vision     images and frames -> patches; frames: which frames of a video are read; clips: sounds -> mel features
+qwen_vl    what the Qwen-VL families share
+qwen2_vl, qwen2_5_vl, qwen3_vl; qwen2_audio
+omni       what the Qwen-Omni families share; qwen2_5_omni, qwen3_omni
 """

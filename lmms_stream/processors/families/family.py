@@ -115,8 +115,11 @@ class Family(Protocol):
         """The numbers of the frames of a video that are read; none of other media."""
         ...
 
-    def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[np.int64]:
-        """int64[num_axes, T] of a sample, from 0. layouts: of its media, in the order of their tokens."""
+    def positions(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> NDArray[Any]:
+        """int64[num_axes, T] of a sample, from 0, or float32 for a model whose positions have fractions.
+
+        layouts: of its media, in the order of their tokens.
+        """
         ...
 
     def token_values(self, input_ids: NDArray[np.int64], layouts: Sequence[Layout]) -> Mapping[str, NDArray[np.int64]]:

@@ -19,9 +19,8 @@ _READ = (_IMAGE, _VIDEO, _PROCESSOR, _CONFIG, _TEMPLATE, _OLD_TEMPLATE, f"{_TEMP
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessorFiles:
-    """name: the folder or hub id. image, video: what their processors are set to; processor: what the whole is set to.
-
-    config: of the model. processor and config are {} where no file says.
+    """name: the folder or hub id. image, video, sound: what their processors are set to; processor: what the whole is
+    set to. config: of the model. sound, processor and config are {} where no file says.
 
     processor_class: as transformers calls it, "" where no file says. chat_templates: by name; {} where the tokenizer's
     are to be taken.
@@ -33,6 +32,7 @@ class ProcessorFiles:
     config: Mapping[str, Any]
     processor_class: str
     chat_templates: Mapping[str, str]
+    sound: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -48,12 +48,13 @@ def read_files(path: str) -> ProcessorFiles:
     image = found[_IMAGE] or nested.get("image_processor") or {}
     # Older folders have no settings of their own for videos, and transformers takes those of images.
     video = found[_VIDEO] or nested.get("video_processor") or image
-    if not image:
+    sound = nested.get("feature_extractor") or found[_IMAGE]
+    if not image and not sound:
         raise ConfigError(
             f"{path!r} holds no {_IMAGE}: name the folder or hub id of a processor that reads images, which "
             "save_pretrained of transformers' processors writes"
         )
-    classes = (values.get("processor_class") for values in (nested, image, video))
+    classes = (values.get("processor_class") for values in (nested, image, video, sound))
     return ProcessorFiles(
         name=path,
         image=image,
@@ -61,6 +62,7 @@ def read_files(path: str) -> ProcessorFiles:
         config=found[_CONFIG],
         processor_class=next(filter(None, classes), ""),
         chat_templates=_chat_templates(folder, path),
+        sound=sound,
         processor=nested,
     )
 

@@ -79,7 +79,7 @@ class QwenVL:
     def of(cls, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Self:
         """See FamilyMaker."""
         images = Vision.of({**cls.image_defaults, **files.image}, name=files.name)
-        videos = Vision.of({**cls.video_defaults, **files.video}, name=files.name)
+        videos = Vision.of(cls.video_settings(files), name=files.name)
         fps, frame_num = settings.fps, settings.frame_num
         return cls(
             images=images.within(settings.image_min_pixels, settings.image_max_pixels),
@@ -94,14 +94,25 @@ class QwenVL:
                 start=settings.video_start or 0.0,
                 end=settings.video_end,
             ),
-            image_token_id=token_ids(IMAGE),
-            video_token_id=token_ids(VIDEO),
+            image_token_id=token_ids(cls.placeholders["image"]),
+            video_token_id=token_ids(cls.placeholders["video"]),
             **cls.further(files),
+            **cls.of_sound(files, settings, token_ids),
         )
+
+    @classmethod
+    def video_settings(cls, files: ProcessorFiles) -> Mapping[str, Any]:
+        """What the processor of videos is set to."""
+        return {**cls.video_defaults, **files.video}
 
     @classmethod
     def further(cls, files: ProcessorFiles) -> Mapping[str, Any]:
         """Fields that a family has besides."""
+        return {}
+
+    @classmethod
+    def of_sound(cls, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> Mapping[str, Any]:
+        """Fields of a family that reads sound, too."""
         return {}
 
     @property

@@ -14,7 +14,8 @@ class MediaSettings:
     image_min_pixels, image_max_pixels: of an image, as the tower sees it. video_min_pixels, video_max_pixels: of a
     frame, or of all frames of a video together where the family counts so (Qwen3-VL). Frames: fps a second or frame_num
     in all, equally far apart, video_max_frames at most, from the second video_start to the second video_end of videos
-    whose parts do not say their own.
+    whose parts do not say their own. audio_max_length: seconds that are read of a sound, whose rest is cut off; no more
+    than the family reads. use_audio_in_video: the sound of a video is read with its frames.
     """
 
     image_min_pixels: int | None = None
@@ -26,6 +27,8 @@ class MediaSettings:
     frame_num: int | None = None
     video_start: float | None = None
     video_end: float | None = None
+    audio_max_length: float | None = None
+    use_audio_in_video: bool | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -35,9 +38,15 @@ class MediaSettings:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"processor.{name} must be a whole number of at least 1, got {value!r}")
-        for name in ("fps", "video_start", "video_end"):
+        for name in ("fps", "video_start", "video_end", "audio_max_length"):
             if (number := getattr(self, name)) is not None:
                 object.__setattr__(self, name, float(number))  # 2 and 2.0 measure the same, under the same name
+        if self.audio_max_length is not None and not 0 < self.audio_max_length < float("inf"):
+            raise ConfigError(
+                f"processor.audio_max_length must be seconds of a sound, above 0, got {self.audio_max_length!r}"
+            )
+        if self.use_audio_in_video not in (None, True, False):
+            raise ConfigError(f"processor.use_audio_in_video must be true or false, got {self.use_audio_in_video!r}")
         if self.fps is not None and not 0 < self.fps < float("inf"):
             raise ConfigError(f"processor.fps must be above 0, got {self.fps!r}")
         if self.fps is not None and self.frame_num is not None:

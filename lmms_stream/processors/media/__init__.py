@@ -15,4 +15,7 @@ images         bytes of an image -> pixels as shown
 video          bytes of a video -> chosen frames as shown
 resize         pixels -> pixels of another size
 patches        pixels -> normalised patches
+sound          bytes of a sound -> its samples, at a rate
+mel            samples -> mel features
+waveform       samples -> a picture for people to look at
 """

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _MOST_NOISE = 0.5  # of the spread of the logits; predictions that have nothing in common differ by 1.4
+_WITH_MEDIA = " (samples with media)"
 FAILURES = (RuntimeError, ValueError, TypeError, ImportError, IndexError, AssertionError)
 
 
@@ -71,10 +72,10 @@ def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.devi
         return "takes no position_ids, so it cannot tell where a sample of a pack begins"
     try:
         fault = _fault_of(model, text_samples(model), tolerances, device=device, backward=backward)
-        if fault is None and model.family is not None:
-            samples = media_samples(model, device)
-            fault = _fault_of(model, samples, tolerances, device=device, backward=backward)
-            fault = fault and f"{fault} (samples with media)"
+        if model.family is not None:
+            for samples in media_samples(model, device) if fault is None else ():
+                fault = fault or _fault_of(model, samples, tolerances, device=device, backward=backward)
+                fault = fault and f"{fault.removesuffix(_WITH_MEDIA)}{_WITH_MEDIA}"
     except FAILURES as error:
         return f"does not run on packs ({one_line(error)})"
     return fault

@@ -19,7 +19,7 @@ from .build import check_config
 from .head import SharedParameters
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
-from .towers import Dummies, has_modules
+from .towers import Dummies, has_modules, model_inputs
 from .varlen import SDPA_VARLEN, has_axes
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ class PackedModel(torch.nn.Module):
         self.family = family
         self._tower_paths = {} if family is None else towers_of(family)
         self._dummies = Dummies(family) if family is not None else None
-        self.logits_way: LogitsWay = "chunks"
         self.router_weight = router_weight(model)
         self._has_text_axis = has_axes(model.config)
+        self.logits_way: LogitsWay = self.logits_ways[0]
 
     @property
     def base_model(self) -> PreTrainedModel | None:
@@ -162,7 +162,7 @@ class PackedModel(torch.nn.Module):
             position_ids=positions[1:] if positions.ndim == 3 else positions,
             attention_mask=torch.ones_like(sample.input_ids),
             use_cache=False,
-            **sample.inputs,
+            **model_inputs(self.family, self.media_model, sample.inputs),
             **self._token_inputs(sample),
             **bounds,
         ).logits
@@ -205,7 +205,7 @@ class PackedModel(torch.nn.Module):
             "position_ids": positions,
             "attention_mask": None,
             "use_cache": False,
-            **batch.inputs,
+            **model_inputs(self.family, self.media_model, batch.inputs),
             **self._token_inputs(batch),
         }
         if self.model.config._attn_implementation == SDPA_VARLEN:

@@ -53,16 +53,25 @@ def text_samples(model: PackedModel) -> list[Processed]:
     return [_of_text(ids) for ids in segments_of(model)]
 
 
-def media_samples(model: PackedModel, device: torch.device) -> list[Processed]:
-    """Media of all kinds, text alone, and media of all kinds in another order; all ranks call it."""
+def media_samples(model: PackedModel, device: torch.device) -> list[list[Processed]]:
+    """Media of all kinds, text alone, and media of all kinds in another order; all ranks call it.
+
+    Once, or twice for a family whose model cannot read two kinds together: without the one, and without the other.
+    """
     num_tokens = model.dummy_tokens(device)
-    kinds = list(num_tokens)
-    segments = segments_of(model, least=len(kinds) * (max(num_tokens.values(), default=0) + _AROUND))
-    rng = np.random.default_rng(1)
-    return [
-        _with_media(model, ids, of_sample, num_tokens, rng)
-        for ids, of_sample in zip(segments, (kinds, [], kinds[::-1]), strict=True)
-    ]
+    left_out: tuple[str | None, ...] = getattr(model.family, "never_together", ()) or (None,)
+    segments = segments_of(model, least=len(num_tokens) * (max(num_tokens.values(), default=0) + _AROUND))
+    made = []
+    for kind in left_out:
+        kinds = [each for each in num_tokens if each != kind]
+        rng = np.random.default_rng(1)
+        made.append(
+            [
+                _with_media(model, ids, of_sample, num_tokens, rng)
+                for ids, of_sample in zip(segments, (kinds, [], kinds[::-1]), strict=True)
+            ]
+        )
+    return made
 
 
 def _of_text(ids: Segment) -> Processed:

@@ -48,7 +48,7 @@ class Dummies:
     def _features(self, base: Any, kind: str, device: torch.device) -> Any:
         """What the model puts where the tokens of a medium stand, by transformers' get_image_features and so on."""
         self.of_kind[kind] = {name: tensor.to(device) for name, tensor in self.of_kind[kind].items()}
-        inputs = self.of_kind[kind]
+        inputs = model_inputs(self._family, base, self.of_kind[kind])
         own = getattr(self._family, "features", None)  # of a family whose model has no method of that name
         features = getattr(base, f"get_{kind}_features")(**inputs) if own is None else own(base, kind, inputs)
         return getattr(features, "pooler_output", features)  # of transformers 5
@@ -57,6 +57,18 @@ class Dummies:
 def _num_rows(features: torch.Tensor) -> int:
     """Of what may have an axis of tiles before that of tokens."""
     return features.numel() // features.shape[-1]
+
+
+def model_inputs(family: Family | None, model: Any, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Inputs of a batch as the model takes them: a family may have batches hold them without padding.
+
+    ConfigError for media that the family's model cannot read together.
+    """
+    if (refused := getattr(family, "check_pack", None)) is not None and (reason := refused(inputs)) is not None:
+        raise ConfigError(f"a pack {reason}")
+    own = getattr(family, "model_inputs", None)
+    made: Mapping[str, torch.Tensor] = inputs if own is None else own(model, inputs)
+    return made
 
 
 def has_modules(model: torch.nn.Module, paths: Iterable[str]) -> bool:

@@ -69,6 +69,8 @@ def _attend(
     if not getattr(module, "is_causal", True) and attention_mask is None and cu_seq_lens_q is None:
         found, _ = sdpa_attention_forward(module, query, key, value, None, dropout=dropout, scaling=scaling, **others)
         return found, None
+    if cu_seq_lens_q is not None and not getattr(module, "is_causal", True):
+        return _attend_both_ways(module, query, key, value, attention_mask, cu_seq_lens_q, dropout, scaling), None
     if cu_seq_lens_q is None or attention_mask is not None or not getattr(module, "is_causal", True):
         raise ValueError(
             f"{SDPA_VARLEN} is for packs, and models that tell their attention where samples begin: for anything else "
@@ -83,6 +85,34 @@ def _attend(
         found, _ = sdpa_attention_forward(module, queries, keys, values, window, dropout=dropout, scaling=scaling)
         attended.append(found)
     return torch.cat(attended, dim=1), None
+
+
+def _attend_both_ways(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    bounds: torch.Tensor,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Each stretch between two bounds by itself, as towers of sound attend.
+
+    In Qwen3-Omni's transformers gives sdpa and eager no mask, so that clips see each other; here they do not. A mask
+    can only say more inside of a stretch.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    attended = []
+    for start, stop in pairwise(bounds.tolist()):
+        queries, keys, values = (each[:, :, start:stop] for each in (query, key, value))
+        mask = None if attention_mask is None else attention_mask[..., start:stop, start:stop]
+        found, _ = sdpa_attention_forward(
+            module, queries, keys, values, mask, dropout=dropout, scaling=scaling, is_causal=False
+        )
+        attended.append(found)
+    return torch.cat(attended, dim=1)
 
 
 def _window(length: int, sliding_window: int | None, device: torch.device) -> torch.Tensor | None:

@@ -1,0 +1,121 @@
+"""Clips of sound -> mel features, as a folder's WhisperFeatureExtractor is set. Settings in, numbers of frames out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..media.facts import AudioFacts
+
+_ALWAYS = {"dither": 0.0, "padding_value": 0.0, "feature_extractor_type": "WhisperFeatureExtractor"}
+
+
+class ClipShape(NamedTuple):
+    """start, num_samples: what is read of a clip, at the rate that the model reads. frames: of mel features."""
+
+    facts: AudioFacts
+    num_samples: int
+    frames: int
+    start: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clips:
+    """rate: samples a second. num_bins: mel bins. hop: samples from frame to frame. num_points: of a window.
+
+    max_samples: that are read of a clip; the rest is cut off. padded_to: samples that the family's own processor makes
+    of every clip, with silence behind it.
+    """
+
+    rate: int
+    num_bins: int
+    hop: int
+    num_points: int
+    max_samples: int
+    padded_to: int
+
+    @staticmethod
+    def of(values: Mapping[str, Any], *, name: str, max_seconds: float | None) -> Clips:
+        """values: a preprocessor_config.json. max_seconds: the user's setting, which can only lower the limit.
+
+        ConfigError for settings that are not followed here. name: the folder.
+        """
+        for key, followed in _ALWAYS.items():
+            if values.get(key, followed) != followed:
+                raise ConfigError(
+                    f"processor {name!r} has {key} {values[key]!r}, and only {followed!r} is followed here: save it "
+                    "anew"
+                )
+        try:
+            rate = int(values.get("sampling_rate", 16000))
+            longest = int(values.get("chunk_length", 30)) * rate
+            made = Clips(
+                rate=rate,
+                num_bins=int(values.get("feature_size", 80)),
+                hop=int(values.get("hop_length", 160)),
+                num_points=int(values.get("n_fft", 400)),
+                max_samples=longest if max_seconds is None else min(longest, int(max_seconds * rate)),
+                padded_to=longest,
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"processor {name!r} has settings of sound that are no numbers ({error}): save it anew"
+            ) from error
+        return made
+
+    @property
+    def description(self) -> dict[str, int]:
+        """What can change a number of tokens or frames."""
+        return asdict(self)
+
+    def num_samples(self, facts: AudioFacts, start: int = 0, stop: int | None = None) -> int:
+        """Samples that are read of a clip, at the rate that is read. start, stop: what of it is wanted, in these."""
+        from ..media.sound import resampled_length
+
+        total = resampled_length(facts.samples, facts.rate, self.rate)
+        return min(max(min(total, stop if stop is not None else total) - start, 0), self.max_samples)
+
+    def samples(self, shape: ClipShape, data: bytes) -> NDArray[np.float32]:
+        """What is read of a clip. DataError for one that cannot be decoded, or is not what its facts say."""
+        from ..media.sound import read_sound
+
+        return read_sound(data, shape.facts, rate=self.rate, start=shape.start, num_samples=shape.num_samples)
+
+    def features(self, shape: ClipShape, data: bytes, *, padded: bool) -> NDArray[np.float32]:
+        """float32[num_bins, frames]: of the clip with silence behind it, or of it alone."""
+        from ..media.mel import mel_features
+
+        return mel_features(
+            self.samples(shape, data),
+            num_bins=self.num_bins,
+            num_points=self.num_points,
+            hop=self.hop,
+            rate=self.rate,
+            padded_to=self.padded_to if padded else 0,
+        )
+
+
+def check_model_settings(config: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """ConfigError where a model's config, sections as `section.name`, says another value than its processor."""
+    said = {**config}
+    for section in ("audio_config", "vision_config"):
+        said |= {f"{section}.{name}": value for name, value in (config.get(section) or {}).items()}
+    for name, value in expected.items():
+        if name in said and said[name] != value:
+            raise ConfigError(
+                f"the model has {name} {said[name]!r}, and its processor {value!r}: take the model's own processor"
+            )
+
+
+def waveform_of(samples: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """uint8[1, H, W, 3]: a picture of a clip, for people to look at."""
+    from ..media.waveform import waveform
+
+    return waveform(samples)[None]

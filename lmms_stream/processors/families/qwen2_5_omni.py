@@ -1,0 +1,45 @@
+"""Qwen2.5-Omni, its thinker: 25 positions and 25 tokens of sound a second; clips of at most 300 s as released."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from .omni import Omni
+from .qwen2_audio import num_tokens
+
+START, END = "<|vision_bos|>", "<|vision_eos|>"
+AUDIO_START, AUDIO_END = "<|audio_bos|>", "<|audio_eos|>"
+
+
+class Qwen25Omni(Omni):
+    """See Family."""
+
+    name = "Qwen2.5-Omni"
+    model_types = ("qwen2_5_omni_thinker", "qwen2_5_omni")
+    processor_classes = ("Qwen2_5OmniProcessor",)
+    model_class = "Qwen2_5OmniThinkerForConditionalGeneration"
+    placeholders: ClassVar[Mapping[str, str]] = {"image": "<|IMAGE|>", "video": "<|VIDEO|>", "audio": "<|AUDIO|>"}
+    surroundings = (START, END)
+    media_tokens: ClassVar[tuple[str, ...]] = (*placeholders.values(), START, END, AUDIO_START, AUDIO_END)
+    attentions = ("flash_attention_2", "sdpa_varlen", "sdpa", "eager")
+    video_defaults: ClassVar[Mapping[str, Any]] = {
+        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
+        "fps": 2.0,
+        "min_frames": 4,
+        "max_frames": 768,
+    }
+    positions_per_second = 25
+    pads_clips = True
+    fewest_samples = 321  # three frames become a token
+
+    def num_tokens(self, frames: int) -> int:
+        """See Omni."""
+        return num_tokens(frames)
+
+    def num_frames(self, num_samples: int) -> int:
+        """See Omni. A part of one counts as one."""
+        return -(-num_samples // self.clips.hop)
+
+
+FAMILY = Qwen25Omni

@@ -1,0 +1,79 @@
+"""Qwen3-Omni, its thinker: 13 positions and 13 tokens of sound a second; positions are numbers with a fraction.
+
+Where the seconds of a pair of frames times 13 are no whole number, the model's positions along time are none either;
+they are float32 here, as they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...errors import DataError
+from .family import Layout
+from .omni import Omni
+
+START, END = "<|vision_start|>", "<|vision_end|>"
+AUDIO_START, AUDIO_END = "<|audio_start|>", "<|audio_end|>"
+_BLOCK, _TOKENS_OF_BLOCK = 100, 13  # mel frames that are read together, and their tokens
+
+
+class Qwen3Omni(Omni):
+    """See Family."""
+
+    name = "Qwen3-Omni"
+    model_types = ("qwen3_omni_moe_thinker", "qwen3_omni_moe")
+    processor_classes = ("Qwen3OmniMoeProcessor",)
+    model_class = "Qwen3OmniMoeThinkerForConditionalGeneration"
+    placeholders: ClassVar[Mapping[str, str]] = {
+        "image": "<|image_pad|>", "video": "<|video_pad|>", "audio": "<|audio_pad|>",
+    }  # fmt: skip
+    surroundings = (START, END)
+    media_tokens: ClassVar[tuple[str, ...]] = (*placeholders.values(), START, END, AUDIO_START, AUDIO_END)
+    # sdpa and eager mix the clips of a pack: transformers gives them no mask in the tower of sound.
+    attentions = ("flash_attention_2", "sdpa_varlen")
+    image_defaults: ClassVar[Mapping[str, Any]] = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    video_defaults: ClassVar[Mapping[str, Any]] = {
+        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
+        "fps": 2.0,
+        "min_frames": 4,
+        "max_frames": 768,
+    }
+    positions_per_second = 13
+    position_type = np.float32
+    fewest_samples = 201  # more than half of the window of a frame
+
+    def num_tokens(self, frames: int) -> int:
+        """See Omni. Three convolutions with stride 2 over each block."""
+        blocks, rest = divmod(frames, _BLOCK)
+        for _ in range(3):
+            rest = (rest - 1) // 2 + 1
+        return blocks * _TOKENS_OF_BLOCK + rest
+
+    def num_frames(self, num_samples: int) -> int:
+        """See Omni. A part of one does not count."""
+        return num_samples // self.clips.hop
+
+    never_together: ClassVar[tuple[str, str]] = ("image", "video")  # in a row of transformers' code
+
+    def check(self, layouts: Sequence[Layout]) -> None:
+        """See Family."""
+        if {layout.kind for layout in layouts}.issuperset(self.never_together):
+            raise DataError(
+                "it holds images and videos, and transformers' Qwen3-Omni cannot read both in one row: leave one of "
+                "the kinds out, or train another family on it"
+            )
+
+    def check_pack(self, inputs: Mapping[str, Any]) -> str | None:
+        """See Family."""
+        if self.kinds_of(inputs).issuperset(self.never_together):
+            return (
+                "holds images and videos, and transformers' Qwen3-Omni cannot read both in one row: keep samples with "
+                "images and samples with videos in datasets of their own, and per_device_batch at 1"
+            )
+        return None
+
+
+FAMILY = Qwen3Omni

@@ -1,0 +1,151 @@
+"""Families that read sound: what is measured is what is made, and both are what transformers' own processors make."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.processors import ProcessorConfig
+from lmms_stream.processors.base import Measured
+from lmms_stream.processors.multimodal import MultimodalProcessor
+
+from tests.processors.tiny_sound import SECONDS, SOUND_FAMILIES, clip, save_sound_processor
+from tests.processors.tiny_vlm import stored
+from tests.rounds import rounds
+
+OMNIS = SOUND_FAMILIES[1:]
+
+
+class Made:
+    """transformers' processor of a family, and the folder that it is saved in."""
+
+    def __init__(self, family: str, folder: Path):
+        self.theirs: Any = save_sound_processor(folder, family)
+        self.folder = folder
+
+    def ours(self, **settings: Any) -> MultimodalProcessor:
+        return MultimodalProcessor.from_pretrained(str(self.folder), **settings)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+    return {family: Made(family, tmp_path_factory.mktemp(family)) for family in SOUND_FAMILIES}
+
+
+def wave(data: bytes) -> np.ndarray:
+    return soundfile.read(BytesIO(data), dtype="float32")[0]  # type: ignore[no-any-return]
+
+
+def theirs_of(made: Made, turns: list[tuple[str, list[Any]]], **options: Any) -> dict[str, np.ndarray]:
+    """What transformers' processor makes of a conversation with sounds and images, tensors as NumPy's."""
+    from PIL import Image
+
+    messages = [
+        {
+            "role": role,
+            "content": [{"type": "text", "text": p} if isinstance(p, str) else {"type": p[0]} for p in parts],
+        }
+        for role, parts in turns
+    ]
+    text = made.theirs.tokenizer.apply_chat_template(messages, tokenize=False, chat_template=made.theirs.chat_template)
+    parts = [part for _, each in turns for part in each if not isinstance(part, str)]
+    sounds = [wave(data) for kind, data in parts if kind == "audio"]
+    images = [Image.open(BytesIO(data)).convert("RGB") for kind, data in parts if kind == "image"]
+    given = {**({"audio": sounds} if sounds else {}), **({"images": images} if images else {}), **options}
+    if sounds:
+        given["sampling_rate"] = 16000
+    found = made.theirs(text=[text], **given)
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_what_is_measured_of_sounds_is_made_and_is_what_transformers_makes(family: str, made: dict[str, Made]) -> None:
+    ours = made[family].ours()
+    rng = np.random.default_rng(len(family))
+    for number in range(rounds(10, 300)):
+        # Qwen3-Omni's own counts depend on the other clips of a call, so it is asked for one at a time.
+        num_clips = 1 if family == "qwen3_omni" else int(rng.integers(1, 4))
+        lengths = rng.integers(1000, (SECONDS + 1) * 16000, num_clips)
+        clips = [clip(int(length), seed=number) for length in lengths]
+        turns = [("user", [part for each in clips for part in (("audio", each), "what?")]), ("assistant", ["a tone"])]
+        sample = stored(*turns)
+        processed, expected = ours.process(sample), theirs_of(made[family], turns)
+        assert processed["input_ids"].tolist() == expected["input_ids"][0].tolist()
+        (measured,) = ours.measure_media([sample])
+        assert isinstance(measured, Measured)
+        assert measured.tokens == ours.measure(sample) == len(processed["input_ids"])
+        assert measured.audio_tokens == int((processed["input_ids"] == ours.family.audio_token_id).sum())  # type: ignore[attr-defined]
+        features, mask = expected["input_features"], expected["feature_attention_mask"]
+        media = processed["media"]
+        if family == "qwen2_audio":
+            assert measured.patches == mask.size
+            np.testing.assert_array_equal(media["feature_attention_mask"], mask)
+            np.testing.assert_allclose(media["input_features"], features, rtol=0, atol=1e-5)
+        else:
+            frames = np.concatenate([each.T[on.astype(bool)] for each, on in zip(features, mask, strict=True)])
+            assert measured.patches == len(media["audio_frames"]) == media["audio_lengths"].sum()
+            assert media["audio_lengths"].tolist() == mask.sum(axis=1).tolist()
+            np.testing.assert_allclose(media["audio_frames"], frames, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_clips_are_cut_where_the_family_or_the_setting_cuts_them(family: str, made: dict[str, Made]) -> None:
+    whole, longer = (stored(("user", [("audio", clip(n))]), ("assistant", "x")) for n in (SECONDS * 16000, 100000))
+    ours, cut = made[family].ours(), made[family].ours(audio_max_length=0.5)
+    assert ours.measure(longer) == ours.measure(whole) == len(ours.process(longer)["input_ids"])
+    half = stored(("user", [("audio", clip(8000))]), ("assistant", "x"))
+    assert cut.measure(longer) == ours.measure(half) < ours.measure(whole)
+    assert cut.description != ours.description
+    assert cut.process(longer)["input_ids"].tolist() == ours.process(half)["input_ids"].tolist()
+
+
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_sounds_of_other_rates_and_channels_are_measured_as_they_are_made(family: str, made: dict[str, Made]) -> None:
+    ours = made[family].ours()
+    rng = np.random.default_rng(3)
+    for rate in (8000, 22050, 44100, 48000):
+        for format in ("WAV", "FLAC", "OGG"):
+            data = clip(int(rng.integers(4000, 90000)), rate=rate, channels=2, format=format)
+            sample = stored(("user", [("audio", data), "?"]), ("assistant", "x"))
+            assert ours.measure(sample) == len(ours.process(sample)["input_ids"])
+
+
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_sounds_that_become_no_token_are_refused(family: str, made: dict[str, Made]) -> None:
+    with pytest.raises(DataError, match="a sound of 100 samples at 16000 Hz .* make it longer or remove it"):
+        made[family].ours().measure(stored(("user", [("audio", clip(100))]), ("assistant", "x")))
+
+
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_sounds_are_seen_as_waveforms(family: str, made: dict[str, Made]) -> None:
+    ours = made[family].ours()
+    sample = stored(("user", ["a", ("audio", clip(9000)), "b", ("audio", clip(20000))]), ("assistant", "x"))
+    ids = ours.process(sample)["input_ids"]
+    for seen in ours.see_media(sample):
+        assert (seen.kind, seen.pixels.shape) == ("audio", (1, 96, 512, 3))
+        ((start, stop),) = seen.spans
+        assert set(ids[start:stop].tolist()) == {ours.family.audio_token_id}  # type: ignore[attr-defined]
+
+
+def test_settings_of_sound_are_refused_where_they_mean_nothing(tmp_path: Path, made: dict[str, Made]) -> None:
+    from tests.processors.tiny_vlm import save_processor
+
+    save_processor(tmp_path)
+    with pytest.raises(
+        ConfigError, match="audio_max_length is for processors of audio, and .* reads image and video: l"
+    ):
+        MultimodalProcessor.from_pretrained(str(tmp_path), audio_max_length=3)
+    with pytest.raises(
+        ConfigError, match="use_audio_in_video is for processors of audio and video, and .* reads audio"
+    ):
+        made["qwen2_audio"].ours(use_audio_in_video=True)
+    with pytest.raises(ConfigError, match="audio_max_length must be seconds of a sound, above 0, got -1.0"):
+        made["qwen2_audio"].ours(audio_max_length=-1)
+    for name in ("vision", "audio", "omni"):
+        built = ProcessorConfig(type=name, path=str(made["qwen2_audio"].folder), audio_max_length=1).build()  # type: ignore[arg-type]
+        assert built.description == made["qwen2_audio"].ours(audio_max_length=1.0).description

@@ -1,0 +1,290 @@
+"""Packs with sound, alone and beside images and videos, give what plain transformers gives for their samples."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.loader.collate import collate, join
+from lmms_stream.loader.media_memory import SharedBlocks
+from lmms_stream.loader.wire import WireBatch, from_wire, to_wire
+from lmms_stream.processors.multimodal import MultimodalProcessor
+from lmms_stream.train.checkpoint.checkpoint import Checkpointer
+from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
+from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.model.choice import prove_packing
+from lmms_stream.train.model.model import PackedModel
+from lmms_stream.train.model.towers import family_of
+from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.types import Batch, Processed
+
+from tests.processors.tiny_sound import SOUND_FAMILIES, clip, save_sound_processor, sound_config
+from tests.processors.tiny_vlm import film, picture, stored
+
+from .vision import rows_of
+
+CPU = torch.device("cpu")
+SETTINGS: dict[str, Any] = {"video_max_pixels": 16 * 28 * 28, "video_min_pixels": 4 * 28 * 28}
+
+
+class Tiny:
+    """A tiny model of a family with its processor."""
+
+    def __init__(self, family: str, folder: Path):
+        save_sound_processor(folder, family)
+        self.family, self.folder = family, folder
+        settings = {} if family == "qwen2_audio" else SETTINGS
+        self.processor = MultimodalProcessor.from_pretrained(str(folder), **settings)
+        self.config = sound_config(family, folder)
+
+    def build(self, attention: Any = "auto") -> Any:
+        return ModelConfig(config=self.config, attention=attention, seed=3).build()
+
+    def packed(self, attention: Any = "auto") -> PackedModel:
+        model = self.build(attention)
+        packed = PackedModel(model, family_of([self.processor], model.config))
+        packed.model.config.get_text_config()
+        return packed
+
+    def sample(self, *parts: Any) -> Processed:
+        return self.processor.process(stored(("user", list(parts)), ("assistant", "It is a tone of 42, said twice.")))
+
+    def kinds(self) -> dict[str, list[Processed]]:
+        """Samples of each mixture of media that a pack may hold."""
+        short, long = ("audio", clip(5000, hertz=300)), ("audio", clip(41234, hertz=900, seed=1))
+        # Plain transformers mixes the clips of a sample in Qwen3-Omni, as it mixes those of a pack.
+        two = ["a"] if self.family == "qwen3_omni" else [short, "a"]
+        sounds = [self.sample(*two, long), self.sample("no sound"), self.sample("b", ("audio", clip(20000)))]
+        if self.family == "qwen2_audio":
+            return {"sounds": sounds}
+        image, video = ("image", picture(90, 60)), ("video", film(64, 64, num_frames=9))
+        images = [self.sample(image, long), sounds[0], self.sample(image, "?", image, short)]
+        videos = [self.sample(short, video, "?"), sounds[1], self.sample(video, long)]
+        both = [self.sample(image, video, short)] if self.family == "qwen2_5_omni" else []
+        return {"sounds": sounds, "images": images, "videos": videos} | ({"both": both + sounds} if both else {})
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tiny]:
+    return {family: Tiny(family, tmp_path_factory.mktemp(family)) for family in SOUND_FAMILIES}
+
+
+def plain_inputs(tiny: Tiny, sample: Processed, model: Any) -> dict[str, Any]:
+    """What users of transformers give a model for a sample."""
+    ids = torch.from_numpy(sample["input_ids"])[None]
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    media = {name: torch.from_numpy(value) for name, value in sample["media"].items()}
+    if tiny.family != "qwen2_audio":
+        media = dict(tiny.processor.family.model_inputs(model, media))  # type: ignore[attr-defined]
+        inputs["position_ids"] = torch.from_numpy(sample["position_ids"])[:, None]
+    return inputs | media
+
+
+def plain_loss(tiny: Tiny, sample: Processed, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = model(**plain_inputs(tiny, sample, model)).logits[0].float()
+    labels = torch.from_numpy(np.asarray(sample["labels"]))[1:]
+    return logits, torch.nn.functional.cross_entropy(logits[:-1], labels, ignore_index=-100, reduction="sum")
+
+
+def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
+def attentions_of(family: str) -> list[str]:
+    return {"qwen2_audio": ["sdpa", "eager"], "qwen2_5_omni": ["sdpa_varlen", "sdpa"], "qwen3_omni": ["sdpa_varlen"]}[
+        family
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "attention"), [(family, each) for family in SOUND_FAMILIES for each in attentions_of(family)]
+)
+def test_a_pack_with_sound_gives_what_its_samples_give_one_by_one(
+    family: str, attention: str, tiny: dict[str, Tiny]
+) -> None:
+    one = tiny[family]
+    packed, plain = one.packed(attention), one.build("sdpa" if family != "qwen3_omni" else "eager")
+    for kind, samples in one.kinds().items():
+        batch = collate(samples, range(len(samples)), pad_to=200)
+        plain.zero_grad()
+        alone = torch.zeros(())
+        for sample, rows in zip(samples, rows_of(batch), strict=False):
+            logits, loss = plain_loss(one, sample, plain)
+            torch.testing.assert_close(packed.logits(batch)[0, rows], logits, rtol=0, atol=1e-5)
+            alone = alone + loss
+        alone.backward()
+        expected = gradients_of(plain)
+        for way in packed.logits_ways:
+            packed.logits_way = way
+            packed.model.zero_grad()
+            loss = packed(batch).tokens.sum()
+            loss.backward()
+            found = gradients_of(packed.model)
+            torch.testing.assert_close(loss, alone, rtol=1e-5, atol=0)
+            for name, each in expected.items():
+                assert (found[name] - each).norm() <= 1e-5 * each.norm() + 1e-7, (kind, way, name)
+            assert all(not found[name].any() for name in found.keys() - expected.keys())
+
+
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_the_run_proves_that_clips_are_kept_apart(
+    family: str, tiny: dict[str, Tiny], caplog: pytest.LogCaptureFixture
+) -> None:
+    packed = tiny[family].packed().train()
+    with caplog.at_level(logging.INFO, logger="lmms_stream"):
+        prove_packing(packed, device=CPU)
+    chosen = {"qwen2_audio": "sdpa"}.get(family, "sdpa_varlen")
+    assert packed.model.config._attn_implementation == chosen
+    assert f"attention: {chosen}" in caplog.text
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
+def test_a_clip_is_read_the_same_whatever_lies_beside_it(family: str, tiny: dict[str, Tiny]) -> None:
+    one = tiny[family]
+    model = one.build("sdpa_varlen").eval()
+    samples = [one.sample(("audio", clip(n, seed=n))) for n in (4000, 33333, 900, 47000)]
+
+    def features(*chosen: Processed) -> torch.Tensor:
+        media = {name: torch.from_numpy(value) for name, value in collate_media(chosen).items()}
+        found: torch.Tensor = model.get_audio_features(**one.processor.family.model_inputs(model, media))  # type: ignore[attr-defined]
+        return found
+
+    together, alone = features(*samples), [features(each) for each in samples]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
+    plain = one.build("eager").eval()
+    media = {name: torch.from_numpy(value) for name, value in samples[1]["media"].items()}
+    expected = plain.get_audio_features(**one.processor.family.model_inputs(plain, media))  # type: ignore[attr-defined]
+    torch.testing.assert_close(alone[1], expected, rtol=0, atol=1e-5)
+
+
+def collate_media(samples: tuple[Processed, ...]) -> dict[str, Any]:
+    return {name: np.concatenate([each["media"][name] for each in samples]) for name in samples[0]["media"]}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_that_mixes_the_clips_of_qwen3_omni_is_refused(attention: str, tiny: dict[str, Tiny]) -> None:
+    packed = tiny["qwen3_omni"].packed(attention)
+    packed.family.attentions = ("sdpa", "eager")  # type: ignore[union-attr, misc]
+    with pytest.raises(ConfigError, match=f"attention {attention} does not keep the samples of a pack apart: what one"):
+        prove_packing(packed, device=CPU)
+    del packed.family.attentions  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="is none that keeps samples with media apart .*: set model.attention to fl"):
+        prove_packing(packed, device=CPU)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
+def test_positions_are_those_of_the_models_own_code(family: str, tiny: dict[str, Tiny]) -> None:
+    one = tiny[family]
+    model = one.build()
+    rng = np.random.default_rng(5)
+    for number in range(6):
+        parts: list[Any] = ["x"]
+        for _ in range(int(rng.integers(1, 4))):
+            kind = ["audio", "image" if number % 2 else "video"][int(rng.integers(2))]
+            sides = rng.integers(40, 120, 2).tolist()
+            made = {
+                "audio": lambda: clip(int(rng.integers(3000, 50000))),
+                "image": lambda sides=sides: picture(*sides),
+                "video": lambda: film(64, 64, num_frames=int(rng.integers(2, 40)), fps=int(rng.integers(3, 31))),
+            }[kind]
+            parts += [(kind, made()), "and"]
+        chat = stored(("user", parts), ("assistant", "done"))
+        sample = one.processor.process(chat)
+        inputs = plain_inputs(one, sample, model)
+        layouts = one.processor._tokenized(chat).filled.layouts
+        seconds = [one.processor.family.seconds_of_pair(each) for each in layouts if each.kind == "video"]  # type: ignore[attr-defined]
+        mask = inputs.get("feature_attention_mask")
+        expected, _ = model.get_rope_index(
+            inputs["input_ids"], inputs.get("image_grid_thw"), inputs.get("video_grid_thw"), inputs["attention_mask"],
+            False, None if mask is None else mask.sum(-1), torch.tensor(seconds),
+        )  # fmt: skip
+        assert sample["position_ids"].dtype == (np.float32 if family == "qwen3_omni" else np.int64)
+        np.testing.assert_array_equal(sample["position_ids"], expected[:, 0].numpy())
+
+
+def test_positions_with_a_fraction_come_through_packs_wires_and_joins(tiny: dict[str, Tiny]) -> None:
+    one = tiny["qwen3_omni"]
+    sample = one.sample(("video", film(64, 64, num_frames=7, fps=11)))
+    assert (sample["position_ids"] % 1 != 0).any()
+    batch = collate([sample, one.sample("text")], [0, 1], pad_to=80)
+    assert batch.position_ids.dtype == torch.float32
+    wire = to_wire(batch, SharedBlocks())
+    assert isinstance(wire, WireBatch)
+    assert torch.equal(from_wire(pickle.loads(pickle.dumps(wire))).position_ids, batch.position_ids)
+    text = Batch(**{**vars_of(collate([{"input_ids": np.arange(4), "labels": np.arange(4)}], [0]))})
+    joined = join([text, batch])
+    assert torch.equal(joined.position_ids[:, :, 4:], batch.position_ids)
+    assert joined.position_ids[:, 0, :4].tolist() == [[0.0, 1.0, 2.0, 3.0]] * 4
+
+
+def vars_of(batch: Batch) -> dict[str, Any]:
+    from dataclasses import fields
+
+    return {each.name: getattr(batch, each.name) for each in fields(batch)}
+
+
+def test_images_and_videos_in_one_row_of_qwen3_omni_are_refused(tiny: dict[str, Tiny]) -> None:
+    one = tiny["qwen3_omni"]
+    image, video = ("image", picture(90, 60)), ("video", film(64, 64, num_frames=9))
+    chat = stored(("user", [image, video]), ("assistant", "x"))
+    for read in (one.processor.measure, one.processor.process):
+        with pytest.raises(
+            DataError, match="holds images and videos, and transformers' Qwen3-Omni cannot read both in"
+        ):
+            read(chat)
+    pack = collate([one.sample(image), one.sample(video)], [0, 1])
+    with pytest.raises(
+        ConfigError, match="a pack holds images and videos, .* in datasets of their own, and per_device"
+    ):
+        one.packed("sdpa_varlen")(pack)
+
+
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_every_pack_calls_every_tower_whatever_it_holds(family: str, tiny: dict[str, Tiny]) -> None:
+    packed = tiny[family].packed(attentions_of(family)[0]).train()
+    packs = [[], *tiny[family].kinds().values()]
+    for samples in packs:
+        packed.model.zero_grad()
+        packed(collate(samples, range(len(samples)))).tokens.sum().backward()
+        for kind, tower in packed.towers.items():
+            last = next(each for name, each in tower.named_parameters() if "layers.1." in name or "blocks.1." in name)
+            assert last.grad is not None, kind
+
+
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_a_model_that_reads_sound_is_exported_and_loaded_by_its_class(
+    family: str, tiny: dict[str, Tiny], tmp_path: Path
+) -> None:
+    import transformers
+
+    one = tiny[family]
+    init_distributed(60)
+    built = one.build("sdpa").eval()
+    optimizer = torch.optim.AdamW(built.parameters())
+    with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging") as checkpointer:
+        documents = model_files(built, str(one.folder))
+        checkpointer.save(built, optimizer, step=1, state={}, documents=documents)
+    out = export_checkpoint(tmp_path / "saved" / "step-00000001", tmp_path / "model")
+    sample = one.kinds()["sounds"][0]
+    with torch.no_grad():
+        expected = built(**plain_inputs(one, sample, built)).logits
+        by_class = getattr(transformers, one.processor.family.model_class).from_pretrained(out).eval()
+        by_us = ModelConfig(pretrained=str(out), attention="sdpa").build().eval()
+        for loaded in (by_class, by_us):
+            assert torch.equal(loaded(**plain_inputs(one, sample, loaded)).logits, expected)
+
+
+def test_a_model_of_another_processor_is_refused(tiny: dict[str, Tiny]) -> None:
+    one = tiny["qwen2_audio"]
+    config = {**one.config, "audio_config": {**one.config["audio_config"], "num_mel_bins": 80}}
+    built = ModelConfig(config=config).build()
+    with pytest.raises(
+        ConfigError, match=r"audio_config.num_mel_bins 80, and its processor 16: take the model's own pr"
+    ):
+        family_of([one.processor], built.config)
