@@ -51,12 +51,14 @@ class DatasetType:
 TYPES: Mapping[str, DatasetType] = {
     "vision": DatasetType("messages", False, "chats with images and videos, and of text alone"),
     "qwen3_vl": DatasetType("messages", False, "the same, with Qwen3-VL's processor"),
+    "llava_video": DatasetType("messages", False, "the same, with LLaVA-OneVision's processor"),
     "vision_iterable": DatasetType("messages", True, "as vision, streamed"),
     "qwen3_vl_iterable": DatasetType("messages", True, "as qwen3_vl, streamed"),
+    "llava_video_iterable": DatasetType("messages", True, "as llava_video, streamed"),
     "fineweb_edu": DatasetType("text", True, "documents, column text, cut into packs"),
 }
 LATER_TYPES = (
-    "vision_audio", "qwen_omni", "llava_video", "rae", "sit", "qwen_omni_iterable", "bagel_iterable", "bagel",
+    "vision_audio", "qwen_omni", "rae", "sit", "qwen_omni_iterable", "bagel_iterable", "bagel",
 )  # fmt: skip
 
 
@@ -68,15 +70,18 @@ class ProcessorType:
     processor_class: str = ""
 
 
+LLAVA_ONEVISION = "LlavaOnevisionProcessor"
 PROCESSORS: Mapping[str, ProcessorType] = {
     "pure_text": ProcessorType("chat"),
     "qwen2": ProcessorType("chat"),
     "qwen2_vl": ProcessorType("vision", "Qwen2VLProcessor"),
     "qwen2_5_vl": ProcessorType("vision", "Qwen2_5_VLProcessor"),
     "qwen3_vl": ProcessorType("vision", "Qwen3VLProcessor"),
+    "llava": ProcessorType("vision", LLAVA_ONEVISION),
+    "llava_video": ProcessorType("vision", LLAVA_ONEVISION),
 }
 LATER_PROCESSORS = (
-    "llava", "llava_video", "llava_onevision2", "nanovlm", "aero", "Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor",
+    "llava_onevision2", "nanovlm", "aero", "Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor",
     "wanvideo", "bagel", "sit", "rae_siglip",
 )  # fmt: skip
 
@@ -204,6 +209,8 @@ def _check_family(path: str, processor_type: str) -> None:
 
 def _video_settings(config: DatasetConfig, processor_type: str) -> dict[str, Any]:
     """Settings of media. Qwen3-VL's processor counts the pixels of all frames, theirs and others those of a frame."""
+    if PROCESSORS[processor_type].processor_class == LLAVA_ONEVISION:
+        return _settings_of_llava(config)
     strategy = config.video_sampling_strategy or "fps"
     names = ["video_max_frames", "fps" if strategy == "fps" else "frame_num"]
     if processor_type != "qwen3_vl":
@@ -215,6 +222,19 @@ def _video_settings(config: DatasetConfig, processor_type: str) -> dict[str, Any
         )
     given = {name: getattr(config, name) for name in names}
     return {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in given.items()}
+
+
+def _settings_of_llava(config: DatasetConfig) -> dict[str, Any]:
+    """A number of frames: it is the same for each video, whatever its length, and a frame has one size."""
+    if config.video_sampling_strategy == "fps" or config.fps is not None:
+        raise ConfigError(
+            f"fps {config.fps} and video_sampling_strategy {config.video_sampling_strategy!r} cannot be followed: "
+            "LLaVA-OneVision reads as many frames of each video, whatever its length: set frame_num, and the strategy "
+            "to frame_num"
+        )
+    limits = {name: value for name in PIXELS if (value := getattr(config, name, None)) is not None}
+    frames = {"video_max_frames": config.video_max_frames, "frame_num": config.frame_num}
+    return limits | {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in frames.items()}
 
 
 def _named(table: Mapping[str, Any], later: tuple[str, ...], name: Any, what: str) -> Any:

@@ -65,6 +65,16 @@ def test_names_of_text_processors_choose_the_chat_processor(name: str) -> None:
     assert made == ProcessorConfig(type="chat", tokenizer="n")
 
 
+def test_names_of_llava_choose_a_number_of_frames_for_each_video() -> None:
+    said = {"processor_config": {**PROCESSOR, "processor_type": "llava_video"}, "dataset_type": "llava_video"}
+    made = processor_config_of(config(**said))
+    assert made == ProcessorConfig(type="vision", path="somewhere", frame_num=64, video_max_frames=768)
+    assert processor_config_of(config(**said, frame_num=8, video_sampling_strategy="frame_num")).frame_num == 8
+    for wrong in ({"fps": 2}, {"video_sampling_strategy": "fps"}):
+        with pytest.raises(ConfigError, match="cannot be followed: LLaVA-OneVision reads as many frames of each video"):
+            processor_config_of(config(**said, **wrong))
+
+
 def test_names_of_vision_processors_choose_the_vision_processor_with_their_settings() -> None:
     said = {**PROCESSOR, "extra_kwargs": {"image_max_pixels": 1000}}
     made = processor_config_of(config(processor_config=said, fps=2))

@@ -38,7 +38,7 @@ def open_dataset(folder: str, name: str, model: Any, source: str, world: World) 
     return PackedStreamingDataset(
         folder,
         processor=processor,
-        packing=PackingConfig(packing_length=160 if name in TINY else 128),
+        packing=PackingConfig(packing_length=384 if name in TINY else 128),
         order=OrderConfig(num_canonical_nodes=2),
         world=world,
     )
