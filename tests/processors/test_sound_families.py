@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import Measured
 from lmms_stream.processors.multimodal import MultimodalProcessor
 
-from tests.processors.tiny_sound import SECONDS, SOUND_FAMILIES, clip, save_sound_processor
+from tests.processors.tiny_sound import SECONDS, SOUND_FAMILIES, clip, save_sound_processor, sounding_film
 from tests.processors.tiny_vlm import stored
 from tests.rounds import rounds
 
@@ -149,3 +150,57 @@ def test_settings_of_sound_are_refused_where_they_mean_nothing(tmp_path: Path, m
     for name in ("vision", "audio", "omni"):
         built = ProcessorConfig(type=name, path=str(made["qwen2_audio"].folder), audio_max_length=1).build()  # type: ignore[arg-type]
         assert built.description == made["qwen2_audio"].ours(audio_max_length=1.0).description
+
+
+@pytest.mark.parametrize("family", OMNIS)
+def test_the_sound_of_videos_stands_among_their_frames_as_transformers_writes_it(
+    family: str, made: dict[str, Made]
+) -> None:
+    ours = made[family].ours(use_audio_in_video=True, video_max_pixels=16 * 1024)
+    theirs, rng = made[family].theirs, np.random.default_rng(4)
+    for num_frames, fps, samples in ((20, 5, 64000), (60, 10, 30000), (7, 11, 9000), (30, 3, 100000), (12, 4, 0)):
+        video = sounding_film(num_frames=num_frames, fps=fps, samples=samples)
+        alone = ("audio", clip(int(rng.integers(4000, 30000))))
+        sample = stored(("user", [alone, "a", ("video", video), "b"]), ("assistant", "x"))
+        processed = ours.process(sample)
+        (measured,) = ours.measure_media([sample])
+        assert isinstance(measured, Measured)
+        media = processed["media"]
+        assert ours.measure(sample) == measured.tokens == len(processed["input_ids"])
+        assert measured.patches == len(media["pixel_values_videos"]) + len(media["audio_frames"])
+        assert len(media["audio_lengths"]) == (2 if samples else 1)
+        if not samples:
+            continue
+        layouts = ours._tokenized(sample).filled.layouts
+        counts = [ours.family.num_tokens(int(frames)) for frames in media["audio_lengths"]]  # type: ignore[attr-defined]
+        seconds = [ours.family.seconds_of_pair(layouts[1])]  # type: ignore[attr-defined]
+        rate = ours.family.positions_per_second  # type: ignore[attr-defined]
+        messages = [
+            {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "a"}, {"type": "video"}]
+             + [{"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "x"}]},
+        ]  # fmt: skip
+        text = theirs.tokenizer.apply_chat_template(messages, tokenize=False, chat_template=theirs.chat_template)
+        (expanded,) = theirs.replace_multimodal_special_tokens(
+            [text], iter(counts), iter([]), iter(media["video_grid_thw"]), video_second_per_grid=iter(seconds),
+            use_audio_in_video=True, position_id_per_seconds=rate, seconds_per_chunk=2.0,
+        )  # fmt: skip
+        assert processed["input_ids"].tolist() == theirs.tokenizer(expanded)["input_ids"]
+
+
+@pytest.mark.parametrize("family", OMNIS)
+def test_the_sound_of_a_part_of_a_video_is_that_of_the_part(family: str, made: dict[str, Made]) -> None:
+    ours = made[family].ours(use_audio_in_video=True, video_max_pixels=16 * 1024)
+    data = sounding_film(num_frames=40, fps=10, samples=24000)
+    sample = stored(("user", [("video", data)]), ("assistant", "x"))
+    messages = json.loads(sample["messages"])
+
+    def clips_of(start: float, end: float) -> list[int]:
+        messages[0]["content"][0] |= {"video_start": start, "video_end": end}
+        cut = {**sample, "messages": json.dumps(messages)}
+        processed = ours.process(cut)
+        assert ours.measure(cut) == len(processed["input_ids"])
+        return processed["media"].get("audio_lengths", np.zeros(0)).tolist()  # type: ignore[no-any-return]
+
+    assert clips_of(0.5, 1.0) == [50]
+    assert clips_of(3.0, 4.0) == []  # its sound ends early

@@ -24,7 +24,7 @@ from lmms_stream.train.model.towers import family_of
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.types import Batch, Processed
 
-from tests.processors.tiny_sound import SOUND_FAMILIES, clip, save_sound_processor, sound_config
+from tests.processors.tiny_sound import SOUND_FAMILIES, clip, save_sound_processor, sound_config, sounding_film
 from tests.processors.tiny_vlm import film, picture, stored
 
 from .vision import rows_of
@@ -205,6 +205,25 @@ def test_positions_are_those_of_the_models_own_code(family: str, tiny: dict[str,
             False, None if mask is None else mask.sum(-1), torch.tensor(seconds),
         )  # fmt: skip
         assert sample["position_ids"].dtype == (np.float32 if family == "qwen3_omni" else np.int64)
+        np.testing.assert_array_equal(sample["position_ids"], expected[:, 0].numpy())
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
+def test_positions_of_videos_with_sound_are_those_of_the_models_own_code(family: str, tiny: dict[str, Tiny]) -> None:
+    one = tiny[family]
+    model = one.build()
+    processor = MultimodalProcessor.from_pretrained(str(one.folder), **SETTINGS, use_audio_in_video=True)
+    for num_frames, fps, samples in ((20, 5, 64000), (60, 10, 30000), (7, 11, 9000), (30, 3, 100000)):
+        film = sounding_film(num_frames=num_frames, fps=fps, samples=samples)
+        chat = stored(("user", [("audio", clip(9000)), "a", ("video", film), "b"]), ("assistant", "x"))
+        sample = processor.process(chat)
+        inputs = plain_inputs(one, sample, model)
+        layouts = processor._tokenized(chat).filled.layouts
+        seconds = torch.tensor([processor.family.seconds_of_pair(layouts[1])])  # type: ignore[attr-defined]
+        expected, _ = model.get_rope_index(
+            inputs["input_ids"], None, inputs["video_grid_thw"], inputs["attention_mask"], True,
+            inputs["feature_attention_mask"].sum(-1), seconds,
+        )  # fmt: skip
         np.testing.assert_array_equal(sample["position_ids"], expected[:, 0].numpy())
 
 
