@@ -65,7 +65,8 @@ def template_of(family: str) -> str:
         "{% for content in message['content'] %}"
         "{% if content['type'] == 'audio' %}" + bos + tokens["audio_token"] + eos
         + "{% elif content['type'] == 'image' %}" + start + tokens["image_token"] + end
-        + "{% elif content['type'] == 'video' %}" + start + tokens["video_token"] + end + "{% else %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}{% endset %}"
+        + "{% elif content['type'] == 'video' %}" + start + tokens["video_token"] + end
+        + "{% else %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}{% endset %}"
         "{% if message['role'] == 'assistant' %}{% generation %}{{ said }}<|im_end|>{% endgeneration %}"
         "{% else %}{{ said }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
     )  # fmt: skip
@@ -134,7 +135,13 @@ def sound_config(
         "vision_end_token_id": ids[tokens["vision_eos_token"]], "audio_start_token_id": ids[tokens["audio_bos_token"]],
         "audio_end_token_id": ids[tokens["audio_eos_token"]],
     }  # fmt: skip
-    vision = {"depth": 2, "num_heads": heads, "in_channels": 3, "hidden_size": 32, "intermediate_size": 64}
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "num_heads": heads,
+        "in_channels": 3,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+    }
     audio = {
         "num_mel_bins": NUM_BINS, "d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2,
         "encoder_ffn_dim": 32, "output_dim": hidden_size, "max_source_positions": 1500, "initializer_range": 0.3,
@@ -153,10 +160,15 @@ def sound_config(
         "num_position_embeddings": 64,
         "out_hidden_size": hidden_size,
     }
-    text |= {"head_dim": hidden_size // heads, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "router_aux_loss_coef": 0.0}  # fmt: skip
+    text |= {
+        "head_dim": hidden_size // heads, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "router_aux_loss_coef": 0.0,
+    }  # fmt: skip
     return {
         "model_type": "qwen3_omni_moe_thinker", "text_config": text, "vision_config": vision, **numbers,
-        "audio_config": {**audio, "n_window": 50, "n_window_infer": 400, "downsample_hidden_size": 4, "conv_chunksize": 100},
+        "audio_config": {
+            **audio, "n_window": 50, "n_window_infer": 400, "downsample_hidden_size": 4, "conv_chunksize": 100,
+        },
         "position_id_per_seconds": 13, "initializer_range": 0.08,
     }  # fmt: skip
 
@@ -167,7 +179,8 @@ def tone(
     """A tone with some noise on it: float32[samples, channels]."""
     noise = np.random.default_rng(seed).normal(0, 0.02, (samples, channels))
     wave = 0.4 * np.sin(2 * np.pi * hertz * np.arange(samples) / rate)
-    return (wave[:, None] + noise).astype(np.float32)
+    made: NDArray[np.float32] = (wave[:, None] + noise).astype(np.float32)
+    return made
 
 
 def clip(

@@ -174,7 +174,7 @@ def test_attention_that_mixes_the_clips_of_qwen3_omni_is_refused(attention: str,
     with pytest.raises(ConfigError, match=f"attention {attention} does not keep the samples of a pack apart: what one"):
         prove_packing(packed, device=CPU)
     del packed.family.attentions  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="is none that keeps samples with media apart .*: set model.attention to fl"):
+    with pytest.raises(ConfigError, match=r"is none that keeps samples with media apart .*: set model.attention to fl"):
         prove_packing(packed, device=CPU)
 
 
@@ -188,12 +188,12 @@ def test_positions_are_those_of_the_models_own_code(family: str, tiny: dict[str,
         for _ in range(int(rng.integers(1, 4))):
             kind = ["audio", "image" if number % 2 else "video"][int(rng.integers(2))]
             sides = rng.integers(40, 120, 2).tolist()
-            made = {
-                "audio": lambda: clip(int(rng.integers(3000, 50000))),
-                "image": lambda sides=sides: picture(*sides),
-                "video": lambda: film(64, 64, num_frames=int(rng.integers(2, 40)), fps=int(rng.integers(3, 31))),
-            }[kind]
-            parts += [(kind, made()), "and"]
+            length, num_frames, fps = (int(rng.integers(*bounds)) for bounds in ((3000, 50000), (2, 40), (3, 31)))
+            if kind == "audio":
+                data = clip(length)
+            else:
+                data = picture(*sides) if kind == "image" else film(64, 64, num_frames=num_frames, fps=fps)
+            parts += [(kind, data), "and"]
         chat = stored(("user", parts), ("assistant", "done"))
         sample = one.processor.process(chat)
         inputs = plain_inputs(one, sample, model)
@@ -259,7 +259,7 @@ def test_images_and_videos_in_one_row_of_qwen3_omni_are_refused(tiny: dict[str, 
             read(chat)
     pack = collate([one.sample(image), one.sample(video)], [0, 1])
     with pytest.raises(
-        ConfigError, match="a pack holds images and videos, .* in datasets of their own, and per_device"
+        ConfigError, match=r"a pack holds images and videos, .* in datasets of their own, and per_device"
     ):
         one.packed("sdpa_varlen")(pack)
 

@@ -23,7 +23,7 @@ from .qwen_vl import FramesOfTheirOwn, Shape
 from .settings import MediaSettings
 
 if TYPE_CHECKING:
-    from ..media.facts import AudioFacts, Facts
+    from ..media.facts import AudioFacts, Facts, VideoFacts
     from ..media.intervals import Interval
 
 FRAMES, LENGTHS = "audio_frames", "audio_lengths"  # of a batch: float32[frames, mel bins], int64[clips]
@@ -211,7 +211,8 @@ class Omni(FramesOfTheirOwn):
         times = self.times(shape).astype(self.position_type)
         rows, columns = np.arange(shape.grid[1] // merge), np.arange(shape.grid[2] // merge)
         grid = np.meshgrid(times, rows, columns, indexing="ij")
-        return np.stack([axis.ravel() for axis in grid]).astype(self.position_type)
+        positions: NDArray[Any] = np.stack([axis.ravel() for axis in grid]).astype(self.position_type)
+        return positions
 
     def tensors(
         self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory
@@ -249,7 +250,10 @@ class Omni(FramesOfTheirOwn):
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
         """See Family."""
         frames = next(frames for frames in range(1, 100) if self.num_tokens(frames) > 0)
-        sound = {FRAMES: np.zeros((frames, self.clips.num_bins), np.float32), LENGTHS: np.array([frames], np.int64)}
+        sound: dict[str, NDArray[Any]] = {
+            FRAMES: np.zeros((frames, self.clips.num_bins), np.float32),
+            LENGTHS: np.array([frames], np.int64),
+        }
         return {**super().dummy(), "audio": sound}
 
     def model_inputs(self, model: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
