@@ -63,6 +63,7 @@ bench: setup
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/chart_learning.py
+	$(BIN)/python benchmarks/sound_learning.py
 
 clean:
 	rm -rf demo-output build .pytest_cache .mypy_cache .ruff_cache

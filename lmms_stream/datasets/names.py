@@ -11,7 +11,7 @@ from ..converters.sources.specs import YAML_KEYS, yaml_specs
 from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
 from ..mds.engine_fields import check_names
-from ..processors import ProcessorConfig
+from ..processors import MEDIA_TYPES, ProcessorConfig
 from ..processors.base import Processor
 
 SHARDS = "mds"  # the format of datasets that are shards
@@ -22,7 +22,7 @@ BACKENDS = ("qwen_vl_utils", "decord", "qwen_omni_utils", "lmms_video_utils")
 STORES = {"none": "", "azure": "azure", "gcs": "gs", "s3": "s3"}  # object_storage -> the scheme of a bucket's URL
 PROCESSOR_KEYS = ("processor_name", "processor_type", "extra_kwargs")
 EXTRA_KEYS = ("packing_kwargs", "use_audio_in_video", "collator_type")
-PIXELS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
+MEDIA_KEYS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "audio_max_length")
 VIDEO_DEFAULTS: Mapping[str, Any] = {
     "video_max_pixels": 602112, "video_min_pixels": 3136, "video_max_frames": 768, "frame_num": 64, "fps": 1.0,
 }  # theirs; pixels are of a frame # fmt: skip
@@ -52,13 +52,19 @@ TYPES: Mapping[str, DatasetType] = {
     "vision": DatasetType("messages", False, "chats with images and videos, and of text alone"),
     "qwen3_vl": DatasetType("messages", False, "the same, with Qwen3-VL's processor"),
     "llava_video": DatasetType("messages", False, "the same, with LLaVA-OneVision's processor"),
+    "vision_audio": DatasetType(
+        "messages", False, "chats with sounds, and images and videos where the processor reads them"
+    ),
+    "qwen_omni": DatasetType("messages", False, "the same, with a Qwen-Omni processor"),
     "vision_iterable": DatasetType("messages", True, "as vision, streamed"),
     "qwen3_vl_iterable": DatasetType("messages", True, "as qwen3_vl, streamed"),
     "llava_video_iterable": DatasetType("messages", True, "as llava_video, streamed"),
+    "vision_audio_iterable": DatasetType("messages", True, "as vision_audio, streamed"),
+    "qwen_omni_iterable": DatasetType("messages", True, "as qwen_omni, streamed"),
     "fineweb_edu": DatasetType("text", True, "documents, column text, cut into packs"),
 }
 LATER_TYPES = (
-    "vision_audio", "qwen_omni", "rae", "sit", "qwen_omni_iterable", "bagel_iterable", "bagel",
+    "rae", "sit", "bagel_iterable", "bagel",
 )  # fmt: skip
 
 
@@ -66,7 +72,7 @@ LATER_TYPES = (
 class ProcessorType:
     """kind: of ours. processor_classes: of the folder's processor, where only these will do."""
 
-    kind: Literal["chat", "vision"]
+    kind: Literal["chat", "vision", "audio", "omni"]
     processor_class: str = ""
 
 
@@ -79,10 +85,12 @@ PROCESSORS: Mapping[str, ProcessorType] = {
     "qwen3_vl": ProcessorType("vision", "Qwen3VLProcessor"),
     "llava": ProcessorType("vision", LLAVA_ONEVISION),
     "llava_video": ProcessorType("vision", LLAVA_ONEVISION),
+    "qwen2_audio": ProcessorType("audio", "Qwen2AudioProcessor"),
+    "Qwen2_5OmniProcessor": ProcessorType("omni", "Qwen2_5OmniProcessor"),
+    "Qwen3OmniMoeProcessor": ProcessorType("omni", "Qwen3OmniMoeProcessor"),
 }
 LATER_PROCESSORS = (
-    "llava_onevision2", "nanovlm", "aero", "Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor",
-    "wanvideo", "bagel", "sit", "rae_siglip",
+    "llava_onevision2", "nanovlm", "aero", "wanvideo", "bagel", "sit", "rae_siglip",
 )  # fmt: skip
 
 
@@ -108,10 +116,12 @@ def check(config: DatasetConfig) -> None:
     if config.video_backend is not None:
         check_names([config.video_backend], BACKENDS, "video_backend")
     check_names(config.extra_kwargs or {}, EXTRA_KEYS, "extra_kwargs of the dataset")
-    if (config.extra_kwargs or {}).get("use_audio_in_video"):
+    processor_type = (config.processor_config or {}).get("processor_type")
+    of_type = PROCESSORS.get(str(processor_type))
+    if (config.extra_kwargs or {}).get("use_audio_in_video") and of_type is not None and of_type.kind != "omni":
         raise ConfigError(
-            "extra_kwargs.use_audio_in_video needs a processor of sounds, and there is none yet: set it to false, and "
-            "videos are read without their sound"
+            f"extra_kwargs.use_audio_in_video needs a processor of videos and sounds, and processor_type "
+            f"{processor_type!r} is none: set it to false, and videos are read without their sound"
         )
     for name in ("max_length", "packing_length"):
         value = getattr(config, name)
@@ -176,7 +186,7 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
         raise ConfigError("processor_config.processor_name is missing: name the folder or hub id of a processor")
     kind = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type").kind
     extra = said.get("extra_kwargs") or {}
-    check_names(extra, PIXELS, "processor_config.extra_kwargs")
+    check_names(extra, MEDIA_KEYS, "processor_config.extra_kwargs")
     if dataset_type_of(config).kind == "text":
         return ProcessorConfig(type="text", tokenizer=str(name))
     if kind == "chat":
@@ -186,13 +196,16 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
                 f"{said['processor_type']!r} reads text: leave it out"
             )
         return ProcessorConfig(type="chat", tokenizer=str(name))
-    return ProcessorConfig(type="vision", path=str(name), **(_video_settings(config, said["processor_type"]) | extra))
+    settings = {} if kind == "audio" else _video_settings(config, said["processor_type"])
+    if (config.extra_kwargs or {}).get("use_audio_in_video"):
+        settings["use_audio_in_video"] = True
+    return ProcessorConfig(type=kind, path=str(name), **(settings | extra))
 
 
 def processor_of(config: DatasetConfig) -> Processor:
     """The processor of a config; ConfigError for a folder of another family than its processor_type."""
     made = processor_config_of(config)
-    if made.type == "vision" and config.processor_config is not None:
+    if made.type in MEDIA_TYPES and config.processor_config is not None:
         _check_family(str(made.path), str(config.processor_config["processor_type"]))
     return made.build()
 

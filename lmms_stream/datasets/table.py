@@ -35,7 +35,7 @@ THEIRS = {
     "frame_num": "frames of a video, equally far apart",
     "fps": "frames a second",
     "video_backend": "taken, and not needed: PyAV reads videos",
-    "extra_kwargs": "packing_kwargs of MultiModalIterableDataset; collator_type, which is not needed; use_audio_in_video, which is refused",
+    "extra_kwargs": "packing_kwargs of MultiModalIterableDataset; collator_type, which is not needed; use_audio_in_video, for Qwen-Omni's processors",
 }
 OURS = {
     "cache_dir": "folder or URL where sources are kept as shards (default: lmms_stream/datasets in ~/.cache)",
