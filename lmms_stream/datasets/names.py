@@ -245,7 +245,8 @@ def _settings_of_llava(config: DatasetConfig) -> dict[str, Any]:
             "LLaVA-OneVision reads as many frames of each video, whatever its length: set frame_num, and the strategy "
             "to frame_num"
         )
-    limits = {name: value for name in PIXELS if (value := getattr(config, name, None)) is not None}
+    pixels = {"video_max_pixels": config.video_max_pixels, "video_min_pixels": config.video_min_pixels}
+    limits = {name: value for name, value in pixels.items() if value is not None}  # which the processor refuses by name
     frames = {"video_max_frames": config.video_max_frames, "frame_num": config.frame_num}
     return limits | {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in frames.items()}
 

@@ -38,11 +38,12 @@ def tiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         processor: dict[str, Any] = {"type": "vision", "path": str(folder / "processor")}
         processor |= {"frame_num": 2} if TINY[name].video else {}
         index_dataset(str(folder / "chats"), ProcessorConfig(**processor).build(), num_workers=1)
-        path = write_run(folder / "run.yaml", folder / "chats", global_batch=2, max_steps=4, lr_scheduler_type="constant")
-        settings = yaml.safe_load(path.read_text())
-        settings["dataset"] |= {"processor": processor, "packing_length": 256, "num_canonical_nodes": 2}
-        settings["model"]["config"] = tile_config(name, folder / "processor").to_dict()
-        path.write_text(yaml.safe_dump(json.loads(json.dumps(settings))))
+        settings: dict[str, Any] = {"global_batch": 2, "max_steps": 4, "lr_scheduler_type": "constant"}
+        path = write_run(folder / "run.yaml", folder / "chats", **settings)
+        run = yaml.safe_load(path.read_text())
+        run["dataset"] |= {"processor": processor, "packing_length": 384, "num_canonical_nodes": 2, "overlong": "drop"}
+        run["model"]["config"] = tile_config(name, folder / "processor").to_dict()
+        path.write_text(yaml.safe_dump(json.loads(json.dumps(run))))
         return path
 
     return config
