@@ -69,9 +69,10 @@ def source_of(name: str, source: str) -> list[Processed]:
     made = []
     for number in range(12):
         several = [("image", picture(20 + 6 * number, 40, seed=each)) for each in range(2)]
-        content: list[Any] = {
-            "image": several[:1], "images": several, "video": [("video", video)], "text": ["no image"]
-        }[source]  # fmt: skip
+        contents: dict[str, list[Any]] = {
+            "image": several[:1], "images": [*several], "video": [("video", video)], "text": ["no image"]
+        }  # fmt: skip
+        content = contents[source]
         made.append(processor_of(name).process(stored(("user", [f"{number}", *content]), ("assistant", "it is so"))))
     return made
 
