@@ -98,8 +98,7 @@ def test_a_killed_run_on_sound_resumes_to_the_same_losses_and_on_one_rank_to_the
     said = train(config, whole)
     assert f"attention: {'sdpa' if family == 'qwen2_audio' else 'sdpa_varlen'}" in said
     with start_job(2, MODULE, str(config), f"train.output_dir={killed}") as job:
-        wait_until(lambda: any((killed / "checkpoints").glob("step-*")), job)
-        job.kill()
+        wait_until(lambda: any((killed / "checkpoints").glob("step-*")), job)  # then all of it is killed
     shutil.copytree(killed, one)
     train(config, killed)
     assert steps_of(killed) == [*range(1, STEPS + 1)]

@@ -277,6 +277,28 @@ def test_every_pack_calls_every_tower_whatever_it_holds(family: str, tiny: dict[
 
 
 @pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_towers_run_in_the_same_order_whatever_a_pack_holds(family: str, tiny: dict[str, Tiny]) -> None:
+    """Ranks gather the parameters of their blocks together, forward and backward."""
+    packed = tiny[family].packed(attentions_of(family)[0]).train()
+    calls: list[str] = []
+
+    def note(name: str, output: Any) -> None:
+        calls.append(name)
+        tensor = output if isinstance(output, torch.Tensor) else output[0]
+        tensor.register_hook(lambda _: calls.append(f"{name} backward"))
+
+    for name, module in packed.model.named_modules():
+        if name.endswith(("layers.0", "blocks.0", "layers.1", "blocks.1")):
+            module.register_forward_hook(lambda *call, name=name: note(name, call[-1]))
+    found = []
+    for samples in ([], *tiny[family].kinds().values()):
+        calls.clear()
+        packed(collate(samples, range(len(samples)))).tokens.sum().backward()
+        found.append([*calls])
+    assert all(calls == found[0] for calls in found)
+
+
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
 def test_a_model_that_reads_sound_is_exported_and_loaded_by_its_class(
     family: str, tiny: dict[str, Tiny], tmp_path: Path
 ) -> None:
