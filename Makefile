@@ -66,6 +66,7 @@ bench: setup
 	$(BIN)/python benchmarks/chart_learning.py
 	$(BIN)/python benchmarks/bagel.py
 	$(BIN)/python benchmarks/image_generation.py
+	$(BIN)/python benchmarks/sound_learning.py
 
 clean:
 	rm -rf demo-output build .pytest_cache .mypy_cache .ruff_cache

@@ -12,7 +12,7 @@ from ..converters.sources.specs import YAML_KEYS, yaml_specs
 from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
 from ..mds.engine_fields import check_names
-from ..processors import ProcessorConfig
+from ..processors import MEDIA_TYPES, ProcessorConfig
 from ..processors.bagel_images import BagelSettings
 from ..processors.base import Processor
 
@@ -25,7 +25,7 @@ STORES = {"none": "", "azure": "azure", "gcs": "gs", "s3": "s3"}  # object_stora
 PROCESSOR_KEYS = ("processor_name", "processor_type", "extra_kwargs")
 EXTRA_KEYS = ("packing_kwargs", "use_audio_in_video", "collator_type")
 BAGEL = "bagel"
-PIXELS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
+MEDIA_KEYS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "audio_max_length")
 IMAGE_KEYS = ("image_size", "flip", "augment_seed")
 VIDEO_DEFAULTS: Mapping[str, Any] = {
     "video_max_pixels": 602112, "video_min_pixels": 3136, "video_max_frames": 768, "frame_num": 64, "fps": 1.0,
@@ -60,8 +60,16 @@ class DatasetType:
 TYPES: Mapping[str, DatasetType] = {
     "vision": DatasetType("messages", False, "chats with images and videos, and of text alone"),
     "qwen3_vl": DatasetType("messages", False, "the same, with Qwen3-VL's processor"),
+    "llava_video": DatasetType("messages", False, "the same, with LLaVA-OneVision's processor"),
+    "vision_audio": DatasetType(
+        "messages", False, "chats with sounds, and images and videos where the processor reads them"
+    ),
+    "qwen_omni": DatasetType("messages", False, "the same, with a Qwen-Omni processor"),
     "vision_iterable": DatasetType("messages", True, "as vision, streamed"),
     "qwen3_vl_iterable": DatasetType("messages", True, "as qwen3_vl, streamed"),
+    "llava_video_iterable": DatasetType("messages", True, "as llava_video, streamed"),
+    "vision_audio_iterable": DatasetType("messages", True, "as vision_audio, streamed"),
+    "qwen_omni_iterable": DatasetType("messages", True, "as qwen_omni, streamed"),
     "fineweb_edu": DatasetType(
         "text", True, "documents: column `text` alone, each followed by the end-of-text token, cut and packed; streamed"
     ),
@@ -73,39 +81,41 @@ TYPES: Mapping[str, DatasetType] = {
     "bagel": DatasetType("messages", False, "chats with images to see, and the assistant's, which are to be made"),
     "bagel_iterable": DatasetType("messages", True, "as bagel, streamed"),
 }
-LATER_TYPES = (
-    "vision_audio", "qwen_omni", "llava_video", "qwen_omni_iterable",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorType:
     """kind: of ours. processor_classes: of the folder's processor, where only these will do. crop: of images."""
 
-    kind: Literal["chat", "vision", "image", "bagel"]
+    kind: Literal["chat", "vision", "audio", "omni", "image", "bagel"]
     processor_class: str = ""
     crop: Literal["center", "random"] | None = None
 
 
+LLAVA_ONEVISION = "LlavaOnevisionProcessor"
 PROCESSORS: Mapping[str, ProcessorType] = {
     "pure_text": ProcessorType("chat"),
     "qwen2": ProcessorType("chat"),
     "qwen2_vl": ProcessorType("vision", "Qwen2VLProcessor"),
     "qwen2_5_vl": ProcessorType("vision", "Qwen2_5_VLProcessor"),
     "qwen3_vl": ProcessorType("vision", "Qwen3VLProcessor"),
+    "llava": ProcessorType("vision", LLAVA_ONEVISION),
+    "llava_video": ProcessorType("vision", LLAVA_ONEVISION),
+    "qwen2_audio": ProcessorType("audio", "Qwen2AudioProcessor"),
+    "Qwen2_5OmniProcessor": ProcessorType("omni", "Qwen2_5OmniProcessor"),
+    "Qwen3OmniMoeProcessor": ProcessorType("omni", "Qwen3OmniMoeProcessor"),
     "sit": ProcessorType("image", crop="center"),
     "rae_siglip": ProcessorType("image", crop="random"),
     "bagel": ProcessorType("bagel"),
 }
 LATER_PROCESSORS = (
-    "llava", "llava_video", "llava_onevision2", "nanovlm", "aero", "Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor",
-    "wanvideo",
+    "llava_onevision2", "nanovlm", "aero", "wanvideo",
 )  # fmt: skip
 
 
 def dataset_type_of(config: DatasetConfig) -> DatasetType:
-    """ConfigError for a type that is unknown, or not there yet."""
-    found: DatasetType = _named(TYPES, LATER_TYPES, config.dataset_type, "dataset_type")
+    """ConfigError for a type that is unknown."""
+    found: DatasetType = _named(TYPES, (), config.dataset_type, "dataset_type")
     return found
 
 
@@ -125,10 +135,12 @@ def check(config: DatasetConfig) -> None:
     if config.video_backend is not None:
         check_names([config.video_backend], BACKENDS, "video_backend")
     check_names(config.extra_kwargs or {}, EXTRA_KEYS, "extra_kwargs of the dataset")
-    if (config.extra_kwargs or {}).get("use_audio_in_video"):
+    processor_type = (config.processor_config or {}).get("processor_type")
+    of_type = PROCESSORS.get(str(processor_type))
+    if (config.extra_kwargs or {}).get("use_audio_in_video") and of_type is not None and of_type.kind != "omni":
         raise ConfigError(
-            "extra_kwargs.use_audio_in_video needs a processor of sounds, and there is none yet: set it to false, and "
-            "videos are read without their sound"
+            f"extra_kwargs.use_audio_in_video needs a processor of videos and sounds, and processor_type "
+            f"{processor_type!r} is none: set it to false, and videos are read without their sound"
         )
     for name in ("max_length", "packing_length"):
         value = getattr(config, name)
@@ -204,7 +216,7 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
     if kind == BAGEL:
         settings = build_config(BagelSettings, extra, source="processor_config.extra_kwargs")
         return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=settings)
-    check_names(extra, PIXELS, "processor_config.extra_kwargs")
+    check_names(extra, MEDIA_KEYS, "processor_config.extra_kwargs")
     if dataset_type_of(config).kind == "text":
         return ProcessorConfig(type="text", tokenizer=str(name))
     if kind == "chat":
@@ -214,7 +226,10 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
                 f"{said['processor_type']!r} reads text: leave it out"
             )
         return ProcessorConfig(type="chat", tokenizer=str(name))
-    return ProcessorConfig(type="vision", path=str(name), **(_video_settings(config, said["processor_type"]) | extra))
+    settings = {} if kind == "audio" else _video_settings(config, said["processor_type"])
+    if (config.extra_kwargs or {}).get("use_audio_in_video"):
+        settings["use_audio_in_video"] = True
+    return ProcessorConfig(type=kind, path=str(name), **(settings | extra))
 
 
 def _image_config(said: Mapping[str, Any]) -> ProcessorConfig:
@@ -235,7 +250,7 @@ def _image_config(said: Mapping[str, Any]) -> ProcessorConfig:
 def processor_of(config: DatasetConfig) -> Processor:
     """The processor of a config; ConfigError for a folder of another family than its processor_type."""
     made = processor_config_of(config)
-    if made.type == "vision" and config.processor_config is not None:
+    if made.type in MEDIA_TYPES and config.processor_config is not None:
         _check_family(str(made.path), str(config.processor_config["processor_type"]))
     return made.build()
 
@@ -252,6 +267,8 @@ def _check_family(path: str, processor_type: str) -> None:
 
 def _video_settings(config: DatasetConfig, processor_type: str) -> dict[str, Any]:
     """Settings of media. Qwen3-VL's processor counts the pixels of all frames, theirs and others those of a frame."""
+    if PROCESSORS[processor_type].processor_class == LLAVA_ONEVISION:
+        return _settings_of_llava(config)
     strategy = config.video_sampling_strategy or "fps"
     names = ["video_max_frames", "fps" if strategy == "fps" else "frame_num"]
     if processor_type != "qwen3_vl":
@@ -263,6 +280,20 @@ def _video_settings(config: DatasetConfig, processor_type: str) -> dict[str, Any
         )
     given = {name: getattr(config, name) for name in names}
     return {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in given.items()}
+
+
+def _settings_of_llava(config: DatasetConfig) -> dict[str, Any]:
+    """A number of frames: it is the same for each video, whatever its length, and a frame has one size."""
+    if config.video_sampling_strategy == "fps" or config.fps is not None:
+        raise ConfigError(
+            f"fps {config.fps} and video_sampling_strategy {config.video_sampling_strategy!r} cannot be followed: "
+            "LLaVA-OneVision reads as many frames of each video, whatever its length: set frame_num, and the strategy "
+            "to frame_num"
+        )
+    pixels = {"video_max_pixels": config.video_max_pixels, "video_min_pixels": config.video_min_pixels}
+    limits = {name: value for name, value in pixels.items() if value is not None}  # which the processor refuses by name
+    frames = {"video_max_frames": config.video_max_frames, "frame_num": config.frame_num}
+    return limits | {name: VIDEO_DEFAULTS[name] if value is None else value for name, value in frames.items()}
 
 
 def _named(table: Mapping[str, Any], later: tuple[str, ...], name: Any, what: str) -> Any:

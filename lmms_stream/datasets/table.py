@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from ..mds.dataset_config import DatasetConfig
-from .names import FORMATS, LATER_PROCESSORS, LATER_TYPES, PROCESSORS, SHARDS, TYPES, VIDEO_DEFAULTS
+from .names import FORMATS, LATER_PROCESSORS, PROCESSORS, SHARDS, TYPES, VIDEO_DEFAULTS
 
 THEIRS = {
     "dataset_type": "which kind of dataset; without it, `remote` names shards",
@@ -35,7 +35,7 @@ THEIRS = {
     "frame_num": "frames of a video, equally far apart",
     "fps": "frames a second",
     "video_backend": "taken, and not needed: PyAV reads videos",
-    "extra_kwargs": "packing_kwargs: num_open_buckets and fill_threshold of best_fit, num_buckets and fill_threshold of balanced, of MultiModalIterableDataset on sources (elsewhere refused); collator_type: not needed; use_audio_in_video: refused",
+    "extra_kwargs": "packing_kwargs: num_open_buckets and fill_threshold of best_fit, num_buckets and fill_threshold of balanced, of MultiModalIterableDataset on sources (elsewhere refused); collator_type: not needed; use_audio_in_video: of Qwen-Omni's processors",
 }
 OURS = {
     "cache_dir": "folder or URL where sources are kept as shards (default: lmms_stream/datasets in ~/.cache)",
@@ -93,7 +93,6 @@ def _fields() -> Iterator[str]:
 def _types() -> Iterator[str]:
     yield from ("", "## Types", "", "| dataset_type | rows |", "|---|---|")
     yield from (f"| `{name}` | {each.says} |" for name, each in TYPES.items())
-    yield f"| {_listed(LATER_TYPES)} | not there yet: refused by name |"
     yield from ("", "## Processors", "", "| processor_type | ours | reads |", "|---|---|---|")
     for name, processor in PROCESSORS.items():
         reads = (

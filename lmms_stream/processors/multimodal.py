@@ -18,7 +18,7 @@ from .families.family import Family, FamilyMaker, Layout
 from .families.files import read_files
 from .families.registry import family_of
 from .families.settings import MediaSettings
-from .media.facts import facts_of, stored_facts
+from .media.facts import facts_of, sound_of_video, stored_facts
 from .media.intervals import interval_of
 from .media.memory import new_memory
 from .media.stored import media_part
@@ -27,7 +27,7 @@ from .spans import learnt_of
 from .tokenizers import FastTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from .media.facts import Facts
+    from .media.facts import AudioFacts, Facts
 
 
 class MultimodalProcessor:
@@ -165,6 +165,8 @@ class MultimodalProcessor:
             )
         facts = _facts(part, sample)
         interval = interval_of(part) if kind == "video" else None
+        if kind == "video" and getattr(self.family, "with_sound", False):
+            return self.family.video_with_sound(facts, interval, _sound_of_video(part, sample))  # type: ignore[attr-defined, no-any-return]
         return self.family.layout(kind, facts) if interval is None else self.family.layout(kind, facts, interval)
 
     def _repeats(self, ids: NDArray[np.int32], filled: Filled) -> NDArray[np.int64]:
@@ -223,6 +225,13 @@ def _facts(part: dict[str, Any], sample: Sample) -> Facts:
             "column media, too, or convert the dataset again"
         )
     return facts_of(media_part(part, sample["media"]).data, part["type"])
+
+
+def _sound_of_video(part: dict[str, Any], sample: Sample) -> AudioFacts | None:
+    """Facts about the sound of a video, which are not stored with it; None for a video without sound."""
+    if "media" not in sample:
+        raise FactsMissingError("the sound of a video is counted from its bytes: give the column media, too")
+    return sound_of_video(media_part(part, sample["media"]).data)
 
 
 def _measured(layouts: Sequence[Layout], num_text_tokens: int) -> Measured:

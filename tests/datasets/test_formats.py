@@ -18,6 +18,7 @@ from lmms_stream.converters.convert import convert
 from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
 from lmms_stream.datasets.names import TYPES
 
+from ..processors.tile_vlm import save_tile_processor
 from ..processors.tiny_vlm import picture, save_processor
 from .chats import Row, rows, text_config, write_jsonl
 
@@ -139,7 +140,11 @@ def test_chats_are_the_same_samples_in_every_format_converted_and_streamed(
 @pytest.mark.parametrize("name", [name for name, each in TYPES.items() if each.kind == "messages"])
 def test_pictures_of_a_column_and_beside_the_file_are_the_same_samples(name: str, tmp_path: Path) -> None:
     family = "qwen3_vl" if name.startswith("qwen3") else "qwen2_5_vl"
-    save_processor(tmp_path / "processor", family)
+    if name.startswith("llava"):
+        family = "llava_video"
+        save_tile_processor(tmp_path / "processor", "llava_onevision")
+    else:
+        save_processor(tmp_path / "processor", family)
     data = [picture(40 + 8 * number, 60, seed=number) for number in range(4)]
     (tmp_path / "images").mkdir()
     beside, within = [], []
@@ -168,7 +173,8 @@ def test_pictures_of_a_column_and_beside_the_file_are_the_same_samples(name: str
     assert found[:4] == found[4:]
     dataset = MultiModalDataset(config)
     batches = [dataset[number] for number in range(len(dataset))]
-    assert {"pixel_values", "image_grid_thw"} <= {*batches[0].inputs}
+    sizes = "image_sizes" if family == "llava_video" else "image_grid_thw"
+    assert {"pixel_values", sizes} <= {*batches[0].inputs}
     largest = max(
         sum(each.nbytes for each in (batch.input_ids, batch.labels, batch.position_ids, batch.inputs["pixel_values"]))
         for batch in batches

@@ -55,6 +55,19 @@ def test_shards_are_named_by_their_format_and_by_a_url(tmp_path: Path) -> None:
     assert is_shards(config(dataset_path=str(tmp_path)))
 
 
+def test_types_and_processors_of_sound_are_ours_by_the_media_they_read() -> None:
+    def made(processor_type: str, **given: Any) -> ProcessorConfig:
+        said = {"processor_name": "x", "processor_type": processor_type, "extra_kwargs": {"audio_max_length": 20}}
+        return processor_config_of(config(processor_config=said, **given))
+
+    for name in ("vision_audio", "vision_audio_iterable"):
+        assert made("qwen2_audio", dataset_type=name) == ProcessorConfig(type="audio", path="x", audio_max_length=20)
+    for name in ("Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor"):
+        for dataset_type in ("qwen_omni", "qwen_omni_iterable"):
+            found = made(name, dataset_type=dataset_type, extra_kwargs={"use_audio_in_video": True})
+            assert (found.type, found.path, found.use_audio_in_video, found.fps) == ("omni", "x", True, 1.0)
+
+
 def test_the_dataset_to_evaluate_has_the_other_settings_of_the_config() -> None:
     assert config().evaluated is None
     found = config(eval_dataset_path="b.jsonl", packing=True).evaluated
@@ -66,6 +79,16 @@ def test_the_dataset_to_evaluate_has_the_other_settings_of_the_config() -> None:
 def test_names_of_text_processors_choose_the_chat_processor(name: str) -> None:
     made = processor_config_of(config(processor_config={"processor_name": "n", "processor_type": name}))
     assert made == ProcessorConfig(type="chat", tokenizer="n")
+
+
+def test_names_of_llava_choose_a_number_of_frames_for_each_video() -> None:
+    said = {"processor_config": {**PROCESSOR, "processor_type": "llava_video"}, "dataset_type": "llava_video"}
+    made = processor_config_of(config(**said))
+    assert made == ProcessorConfig(type="vision", path="somewhere", frame_num=64, video_max_frames=768)
+    assert processor_config_of(config(**said, frame_num=8, video_sampling_strategy="frame_num")).frame_num == 8
+    for wrong in ({"fps": 2}, {"video_sampling_strategy": "fps"}):
+        with pytest.raises(ConfigError, match="cannot be followed: LLaVA-OneVision reads as many frames of each video"):
+            processor_config_of(config(**said, **wrong))
 
 
 def test_names_of_vision_processors_choose_the_vision_processor_with_their_settings() -> None:
@@ -109,14 +132,14 @@ def test_an_unknown_key_is_an_error_with_the_nearest_one() -> None:
     ("given", "message"),
     [
         ({"dataset_type": "visoin"}, "dataset_type has no 'visoin': did you mean 'vision'"),
-        ({"dataset_type": "qwen_omni"}, "'qwen_omni' is not there yet: those that are there are vision, qwen3_vl"),
+        ({"dataset_type": "bagel"}, "'bagel' is not there yet: those that are there are vision, qwen3_vl"),
         ({"dataset_format": "jsnol"}, "dataset_format has no 'jsnol': did you mean 'json"),
         ({"object_storage": "gcp"}, "object_storage has no 'gcp': did you mean 'gcs'"),
         ({"object_storage": "gcs"}, "needs bucket_name"),
         ({"bucket_name": "b"}, "bucket_name 'b' needs object_storage"),
         ({"video_backend": "decrod"}, "did you mean 'decord'"),
         ({"extra_kwargs": {"packing_kwarg": {}}}, "did you mean 'packing_kwargs'"),
-        ({"extra_kwargs": {"use_audio_in_video": True}}, "set it to false"),
+        ({"extra_kwargs": {"use_audio_in_video": True}}, "processor_type 'qwen2_5_vl' is none: set it to false"),
         ({"max_length": 0}, "max_length must be at least 1 token"),
     ],
 )

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lmms_stream.types import Processed
 
 from tests.conftest import last_words, write_samples
-from tests.train.vision import build, plain_losses, source_of
+from tests.processors.tile_vlm import TINY
+from tests.rounds import LONG
+from tests.train import tiles, vision
 
 from .launcher import run_job
 
@@ -30,7 +33,19 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "qwen3_vl", "sources": ["images", "video"], "train": {"gradient_checkpointing": True}, "on": [2]
     },
 }  # fmt: skip
+# Of the families that read tiles: images in tiles, several images and videos beside text; all of them in long rounds.
+PAIRS = {"llava_onevision": ["image", "video"], "smolvlm": ["video", "text"], "internvl": ["images", "text"]}
+TILED = [*TINY] if LONG else ["llava_onevision", "gemma3"]
+CASES |= {name: {"model": name, "sources": PAIRS.get(name, ["image", "text"]), "on": [2]} for name in TILED}
 SOURCES = ("images", "video", "text", "both")
+
+
+def model_of(name: str) -> Any:
+    return tiles.build(name) if name in TINY else vision.build(name)
+
+
+def samples_of(name: str, model: Any, source: str) -> list[Processed]:
+    return tiles.source_of(name, source) if name in TINY else vision.source_of(model, source)
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +54,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     folder = tmp_path_factory.mktemp("vision")
     folders: dict[str, dict[str, str]] = {}
     for model_type in sorted({case["model"] for case in CASES.values()}):
-        model = build(model_type)
-        folders[model_type] = {source: str(folder / model_type / source) for source in SOURCES}
+        model, sources = model_of(model_type), SOURCES
+        if model_type in TINY:
+            sources = tuple(CASES[model_type]["sources"])
+        folders[model_type] = {source: str(folder / model_type / source) for source in sources}
         for source, target in folders[model_type].items():
             spans = np.array([[0, 1]], np.int32)
-            samples = [(each["input_ids"].astype(np.int32), spans) for each in source_of(model, source)]
+            samples = [(each["input_ids"].astype(np.int32), spans) for each in samples_of(model_type, model, source)]
             write_samples(Path(target), samples)
     job = folder / "job.json"
     job.write_text(json.dumps({"datasets": folders, "cases": CASES}))
@@ -51,6 +68,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         done = run_job(nproc, "tests.jobs.vision_job", str(job), timeout_s=200)
         assert done.returncode == 0, last_words(done.stderr)
     return {path.stem: torch.load(path) for path in folder.glob("*.pt")}
+
+
+def is_noise(model: str, parameter: str) -> bool:
+    """Whether its gradient is zero but for roundings: what all keys share is not seen by a softmax."""
+    return model in TINY and parameter.endswith("k_proj.bias")
 
 
 RUNS = [f"{name}-{nproc}" for name, case in CASES.items() for nproc in case["on"] if name != "mixed"]
@@ -62,20 +84,21 @@ def test_gradients_are_those_of_the_samples_one_by_one_whatever_ranks_hold(resul
     packs = [pack for of_rank in made["packs"] for pack in of_rank]
     assert sorted(source for source, _, _ in packs) == sorted(case["sources"])
     assert len({tuple(kinds) for _, _, kinds in packs}) == 2  # of media: each pack holds others
-    model = build(case["model"]).train()
-    of_source = {source: source_of(model, source) for source in case["sources"]}
+    model, name = model_of(case["model"]).train(), case["model"]
+    losses_of = tiles.plain_losses if name in TINY else vision.plain_losses
+    of_source = {source: samples_of(name, model, source) for source in case["sources"]}
     samples = [of_source[source][number] for source, numbers, _ in packs for number in numbers]
     num_losses = sum(int((sample["labels"][1:] != -100).sum()) for sample in samples)
-    loss = torch.stack([plain_losses(model, sample) for sample in samples]).sum() / num_losses
+    loss = torch.stack([losses_of(model, sample) for sample in samples]).sum() / num_losses
     loss.backward()
     is_frozen = "frozen" in run
     expected = {
         name: each.grad
         for name, each in model.named_parameters()
-        if each.grad is not None and not (is_frozen and "visual" in name)
+        if each.grad is not None and not (is_frozen and "visual" in name) and not is_noise(case["model"], name)
     }
     assert set(expected) <= set(made["gradients"])
-    assert any("visual" in name for name in made["gradients"]) != is_frozen
+    assert any("vis" in name for name in made["gradients"]) != is_frozen
     wrong = [name for name, each in expected.items() if (made["gradients"][name] - each).norm() > 1e-5 * each.norm()]
     assert wrong == []
     assert made["record"]["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)

@@ -25,18 +25,20 @@ from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import World
 
-from tests.train.vision import Processor, build
+from tests.processors.tile_vlm import TINY
+from tests.train import tiles, vision
 
 from .sharding_job import whole
 
 TIMEOUT_S = 60.0
 
 
-def open_dataset(folder: str, model: Any, source: str, world: World) -> PackedStreamingDataset:
+def open_dataset(folder: str, name: str, model: Any, source: str, world: World) -> PackedStreamingDataset:
+    processor = tiles.Processor(name, source) if name in TINY else vision.Processor(model, source)
     return PackedStreamingDataset(
         folder,
-        processor=Processor(model, source),
-        packing=PackingConfig(packing_length=128),
+        processor=processor,
+        packing=PackingConfig(packing_length=384 if name in TINY else 128),
         order=OrderConfig(num_canonical_nodes=2),
         world=world,
     )
@@ -44,8 +46,10 @@ def open_dataset(folder: str, model: Any, source: str, world: World) -> PackedSt
 
 def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) -> dict[str, Any]:
     world, _ = init_distributed(TIMEOUT_S)
-    model = build(case["model"])
-    datasets = {source: open_dataset(folders[source], model, source, world) for source in case["sources"]}
+    model = tiles.build(case["model"]) if case["model"] in TINY else vision.build(case["model"])
+    datasets = {
+        source: open_dataset(folders[source], case["model"], model, source, world) for source in case["sources"]
+    }
     output = folder / f"{name}-{world.world_size}"
     settings = {"output_dir": str(output), "global_batch": 2, "max_steps": 1, "num_workers": 0, "max_grad_norm": 1e9}
     args = TrainConfig(

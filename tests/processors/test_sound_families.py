@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import Measured
 from lmms_stream.processors.multimodal import MultimodalProcessor
+from numpy.typing import NDArray
 
-from tests.processors.tiny_sound import SECONDS, SOUND_FAMILIES, clip, save_sound_processor
+from tests.processors.tiny_sound import SECONDS, SOUND_FAMILIES, clip, save_sound_processor, sounding_film
 from tests.processors.tiny_vlm import stored
 from tests.rounds import rounds
 
@@ -37,11 +39,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     return {family: Made(family, tmp_path_factory.mktemp(family)) for family in SOUND_FAMILIES}
 
 
-def wave(data: bytes) -> np.ndarray:
-    return soundfile.read(BytesIO(data), dtype="float32")[0]  # type: ignore[no-any-return]
+def wave(data: bytes) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = soundfile.read(BytesIO(data), dtype="float32")[0]
+    return found
 
 
-def theirs_of(made: Made, turns: list[tuple[str, list[Any]]], **options: Any) -> dict[str, np.ndarray]:
+def theirs_of(made: Made, turns: list[tuple[str, list[Any]]], **options: Any) -> dict[str, NDArray[Any]]:
     """What transformers' processor makes of a conversation with sounds and images, tensors as NumPy's."""
     from PIL import Image
 
@@ -72,7 +75,10 @@ def test_what_is_measured_of_sounds_is_made_and_is_what_transformers_makes(famil
         num_clips = 1 if family == "qwen3_omni" else int(rng.integers(1, 4))
         lengths = rng.integers(1000, (SECONDS + 1) * 16000, num_clips)
         clips = [clip(int(length), seed=number) for length in lengths]
-        turns = [("user", [part for each in clips for part in (("audio", each), "what?")]), ("assistant", ["a tone"])]
+        turns: list[tuple[str, list[Any]]] = [
+            ("user", [part for each in clips for part in (("audio", each), "what?")]),
+            ("assistant", ["a tone"]),
+        ]
         sample = stored(*turns)
         processed, expected = ours.process(sample), theirs_of(made[family], turns)
         assert processed["input_ids"].tolist() == expected["input_ids"][0].tolist()
@@ -117,7 +123,7 @@ def test_sounds_of_other_rates_and_channels_are_measured_as_they_are_made(family
 
 @pytest.mark.parametrize("family", SOUND_FAMILIES)
 def test_sounds_that_become_no_token_are_refused(family: str, made: dict[str, Made]) -> None:
-    with pytest.raises(DataError, match="a sound of 100 samples at 16000 Hz .* make it longer or remove it"):
+    with pytest.raises(DataError, match=r"a sound of 100 samples at 16000 Hz .* make it longer or remove it"):
         made[family].ours().measure(stored(("user", [("audio", clip(100))]), ("assistant", "x")))
 
 
@@ -137,15 +143,70 @@ def test_settings_of_sound_are_refused_where_they_mean_nothing(tmp_path: Path, m
 
     save_processor(tmp_path)
     with pytest.raises(
-        ConfigError, match="audio_max_length is for processors of audio, and .* reads image and video: l"
+        ConfigError, match=r"audio_max_length is for processors of audio, and .* reads image and video: l"
     ):
         MultimodalProcessor.from_pretrained(str(tmp_path), audio_max_length=3)
     with pytest.raises(
-        ConfigError, match="use_audio_in_video is for processors of audio and video, and .* reads audio"
+        ConfigError, match=r"use_audio_in_video is for processors of audio and video, and .* reads audio"
     ):
         made["qwen2_audio"].ours(use_audio_in_video=True)
-    with pytest.raises(ConfigError, match="audio_max_length must be seconds of a sound, above 0, got -1.0"):
+    with pytest.raises(ConfigError, match="audio_max_length must be seconds of a sound, above 0, got -1"):
         made["qwen2_audio"].ours(audio_max_length=-1)
     for name in ("vision", "audio", "omni"):
-        built = ProcessorConfig(type=name, path=str(made["qwen2_audio"].folder), audio_max_length=1).build()  # type: ignore[arg-type]
+        built = ProcessorConfig(type=name, path=str(made["qwen2_audio"].folder), audio_max_length=1).build()
         assert built.description == made["qwen2_audio"].ours(audio_max_length=1.0).description
+
+
+@pytest.mark.parametrize("family", OMNIS)
+def test_the_sound_of_videos_stands_among_their_frames_as_transformers_writes_it(
+    family: str, made: dict[str, Made]
+) -> None:
+    ours = made[family].ours(use_audio_in_video=True, video_max_pixels=16 * 1024)
+    theirs, rng = made[family].theirs, np.random.default_rng(4)
+    for num_frames, fps, samples in ((20, 5, 64000), (60, 10, 30000), (7, 11, 9000), (30, 3, 100000), (12, 4, 0)):
+        video = sounding_film(num_frames=num_frames, fps=fps, samples=samples)
+        alone = ("audio", clip(int(rng.integers(4000, 30000))))
+        sample = stored(("user", [alone, "a", ("video", video), "b"]), ("assistant", "x"))
+        processed = ours.process(sample)
+        (measured,) = ours.measure_media([sample])
+        assert isinstance(measured, Measured)
+        media = processed["media"]
+        assert ours.measure(sample) == measured.tokens == len(processed["input_ids"])
+        assert measured.patches == len(media["pixel_values_videos"]) + len(media["audio_frames"])
+        assert len(media["audio_lengths"]) == (2 if samples else 1)
+        if not samples:
+            continue
+        layouts = ours._tokenized(sample).filled.layouts
+        counts = [ours.family.num_tokens(int(frames)) for frames in media["audio_lengths"]]  # type: ignore[attr-defined]
+        seconds = [ours.family.seconds_of_pair(layouts[1])]  # type: ignore[attr-defined]
+        rate = ours.family.positions_per_second  # type: ignore[attr-defined]
+        messages = [
+            {"role": "user", "content": [
+                {"type": "audio"}, {"type": "text", "text": "a"}, {"type": "video"}, {"type": "text", "text": "b"},
+            ]},
+            {"role": "assistant", "content": [{"type": "text", "text": "x"}]},
+        ]  # fmt: skip
+        text = theirs.tokenizer.apply_chat_template(messages, tokenize=False, chat_template=theirs.chat_template)
+        (expanded,) = theirs.replace_multimodal_special_tokens(
+            [text], iter(counts), iter([]), iter(media["video_grid_thw"]), video_second_per_grid=iter(seconds),
+            use_audio_in_video=True, position_id_per_seconds=rate, seconds_per_chunk=2.0,
+        )  # fmt: skip
+        assert processed["input_ids"].tolist() == theirs.tokenizer(expanded)["input_ids"]
+
+
+@pytest.mark.parametrize("family", OMNIS)
+def test_the_sound_of_a_part_of_a_video_is_that_of_the_part(family: str, made: dict[str, Made]) -> None:
+    ours = made[family].ours(use_audio_in_video=True, video_max_pixels=16 * 1024)
+    data = sounding_film(num_frames=40, fps=10, samples=24000)
+    sample = stored(("user", [("video", data)]), ("assistant", "x"))
+    messages = json.loads(sample["messages"])
+
+    def clips_of(start: float, end: float) -> list[int]:
+        messages[0]["content"][0] |= {"video_start": start, "video_end": end}
+        cut = {**sample, "messages": json.dumps(messages)}
+        processed = ours.process(cut)
+        assert ours.measure(cut) == len(processed["input_ids"])
+        return processed["media"].get("audio_lengths", np.zeros(0)).tolist()  # type: ignore[no-any-return]
+
+    assert clips_of(0.5, 1.0) == [50]
+    assert clips_of(3.0, 4.0) == []  # its sound ends early

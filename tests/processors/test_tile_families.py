@@ -21,7 +21,7 @@ from transformers import AutoProcessor, Gemma3ImageProcessor
 from transformers.video_utils import VideoMetadata
 
 from tests.processors.test_multimodal import WORDS, bytes_of, frames_of, learnt_text, parts_of
-from tests.processors.tile_vlm import TINY, save_tile_processor, tile_config
+from tests.processors.tile_vlm import NUM2WORDS, TINY, save_tile_processor, tile_config
 from tests.processors.tiny_vlm import film, picture, stored
 from tests.rounds import rounds
 
@@ -30,9 +30,8 @@ NAMES = list(TINY)
 
 @pytest.fixture(scope="module", autouse=True)
 def num2words() -> Iterator[None]:
-    """transformers' SmolVLMProcessor needs a library that writes numbers as words, which is not installed here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", in_words)
+        patch.setattr(NUM2WORDS, in_words)
         yield
 
 
@@ -238,7 +237,7 @@ def test_numbers_of_frames_are_written_as_english_writes_them() -> None:
 def test_images_of_gemma_have_the_crops_that_transformers_pan_and_scan_makes(tmp_path: Path) -> None:
     whole: Any = save_tile_processor(tmp_path, "gemma3")
     file = tmp_path / "preprocessor_config.json"
-    crops = {"pan_and_scan_min_crop_size": 30, "pan_and_scan_max_num_crops": 4}
+    crops: dict[str, Any] = {"pan_and_scan_min_crop_size": 30, "pan_and_scan_max_num_crops": 4}
     crops |= {"pan_and_scan_min_ratio_to_activate": 1.2, "do_pan_and_scan": True}
     file.write_text(json.dumps(json.loads(file.read_text()) | crops))
     processor = MultimodalProcessor.from_pretrained(str(tmp_path))

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import pytest
+from lmms_stream.processors.families.smolvlm import in_words
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     Gemma3Config,
@@ -36,12 +38,14 @@ from transformers import (
     SmolVLMConfig,
     SmolVLMImageProcessor,
     SmolVLMProcessor,
-    SmolVLMVideoProcessor,
 )
+from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
 
 from tests.processors.tiny_vlm import _TEXTS
 
 PINPOINTS = [[28 * rows, 28 * columns] for rows in (1, 2, 3, 4) for columns in (1, 2, 3, 4)]
+# transformers' SmolVLMProcessor needs a library that writes numbers as words, which is not installed here.
+NUM2WORDS = "transformers.models.smolvlm.processing_smolvlm.num2words"
 CHAT = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEXT: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -273,7 +277,9 @@ def save_tile_processor(folder: Path, family: str, *, template: str | None = Non
         str(folder / "vocab.json"), str(folder / "merges.txt"),
         additional_special_tokens=[*CHAT[1:], *tiny.special], extra_special_tokens=dict(tiny.named),
     )  # fmt: skip
-    made = tiny.save(folder, tokenizer, template or template_of(family))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NUM2WORDS, in_words)
+        made = tiny.save(folder, tokenizer, template or template_of(family))
     made.save_pretrained(folder)
     return made
 

@@ -7,6 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
@@ -27,14 +28,27 @@ SOUND_FAMILIES = ("qwen2_audio", "qwen2_5_omni", "qwen3_omni")
 NUM_BINS = 16
 SECONDS = 3  # of the longest clip that the processors read
 # Names of tokens: of image, video, sound, and what stands around pictures and sounds.
+_OLDER = (
+    "<|IMAGE|>",
+    "<|VIDEO|>",
+    "<|AUDIO|>",
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+)
 _TOKENS = {
-    "qwen2_audio": ("<|IMAGE|>", "<|VIDEO|>", "<|AUDIO|>", "<|vision_bos|>", "<|vision_eos|>", "<|audio_bos|>", "<|audio_eos|>"),
-    "qwen2_5_omni": ("<|IMAGE|>", "<|VIDEO|>", "<|AUDIO|>", "<|vision_bos|>", "<|vision_eos|>", "<|audio_bos|>", "<|audio_eos|>"),
+    "qwen2_audio": _OLDER,
+    "qwen2_5_omni": _OLDER,
     "qwen3_omni": (
-        "<|image_pad|>", "<|video_pad|>", "<|audio_pad|>", "<|vision_start|>", "<|vision_end|>", "<|audio_start|>", "<|audio_end|>",
+        "<|image_pad|>", "<|video_pad|>", "<|audio_pad|>", "<|vision_start|>", "<|vision_end|>", "<|audio_start|>",
+        "<|audio_end|>",
     ),
 }  # fmt: skip
-_NAMES = ("image_token", "video_token", "audio_token", "vision_bos_token", "vision_eos_token", "audio_bos_token", "audio_eos_token")  # fmt: skip
+_NAMES = (
+    "image_token", "video_token", "audio_token", "vision_bos_token", "vision_eos_token", "audio_bos_token",
+    "audio_eos_token",
+)  # fmt: skip
 
 
 def tokens_of(family: str) -> dict[str, str]:
@@ -49,8 +63,9 @@ def template_of(family: str) -> str:
         "{% for message in messages %}<|im_start|>{{ message['role'] }}{{ '\n' }}{% set said %}"
         "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
         "{% for content in message['content'] %}"
-        "{% if content['type'] == 'audio' %}" + bos + tokens["audio_token"] + eos + "{% elif content['type'] == 'image' %}"
-        + start + tokens["image_token"] + end + "{% elif content['type'] == 'video' %}" + start + tokens["video_token"] + end
+        "{% if content['type'] == 'audio' %}" + bos + tokens["audio_token"] + eos
+        + "{% elif content['type'] == 'image' %}" + start + tokens["image_token"] + end
+        + "{% elif content['type'] == 'video' %}" + start + tokens["video_token"] + end
         + "{% else %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}{% endset %}"
         "{% if message['role'] == 'assistant' %}{% generation %}{{ said }}<|im_end|>{% endgeneration %}"
         "{% else %}{{ said }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
@@ -120,7 +135,13 @@ def sound_config(
         "vision_end_token_id": ids[tokens["vision_eos_token"]], "audio_start_token_id": ids[tokens["audio_bos_token"]],
         "audio_end_token_id": ids[tokens["audio_eos_token"]],
     }  # fmt: skip
-    vision = {"depth": 2, "num_heads": heads, "in_channels": 3, "hidden_size": 32, "intermediate_size": 64}
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "num_heads": heads,
+        "in_channels": 3,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+    }
     audio = {
         "num_mel_bins": NUM_BINS, "d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2,
         "encoder_ffn_dim": 32, "output_dim": hidden_size, "max_source_positions": 1500, "initializer_range": 0.3,
@@ -139,10 +160,15 @@ def sound_config(
         "num_position_embeddings": 64,
         "out_hidden_size": hidden_size,
     }
-    text |= {"head_dim": hidden_size // heads, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "router_aux_loss_coef": 0.0}  # fmt: skip
+    text |= {
+        "head_dim": hidden_size // heads, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "router_aux_loss_coef": 0.0,
+    }  # fmt: skip
     return {
         "model_type": "qwen3_omni_moe_thinker", "text_config": text, "vision_config": vision, **numbers,
-        "audio_config": {**audio, "n_window": 50, "n_window_infer": 400, "downsample_hidden_size": 4, "conv_chunksize": 100},
+        "audio_config": {
+            **audio, "n_window": 50, "n_window_infer": 400, "downsample_hidden_size": 4, "conv_chunksize": 100,
+        },
         "position_id_per_seconds": 13, "initializer_range": 0.08,
     }  # fmt: skip
 
@@ -153,7 +179,8 @@ def tone(
     """A tone with some noise on it: float32[samples, channels]."""
     noise = np.random.default_rng(seed).normal(0, 0.02, (samples, channels))
     wave = 0.4 * np.sin(2 * np.pi * hertz * np.arange(samples) / rate)
-    return (wave[:, None] + noise).astype(np.float32)
+    made: NDArray[np.float32] = (wave[:, None] + noise).astype(np.float32)
+    return made
 
 
 def clip(
@@ -169,4 +196,29 @@ def clip(
         format=format,
         subtype=subtype,
     )
+    return buffer.getvalue()
+
+
+def sounding_film(*, num_frames: int, fps: int, samples: int, rate: int = 16000) -> bytes:
+    """An MP4 of moving waves with a tone; 0 samples: without."""
+    buffer = BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        pictures = container.add_stream("mpeg4", rate=fps)
+        pictures.width, pictures.height, pictures.pix_fmt = 64, 64, "yuv420p"
+        sounds = container.add_stream("aac", rate=rate) if samples else None
+        y, x = np.mgrid[0:64, 0:64]
+        for number in range(num_frames):
+            pixels = (127 + 100 * np.sin((x[..., None] + y[..., None] * (0.2, 0.7, -0.5) + 9 * number) / 30)).astype(
+                np.uint8
+            )
+            container.mux(pictures.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(pictures.encode())
+        if sounds is not None:
+            frame = av.AudioFrame.from_ndarray(tone(samples, rate=rate).T.copy(), format="fltp", layout="mono")
+            frame.sample_rate = rate
+            for piece in [
+                *av.AudioResampler(format="fltp", layout="mono", rate=rate, frame_size=1024).resample(frame),
+                None,
+            ]:
+                container.mux(sounds.encode(piece))
     return buffer.getvalue()

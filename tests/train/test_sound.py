@@ -24,7 +24,7 @@ from lmms_stream.train.model.towers import family_of
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.types import Batch, Processed
 
-from tests.processors.tiny_sound import SOUND_FAMILIES, clip, save_sound_processor, sound_config
+from tests.processors.tiny_sound import SOUND_FAMILIES, clip, save_sound_processor, sound_config, sounding_film
 from tests.processors.tiny_vlm import film, picture, stored
 
 from .vision import rows_of
@@ -174,7 +174,7 @@ def test_attention_that_mixes_the_clips_of_qwen3_omni_is_refused(attention: str,
     with pytest.raises(ConfigError, match=f"attention {attention} does not keep the samples of a pack apart: what one"):
         prove_packing(packed, device=CPU)
     del packed.family.attentions  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="is none that keeps samples with media apart .*: set model.attention to fl"):
+    with pytest.raises(ConfigError, match=r"is none that keeps samples with media apart .*: set model.attention to fl"):
         prove_packing(packed, device=CPU)
 
 
@@ -188,12 +188,12 @@ def test_positions_are_those_of_the_models_own_code(family: str, tiny: dict[str,
         for _ in range(int(rng.integers(1, 4))):
             kind = ["audio", "image" if number % 2 else "video"][int(rng.integers(2))]
             sides = rng.integers(40, 120, 2).tolist()
-            made = {
-                "audio": lambda: clip(int(rng.integers(3000, 50000))),
-                "image": lambda sides=sides: picture(*sides),
-                "video": lambda: film(64, 64, num_frames=int(rng.integers(2, 40)), fps=int(rng.integers(3, 31))),
-            }[kind]
-            parts += [(kind, made()), "and"]
+            length, num_frames, fps = (int(rng.integers(*bounds)) for bounds in ((3000, 50000), (2, 40), (3, 31)))
+            if kind == "audio":
+                data = clip(length)
+            else:
+                data = picture(*sides) if kind == "image" else film(64, 64, num_frames=num_frames, fps=fps)
+            parts += [(kind, data), "and"]
         chat = stored(("user", parts), ("assistant", "done"))
         sample = one.processor.process(chat)
         inputs = plain_inputs(one, sample, model)
@@ -205,6 +205,25 @@ def test_positions_are_those_of_the_models_own_code(family: str, tiny: dict[str,
             False, None if mask is None else mask.sum(-1), torch.tensor(seconds),
         )  # fmt: skip
         assert sample["position_ids"].dtype == (np.float32 if family == "qwen3_omni" else np.int64)
+        np.testing.assert_array_equal(sample["position_ids"], expected[:, 0].numpy())
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
+def test_positions_of_videos_with_sound_are_those_of_the_models_own_code(family: str, tiny: dict[str, Tiny]) -> None:
+    one = tiny[family]
+    model = one.build()
+    processor = MultimodalProcessor.from_pretrained(str(one.folder), **SETTINGS, use_audio_in_video=True)
+    for num_frames, fps, samples in ((20, 5, 64000), (60, 10, 30000), (7, 11, 9000), (30, 3, 100000)):
+        film = sounding_film(num_frames=num_frames, fps=fps, samples=samples)
+        chat = stored(("user", [("audio", clip(9000)), "a", ("video", film), "b"]), ("assistant", "x"))
+        sample = processor.process(chat)
+        inputs = plain_inputs(one, sample, model)
+        layouts = processor._tokenized(chat).filled.layouts
+        seconds = torch.tensor([processor.family.seconds_of_pair(layouts[1])])  # type: ignore[attr-defined]
+        expected, _ = model.get_rope_index(
+            inputs["input_ids"], None, inputs["video_grid_thw"], inputs["attention_mask"], True,
+            inputs["feature_attention_mask"].sum(-1), seconds,
+        )  # fmt: skip
         np.testing.assert_array_equal(sample["position_ids"], expected[:, 0].numpy())
 
 
@@ -240,7 +259,7 @@ def test_images_and_videos_in_one_row_of_qwen3_omni_are_refused(tiny: dict[str, 
             read(chat)
     pack = collate([one.sample(image), one.sample(video)], [0, 1])
     with pytest.raises(
-        ConfigError, match="a pack holds images and videos, .* in datasets of their own, and per_device"
+        ConfigError, match=r"a pack holds images and videos, .* in datasets of their own, and per_device"
     ):
         one.packed("sdpa_varlen")(pack)
 
@@ -255,6 +274,28 @@ def test_every_pack_calls_every_tower_whatever_it_holds(family: str, tiny: dict[
         for kind, tower in packed.towers.items():
             last = next(each for name, each in tower.named_parameters() if "layers.1." in name or "blocks.1." in name)
             assert last.grad is not None, kind
+
+
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_towers_run_in_the_same_order_whatever_a_pack_holds(family: str, tiny: dict[str, Tiny]) -> None:
+    """Ranks gather the parameters of their blocks together, forward and backward."""
+    packed = tiny[family].packed(attentions_of(family)[0]).train()
+    calls: list[str] = []
+
+    def note(name: str, output: Any) -> None:
+        calls.append(name)
+        tensor = output if isinstance(output, torch.Tensor) else output[0]
+        tensor.register_hook(lambda _: calls.append(f"{name} backward"))
+
+    for name, module in packed.model.named_modules():
+        if name.endswith(("layers.0", "blocks.0", "layers.1", "blocks.1")):
+            module.register_forward_hook(lambda *call, name=name: note(name, call[-1]))
+    found = []
+    for samples in ([], *tiny[family].kinds().values()):
+        calls.clear()
+        packed(collate(samples, range(len(samples)))).tokens.sum().backward()
+        found.append([*calls])
+    assert all(calls == found[0] for calls in found)
 
 
 @pytest.mark.parametrize("family", SOUND_FAMILIES)

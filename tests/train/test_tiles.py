@@ -2,90 +2,22 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate, join
-from lmms_stream.processors.multimodal import MultimodalProcessor
-from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.flops import model_flops
-from lmms_stream.train.model.model import PackedModel
-from lmms_stream.types import Processed
 
-from tests.processors.test_tile_families import num2words  # noqa: F401
-from tests.processors.tile_vlm import TINY, save_tile_processor, tile_config
-from tests.processors.tiny_vlm import film, picture, stored
+from tests.processors.tile_vlm import TINY
 
+from .tiles import build, packed_model, plain_logits, plain_losses, samples_of
 from .vision import rows_of
 
 NAMES = list(TINY)
 CPU = torch.device("cpu")
-
-
-@lru_cache
-def processor_of(name: str) -> MultimodalProcessor:
-    folder = Path(mkdtemp()) / name
-    save_tile_processor(folder, name)
-    return MultimodalProcessor.from_pretrained(str(folder), frame_num=2 if TINY[name].video else None)
-
-
-@lru_cache
-def config_of(name: str) -> dict[str, Any]:
-    return tile_config(name, Path(processor_of(name).tokenizer.name)).to_dict()
-
-
-def build(name: str, *, attention: Any = "sdpa", **changed: Any) -> Any:
-    model = ModelConfig(config={**config_of(name), **changed}, attention=attention, seed=3).build().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(2)  # so that what tokens see matters more than rounding
-    return model
-
-
-def packed_model(name: str, *, attention: Any = "sdpa", **changed: Any) -> PackedModel:
-    packed = PackedModel(build(name, attention=attention, **changed), processor_of(name).family)
-    packed.logits_way = packed.logits_ways[0]
-    return packed
-
-
-@lru_cache
-def samples_of(name: str, kind: str) -> list[Processed]:
-    """kind: "media": images of several tiles, several images, a video, text alone; or one of these."""
-    one, other = ("image", picture(40, 30)), ("image", picture(90, 30, seed=1))
-    chats: dict[str, list[list[Any]]] = {
-        "image": [["see", other, "?"]],
-        "images": [[one, "and", other, "?"]],
-        "text": [["no image"]],
-        "video": [["look", ("video", film(48, 32, num_frames=6)), "!"]] if TINY[name].video else [],
-    }
-    chats["media"] = [*chats["images"], *chats["text"], *chats["video"], *chats["image"]]
-    process = processor_of(name).process
-    return [process(stored(("user", content), ("assistant", "it is so"))) for content in chats[kind]]
-
-
-def plain_logits(model: Any, sample: Processed) -> torch.Tensor:
-    """What transformers gives for one sample, without packing: float[T, V]."""
-    ids = torch.from_numpy(sample["input_ids"])[None]
-    media = {name: torch.from_numpy(value) for name, value in sample["media"].items()}
-    named = {name: torch.from_numpy(value)[None] for name, value in sample.get("token_inputs", {}).items()}
-    logits: torch.Tensor = model(
-        input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **media, **named
-    ).logits
-    return logits[0]
-
-
-def plain_losses(model: Any, sample: Processed) -> torch.Tensor:
-    labels = torch.from_numpy(np.asarray(sample["labels"]))[1:]
-    logits = plain_logits(model, sample)[:-1].float()
-    return torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:

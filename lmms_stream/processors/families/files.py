@@ -20,9 +20,7 @@ _READ = (_IMAGE, _VIDEO, _PROCESSOR, _CONFIG, _TEMPLATE, _OLD_TEMPLATE, f"{_TEMP
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessorFiles:
     """name: the folder or hub id. image, video, sound: what their processors are set to; processor: what the whole is
-    set to.
-
-    config: of the model. processor and config are {} where no file says.
+    set to. config: of the model. sound, processor and config are {} where no file says.
 
     processor_class: as transformers calls it, "" where no file says. chat_templates: by name; {} where the tokenizer's
     are to be taken.

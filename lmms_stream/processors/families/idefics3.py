@@ -120,15 +120,14 @@ class Idefics3(TiledFamily):
         self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory
     ) -> dict[str, NDArray[Any]]:
         """See Family. Each tile is a row of one: the model takes rows of several, and no row has tiles for padding."""
+        given: dict[str, NDArray[Any]] = {}
 
         def rows_of_one(name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-            nonlocal given
-            given = memory(name, (shape[0], 1, *shape[1:]), dtype)
-            return given[:, 0]
+            given[name] = memory(name, (shape[0], 1, *shape[1:]), dtype)
+            rows: NDArray[Any] = given[name][:, 0]
+            return rows
 
-        given: NDArray[Any] | None = None
-        tensors = super().tensors(layouts, media, rows_of_one)
-        return tensors if given is None else {**tensors, "pixel_values": given}
+        return super().tensors(layouts, media, rows_of_one) | given
 
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
         """See Family: what becomes one token; of ones, as the model leaves tiles of zeros out."""

@@ -23,11 +23,25 @@ from .qwen_vl import FramesOfTheirOwn, Shape
 from .settings import MediaSettings
 
 if TYPE_CHECKING:
-    from ..media.facts import AudioFacts, Facts
+    from ..media.facts import AudioFacts, Facts, VideoFacts
     from ..media.intervals import Interval
 
 FRAMES, LENGTHS = "audio_frames", "audio_lengths"  # of a batch: float32[frames, mel bins], int64[clips]
 _LIMITS = ("size", "min_pixels", "max_pixels")
+
+
+class HeardShape(NamedTuple):
+    """As Shape, of a video with its sound. runs: of its tokens, kinds and counts."""
+
+    facts: Any
+    width: int
+    height: int
+    grid: tuple[int, int, int]
+    section: Section | None
+    num_frames: int
+    steps: int
+    clip: ClipShape
+    runs: tuple[tuple[str, int], ...]
 
 
 class Positions(NamedTuple):
@@ -54,6 +68,7 @@ class Omni(FramesOfTheirOwn):
     towers: ClassVar[Mapping[str, str]] = {"image": "visual", "video": "visual", "audio": "audio_tower"}
     pads_clips: ClassVar[bool] = False  # with silence, as far as the processor reads
     fewest_samples: ClassVar[int] = 1  # of a clip
+    sound_surroundings: ClassVar[tuple[str, str]] = ("", "")  # tokens before and behind a clip
 
     @classmethod
     def video_settings(cls, files: ProcessorFiles) -> Mapping[str, Any]:
@@ -96,6 +111,37 @@ class Omni(FramesOfTheirOwn):
             )
         return Layout("audio", (count,), shape.frames, "", shape)
 
+    def video_with_sound(self, facts: VideoFacts, interval: Interval | None, sound: AudioFacts | None) -> Layout:
+        """Of a video whose sound is read with its frames; sound: None for one that has none.
+
+        Only what is shown is heard: where a part of the video is read, the sound of that part.
+        """
+        layout = self.video(facts, interval)
+        if sound is None:
+            return layout
+        shape: Shape = layout.shape
+        section = cast("Section", shape.section)
+        first, last = section.first / facts.fps, (section.first + section.num_frames) / facts.fps
+        is_whole = section.first == 0 and section.num_frames == facts.frames
+        clip = self._clip(sound, round(first * self.clips.rate), None if is_whole else round(last * self.clips.rate))
+        num_tokens = self.num_tokens(clip.frames) if clip.num_samples >= self.fewest_samples else 0
+        if num_tokens < 1:  # it ends before the part begins
+            return layout
+        runs = self.interleaved(self.of_grid(layout)[0], num_tokens)
+        names = [self.placeholders[kind] for kind, _ in runs]
+        before, after = self.surroundings
+        text = f"{before}{self.sound_surroundings[0]}{''.join(names)}{self.sound_surroundings[1]}{after}"
+        heard = HeardShape(*shape, clip=clip, runs=runs)
+        return Layout("video", tuple(count for _, count in runs), layout.patches + clip.frames, text, heard)
+
+    def interleaved(self, times: NDArray[Any], num_sounds: int) -> tuple[tuple[str, int], ...]:
+        """How the tokens of a video's frames, at these times, and of its sound follow one another: kinds and counts."""
+        raise NotImplementedError
+
+    def around(self) -> tuple[NDArray[Any], Any]:
+        """Positions of the two tokens before, and behind, a video with sound, and what both advance by."""
+        raise NotImplementedError
+
     def _clip(self, sound: AudioFacts, start: int = 0, stop: int | None = None) -> ClipShape:
         num_samples = self.clips.num_samples(sound, start, stop)
         return ClipShape(sound, num_samples, self.num_frames(num_samples), start)
@@ -124,7 +170,7 @@ class Omni(FramesOfTheirOwn):
         done, position, number = 0, self.position_type(0), 0
         for layout in layouts:
             found = self.of_medium(layout)
-            first = int(at[number]) - found.lead
+            first = int(at[number]) - found.lead  # its tokens stand together
             number += sum(layout.counts)
             out[:, done:first] = position + np.arange(first - done)
             position += self.position_type(first - done)
@@ -140,7 +186,23 @@ class Omni(FramesOfTheirOwn):
             count = sum(layout.counts)
             return Positions(np.broadcast_to(np.arange(count), (3, count)), count)
         found = self.of_grid(layout)
+        if isinstance(layout.shape, HeardShape):
+            return self._with_sound(found, layout.shape)
         return Positions(found, found.max() + 1)
+
+    def _with_sound(self, seen: NDArray[Any], shape: HeardShape) -> Positions:
+        """Of the tokens of a video with sound, and of the two before and behind it."""
+        pair, advance = self.around()
+        num_sounds = sum(count for kind, count in shape.runs if kind == "audio")
+        heard = np.broadcast_to(np.arange(num_sounds, dtype=self.position_type), (3, num_sounds))
+        left = {"video": seen, "audio": heard}
+        pieces = []
+        for kind, count in shape.runs:
+            pieces.append(left[kind][:, :count] + advance)
+            left[kind] = left[kind][:, count:]
+        end = self.position_type(pieces[-1].max() + 1)  # of the last tokens alone, as the models' own code has it
+        bounds = [np.broadcast_to(pair + offset, (3, 2)) for offset in (self.position_type(0), end)]
+        return Positions(np.concatenate([bounds[0], *pieces, bounds[1]], axis=1), end + advance, lead=2)
 
     def of_grid(self, layout: Layout) -> NDArray[Any]:
         """Of the tokens of an image, or of the frames of a video."""
@@ -149,7 +211,8 @@ class Omni(FramesOfTheirOwn):
         times = self.times(shape).astype(self.position_type)
         rows, columns = np.arange(shape.grid[1] // merge), np.arange(shape.grid[2] // merge)
         grid = np.meshgrid(times, rows, columns, indexing="ij")
-        return np.stack([axis.ravel() for axis in grid]).astype(self.position_type)
+        positions: NDArray[Any] = np.stack([axis.ravel() for axis in grid]).astype(self.position_type)
+        return positions
 
     def tensors(
         self, layouts: Sequence[Layout], media: Sequence[bytes], memory: Memory = new_memory
@@ -170,7 +233,9 @@ class Omni(FramesOfTheirOwn):
 
     def clips_of(self, layout: Layout) -> list[ClipShape]:
         """What is heard of a medium."""
-        return [layout.shape] if layout.kind == "audio" else []
+        if layout.kind == "audio":
+            return [layout.shape]
+        return [layout.shape.clip] if isinstance(layout.shape, HeardShape) else []
 
     def frames(self, layout: Layout) -> tuple[int, ...]:
         """See Family."""
@@ -185,7 +250,10 @@ class Omni(FramesOfTheirOwn):
     def dummy(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
         """See Family."""
         frames = next(frames for frames in range(1, 100) if self.num_tokens(frames) > 0)
-        sound = {FRAMES: np.zeros((frames, self.clips.num_bins), np.float32), LENGTHS: np.array([frames], np.int64)}
+        sound: dict[str, NDArray[Any]] = {
+            FRAMES: np.zeros((frames, self.clips.num_bins), np.float32),
+            LENGTHS: np.array([frames], np.int64),
+        }
         return {**super().dummy(), "audio": sound}
 
     def model_inputs(self, model: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:

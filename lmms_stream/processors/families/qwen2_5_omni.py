@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .omni import Omni
 from .qwen2_audio import num_tokens
 
 START, END = "<|vision_bos|>", "<|vision_eos|>"
 AUDIO_START, AUDIO_END = "<|audio_bos|>", "<|audio_eos|>"
+_POSITIONS_OF_CHUNK = 50
 
 
 class Qwen25Omni(Omni):
@@ -32,14 +36,40 @@ class Qwen25Omni(Omni):
     positions_per_second = 25
     pads_clips = True
     fewest_samples = 321  # three frames become a token
+    sound_surroundings = (AUDIO_START, AUDIO_END)
 
     def num_tokens(self, frames: int) -> int:
         """See Omni."""
         return num_tokens(frames)
 
+    def interleaved(self, times: NDArray[Any], num_sounds: int) -> tuple[tuple[str, int], ...]:
+        """See Omni. Two seconds of frames, then two of sound, and so on."""
+        frames, sounds = (_chunks(each) for each in (times, np.arange(num_sounds)))
+        runs = []
+        for number in range(max(len(frames), len(sounds))):
+            runs += [
+                (kind, each[number]) for kind, each in (("video", frames), ("audio", sounds)) if number < len(each)
+            ]
+        return tuple(runs)
+
+    def around(self) -> tuple[NDArray[Any], Any]:
+        """See Omni. The two tokens have one position."""
+        return np.zeros(2, np.int64), 1
+
     def num_frames(self, num_samples: int) -> int:
         """See Omni. A part of one counts as one."""
         return -(-num_samples // self.clips.hop)
+
+
+def _chunks(times: NDArray[Any]) -> list[int]:
+    """How many of ascending times lie in each stretch of two seconds; as the model's code, one stretch a step."""
+    chunk, first, counts = 1, 0, []
+    for number, time in enumerate(times.tolist()):
+        if time >= chunk * _POSITIONS_OF_CHUNK:
+            counts.append(number - first)
+            first = number
+            chunk += 1
+    return [*counts, len(times) - first]
 
 
 FAMILY = Qwen25Omni

@@ -107,9 +107,7 @@ class Qwen2Audio:
 
     def features(self, model: Any, kind: str, inputs: Mapping[str, Any]) -> Any:
         """What transformers' model puts where the tokens of clips stand, which has no method for it."""
-        _, num_outputs = model.audio_tower._get_feat_extract_output_lengths(
-            inputs["feature_attention_mask"].sum(-1)
-        )
+        _, num_outputs = model.audio_tower._get_feat_extract_output_lengths(inputs["feature_attention_mask"].sum(-1))
         hidden = model.multi_modal_projector(model.audio_tower(inputs["input_features"]).last_hidden_state)
         return [of_clip[:number] for of_clip, number in zip(hidden, num_outputs.tolist(), strict=True)]
 

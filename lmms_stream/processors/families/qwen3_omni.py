@@ -7,9 +7,11 @@ they are float32 here, as they are there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import DataError
 from .family import Layout
@@ -43,6 +45,7 @@ class Qwen3Omni(Omni):
     }
     positions_per_second = 13
     position_type = np.float32
+    sound_surroundings = (AUDIO_START, AUDIO_END)
     fewest_samples = 201  # more than half of the window of a frame
 
     def num_tokens(self, frames: int) -> int:
@@ -51,6 +54,16 @@ class Qwen3Omni(Omni):
         for _ in range(3):
             rest = (rest - 1) // 2 + 1
         return blocks * _TOKENS_OF_BLOCK + rest
+
+    def interleaved(self, times: NDArray[Any], num_sounds: int) -> tuple[tuple[str, int], ...]:
+        """See Omni. By their times, frames first where these are equal."""
+        kinds = ["video"] * len(times) + ["audio"] * num_sounds
+        order = np.argsort(np.concatenate([times, np.arange(num_sounds)]), kind="stable")
+        return tuple((kind, len(list(run))) for kind, run in groupby(kinds[number] for number in order.tolist()))
+
+    def around(self) -> tuple[NDArray[Any], Any]:
+        """See Omni."""
+        return np.arange(2, dtype=np.float32), np.float32(2)
 
     def num_frames(self, num_samples: int) -> int:
         """See Omni. A part of one does not count."""

@@ -198,12 +198,13 @@ class QwenVL:
         ):
             found = [(layout, data) for layout, data in zip(layouts, media, strict=True) if layout.kind == kind]
             if found:
-                num_patches = sum(layout.patches for layout, _ in found)
+                num_patches = sum(math.prod(layout.shape.grid) for layout, _ in found)
                 patches = tensors[pixels] = memory(pixels, (num_patches, vision.patch_values), np.float32)
                 start = 0
                 for layout, data in found:
-                    vision.patches(self.pixels(layout, data), out=patches[start : start + layout.patches])
-                    start += layout.patches
+                    stop = start + math.prod(layout.shape.grid)
+                    vision.patches(self.pixels(layout, data), out=patches[start:stop])
+                    start = stop
                 tensors[grids] = np.array([layout.shape.grid for layout, _ in found], np.int64)
         return tensors
 

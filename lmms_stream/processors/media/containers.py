@@ -47,6 +47,12 @@ def opened(
         raise DataError(f"{subject} cannot be decoded ({reason}): repair or remove it") from error
 
 
+def has_sound(data: bytes) -> bool:
+    """Whether a video has sound beside its frames."""
+    with opened(data, "video") as (container, _):
+        return bool(container.streams.audio)
+
+
 def _library() -> Any:
     try:
         import av

@@ -38,6 +38,14 @@ def facts_of(data: bytes, kind: str) -> Facts:
     raise ConfigError(f"media of kind {kind!r} have no facts: choose one of {', '.join(FACT_TYPES)}")
 
 
+def sound_of_video(data: bytes) -> AudioFacts | None:
+    """The facts about the sound of a video, all of which is decoded; None for a video without sound."""
+    from .av_facts import sound_facts
+    from .containers import has_sound
+
+    return sound_facts(data) if has_sound(data) else None
+
+
 def checked_facts(data: bytes, kind: str) -> Facts:
     """The same, with all of the media decoded: DataError where any of it is broken."""
     if kind == "image":

@@ -72,8 +72,8 @@ def _save_tokenizer(name: str, folder: str) -> None:
         )
         loader: Any = transformers.AutoProcessor if has_processor else transformers.AutoTokenizer
         loader.from_pretrained(name).save_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+    except (OSError, ValueError, ImportError) as error:  # some processors need a library that they name
+        raise ConfigError(f"tokenizer {name!r} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
 
 
 def export_checkpoint(

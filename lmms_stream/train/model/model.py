@@ -102,9 +102,19 @@ class PackedModel(torch.nn.Module):
         """packs: those that the batch is joined of (default: it is one)."""
         learnt, targets = learnt_tokens(batch.labels)
         inputs = self._inputs(batch)
-        zero = self._run_other_towers(batch)
         if self.router_weight and self.training:
             inputs["output_router_logits"] = True
+        with self._towers_run(batch, inputs) as zero:
+            output, (of_tokens, logs) = self._losses(batch, inputs, learnt, targets)
+        router = None
+        if self.router_weight and self.training:
+            router = router_loss(output.router_logits, packs or [batch], config=self.model.config)
+        return PackLosses(of_tokens if zero is None else of_tokens + zero, logs, router)
+
+    def _losses(
+        self, batch: Batch, inputs: dict[str, Any], learnt: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[Any, tuple[torch.Tensor, torch.Tensor]]:
+        """What the model gives, and the loss of each target with the logsumexp of its logits."""
         if self.logits_way == "chunks":
             base = self.base_model
             assert base is not None
@@ -113,24 +123,26 @@ class PackedModel(torch.nn.Module):
             head = self._head(base, output, batch)
             losses = token_losses(every[learnt], targets, head, vocab_size=self.vocab_size)
             self._tell(batch, lambda part: head(every[part]))
-        elif self.logits_way == "kept":
+            return output, losses
+        if self.logits_way == "kept":
             output = self.model(**inputs, logits_to_keep=learnt)
-            losses = losses_of_logits(output.logits[0], targets)
-        else:
-            output = self.model(**inputs)
-            losses = losses_of_logits(output.logits[0, learnt], targets)
-            self._tell(batch, lambda part: output.logits[0, part])
-        router = None
-        if self.router_weight and self.training:
-            router = router_loss(output.router_logits, packs or [batch], config=self.model.config)
-        of_tokens, logs = losses
-        return PackLosses(of_tokens if zero is None else of_tokens + zero, logs, router)
+            return output, losses_of_logits(output.logits[0], targets)
+        output = self.model(**inputs)
+        losses = losses_of_logits(output.logits[0, learnt], targets)
+        self._tell(batch, lambda part: output.logits[0, part])
+        return output, losses
 
-    def _run_other_towers(self, batch: Batch) -> torch.Tensor | None:
-        """0, of towers of which the batch has no medium."""
+    @contextmanager
+    def _towers_run(self, batch: Batch, inputs: dict[str, Any]) -> Iterator[torch.Tensor | None]:
+        """Gives 0, of towers of which the batch has no medium; inside, the model runs."""
+        device = batch.input_ids.device
         if self._dummies is None:
-            return None
-        return self._dummies.zero(self.media_model, batch.inputs, batch.input_ids.device)
+            yield None
+        elif len({*self._tower_paths.values()}) == 1:
+            yield self._dummies.zero(self.media_model, batch.inputs, device)
+        else:
+            with self._dummies.run_first(self.media_model, inputs, device) as zero:
+                yield zero
 
     def dummy_tokens(self, device: torch.device) -> dict[str, int]:
         """Tokens of the smallest medium of each kind; none for a model without a family."""

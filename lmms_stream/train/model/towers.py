@@ -7,7 +7,9 @@ count nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,31 @@ class Dummies:
                     total = total + 0 * feature.float().sum()
         return total
 
+    @contextmanager
+    def run_first(self, base: Any, inputs: Mapping[str, Any], device: torch.device) -> Iterator[torch.Tensor]:
+        """Runs all kinds in the same order on all ranks, on media of inputs or on the smallest; gives 0, as `zero`.
+
+        Inside, the model is given what its towers made, and does not run them again. For a family with several towers:
+        ranks gather the parameters of one after the other, and where media of one kind are read before the model
+        runs and those of another within, two ranks would gather them in two orders.
+        """
+        total = torch.zeros((), device=device)
+        methods: dict[str, Any] = {}
+        for kind in self.of_kind:
+            own = [*model_inputs(self._family, base, self.of_kind[kind])]
+            if own[0] in inputs:
+                features = getattr(base, f"get_{kind}_features")(**{name: inputs[name] for name in own})
+                methods[f"get_{kind}_features"] = partial(_same, features)
+            else:
+                for feature in tree_leaves(self._features(base, kind, device)):
+                    total = total + 0 * feature.float().sum()
+        vars(base).update(methods)
+        try:
+            yield total
+        finally:
+            for name in methods:
+                del vars(base)[name]
+
     def num_tokens(self, base: Any, device: torch.device) -> dict[str, int]:
         """Tokens of each."""
         return {kind: _num_rows(tree_leaves(self._features(base, kind, device))[0]) for kind in self.of_kind}
@@ -57,6 +84,10 @@ class Dummies:
 def _num_rows(features: torch.Tensor) -> int:
     """Of what may have an axis of tiles before that of tokens."""
     return features.numel() // features.shape[-1]
+
+
+def _same(features: Any, *_: Any, **__: Any) -> Any:
+    return features
 
 
 def model_inputs(family: Family | None, model: Any, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from lmms_stream.processors.media.facts import AudioFacts, facts_of
 from lmms_stream.processors.media.mel import mel_features, mel_filters
 from lmms_stream.processors.media.sound import read_sound, resampled_length
 from lmms_stream.processors.media.waveform import waveform
+from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
 from tests.processors.tiny_sound import clip, tone
@@ -22,7 +23,7 @@ from tests.rounds import rounds
 RATE = 16000
 
 
-def read(data: bytes, **options: int) -> np.ndarray:
+def read(data: bytes, **options: int) -> NDArray[np.float32]:
     facts = facts_of(data, "audio")
     assert isinstance(facts, AudioFacts)
     return read_sound(data, facts, rate=RATE, **options)
@@ -103,7 +104,7 @@ def test_mel_features_are_those_of_transformers(num_bins: int) -> None:
         settings = {"num_bins": num_bins, "num_points": 400, "hop": 160, "rate": RATE}
         padded = theirs(sound, sampling_rate=RATE, return_tensors="np")["input_features"][0]
         np.testing.assert_allclose(mel_features(sound, **settings, padded_to=48000), padded, rtol=0, atol=1e-5)
-        alone = theirs(sound, sampling_rate=RATE, return_tensors="np", padding=True)["input_features"][0]
+        alone = theirs(sound, sampling_rate=RATE, return_tensors="np", padding="longest")["input_features"][0]
         np.testing.assert_allclose(mel_features(sound, **settings), alone, rtol=0, atol=1e-5)
 
 

@@ -1,0 +1,110 @@
+"""Runs of the families that read tiles, uninterrupted against stopped and resumed, step by step, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lmms_stream.converters.stored.index import index_dataset
+from lmms_stream.errors import ConfigError
+from lmms_stream.processors import ProcessorConfig
+from lmms_stream.processors.families.smolvlm import in_words
+from lmms_stream.processors.multimodal import MultimodalProcessor
+from lmms_stream.train.checkpoint.checkpoint import Checkpointer
+from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
+from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.run.distributed import init_distributed
+from streaming import MDSWriter
+
+from tests.jobs.runs import differences, steps_of
+from tests.processors.tile_vlm import NUM2WORDS, TINY, save_tile_processor, tile_config
+from tests.processors.tiny_vlm import film, picture, stored
+from tests.rounds import LONG
+
+from .runs import trainer_of, write_run
+
+
+@pytest.fixture(scope="module")
+def tiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Family -> the config of a run on chats with images and videos, or images alone, of a tiny model of it."""
+
+    def config(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        save_tile_processor(folder / "processor", name)
+        with MDSWriter(columns={"messages": "str", "media": "bytes"}, out=str(folder / "chats")) as writer:
+            for number in range(16):
+                video = ("video", film(40, 32, num_frames=4 + number))
+                image = ("image", picture(30 + 9 * number, 40, seed=number))
+                media = [[image], [image, image], [video] if TINY[name].video else [image], []][number % 4]
+                writer.write(stored(("user", [f"{number}?", *media]), ("assistant", "so it is " * (1 + number % 3))))
+        processor: dict[str, Any] = {"type": "vision", "path": str(folder / "processor")}
+        processor |= {"frame_num": 2} if TINY[name].video else {}
+        index_dataset(str(folder / "chats"), ProcessorConfig(**processor).build(), num_workers=1)
+        settings: dict[str, Any] = {"global_batch": 2, "max_steps": 4, "lr_scheduler_type": "constant"}
+        path = write_run(folder / "run.yaml", folder / "chats", **settings)
+        run = yaml.safe_load(path.read_text())
+        run["dataset"] |= {"processor": processor, "packing_length": 384, "num_canonical_nodes": 2, "overlong": "drop"}
+        run["model"]["config"] = tile_config(name, folder / "processor").to_dict()
+        path.write_text(yaml.safe_dump(json.loads(json.dumps(run))))
+        return path
+
+    return config
+
+
+@pytest.mark.parametrize("name", [*TINY] if LONG else ["llava_onevision"])
+def test_a_run_of_each_family_goes_on_from_its_checkpoint_to_the_same_losses(
+    name: str, tiled: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NUM2WORDS, in_words)
+    path = tiled(name)
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    trainer_of(path, f"train.output_dir={whole}").train()
+    trainer_of(path, f"train.output_dir={again}", "train.max_steps=2").train()
+    trainer_of(path, f"train.output_dir={again}").train()
+    assert steps_of(again) == [1, 2, 3, 4]
+    assert differences(whole, again) == []
+
+
+@pytest.mark.parametrize("name", [*TINY] if LONG else ["llama4"])
+def test_an_export_is_loaded_by_the_class_of_its_family(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NUM2WORDS, in_words)
+    save_tile_processor(tmp_path / "processor", name)
+    init_distributed(60)
+    built = ModelConfig(config=tile_config(name, tmp_path / "processor").to_dict()).build()
+    optimizer = torch.optim.AdamW(built.parameters())
+    with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging") as checkpointer:
+        documents = model_files(built, str(tmp_path / "processor"))
+        checkpointer.save(built, optimizer, step=1, state={}, documents=documents)
+    out = export_checkpoint(tmp_path / "saved" / "step-00000001", tmp_path / "model")
+    loaded = type(built).from_pretrained(out)
+    assert "ForConditionalGeneration" in type(loaded).__name__
+    expected = built.state_dict()
+    assert loaded.state_dict().keys() == expected.keys()
+    assert all(torch.equal(each, expected[key]) for key, each in loaded.state_dict().items())
+    again = MultimodalProcessor.from_pretrained(str(out))
+    assert again.description == MultimodalProcessor.from_pretrained(str(tmp_path / "processor")).description
+
+
+def test_a_run_whose_processor_needs_a_library_that_is_missing_names_it(
+    tiled: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiled("smolvlm")
+    monkeypatch.setattr(NUM2WORDS, None)
+    with pytest.raises(ConfigError, match=r"cannot be loaded: Package `num2words` is required .*pip install num2words"):
+        trainer_of(path, f"train.output_dir={tmp_path}", "train.max_steps=1").train()
+
+
+def test_packs_longer_than_a_chunk_of_llama4_are_refused(tiled: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tiled("llama4")
+    with pytest.raises(
+        ConfigError,
+        match=r"a pack of \d+ tokens is longer than the model's attention_chunk_size 128, which counts",
+    ):
+        trainer_of(path, f"train.output_dir={tmp_path}", "model.config.text_config.attention_chunk_size=128").train()
