@@ -214,8 +214,8 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
             "sequences of images to see and to make are of dataset_type bagel and processor_type bagel"
         )
     if kind == BAGEL:
-        settings = build_config(BagelSettings, extra, source="processor_config.extra_kwargs")
-        return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=settings)
+        bagel = build_config(BagelSettings, extra, source="processor_config.extra_kwargs")
+        return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=bagel)
     check_names(extra, MEDIA_KEYS, "processor_config.extra_kwargs")
     if dataset_type_of(config).kind == "text":
         return ProcessorConfig(type="text", tokenizer=str(name))
@@ -226,7 +226,7 @@ def processor_config_of(config: DatasetConfig) -> ProcessorConfig:
                 f"{said['processor_type']!r} reads text: leave it out"
             )
         return ProcessorConfig(type="chat", tokenizer=str(name))
-    settings = {} if kind == "audio" else _video_settings(config, said["processor_type"])
+    settings: dict[str, Any] = {} if kind == "audio" else _video_settings(config, said["processor_type"])
     if (config.extra_kwargs or {}).get("use_audio_in_video"):
         settings["use_audio_in_video"] = True
     return ProcessorConfig(type=kind, path=str(name), **(settings | extra))

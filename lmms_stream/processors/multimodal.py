@@ -151,8 +151,6 @@ class MultimodalProcessor:
 
     def _layouts(self, parts: Sequence[dict[str, Any]], sample: Sample) -> list[Layout]:
         layouts = [self._layout(part, sample) for part in parts]
-        if (check := getattr(self.family, "check", None)) is not None:
-            check(layouts)
         in_sample = getattr(self.family, "in_sample", None)
         return layouts if in_sample is None else list(in_sample(layouts))
 

@@ -227,6 +227,7 @@ def test_logits_of_the_last_part_are_computed_once_and_those_of_others_again_in_
         (losses.sum() + 0.1 * logs.square().sum()).backward()
         assert calls == expected
         calls.clear()
+        assert mine.grad is not None
         gradients[at_once] = mine.grad
     plain = hidden.clone().requires_grad_()
     logits = plain @ weight

@@ -108,7 +108,10 @@ class Family(Protocol):
         ...
 
     def in_sample(self, layouts: Sequence[Layout]) -> Sequence[Layout]:
-        """The layouts of all media of a sample in their order, where they depend on one another; default: as given."""
+        """The layouts of all media of a sample in their order, where they depend on one another; default: as given.
+
+        DataError for media that it cannot read together.
+        """
         ...
 
     def frames(self, layout: Layout) -> Sequence[int]:

@@ -71,13 +71,14 @@ class Qwen3Omni(Omni):
 
     never_together: ClassVar[tuple[str, str]] = ("image", "video")  # in a row of transformers' code
 
-    def check(self, layouts: Sequence[Layout]) -> None:
+    def in_sample(self, layouts: Sequence[Layout]) -> Sequence[Layout]:
         """See Family."""
         if {layout.kind for layout in layouts}.issuperset(self.never_together):
             raise DataError(
                 "it holds images and videos, and transformers' Qwen3-Omni cannot read both in one row: leave one of "
                 "the kinds out, or train another family on it"
             )
+        return layouts
 
     def check_pack(self, inputs: Mapping[str, Any]) -> str | None:
         """See Family."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -21,7 +21,7 @@ class PlainModel(torch.nn.Module):
     """
 
     family = None
-    tower = None
+    towers: ClassVar[Mapping[str, torch.nn.Module]] = {}
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
