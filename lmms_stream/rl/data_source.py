@@ -98,6 +98,8 @@ class RolloutDataSource:
         """Where it stands, below args.save; it is the old state or the new one, whenever the process is killed."""
         if setting(self.args, "save") is None:
             raise ConfigError("there is no folder to save to: set save (--save)")
+        if not isinstance(rollout_id, int) or rollout_id < 0:
+            raise ConfigError(f"rollout_id must be a number of at least 0, got {rollout_id!r}: count rollouts from 0")
         save_state(open_storage(setting(self.args, "save")), f"{_NAME}_{rollout_id}", self._state())
 
     def load(self, rollout_id: int | None = None) -> None:

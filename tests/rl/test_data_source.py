@@ -256,6 +256,8 @@ def test_states_are_found_by_rollout_and_wrong_ones_refused(rows: Path, tmp_path
             latest.load(2)
     with pytest.raises(ConfigError, match=r"there is no folder to save to: set save \(--save\)"):
         RolloutDataSource(arguments(rows)).save(0)
+    with pytest.raises(ConfigError, match="rollout_id must be a number of at least 0, got 'last'"):
+        source.save("last")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="n_samples_per_prompt must be at least 1, got 0"):
         RolloutDataSource(arguments(rows, n_samples_per_prompt=0))
     with pytest.raises(ConfigError, match="there are no prompts: set --prompt-data"):
