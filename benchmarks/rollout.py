@@ -1,6 +1,6 @@
-"""Claims: of 10^6 prompts a StreamingDataset is open in at most a fifth of the time that an eager list takes, its private
-memory is at most 32 MiB more than of a tenth of the prompts, and it takes at most the CPU time of `datasets` for batches
-of a shuffled epoch; a Dataset takes less for batches in any order.
+"""Claims: of 10^6 prompts a StreamingDataset is open in at most a fifth of the time that an eager list takes, its
+private memory is at most 32 MiB more than of a tenth of the prompts, and it takes at most the CPU time of `datasets`
+for batches of a shuffled epoch; a Dataset takes less for batches in any order.
 
 Prompts are word problems of one or two sentences with an answer and a number, as JSON lines, Parquet (row groups of
 65536) and MDS shards. Beside it: a plain list of samples, made by json.loads and shuffled by random.shuffle; and
