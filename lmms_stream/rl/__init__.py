@@ -2,6 +2,7 @@
 
 sample          what is generated and rewarded
 paths           what is typed -> files, folders and slices of them
+spans           bytes of a file between offsets, here or in a store
 row_files       rows by number: lines of JSON, samples of shards; row_groups: of Parquet
 rows            the rows of all that is named, as one sequence
 messages        a row's prompt, media and tools -> messages

@@ -64,7 +64,7 @@ class Ahead(Generic[T]):
                 self._begun[key] = future
             try:
                 future.set_result(self._make(rows))
-            except BaseException as error:  # noqa: BLE001  # whoever waits for the rows gets it
+            except BaseException as error:  # noqa: BLE001 - raised where the chunk is taken
                 future.set_exception(error)
 
     def rest(self) -> None:

@@ -8,6 +8,18 @@ from typing import Any
 
 from ..errors import ConfigError
 
+
+def json_object(text: str) -> dict[str, Any]:
+    """What a flag of this type is given as."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: write '{{\"NAME\": VALUE}}'")
+    return value
+
+
 # flag, type, default, what it says
 _VALUES: tuple[tuple[str, Any, Any, str], ...] = (
     ("--prompt-data", str, None, "name .jsonl and .parquet files, folders or MDS datasets, each with @[START:STOP]"),
@@ -15,9 +27,9 @@ _VALUES: tuple[tuple[str, Any, Any, str], ...] = (
     ("--label-key", str, None, "name the column of labels"),
     ("--metadata-key", str, "metadata", "name the column of what goes along with a prompt"),
     ("--tool-key", str, "tools", "name the column of tools"),
-    ("--multimodal-keys", json.loads, None, 'name the columns of media, as {"image": COLUMN}'),
+    ("--multimodal-keys", json_object, None, 'name the columns of media, as {"image": COLUMN}'),
     ("--system-prompt", str, None, "say this before each prompt"),
-    ("--apply-chat-template-kwargs", json.loads, {}, "give the chat template these variables, as JSON"),
+    ("--apply-chat-template-kwargs", json_object, {}, "give the chat template these variables, as JSON"),
     ("--rollout-seed", int, 42, "shuffle by this seed"),
     ("--rollout-max-prompt-len", int, None, "drop prompts of more tokens"),
     ("--rollout-batch-size", int, None, "take so many prompts for a rollout"),
@@ -29,6 +41,7 @@ _VALUES: tuple[tuple[str, Any, Any, str], ...] = (
     ("--buffer-filter-path", str, None, "choose groups of the buffer by this function, as MODULE.NAME"),
     ("--data-source-path", str, "lmms_stream.rl.RolloutDataSourceWithBuffer", "take prompts from this class"),
     ("--custom-prompt-path", str, None, "change each prompt by this function of (prompt, row), as MODULE.NAME"),
+    ("--prompt-cache-limit", str, None, "copy so much of prompts in stores to this node, as 20gb (default: no limit)"),
     ("--streaming-buffer-size", int, 10000, "keep so many samples that were made, with --use-streaming-dataset"),
     ("--prefetch-chunk-size", int, 32, "make so many rows together in the background"),
     ("--prefetch-max-cached", int, 256, "make at most so many rows ahead (0: none)"),

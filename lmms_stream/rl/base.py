@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -152,7 +153,9 @@ class BaseDataset(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """CursorError for a state of other rows, or of another seed where they are shuffled."""
+        """CursorError for a state of other rows, or of another seed where they are shuffled, and for what is none."""
+        if missing := sorted(self.state_dict().keys() - state.keys()):
+            raise CursorError(f"this is no state of a dataset, it has no {missing[0]!r}: give what state_dict gave")
         if state["digest"] != self.digest:
             raise CursorError(
                 f"the state belongs to other data ({state['num_rows']} rows, {state['digest']}; these are "
@@ -162,6 +165,11 @@ class BaseDataset(ABC):
             raise CursorError(
                 f"the state follows seed {state['seed']} and this dataset has seed {self.seed}: set that one, or begin "
                 "anew"
+            )
+        if not 0 <= state["position"] <= self.num_rows or state["epoch_id"] < 0:
+            raise CursorError(
+                f"the state stands at row {state['position']} of epoch {state['epoch_id']}, where there is none "
+                f"({self.num_rows} rows): it is damaged; take another, or begin anew"
             )
         self._begin(epoch_id=state["epoch_id"], is_shuffled=state["is_shuffled"], position=state["position"])
 
@@ -173,6 +181,8 @@ class BaseDataset(ABC):
         An epoch that was read to its last row is passed by the next batch. Where `shuffle` was called, each epoch has
         an order of its own. After an error the same batch can be asked for again.
         """
+        if num_samples < 0:
+            raise ConfigError(f"the number of samples must be at least 0, got {num_samples}")
         before = self.epoch_id, self.is_shuffled, self.position
         batch: list[Sample] = []
         crossed, of_epoch = 0, 0
@@ -288,8 +298,8 @@ class Samples(Sequence[Sample]):
     @overload
     def __getitem__(self, index: slice) -> list[Sample]: ...
     def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, int):
-            return self._dataset[index]
+        if not isinstance(index, slice):
+            return self._dataset[operator.index(index)]
         bounds = (index.start or 0, 0 if index.stop is None else index.stop)
         if min(bounds) < 0 or (index.step or 1) < 0:
             return list(self._dataset)[index]

@@ -29,6 +29,8 @@ class RolloutDataSource:
     (--disable-rollout-global-dataset) samples are empty. dataset: instead of the one that args name.
     """
 
+    has_buffer = False  # of groups that were put back
+
     def __init__(self, args: Any, *, dataset: BaseDataset | None = None):
         self.args = args
         self.num_per_group = int(setting(args, "n_samples_per_prompt"))
@@ -96,6 +98,8 @@ class RolloutDataSource:
         """Where it stands, below args.save; it is the old state or the new one, whenever the process is killed."""
         if setting(self.args, "save") is None:
             raise ConfigError("there is no folder to save to: set save (--save)")
+        if not isinstance(rollout_id, int) or rollout_id < 0:
+            raise ConfigError(f"rollout_id must be a number of at least 0, got {rollout_id!r}: count rollouts from 0")
         save_state(open_storage(setting(self.args, "save")), f"{_NAME}_{rollout_id}", self._state())
 
     def load(self, rollout_id: int | None = None) -> None:
@@ -131,6 +135,11 @@ class RolloutDataSource:
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
+        if not self.has_buffer and state.get("buffer"):
+            raise CursorError(
+                f"the state's buffer holds {len(state['buffer'])} groups, and {type(self).__name__} has no buffer: use "
+                "RolloutDataSourceWithBuffer (--data-source-path), or begin anew"
+            )
         if (state["dataset"] is None) != (self.dataset is None):
             has, wants = ("no", "a") if state["dataset"] is None else ("a", "no")
             raise CursorError(
@@ -153,6 +162,8 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     without --buffer-filter-path.
     """
 
+    has_buffer = True
+
     def __init__(self, args: Any, *, dataset: BaseDataset | None = None):
         super().__init__(args, dataset=dataset)
         self.buffer: list[Group] = []
@@ -160,16 +171,28 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self.buffer_filter: BufferFilter = pop_first if path is None else load_function(path)
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """Groups of the buffer, and as many of the dataset as these are too few."""
-        groups = (
-            self.buffer_filter(self.args, None, self.buffer, num_samples) if self.buffer and num_samples > 0 else []
-        )
+        """Groups of the buffer, and as many of the dataset as these are too few. After an error none is gone."""
+        before = [*self.buffer]
+        try:
+            groups = self._from_buffer(num_samples) if self.buffer and num_samples > 0 else []
+            return [*groups, *super().get_samples(num_samples - len(groups))]
+        except BaseException:
+            self.buffer[:] = before
+            raise
+
+    def _from_buffer(self, num_samples: int) -> list[Group]:
+        groups = [*self.buffer_filter(self.args, None, self.buffer, num_samples)]
         if len(groups) > num_samples:
             raise ConfigError(
                 f"the buffer filter gave {len(groups)} groups where {num_samples} were asked for: correct "
                 "--buffer-filter-path"
             )
-        return [*groups, *super().get_samples(num_samples - len(groups))]
+        if {*map(id, groups)} & {*map(id, self.buffer)}:
+            raise ConfigError(
+                "the buffer filter left a group that it gave in the buffer, so it would be given again: let the "
+                "function of --buffer-filter-path delete it there"
+            )
+        return groups
 
     def add_samples(self, samples: list[Group]) -> None:
         """Put groups back. DataError for one that is not n_samples_per_prompt samples; then none is put back."""
@@ -243,6 +266,7 @@ def open_dataset(args: Any) -> BaseDataset:
         "apply_chat_template_kwargs": setting(args, "apply_chat_template_kwargs"),
         "use_audio_in_video": setting(args, "use_audio_in_video"),
         "custom_prompt_func": None if function is None else load_function(function),
+        "cache_limit": setting(args, "prompt_cache_limit"),
     }
     if not setting(args, "use_streaming_dataset"):
         return Dataset(setting(args, "prompt_data"), **settings)

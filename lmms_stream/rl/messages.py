@@ -15,6 +15,8 @@ Messages = list[dict[str, Any]]
 
 
 def check_multimodal_keys(keys: Mapping[str, str] | None) -> None:
+    if keys is not None and not isinstance(keys, Mapping):
+        raise ConfigError(f'multimodal_keys must be a kind of media -> column, got {keys!r}: write {{"image": COLUMN}}')
     for kind in keys or ():
         if kind not in KINDS:
             raise ConfigError(f"multimodal_keys names media of kind {kind!r}: expected {', '.join(KINDS)}")

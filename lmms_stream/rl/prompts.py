@@ -43,6 +43,8 @@ class Prompts:
 
     def __post_init__(self) -> None:
         check_multimodal_keys(self.multimodal_keys)
+        if self.max_length is not None and not isinstance(self.max_length, int):
+            raise ConfigError(f"max_length must be a whole number of tokens, got {self.max_length!r}: give an int")
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"max_length must be at least 1, got {self.max_length}: leave it out for no limit")
         if self.tokenizer is None and (self.apply_chat_template or self.max_length is not None):

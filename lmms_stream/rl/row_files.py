@@ -24,7 +24,7 @@ from ..storage.disk_errors import disk_errors
 from ..storage.fetch_config import FetchConfig
 from .spans import Spans
 
-STRIDE = 16
+STRIDE = 8
 BLOCK_BYTES = 1 << 14
 SCAN_BYTES = 1 << 22
 _IS_WHITE = np.array([bytes([byte]).isspace() for byte in range(256)])
@@ -79,8 +79,8 @@ class Lines:
             position += len(chunk)
             last_block = int(blocks[-1]) if len(blocks) else last_block
             starts = starts[len(here) :]
-        self._rows = np.concatenate([each[0] for each in marks])
-        self._offsets = np.concatenate([*(each[1] for each in marks), [position]])
+        self._rows = _small(np.concatenate([each[0] for each in marks]))
+        self._offsets = _small(np.concatenate([*(each[1] for each in marks), [position]]))
         self._has_blank = num_lines != self.num_rows
         self._lines_before = np.concatenate([each[2] for each in marks]) if self._has_blank else self._rows
         self.digest = f"jsonl:{position}:{digest.hexdigest()}"
@@ -92,11 +92,11 @@ class Lines:
         return self._read_ascending(numbers)
 
     def _read_ascending(self, ordered: NDArray[np.int64]) -> list[RowOrError]:
-        marks = np.searchsorted(self._rows, ordered, side="right") - 1
+        marks = np.searchsorted(self._rows, ordered.astype(self._rows.dtype), side="right") - 1
         begins = self._begins(marks)
         ends = np.append(begins[1:], len(marks))
         starts, stops = self._offsets[marks[begins]], self._offsets[marks[ends - 1] + 1]
-        indices = (ordered - np.repeat(self._rows[marks[begins]], ends - begins)).tolist()
+        indices = (ordered - np.repeat(self._rows[marks[begins]].astype(np.int64), ends - begins)).tolist()
         texts: list[bytes] = []
         read = self._spans.read([*zip(starts.tolist(), stops.tolist(), strict=True)])
         for data, begin, end in zip(read, begins.tolist(), ends.tolist(), strict=True):
@@ -105,8 +105,8 @@ class Lines:
 
     def _begins(self, marks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Indices into `marks` (ascending) at which another span begins."""
-        starts = self._offsets[marks]
-        far = starts[1:] - self._offsets[marks[:-1] + 1] > self._spans.gap
+        starts, stops = self._offsets[marks].astype(np.int64), self._offsets[marks + 1].astype(np.int64)
+        far = starts[1:] - stops[:-1] > self._spans.gap
         large = np.diff(starts // self._spans.together) != 0
         return np.concatenate([[0], 1 + np.flatnonzero(far | large)]) if len(marks) else np.zeros(0, np.int64)
 
@@ -142,6 +142,11 @@ class Lines:
         (data,) = self._spans.read([(int(self._offsets[mark]), int(self._offsets[mark + 1]))])
         rows = [index for index, line in enumerate(data.split(b"\n")) if line and not line.isspace()]
         return first + rows[number - int(self._rows[mark])] + 1
+
+
+def _small(numbers: NDArray[np.int64]) -> NDArray[Any]:
+    """Ascending numbers in half of the memory, where they are small."""
+    return numbers.astype(np.uint32) if not len(numbers) or numbers[-1] < 1 << 32 else numbers
 
 
 def _tell_rows(chunk: bytes, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -196,5 +201,10 @@ def scattered(rows: list[RowOrError], order: NDArray[np.int64]) -> list[RowOrErr
 
 
 def needed(columns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Those of a file's columns that are asked for; all where none are."""
-    return [name for name in names if not columns or name in columns]
+    """Those of a file's columns that are asked for; all where none are.
+
+    All, too, where the first, the prompt's, is not there, so that the error can name them.
+    """
+    if not columns or columns[0] not in names:
+        return [*names]
+    return [name for name in names if name in columns]

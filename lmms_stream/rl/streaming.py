@@ -119,10 +119,11 @@ class StreamingDataset(BaseDataset):
     def _of_epoch(self, rows: NDArray[np.int64]) -> list[Outcome]:
         """What rows of an epoch became, that is read on from its start; where the buffer cannot help, without it.
 
-        In the order of the rows, none is met again before as many others as there are rows.
+        In the order of the rows, none is met again before as many others as there are rows. In shuffled epochs of
+        twice as many rows as the buffer holds, an eighth of them are met again while they are in it.
         """
-        passes_by = not self.is_shuffled and self.num_rows > self._buffer_size
-        return self._made(rows) if passes_by else self._outcomes(rows)
+        most_rows = self._buffer_size * (2 if self.is_shuffled else 1)
+        return self._made(rows) if self.num_rows > most_rows else self._outcomes(rows)
 
     def _outcomes_at(self, start: int, stop: int) -> list[Outcome]:
         """Chunks that threads have made or are making are taken from them, all others made here, together."""

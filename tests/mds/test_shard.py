@@ -179,7 +179,8 @@ def test_a_sample_whose_columns_do_not_fill_it_is_refused(tmp_path: Path) -> Non
 
 NUMBERS = ["uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64"]
 JSON_TEXTS = [
-    "null", "-0", "-0.0", "1e400", "NaN", "-Infinity", '"\\ud800"', "1" * 400, "123456789012345678901", "[" * 300 + "]" * 300,
+    "null", "-0", "-0.0", "1e400", "NaN", "-Infinity", '"\\ud800"', "1" * 400, "123456789012345678901",
+    "[" * 300 + "]" * 300,
     '{"a": 1, "a": 2}', '"\\u00e9 é"', " [1.10, true] ", "18446744073709551616", "0.1234567890123456789012345",
 ]  # fmt: skip
 

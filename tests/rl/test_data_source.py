@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lmms_stream.errors import CheckpointError, ConfigError, CursorError, DataError
+from lmms_stream.errors import CheckpointError, ConfigError, CursorError, DataError, ObjectChangedError
 from lmms_stream.rl import RolloutDataSource, RolloutDataSourceWithBuffer, Sample, add_data_arguments
 from lmms_stream.rl.data_source import Group
 from PIL import Image
@@ -128,6 +128,40 @@ def test_a_function_of_ones_own_chooses_groups_of_the_buffer(rows: Path) -> None
         RolloutDataSourceWithBuffer(arguments(rows, buffer_filter_path="no.such"))
 
 
+def all_but_kept(args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
+    return buffer[:num_samples]
+
+
+def test_no_group_of_the_buffer_is_lost_to_an_error_or_given_twice(rows: Path, tmp_path: Path) -> None:
+    unkept = {"use_streaming_dataset": True, "streaming_buffer_size": 0, "prefetch_max_cached": 0}
+    source = RolloutDataSourceWithBuffer(arguments(rows, tmp_path / "run", **unkept))
+    source.add_samples(source.get_samples(3)[:2])
+    text = rows.read_text()
+    rows.write_text(text + "\n")  # the file is another, so that rows cannot be read
+    with pytest.raises(ObjectChangedError):
+        source.get_samples(40)
+    assert source.get_buffer_length() == 2
+    assert numbers(source.get_samples(2)) == [(0, [0, 1], "0"), (1, [2, 3], "1")]
+    left = RolloutDataSourceWithBuffer(arguments(rows, buffer_filter_path=f"{__name__}.all_but_kept"))
+    left.add_samples(left.get_samples(2))
+    with pytest.raises(ConfigError, match="left a group that it gave in the buffer, so it would be given again"):
+        left.get_samples(1)
+
+
+def test_a_state_with_groups_in_its_buffer_is_refused_where_there_is_none(rows: Path, tmp_path: Path) -> None:
+    source = RolloutDataSourceWithBuffer(arguments(rows, tmp_path))
+    source.add_samples(source.get_samples(3)[:2])
+    source.save(0)
+    with pytest.raises(CursorError, match="buffer holds 2 groups, and RolloutDataSource has no buffer: use"):
+        RolloutDataSource(arguments(rows, tmp_path)).load(0)
+
+
+def test_flags_of_json_say_how_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        add_data_arguments(argparse.ArgumentParser()).parse_args(["--multimodal-keys", "image"])
+    assert "'image' is no JSON object: write '{\"NAME\": VALUE}'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_saved_source_goes_on_with_the_same_groups(lazy: bool, shuffled: bool, rows: Path, tmp_path: Path) -> None:
@@ -222,6 +256,8 @@ def test_states_are_found_by_rollout_and_wrong_ones_refused(rows: Path, tmp_path
             latest.load(2)
     with pytest.raises(ConfigError, match=r"there is no folder to save to: set save \(--save\)"):
         RolloutDataSource(arguments(rows)).save(0)
+    with pytest.raises(ConfigError, match="rollout_id must be a number of at least 0, got 'last'"):
+        source.save("last")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="n_samples_per_prompt must be at least 1, got 0"):
         RolloutDataSource(arguments(rows, n_samples_per_prompt=0))
     with pytest.raises(ConfigError, match="there are no prompts: set --prompt-data"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import json
+import multiprocessing
+import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectChangedError, ObjectMissingError
 from lmms_stream.rl import BaseDataset, Dataset, Sample, StreamingDataset
-from lmms_stream.rl.permutation import SMALL, Permutation
+from lmms_stream.rl.permutation import BLOCK, SMALL, Permutation
+from lmms_stream.storage.storage import open_storage
 from transformers import AutoTokenizer
 
-from .rows import KINDS, prompts, write_as, write_lines, write_parquet, write_shards
+from ..rounds import rounds
+from .rows import KINDS, prompt, prompts, write_as, write_lines, write_parquet, write_shards
 
 NUM_ROWS = 100
+_reader: list[Callable[[int], tuple[list[Sample], int]]] = []
+
+
+def _next_labels(count: int) -> list[int]:
+    """In a forked process: of the dataset that its parent had."""
+    return labels(_reader[0](count)[0])
 
 
 def labels(samples: Any) -> list[int]:
@@ -260,6 +271,87 @@ def test_a_file_that_is_changed_while_it_is_read_is_an_error(tmp_path: Path) -> 
         lazy.get_batch(1)
 
 
+def test_a_parquet_file_that_is_replaced_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "rows.parquet", prompts(21))
+    lazy = StreamingDataset(path, label_key="label", prefetch_max_cached=0)
+    assert labels(lazy.get_batch(7)[0]) == list(range(7))
+    write_parquet(path, prompts(42)[21:])
+    with pytest.raises(ObjectChangedError, match=r"rows\.parquet was changed while it was read"):
+        lazy.get_batch(7)
+
+
+def test_lines_of_all_kinds_of_white_space_are_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps(row).encode() for row in prompts(200)]
+    white = [b"", b"\x0c", b"\x0b \r", b" " * 70_000, b"\t"]
+    path.write_bytes(b"\n".join(line for number, row in enumerate(lines) for line in (white[number % 5], row)))
+    lazy = StreamingDataset(path, label_key="label")
+    assert labels(lazy) == list(range(200))
+    lazy.shuffle(3)
+    assert sorted(labels(lazy)) == list(range(200))
+    path.write_bytes(path.read_bytes().replace(b'"label": "77"', b'"label": "7'))
+    with pytest.raises(DataError, match=rf"rows\.jsonl:{2 * 77 + 2}: not valid JSON"):
+        list(StreamingDataset(path, label_key="label"))
+
+
+@pytest.mark.parametrize("longest", [10, 40_000, 3_000_000])
+def test_lines_of_any_length_are_found_in_any_order(longest: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(longest)
+    texts = ["é" * int(length) + "x" for length in rng.integers(0, longest, 60 if longest > 10**6 else 300)]
+    path = write_lines(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
+    lazy = StreamingDataset(path, prefetch_max_cached=0, buffer_size=0)
+    for numbers in (rng.permutation(len(texts)), rng.integers(0, len(texts), 100), np.arange(len(texts))):
+        found = lazy._outcomes(numbers)
+        assert all(
+            isinstance(each, Sample) and each.prompt == texts[at] for each, at in zip(found, numbers, strict=True)
+        )
+
+
+def test_a_process_that_is_forked_while_samples_are_made_in_the_background_reads_on(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", prompts(3000))
+    lazy = StreamingDataset(path, label_key="label", prefetch_chunk_size=200, prefetch_max_cached=2000)
+    lazy.get_batch(7)
+    _reader[:] = [lazy.get_batch]
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        found = pool.submit(_next_labels, 600).result(timeout=60)
+    _reader.clear()
+    assert found == labels(lazy.get_batch(600)[0])
+
+
+def test_what_threads_have_not_begun_is_made_by_who_asks_for_it(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", prompts(100))
+    may_go_on, begun = threading.Event(), threading.Event()
+    makers: list[str] = []
+
+    def slowly(prompt: str, row: dict[str, Any]) -> str:
+        makers.append(threading.current_thread().name)
+        if int(row["label"]) == 10:
+            begun.set()
+            assert may_go_on.wait(60)
+        return prompt
+
+    lazy = StreamingDataset(
+        path, label_key="label", custom_prompt_func=slowly, prefetch_chunk_size=10, prefetch_max_cached=50
+    )
+    assert labels(lazy.get_batch(10)[0]) == list(range(10))
+    assert begun.wait(60)  # the second chunk is being made by a thread, and those after it wait
+    threading.Timer(0.01, may_go_on.set).start()
+    assert labels(lazy.get_batch(60)[0]) == list(range(10, 70))
+    assert threading.current_thread().name in makers[20:]
+    lazy.close()
+
+
+def test_what_is_no_state_or_stands_beyond_the_rows_is_refused(tmp_path: Path) -> None:
+    dataset = Dataset(write_lines(tmp_path / "rows.jsonl", prompts(10)), label_key="label")
+    with pytest.raises(CursorError, match="this is no state of a dataset, it has no 'digest'"):
+        dataset.load_state_dict({"sample_offset": 3, "epoch_id": 0})
+    with pytest.raises(CursorError, match=r"the state stands at row 11 of epoch 0, where there is none \(10 rows\)"):
+        dataset.load_state_dict({**dataset.state_dict(), "position": 11})
+    with pytest.raises(ConfigError, match="the number of samples must be at least 0, got -1"):
+        dataset.get_batch(-1)
+    assert dataset.samples[np.int64(3)] == dataset[3]  # type: ignore[call-overload]
+
+
 def test_a_state_is_refused_by_other_data_and_another_seed(tmp_path: Path) -> None:
     a = write_lines(tmp_path / "a.jsonl", prompts(10))
     dataset = Dataset(a)
@@ -284,6 +376,8 @@ def test_a_state_is_refused_by_other_data_and_another_seed(tmp_path: Path) -> No
         ({"use_audio_in_video": True}, "use_audio_in_video is not supported"),
         ({"multimodal_config": {}}, "multimodal_config is not supported"),
         ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"max_length": "512"}, "max_length must be a whole number of tokens, got '512'"),
+        ({"multimodal_keys": "image"}, "multimodal_keys must be a kind of media -> column, got 'image'"),
         ({"max_length": 9}, "apply_chat_template and max_length need a tokenizer"),
         ({"multimodal_keys": {"smell": "x"}}, "media of kind 'smell': expected image, video, audio"),
         ({"apply_chat_template_kwargs": {"tokenize": True}}, "cannot set 'tokenize'"),
@@ -300,8 +394,6 @@ def test_a_wrong_setting_is_named(wrong: dict[str, Any], message: str, tmp_path:
 
 
 def test_files_and_shards_in_a_store_are_read(s3_folder: str, tmp_path: Path) -> None:
-    from lmms_stream.storage.storage import open_storage
-
     store = open_storage(s3_folder)
     for kind in ("jsonl", "parquet", "mds"):
         path = write_as(kind, tmp_path / kind, prompts(20))
@@ -317,6 +409,63 @@ def test_files_and_shards_in_a_store_are_read(s3_folder: str, tmp_path: Path) ->
             assert StreamingDataset(there).digest == here.digest
 
 
+class CountingStore:
+    """Requests for ranges and whole objects of a store, while they are counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        from lmms_stream.storage.s3 import S3Storage
+
+        self.ranges: list[int] = []
+        self.whole: list[str] = []
+        read_range, download = S3Storage.read_range, S3Storage.download
+
+        def counted_range(store: S3Storage, key: str, *, start: int, stop: int, tag: str) -> bytes:
+            self.ranges.append(stop - start)
+            return read_range(store, key, start=start, stop=stop, tag=tag)
+
+        def counted_download(store: S3Storage, key: str, path: Path) -> None:
+            self.whole.append(key)
+            download(store, key, path)
+
+        monkeypatch.setattr(S3Storage, "read_range", counted_range)
+        monkeypatch.setattr(S3Storage, "download", counted_download)
+
+
+def test_parquet_in_a_store_and_lines_beyond_the_limit_are_read_by_ranges(
+    s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(5)
+    rows = [prompt(number) | {"unread": rng.bytes(2500).hex()} for number in range(400)]
+    lines = write_lines(tmp_path / "a.jsonl", rows, blank_every=7)
+    parquet = write_parquet(tmp_path / "b.parquet", rows, group_rows=50)
+    store = open_storage(s3_folder)
+    for path in (lines, parquet):
+        store.upload(path, f"rows/{path.name}")
+    here = Dataset([lines, parquet], label_key="label")
+    here.shuffle(1)
+    counted = CountingStore(monkeypatch)
+    there = StreamingDataset(
+        f"{s3_folder}/rows", label_key="label", cache_limit=lines.stat().st_size - 1, prefetch_max_cached=0
+    )
+    assert there.digest == here.digest
+    assert counted.whole == []
+    assert sum(counted.ranges) < lines.stat().st_size + parquet.stat().st_size // 2  # lines are looked through once
+    counted.ranges.clear()
+    there.shuffle(1)
+    assert there.get_batch(800) == here.get_batch(800)
+    assert counted.whole == []
+    counted.ranges.clear()
+    assert [sample.label for sample in there.samples[0:3]] == [sample.label for sample in here.samples[0:3]]
+    assert sum(counted.ranges) < lines.stat().st_size  # blocks of lines; row groups are on this node
+    counted.ranges.clear()
+    copied = StreamingDataset(f"{s3_folder}/rows/a.jsonl", label_key="label", cache_limit=lines.stat().st_size)
+    assert labels(copied) == list(range(400))
+    assert counted.ranges == []  # of its copy on this node, which an earlier run may have made
+    store.write("rows/a.jsonl", lines.read_bytes()[:-9] + b"12345678\n")
+    with pytest.raises(DataError, match=r"a\.jsonl was changed while it was read"):
+        [there[number] for number in range(800)]
+
+
 @given(num_rows=st.integers(1, 3 * SMALL), seed=st.integers(0, 5), epoch=st.integers(0, 5))
 @settings(max_examples=25, deadline=None)
 def test_an_order_has_each_row_once(num_rows: int, seed: int, epoch: int) -> None:
@@ -325,6 +474,8 @@ def test_an_order_has_each_row_once(num_rows: int, seed: int, epoch: int) -> Non
     assert np.array_equal(np.sort(rows), np.arange(num_rows))
     some = np.arange(num_rows // 3, num_rows // 2)
     assert np.array_equal(order(some), rows[some])
+    for start, stop in ((0, min(7, num_rows)), (num_rows // 3, min(num_rows, num_rows // 3 + BLOCK)), (0, num_rows)):
+        assert np.array_equal(order.between(start, stop), rows[start:stop])
 
 
 def test_a_large_order_is_as_even_as_chance() -> None:
@@ -350,7 +501,7 @@ def test_what_a_lazy_dataset_keeps_in_memory_does_not_grow_with_the_rows(kind: s
         del rows
         tracemalloc.start()
         lazy = StreamingDataset(path, label_key="label", buffer_size=64, shuffle=True)
-        for _ in range(10):
+        for _ in range(rounds(10, 3000)):
             lazy.get_batch(16)
         lazy.close()
         found, _ = tracemalloc.get_traced_memory()
@@ -358,7 +509,8 @@ def test_what_a_lazy_dataset_keeps_in_memory_does_not_grow_with_the_rows(kind: s
         return found
 
     kept_bytes(100)  # what is imported or compiled once
-    assert kept_bytes(SMALL * 2) - kept_bytes(2000) < 2**18  # two bytes a row; offsets take one
+    num_rows = rounds(SMALL * 2, 300_000)
+    assert kept_bytes(num_rows) - kept_bytes(2000) < 2 * num_rows  # bytes; offsets take one a row
 
 
 def test_samples_are_copied_without_sharing_what_is_changed() -> None:

@@ -102,6 +102,15 @@ def test_a_row_that_does_not_fit_is_named(
         Dataset(write_lines(tmp_path / "rows.jsonl", [row]), **settings)
 
 
+@pytest.mark.parametrize("settings", [{}, {"label_key": "answer"}, {"prompt_key": "prompt", "label_key": "answer"}])
+def test_an_error_about_a_missing_prompt_names_the_columns_of_parquet_too(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write_parquet(tmp_path / "rows.parquet", [{"question": "2 + 2?", "answer": "4"}])
+    with pytest.raises(DataError, match=r"row 1: '(text|prompt)' is missing, .* its columns are 'question', 'answer'"):
+        Dataset(path, **settings)
+
+
 def test_what_the_tokenizer_cannot_do_is_named(tokenizer: Path, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rows.jsonl", [{"text": MESSAGES}])
     with pytest.raises(ConfigError, match="max_length counts the tokens of texts, and a prompt is a list of messages"):
