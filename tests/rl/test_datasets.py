@@ -445,7 +445,11 @@ def test_parquet_in_a_store_and_lines_beyond_the_limit_are_read_by_ranges(
     here.shuffle(1)
     counted = CountingStore(monkeypatch)
     there = StreamingDataset(
-        f"{s3_folder}/rows", label_key="label", cache_limit=lines.stat().st_size - 1, prefetch_max_cached=0
+        f"{s3_folder}/rows",
+        label_key="label",
+        cache_limit=lines.stat().st_size - 1,
+        prefetch_max_cached=0,
+        buffer_size=0,
     )
     assert there.digest == here.digest
     assert counted.whole == []
