@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
-from ..processors.base import Processor
+from ..processors.base import Processor, cut_media
 from ..processors.text import TokensProcessor
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
@@ -115,10 +115,13 @@ def convert(
     ):
         reading, laying = _write_shards(opened, options, begun, workers, num_workers, progress)
         _check_unchanged(opened, look())
+        num_cut = 0
         for output in laying.outputs:
-            _commit(begun, output, laying, reading, options, opened, asked)
+            num_cut += _commit(begun, output, laying, reading, options, opened, asked)
         for output in laying.outputs:
             begun.release(output.number)
+    if num_cut:
+        progress.say(cut_media(num_cut))
     return _report(reading, laying, begun, splits=options.splits or (), seconds=time.monotonic() - started)
 
 
@@ -189,7 +192,8 @@ def _commit(
     options: ConvertOptions,
     sources: Sequence[Source],
     asked: Mapping[str, Any],
-) -> None:
+) -> int:
+    """Write what belongs to its shards; how many media are not read whole."""
     measured_by = options.measured_by
     is_first = output.number == 0  # rows that are left out are in no split: the first counts them
     rejects = laying.rejects if is_first else []
@@ -204,15 +208,17 @@ def _commit(
         "asked": digest_of(asked),
         "converter": f"lmms_stream {VERSION}",
     }
+    lengths = measured_lengths(output.lengths, measured_by) if measured_by and output.lengths else None
     commit(
         work.targets[output.number],
         [work.done[output.number, number] for number in range(output.num_shards)],
         description,
-        lengths=measured_lengths(output.lengths, measured_by) if measured_by and output.lengths else None,
+        lengths=lengths,
         rejects=rejects,
         staging=work.staging,
         replaced=work.replaced[output.number],
     )
+    return 0 if lengths is None else lengths.num_cut
 
 
 def _report(reading: Reading, laying: Laying, work: Work, *, splits: Iterable[str], seconds: float) -> ConvertReport:

@@ -237,6 +237,7 @@ def _concatenate(indexes: Sequence[LengthIndex], folder: Path) -> LengthIndex:
         processor=first.processor,
         patches=patches,
         num_tokens_of={kind: sum((index.num_tokens_of or {}).get(kind, 0) for index in indexes) for kind in KINDS},
+        num_cut=sum(index.num_cut for index in indexes),
     )
 
 

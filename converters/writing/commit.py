@@ -83,6 +83,7 @@ def measured_lengths(lengths: Sequence[np.ndarray[Any, Any]], measured_by: Proce
         processor=measured_by.description,
         patches=patches,
         num_tokens_of=dict(zip(MEDIA_KINDS, columns[2:].sum(axis=1, dtype=np.int64).tolist(), strict=False)),
+        num_cut=int(columns[5].sum(dtype=np.int64)) if len(columns) > 5 else 0,
     )
 
 

@@ -40,7 +40,7 @@ class EncodedUnit:
     """What the samples of a unit are.
 
     sizes: int64[n], bytes of each sample. rows: int64[n], the number of its row in the unit. lengths: uint32[n], its
-    tokens, or uint32[n, 5], all of Measured, where the processor tells what media take; None where nothing measures
+    tokens, or uint32[n, 6], all of Measured, where the processor tells what media take; None where nothing measures
     them. rejects: number of the row in the unit, and what is wrong with it.
     filtered: int64[k], rows of samples that were left out for their length. empty: int64[m], rows of empty texts.
     num_rows: rows and blank lines.
@@ -84,7 +84,7 @@ class EncodedUnit:
                 return EncodedUnit(
                     sizes=arrays["sizes"],
                     rows=arrays["rows"],
-                    lengths=arrays.get("lengths"),
+                    lengths=_of_today(arrays.get("lengths")),
                     rejects=[(int(number), str(reason)) for number, reason in about["rejects"]],
                     filtered=arrays["filtered"],
                     empty=arrays["empty"],
@@ -92,6 +92,13 @@ class EncodedUnit:
                 )
         except (ValueError, KeyError, EOFError, OSError) as error:
             raise StorageError(f"{path} is damaged ({error}): begin again with --overwrite") from error
+
+
+def _of_today(lengths: NDArray[np.uint32] | None) -> NDArray[np.uint32] | None:
+    """Of an earlier version, which did not know all of Measured: what it did not know is 0."""
+    if lengths is None or lengths.ndim == 1:
+        return lengths
+    return np.pad(lengths, ((0, 0), (0, len(Measured._fields) - lengths.shape[1])))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -94,9 +94,10 @@ def _add_merge(commands: Commands) -> None:
 
 def _index(options: argparse.Namespace) -> int:
     from ..converters.stored.index import index_dataset
+    from ..processors.base import cut_media
     from ..processors.parallelism import tokenize_in_one_thread
     from ..processors.text import TokensProcessor
-    from .console import bar, console, print_record
+    from .console import bar, console, print_found, print_record
 
     started = time.monotonic()
     tokenize_in_one_thread()
@@ -124,6 +125,8 @@ def _index(options: argparse.Namespace) -> int:
         content_hash=index.content_hash,
     )
     print_record(options.remote, report)
+    if index.num_cut:
+        print_found(cut_media(index.num_cut))
     return 0
 
 

@@ -67,7 +67,10 @@ class StepsReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindsReport:
-    """How the tokens of a source's samples, overlong ones too, divide among kinds; num_patches: of all its media."""
+    """How the tokens of a source's samples, overlong ones too, divide among kinds.
+
+    num_patches: of all its media. num_cut: media of which not all is read.
+    """
 
     source: str
     num_text_tokens: int
@@ -79,6 +82,7 @@ class KindsReport:
     num_audio_tokens: int
     audio_share: float
     num_patches: int
+    num_cut: int
 
 
 def report_kinds(plan: PackPlan, *, source: str) -> KindsReport | None:
@@ -89,7 +93,8 @@ def report_kinds(plan: PackPlan, *, source: str) -> KindsReport | None:
     total = max(1, sum(index.num_tokens_of.values()))
     counts = {f"num_{kind}_tokens": count for kind, count in index.num_tokens_of.items()}
     shares = {f"{kind}_share": count / total for kind, count in index.num_tokens_of.items()}
-    return KindsReport(source=source, num_patches=index.num_patches, **counts, **shares)  # type: ignore[arg-type]
+    amounts = {"num_patches": index.num_patches, "num_cut": index.num_cut}
+    return KindsReport(source=source, **amounts, **counts, **shares)  # type: ignore[arg-type]
 
 
 def report_epoch(plan: PackPlan, *, source: str, epoch: int) -> EpochReport:

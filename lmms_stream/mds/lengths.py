@@ -47,7 +47,7 @@ def is_description(name: str) -> bool:
 class LengthsDescription:
     """What the JSON file of an index says. patches_hash: None where no sample has patches.
 
-    num_tokens_of: of each of KINDS; None where there are no patches.
+    num_tokens_of: of each of KINDS; None where there are no patches. num_cut: media of which not all is read.
     """
 
     num_samples: int
@@ -55,6 +55,7 @@ class LengthsDescription:
     processor: Mapping[str, Any]
     patches_hash: str | None = None
     num_tokens_of: Mapping[str, int] | None = None
+    num_cut: int = 0
 
 
 def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:
@@ -71,7 +72,12 @@ def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:
         )
         if "patches_hash" in said:
             num_tokens_of = {kind: int(said["num_tokens_of"][kind]) for kind in KINDS}
-            described = replace(described, patches_hash=str(said["patches_hash"]), num_tokens_of=num_tokens_of)
+            described = replace(
+                described,
+                patches_hash=str(said["patches_hash"]),
+                num_tokens_of=num_tokens_of,
+                num_cut=int(said.get("num_cut", 0)),
+            )
     except (ValueError, KeyError, TypeError) as error:
         raise LengthsError(
             f"the description of lengths index {fingerprint} cannot be read ({error}): "
@@ -107,11 +113,13 @@ class LengthIndex(Lengths):
 
     fingerprint: hash of all that can change a length. content_hash: hash of the lengths themselves.
     processor: the description of what measured them. num_tokens_of: tokens of each of KINDS, where there are patches.
+    num_cut: media of which not all is read, because they are longer than the processor takes.
     """
 
     fingerprint: str
     processor: Mapping[str, Any]
     num_tokens_of: Mapping[str, int] | None = None
+    num_cut: int = 0
 
     @staticmethod
     def from_array(
@@ -121,6 +129,7 @@ class LengthIndex(Lengths):
         processor: Mapping[str, Any] | None = None,
         patches: NDArray[np.integer[Any]] | None = None,
         num_tokens_of: Mapping[str, int] | None = None,
+        num_cut: int = 0,
     ) -> LengthIndex:
         """num_tokens_of: of media; the other tokens are of text. Patches that are all 0 are as none."""
         index = LengthIndex(
@@ -133,7 +142,9 @@ class LengthIndex(Lengths):
             return index
         of_media = {kind: int((num_tokens_of or {}).get(kind, 0)) for kind in KINDS[1:]}
         of_kinds = {KINDS[0]: index.num_tokens - sum(of_media.values()), **of_media}
-        return replace(index, patches=patches, patches_hash=hash_lengths(patches), num_tokens_of=of_kinds)
+        return replace(
+            index, patches=patches, patches_hash=hash_lengths(patches), num_tokens_of=of_kinds, num_cut=num_cut
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -175,7 +186,7 @@ class LengthIndex(Lengths):
                 "patches_hash": self.patches_hash,
                 "num_patches": self.num_patches,
                 "num_tokens_of": dict(self.num_tokens_of or {}),
-            }
+            } | ({"num_cut": self.num_cut} if self.num_cut else {})
         (folder / description_name).write_text(json.dumps(description, indent=1, sort_keys=True) + "\n")
         return (*names, description_name)
 
@@ -199,7 +210,11 @@ class LengthIndex(Lengths):
         path = patches_path or array_path.with_name(f"{fingerprint}.patches.npy")
         patches = _mapped(path, f"the patches of lengths index {fingerprint}", num_samples=described.num_samples)
         return replace(
-            index, patches=patches, patches_hash=described.patches_hash, num_tokens_of=described.num_tokens_of
+            index,
+            patches=patches,
+            patches_hash=described.patches_hash,
+            num_tokens_of=described.num_tokens_of,
+            num_cut=described.num_cut,
         )
 
 

@@ -146,7 +146,7 @@ def _read_lengths(folder: Path, info: ShardInfo) -> bytes | None:
 
 def _join_lengths(folder: Path, tasks: Sequence[_Task], processor: Processor) -> LengthIndex:
     """The index of all shards in their order, mapped: 10^9 lengths are 4 GB."""
-    sums = np.zeros(len(MEDIA_KINDS), np.int64)
+    sums, num_cut = np.zeros(len(MEDIA_KINDS), np.int64), 0
     has_patches = False
     with (folder / "all").open("wb") as lengths, (folder / "all-patches").open("wb") as patches:
         for info, _ in tasks:
@@ -159,12 +159,14 @@ def _join_lengths(folder: Path, tasks: Sequence[_Task], processor: Processor) ->
                 patches.write(of_shard.patches.tobytes())
                 has_patches |= bool(of_shard.patches.any())
             sums += of_shard.media_tokens
+            num_cut += int(of_shard.num_cut[0])
     return LengthIndex.from_array(
         _mapped(folder / "all"),
         fingerprint=processor_fingerprint(processor),
         processor=processor.description,
         patches=_mapped(folder / "all-patches") if has_patches else None,
         num_tokens_of=dict(zip(MEDIA_KINDS, sums.tolist(), strict=True)),
+        num_cut=num_cut,
     )
 
 

@@ -40,7 +40,7 @@ class Measured(NamedTuple):
     """What a sample amounts to.
 
     tokens: all, as `measure` gives them; image_tokens, video_tokens, audio_tokens: those of them that stand for media.
-    patches: rows of the tower's input, which are its work.
+    patches: rows of the tower's input, which are its work. num_cut: its media of which not all is read.
     """
 
     tokens: int
@@ -48,6 +48,12 @@ class Measured(NamedTuple):
     image_tokens: int = 0
     video_tokens: int = 0
     audio_tokens: int = 0
+    num_cut: int = 0
+
+
+def cut_media(num_cut: int) -> str:
+    """What people are told of so many media of which not all is read."""
+    return f"{num_cut:,} sounds are longer than the processor reads: it leaves out what comes later"
 
 
 # What a processor of media has besides, as `measure_media`: the same as `measure` of each of several samples, with what

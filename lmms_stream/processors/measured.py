@@ -123,7 +123,7 @@ def checked_length(length: int, *, what: str) -> int:
 def checked(found: Measured, *, what: str) -> Measured:
     """What a sample amounts to, if an index can hold it; DataError otherwise. what: the sample, for the error."""
     checked_length(found.tokens, what=what)
-    of_media = found[2:]
+    of_media = found[2:5]
     if not 0 <= found.patches < 1 << 32 or min(of_media) < 0 or sum(of_media) > found.tokens:
         raise DataError(
             f"{what} was measured as {found}: patches are from 0 to 2^32 - 1, and tokens of media at most all of its "

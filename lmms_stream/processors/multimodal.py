@@ -247,6 +247,7 @@ def _measured(layouts: Sequence[Layout], num_text_tokens: int) -> Measured:
         image_tokens=tokens_of["image"],
         video_tokens=tokens_of["video"],
         audio_tokens=tokens_of["audio"],
+        num_cut=sum(layout.is_cut for layout in layouts),
     )
 
 

@@ -107,6 +107,7 @@ def test_clips_are_cut_where_the_family_or_the_setting_cuts_them(family: str, ma
     half = stored(("user", [("audio", clip(8000))]), ("assistant", "x"))
     assert cut.measure(longer) == ours.measure(half) < ours.measure(whole)
     assert cut.description != ours.description
+    assert [each.num_cut for each in ours.measure_media([whole, longer]) if isinstance(each, Measured)] == [0, 1]
     assert cut.process(longer)["input_ids"].tolist() == ours.process(half)["input_ids"].tolist()
 
 

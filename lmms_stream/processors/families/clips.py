@@ -18,12 +18,16 @@ _ALWAYS = {"dither": 0.0, "padding_value": 0.0, "feature_extractor_type": "Whisp
 
 
 class ClipShape(NamedTuple):
-    """start, num_samples: what is read of a clip, at the rate that the model reads. frames: of mel features."""
+    """start, num_samples: what is read of a clip, at the rate that the model reads. frames: of mel features.
+
+    is_cut: whether more was wanted than is read.
+    """
 
     facts: AudioFacts
     num_samples: int
     frames: int
     start: int = 0
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,12 +79,16 @@ class Clips:
         """What can change a number of tokens or frames."""
         return asdict(self)
 
-    def num_samples(self, facts: AudioFacts, start: int = 0, stop: int | None = None) -> int:
-        """Samples that are read of a clip, at the rate that is read. start, stop: what of it is wanted, in these."""
+    def read_of(self, facts: AudioFacts, start: int = 0, stop: int | None = None) -> tuple[int, bool]:
+        """Samples that are read of a clip, at the rate that is read, and whether there are more.
+
+        start, stop: what of it is wanted, in these.
+        """
         from ..media.sound import resampled_length
 
         total = resampled_length(facts.samples, facts.rate, self.rate)
-        return min(max(min(total, stop if stop is not None else total) - start, 0), self.max_samples)
+        wanted = max(min(total, stop if stop is not None else total) - start, 0)
+        return min(wanted, self.max_samples), wanted > self.max_samples
 
     def samples(self, shape: ClipShape, data: bytes) -> NDArray[np.float32]:
         """What is read of a clip. DataError for one that cannot be decoded, or is not what its facts say."""

@@ -24,7 +24,7 @@ class Layout(NamedTuple):
 
     counts: tokens that each of its placeholders in the text becomes. patches: rows of the tower's input. text: what
     stands in the text instead of the placeholder that the chat template wrote, "" where that stays. shape: what the
-    family itself needs to make tensors and positions.
+    family itself needs to make tensors and positions. is_cut: whether the medium goes on behind what is read of it.
     """
 
     kind: str
@@ -32,6 +32,7 @@ class Layout(NamedTuple):
     patches: int
     text: str = ""
     shape: Any = None
+    is_cut: bool = False
 
 
 class Family(Protocol):

@@ -109,7 +109,7 @@ class Omni(FramesOfTheirOwn):
                 f"a sound of {sound.samples} samples at {sound.rate} Hz is shorter than {self.name} reads, "
                 f"{self.fewest_samples} samples at {self.clips.rate} Hz: make it longer or remove it"
             )
-        return Layout("audio", (count,), shape.frames, "", shape)
+        return Layout("audio", (count,), shape.frames, "", shape, shape.is_cut)
 
     def video_with_sound(self, facts: VideoFacts, interval: Interval | None, sound: AudioFacts | None) -> Layout:
         """Of a video whose sound is read with its frames; sound: None for one that has none.
@@ -132,7 +132,8 @@ class Omni(FramesOfTheirOwn):
         before, after = self.surroundings
         text = f"{before}{self.sound_surroundings[0]}{''.join(names)}{self.sound_surroundings[1]}{after}"
         heard = HeardShape(*shape, clip=clip, runs=runs)
-        return Layout("video", tuple(count for _, count in runs), layout.patches + clip.frames, text, heard)
+        counts = tuple(count for _, count in runs)
+        return Layout("video", counts, layout.patches + clip.frames, text, heard, clip.is_cut)
 
     def interleaved(self, times: NDArray[Any], num_sounds: int) -> tuple[tuple[str, int], ...]:
         """How the tokens of a video's frames, at these times, and of its sound follow one another: kinds and counts."""
@@ -143,8 +144,8 @@ class Omni(FramesOfTheirOwn):
         raise NotImplementedError
 
     def _clip(self, sound: AudioFacts, start: int = 0, stop: int | None = None) -> ClipShape:
-        num_samples = self.clips.num_samples(sound, start, stop)
-        return ClipShape(sound, num_samples, self.num_frames(num_samples), start)
+        num_samples, is_cut = self.clips.read_of(sound, start, stop)
+        return ClipShape(sound, num_samples, self.num_frames(num_samples), start, is_cut)
 
     def steps(self, section: Section, num_frames: int) -> int:
         """See FramesOfTheirOwn; positions along time follow from the seconds of a pair instead."""

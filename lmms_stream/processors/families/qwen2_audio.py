@@ -60,7 +60,7 @@ class Qwen2Audio:
     def layout(self, kind: str, facts: Facts, interval: Interval | None = None) -> Layout:
         """See Family."""
         sound: AudioFacts = facts  # type: ignore[assignment]
-        num_samples = self.clips.num_samples(sound)
+        num_samples, is_cut = self.clips.read_of(sound)
         frames = -(-num_samples // self.clips.hop)
         count = num_tokens(frames)
         if count < _FEWEST_TOKENS:
@@ -68,8 +68,8 @@ class Qwen2Audio:
                 f"a sound of {sound.samples} samples at {sound.rate} Hz becomes {max(count, 0)} tokens, and "
                 f"Qwen2-Audio reads those of {_FEWEST_TOKENS} at least, some 0.06 s: make it longer or remove it"
             )
-        shape = ClipShape(sound, num_samples, frames)
-        return Layout("audio", (count,), self._num_frames, f"{START}{AUDIO}{END}", shape)
+        shape = ClipShape(sound, num_samples, frames, is_cut=is_cut)
+        return Layout("audio", (count,), self._num_frames, f"{START}{AUDIO}{END}", shape, is_cut)
 
     def frames(self, layout: Layout) -> Sequence[int]:
         """See Family."""
