@@ -12,6 +12,7 @@ from lmms_stream.train.report.train_log import read_log
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.conftest import last_words
+from tests.rounds import LONG
 from tests.train.images import write_typed_run
 
 from .launcher import run_job, start_job
@@ -41,7 +42,7 @@ def flat(values: Any, name: str = "") -> dict[str, torch.Tensor]:
     return {name: values} if isinstance(values, torch.Tensor) else {}
 
 
-@pytest.mark.parametrize("kind", ["sit", "rae"])
+@pytest.mark.parametrize("kind", ["sit", *(["rae"] if LONG else [])])
 def test_a_run_that_learns_to_make_images_is_killed_and_goes_on_bit_by_bit_and_on_one_rank_with_the_same_images(
     kind: str, tmp_path: Path
 ) -> None:

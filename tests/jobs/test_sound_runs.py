@@ -14,7 +14,7 @@ from lmms_stream.train.report.train_log import read_log
 
 from tests.processors.tiny_sound import clip, save_sound_processor, sound_config
 from tests.processors.tiny_vlm import film, picture
-from tests.rounds import LONG
+from tests.rounds import in_long_rounds
 
 from .launcher import start_job
 from .runs import MODULE, differences, steps_of, train, wait_until
@@ -23,12 +23,11 @@ pytestmark = pytest.mark.timeout(800)  # for the jobs, of which each has a limit
 NUM_ROWS = 40
 STEPS = 6
 # dataset_type, family, processor_type
-TYPES = [("qwen_omni", "qwen2_5_omni", "Qwen2_5OmniProcessor")]
-if LONG:
-    TYPES += [
-        ("vision_audio", "qwen2_audio", "qwen2_audio"),
-        ("qwen_omni", "qwen3_omni", "Qwen3OmniMoeProcessor"),
-    ]
+TYPES = [
+    ("qwen_omni", "qwen2_5_omni", "Qwen2_5OmniProcessor"),
+    ("vision_audio", "qwen2_audio", "qwen2_audio"),
+    ("qwen_omni", "qwen3_omni", "Qwen3OmniMoeProcessor"),
+]
 
 
 def write_rows(folder: Path, family: str) -> Path:
@@ -89,6 +88,7 @@ def write_config(folder: Path, dataset_type: str, family: str, processor_type: s
     return path
 
 
+@in_long_rounds
 @pytest.mark.parametrize(("dataset_type", "family", "processor_type"), TYPES)
 def test_a_killed_run_on_sound_resumes_to_the_same_losses_and_on_one_rank_to_the_same_samples(
     dataset_type: str, family: str, processor_type: str, tmp_path: Path

@@ -16,6 +16,7 @@ from lmms_stream.demo.corpus import VOCABULARY
 from tests.conftest import last_words
 from tests.datasets.streamed import Readers, write_rows
 from tests.datasets.test_documents import document_config, write_hub
+from tests.rounds import in_long_rounds
 
 from .launcher import run_job, start_job
 from .runs import MODULE, last_step, wait_until
@@ -91,6 +92,7 @@ def test_ranks_and_workers_that_cannot_share_the_lanes_are_refused_before_the_fi
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of datasets
+@in_long_rounds
 def test_documents_of_the_hub_are_trained_on_alike_after_a_kill_with_two_processes_and_with_one(
     tokenizer: Path, tmp_path: Path
 ) -> None:

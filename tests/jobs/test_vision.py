@@ -18,7 +18,7 @@ from tests.train import tiles, vision
 
 from .launcher import run_job
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = pytest.mark.timeout(900)
 CASES: dict[str, dict[str, Any]] = {
     "images-text": {"model": "qwen2_5_vl", "sources": ["images", "text"], "on": [1, 2]},
     "images-video": {"model": "qwen2_5_vl", "sources": ["images", "video"], "on": [1, 2]},
@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Of the families that read tiles: images in tiles, several images and videos beside text; all of them in long rounds.
 PAIRS = {"llava_onevision": ["image", "video"], "smolvlm": ["video", "text"], "internvl": ["images", "text"]}
-TILED = [*TINY] if LONG else ["llava_onevision", "gemma3"]
+TILED = [*TINY] if LONG else ["llava_onevision"]
 CASES |= {name: {"model": name, "sources": PAIRS.get(name, ["image", "text"]), "on": [2]} for name in TILED}
 SOURCES = ("images", "video", "text", "both")
 
@@ -65,7 +65,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     job = folder / "job.json"
     job.write_text(json.dumps({"datasets": folders, "cases": CASES}))
     for nproc in (1, 2):
-        done = run_job(nproc, "tests.jobs.vision_job", str(job), timeout_s=200)
+        done = run_job(nproc, "tests.jobs.vision_job", str(job), timeout_s=400)
         assert done.returncode == 0, last_words(done.stderr)
     return {path.stem: torch.load(path) for path in folder.glob("*.pt")}
 
