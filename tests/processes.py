@@ -118,7 +118,7 @@ class Job:
     def _wait_for_one(self, timeout_s: float) -> bool:
         """Until one more has ended; whether one has within the time."""
         running = [process.sentinel for process in self.processes if process.exitcode is None]
-        return bool(connection.wait(running, max(0.0, timeout_s)))
+        return not running or bool(connection.wait(running, max(0.0, timeout_s)))  # of none it would wait all the time
 
 
 def run_module(module: str, *arguments: str, timeout_s: float, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

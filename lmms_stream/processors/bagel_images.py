@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from .media.images import decode_image
-from .media.resize import resize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +115,8 @@ class Side(NamedTuple):
 
     def pixels(self, image: NDArray[np.uint8], grid: Grid) -> NDArray[np.uint8]:
         """An image in its size: uint8[H, W, 3]."""
+        from .media.resize import resize  # settings are read by commands that need none of its compiled loops
+
         return resize(image, width=grid.columns * self.stride, height=grid.rows * self.stride)
 
     def patches(self, image: NDArray[np.uint8], grid: Grid) -> NDArray[np.float32]:
@@ -128,6 +128,8 @@ class Side(NamedTuple):
 
 def decoded(data: bytes, *grids: tuple[Side, Grid]) -> NDArray[np.uint8]:
     """An image with as many pixels as the largest of these sizes needs: uint8[H, W, 3]."""
+    from .media.images import decode_image
+
     return decode_image(
         data,
         min_width=max(grid.columns * side.stride for side, grid in grids),
