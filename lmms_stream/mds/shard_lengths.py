@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +47,11 @@ class ShardLengths:
 
     def to_bytes(self) -> bytes:
         """The lengths, and where there are patches those and the sums after them, the last only if it is not 0."""
-        arrays = (self.lengths,) if self.patches is None else (self.lengths, self.patches, self.media_tokens)
+        arrays: list[NDArray[Any]] = [self.lengths]
+        if self.patches is not None:
+            arrays += [self.patches, self.media_tokens]
         if self.num_cut.any():
-            arrays += (self.num_cut,)
+            arrays += [self.num_cut]
         return b"".join(array.tobytes() for array in arrays)
 
     @staticmethod
