@@ -148,6 +148,7 @@ class RowGroups:
             assert writer is not None
             writer.close()
             spooled.flush()
+            pyarrow.default_memory_pool().release_unused()  # what decoding took: a row group may be a whole file
             return _OpenGroup(pyarrow.ipc.open_file(pyarrow.memory_map(spooled.name)))
 
 
