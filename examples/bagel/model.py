@@ -118,7 +118,7 @@ class BagelModel(PreTrainedModel):
     """See BlockModel of lmms_stream.train.tasks.bagel_model for its inputs and outputs."""
 
     config_class = BagelConfig
-    _no_split_modules = ("MixedLayer",)
+    _no_split_modules: Any = ("MixedLayer",)
 
     def __init__(self, config: BagelConfig):
         super().__init__(config)
@@ -131,7 +131,8 @@ class BagelModel(PreTrainedModel):
         self.layers = nn.ModuleList(MixedLayer(config) for _ in range(config.num_hidden_layers))
         self.norm, self.lm_head = nn.RMSNorm(size), nn.Linear(size, config.vocab_size, bias=False)
         self.latent_norm, self.velocity = nn.RMSNorm(size), nn.Linear(size, config.latent_size)
-        self.post_init()
+        own: Any = self
+        own.post_init()
 
     def forward(self, inputs: BlockInputs) -> BlockOutput:
         dtype = self.embed_tokens.weight.dtype

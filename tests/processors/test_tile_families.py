@@ -105,12 +105,13 @@ def test_tokens_and_tensors_are_those_of_transformers_processor(
     name: str, folders: dict[str, Path], processors: dict[str, MultimodalProcessor]
 ) -> None:
     random = np.random.default_rng(3)
-    processor, tiny = processors[name], TINY[name]
+    processor, tiny, num_compared = processors[name], TINY[name], 0
     for number in range(rounds(4, 40)):
         kinds = [["image"], ["video"]][number % 2] if tiny.video else ["image"]
         sample = random_chat(random, kinds)
-        if tiny.can_compare is not None and not tiny.can_compare(sample):
-            continue
+        if len({len(each.frames) for each in processor.see_media(sample) if each.kind == "video"}) > 1:
+            continue  # theirs makes one array of all videos of a chat, and fails where their numbers of frames differ
+        num_compared += 1
         ours, expected = processor.process(sample), theirs(name, folders[name], processor, sample)
         assert np.array_equal(ours["input_ids"], expected["input_ids"][0]), number
         # No tile has padding of its own: masks of pixels hold ones alone, which models take where there are none.
@@ -129,6 +130,7 @@ def test_tokens_and_tensors_are_those_of_transformers_processor(
             # Theirs resamples by torchvision and ours as Pillow: now and then a value differs by one or two of 255.
             assert difference.max() <= 2.01 / 255 / 0.26, key
             assert difference.mean() <= 0.005, key
+    assert num_compared >= rounds(3, 25)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -56,8 +56,8 @@ TEXT: dict[str, Any] = {
 class Tiny(NamedTuple):
     """slow: an image processor of transformers' that resizes by Pillow, where the family has one.
 
-    named: special tokens by name. alike: tensors of theirs and ours -> those that are compared; can_compare: samples
-    that theirs reads. rows: of the tower's input in an array. checked: settings of a model. refused: limits on pixels.
+    named: special tokens by name. alike: tensors of theirs and ours -> those that are compared. rows: of the tower's
+    input in an array. checked: settings of a model. refused: limits on pixels.
     unfollowed: settings of the folder, with the error.
     """
 
@@ -69,7 +69,6 @@ class Tiny(NamedTuple):
     slow: Callable[[Path], Any] | None
     named: Mapping[str, str] = MappingProxyType({})
     alike: Callable[[str, Any], Any] = lambda _, array: array
-    can_compare: Callable[[dict[str, Any]], bool] | None = None
     call: Mapping[str, Any] = MappingProxyType({})
     rows: Callable[[Any], int] = len
     mixes: Sequence[str] = ()  # attentions that are refused
