@@ -19,11 +19,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
-from measure import print_table, verdict
+from answers import share_right
+from measure import loss_plot, print_table, verdict
 from numpy.typing import NDArray
 
 DOTS_PER_INCH = 50  # 112 x 84 pixels: 12 tokens
@@ -131,27 +131,14 @@ def train(folder: Path, data: Data, *, tokens: int, seed: int, single: bool) -> 
     return folder / "export"
 
 
-def share_right(model: Path, data: Data) -> float:
-    """Of the held-out charts, the share for which the right answer is more probable than any other token."""
-    import torch
+def right_of(model: Path, data: Data) -> float:
+    """The share of held-out charts that a trained model reads right."""
     import transformers
-    from lmms_stream.mds.core import PackedDataset
-    from lmms_stream.mds.streams import StreamConfig
     from lmms_stream.processors.multimodal import MultimodalProcessor
 
     network = transformers.AutoModelForImageTextToText.from_pretrained(model).eval()
-    made_by = MultimodalProcessor.from_pretrained(str(data.processor), **PROCESSOR_SETTINGS)
-    right = 0
-    for sample in PackedDataset([StreamConfig(local=data.held_out)]).read(range(HELD_OUT)):
-        made: Any = made_by.process(sample)
-        answer = int(np.flatnonzero(made["labels"] >= 0)[0])
-        with torch.no_grad():
-            logits = network(
-                input_ids=torch.from_numpy(made["input_ids"])[None, :answer],
-                **{name: torch.from_numpy(values) for name, values in made["media"].items()},
-            ).logits
-        right += int(logits[0, -1].argmax()) == int(made["input_ids"][answer])
-    return right / HELD_OUT
+    processor = MultimodalProcessor.from_pretrained(str(data.processor), **PROCESSOR_SETTINGS)
+    return share_right(network, processor, data.held_out, HELD_OUT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,30 +169,23 @@ def run_all(data: Data, folder: Path, *, tokens: int, seeds: int) -> list[Run]:
         for kind in (PACKED, SINGLE):
             output = folder / f"{kind.split()[0]}-{seed}"
             model = train(output, data, tokens=tokens, seed=seed, single=kind == SINGLE)
-            run = Run(kind=kind, seed=seed, curve=[*answer_losses(output)], right=share_right(model, data))
+            run = Run(kind=kind, seed=seed, curve=[*answer_losses(output)], right=right_of(model, data))
             print(f"{run.kind}, seed {run.seed}: {run.right:.1%} right", flush=True)
             runs.append(run)
     return runs
 
 
 def plot(runs: list[Run], guessing: float, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for run in runs:
-        style, color = ("-", "C0") if run.kind == PACKED else ("--", "C1")
-        label = (
-            f"{run.kind}: {np.mean([r.right for r in runs if r.kind == run.kind]):.1%} right" if not run.seed else None
-        )
-        axes.plot(*zip(*run.curve, strict=True), style, color=color, linewidth=1, label=label)
-    axes.axhline(guessing, color="grey", linewidth=1, label="guessing among four: 25 % right")
-    axes.set(xlabel="tokens seen", ylabel="loss, nats an answer", ylim=(0, 3 * guessing))
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with loss_plot(path, "loss, nats an answer", ylim=(0, 3 * guessing)) as axes:
+        for run in runs:
+            style, color = ("-", "C0") if run.kind == PACKED else ("--", "C1")
+            label = (
+                f"{run.kind}: {np.mean([r.right for r in runs if r.kind == run.kind]):.1%} right"
+                if not run.seed
+                else None
+            )
+            axes.plot(*zip(*run.curve, strict=True), style, color=color, linewidth=1, label=label)
+        axes.axhline(guessing, color="grey", linewidth=1, label="guessing among four: 25 % right")
 
 
 def report(runs: list[Run], *, tokens: int, guessing: float, seconds: float) -> None:

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 from data import write_lengths_index
-from measure import THREAD_SETTINGS, in_fresh_process, print_table, verdict
+from measure import THREAD_SETTINGS, in_fresh_process, loss_plot, print_table, verdict
 from numpy.typing import NDArray
 
 OURS, FULL, STORED = "our order", "a full shuffle", "the stored order"
@@ -216,21 +216,12 @@ def largest_by_chance(groups: Sequence[Sequence[float]]) -> float:
 
 
 def plot(runs: list[Run], floor: float, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for run in runs:
-        style, color = {OURS: ("-o", "C0"), FULL: ("--x", "C1"), STORED: (":", "C3")}[run.kind]
-        label = run.kind if not run.seed else None
-        axes.plot(*zip(*run.curve, strict=True), style, color=color, linewidth=1, markersize=4, label=label)
-    axes.axhline(floor, color="grey", linewidth=1, label="the entropy of the topics")
-    axes.set(xlabel="tokens seen", ylabel="loss on held-out samples, nats a token")
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with loss_plot(path, "loss on held-out samples, nats a token") as axes:
+        for run in runs:
+            style, color = {OURS: ("-o", "C0"), FULL: ("--x", "C1"), STORED: (":", "C3")}[run.kind]
+            label = run.kind if not run.seed else None
+            axes.plot(*zip(*run.curve, strict=True), style, color=color, linewidth=1, markersize=4, label=label)
+        axes.axhline(floor, color="grey", linewidth=1, label="the entropy of the topics")
 
 
 def entropy() -> float:

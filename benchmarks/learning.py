@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from measure import print_table, verdict
+from measure import loss_plot, print_table, verdict
 
 PACKING_LENGTH = 1024
 PACKS_A_STEP = 8
@@ -103,19 +103,10 @@ def curve(config: Path) -> list[tuple[int, float]]:
 
 
 def plot(curves: dict[str, list[tuple[int, float]]], entropy: float, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for (name, points), style in zip(curves.items(), ("-o", "--x"), strict=True):
-        axes.plot(*zip(*points, strict=True), style, label=name)
-    axes.axhline(entropy, color="grey", linewidth=1, label="frequencies of single tokens")
-    axes.set(xlabel="tokens seen", ylabel="loss on held-out chats, nats a token")
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with loss_plot(path, "loss on held-out chats, nats a token") as axes:
+        for (name, points), style in zip(curves.items(), ("-o", "--x"), strict=True):
+            axes.plot(*zip(*points, strict=True), style, label=name)
+        axes.axhline(entropy, color="grey", linewidth=1, label="frequencies of single tokens")
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,6 +114,22 @@ def _send_result(
     # Ended like any interpreter, which multiprocessing does not do: streaming frees its shared memory at exit.
     threading._shutdown()
     atexit._run_exitfuncs()
+
+
+@contextmanager
+def loss_plot(path: Path, loss: str, **limits: tuple[float, float]) -> Iterator[Any]:
+    """Axes of a loss over the tokens that were seen, drawn to a file at the end. limits: ylim."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    yield axes
+    axes.set(xlabel="tokens seen", ylabel=loss, **limits)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:

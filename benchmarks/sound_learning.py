@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from answers import share_right
 from measure import print_table, verdict
 
 NOTES = {"low": 220.0, "middle": 440.0, "high": 880.0, "shrill": 1760.0}
@@ -130,26 +131,18 @@ def train(folder: Path, data: Path, processor: Path, *, audio_token_id: int, ste
     return folder / "export"
 
 
-def share_right(model: Path, held_out: Path, processor: Path) -> float:
-    """Of the held-out clips, the share for which the right answer is more probable than any other token."""
+def right_of(model: Path, held_out: Path, processor: Path) -> float:
+    """The share of held-out clips that a trained model tells right."""
     import torch
     import transformers
-    from lmms_stream.mds.core import PackedDataset
-    from lmms_stream.mds.streams import StreamConfig
     from lmms_stream.processors.multimodal import MultimodalProcessor
 
     network: Any = transformers.Qwen2AudioForConditionalGeneration.from_pretrained(model).eval()
-    made_by = MultimodalProcessor.from_pretrained(str(processor))
-    right = 0
-    for sample in PackedDataset([StreamConfig(local=held_out)]).read(range(HELD_OUT)):
-        made: Any = made_by.process(sample)
-        answer = int(np.flatnonzero(made["labels"] >= 0)[0])
-        ids = torch.from_numpy(made["input_ids"])[None, :answer]
-        media = {name: torch.from_numpy(values) for name, values in made["media"].items()}
-        with torch.no_grad():
-            logits = network(input_ids=ids, attention_mask=torch.ones_like(ids), **media).logits
-        right += int(logits[0, -1].argmax()) == int(made["input_ids"][answer])
-    return right / HELD_OUT
+
+    def masked(input_ids: torch.Tensor, **media: torch.Tensor) -> Any:
+        return network(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **media)
+
+    return share_right(masked, MultimodalProcessor.from_pretrained(str(processor)), held_out, HELD_OUT)
 
 
 def run_all(folder: Path, *, num_clips: int, steps: int, seeds: int) -> list[float]:
@@ -171,7 +164,7 @@ def run_all(folder: Path, *, num_clips: int, steps: int, seeds: int) -> list[flo
     for seed in range(seeds):
         run = folder / f"run-{seed}"
         model = train(run, folder / "train", path, audio_token_id=audio_token_id, steps=steps, seed=seed)
-        shares.append(share_right(model, folder / "held-out", path))
+        shares.append(right_of(model, folder / "held-out", path))
         print(f"seed {seed}: {shares[-1]:.1%} right", flush=True)
     return shares
 

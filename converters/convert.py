@@ -115,13 +115,11 @@ def convert(
     ):
         reading, laying = _write_shards(opened, options, begun, workers, num_workers, progress)
         _check_unchanged(opened, look())
-        num_cut = 0
-        for output in laying.outputs:
-            num_cut += _commit(begun, output, laying, reading, options, opened, asked)
+        num_cut = [_commit(begun, output, laying, reading, options, opened, asked) for output in laying.outputs]
         for output in laying.outputs:
             begun.release(output.number)
-    if num_cut:
-        progress.say(cut_media(num_cut))
+    if any(num_cut):
+        progress.say(cut_media(sum(num_cut)))
     return _report(reading, laying, begun, splits=options.splits or (), seconds=time.monotonic() - started)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class File(Protocol):
         ...
 
 
+def identity(status: os.stat_result) -> tuple[int, int, int]:
+    """Of a file on this machine: it differs once the file was written again."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 @dataclass(frozen=True, slots=True)
 class LocalFile:
     path: Path
@@ -49,8 +55,7 @@ class LocalFile:
 
     @property
     def key(self) -> tuple[object, ...]:
-        status = self.path.stat()
-        return str(self.path), status.st_ino, status.st_size, status.st_mtime_ns
+        return str(self.path), *identity(self.path.stat())
 
     def open(self, *, until: int | None = None) -> IO[bytes]:
         return self.path.open("rb", buffering=LOCAL_BYTES)

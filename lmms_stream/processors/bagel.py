@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
 from .bagel_images import BagelSettings, Grid, Side, decoded
-from .base import IGNORED_LABEL, FactsMissingError, Measured, SeenMedium, or_error, through
+from .base import IGNORED_LABEL, FactsMissingError, Measured, SeenMedium, measured_tokens, or_error, through
 from .blocks import LATENTS, Kind
 from .media.fact_types import ImageFacts
 from .media.facts import facts_of, stored_facts
@@ -80,10 +80,7 @@ class BagelProcessor:
         }
 
     def measure(self, sample: Sample) -> int:
-        (measured,) = self.measure_media([sample])
-        if isinstance(measured, DataError):
-            raise measured
-        return measured.tokens
+        return measured_tokens(self.measure_media, sample)
 
     def measure_media(self, samples: Sequence[Sample]) -> list[Measured | DataError]:
         """See MeasureMedia."""

@@ -66,6 +66,14 @@ def cut_media(num_cut: int) -> str:
 MeasureMedia = Callable[[Sequence[Sample]], list[Measured | DataError]]
 
 
+def measured_tokens(measure_media: MeasureMedia, sample: Sample) -> int:
+    """The tokens of one sample; its DataError is raised."""
+    (measured,) = measure_media([sample])
+    if isinstance(measured, DataError):
+        raise measured
+    return measured.tokens
+
+
 class FactsMissingError(DataError):
     """A stored part of a sample lacks the facts that it is measured by, and its bytes are needed instead."""
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from ..types import Processed, Sample
-from .base import IGNORED_LABEL, FactsMissingError, Measured, Memory, SeenMedium, or_error, through
+from .base import IGNORED_LABEL, FactsMissingError, Measured, Memory, SeenMedium, measured_tokens, or_error, through
 from .conversation import Chat, Conversations, Learn, Parts
 from .families.family import Family, FamilyMaker, Layout
 from .families.files import read_files
@@ -85,10 +85,7 @@ class MultimodalProcessor:
         }
 
     def measure(self, sample: Sample) -> int:
-        (measured,) = self.measure_media([sample])
-        if isinstance(measured, DataError):
-            raise measured
-        return measured.tokens
+        return measured_tokens(self.measure_media, sample)
 
     def measure_media(self, samples: Sequence[Sample]) -> list[Measured | DataError]:
         """See MeasureMedia."""

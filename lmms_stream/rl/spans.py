@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Protocol
 
-from ..converters.sources.files import StoredFile
+from ..converters.sources.files import StoredFile, identity
 from ..errors import ObjectChangedError
 from ..storage.disk_errors import disk_errors
 
@@ -60,11 +60,6 @@ class LocalSpans:
         if any(len(data) != stop - start for data, (start, stop) in zip(found, spans, strict=True)):
             raise ObjectChangedError(self._name)
         return found
-
-
-def identity(status: os.stat_result) -> tuple[int, int, int]:
-    """Differs once a file was written again."""
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class StoredSpans:

@@ -17,7 +17,7 @@ from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 
 from ..conftest import run_cli
-from ..rounds import LONG
+from ..rounds import in_long_rounds
 from ..train.habits.rows import SIZES
 from .chats import text_config, write_jsonl
 
@@ -218,7 +218,7 @@ def test_weights_that_are_loaded_keep_their_config(data: dict[str, Any]) -> None
         launch_of(data | {"model_config": model}, source="launch.yaml")
 
 
-@pytest.mark.skipif(not LONG, reason="a run of some ten seconds: make test-long")
+@in_long_rounds
 def test_a_run_of_ours_takes_their_dataset_as_a_section(data: dict[str, Any], tmp_path: Path) -> None:
     run = {
         "dataset": data["dataset_config"],

@@ -85,11 +85,10 @@ def test_gradients_are_those_of_the_samples_one_by_one_whatever_ranks_hold(resul
     assert sorted(source for source, _, _ in packs) == sorted(case["sources"])
     assert len({tuple(kinds) for _, _, kinds in packs}) == 2  # of media: each pack holds others
     model, name = model_of(case["model"]).train(), case["model"]
-    losses_of = tiles.plain_losses if name in TINY else vision.plain_losses
     of_source = {source: samples_of(name, model, source) for source in case["sources"]}
     samples = [of_source[source][number] for source, numbers, _ in packs for number in numbers]
     num_losses = sum(int((sample["labels"][1:] != -100).sum()) for sample in samples)
-    loss = torch.stack([losses_of(model, sample) for sample in samples]).sum() / num_losses
+    loss = torch.stack([vision.plain_losses(model, sample) for sample in samples]).sum() / num_losses
     loss.backward()
     is_frozen = "frozen" in run
     expected = {

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from lmms_stream.processors.families.smolvlm import in_words
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     Gemma3Config,
     Gemma3ImageProcessor,
@@ -41,7 +40,7 @@ from transformers import (
 )
 from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
 
-from tests.processors.tiny_vlm import _TEXTS
+from tests.processors.tiny_vlm import save_bpe
 
 PINPOINTS = [[28 * rows, 28 * columns] for rows in (1, 2, 3, 4) for columns in (1, 2, 3, 4)]
 # transformers' SmolVLMProcessor needs a library that writes numbers as words, which is not installed here.
@@ -266,14 +265,8 @@ def template_of(family: str, *, marked: bool = True) -> str:
 def save_tile_processor(folder: Path, family: str, *, template: str | None = None) -> ProcessorMixin:
     """A processor of a family as save_pretrained writes it, of tiles of few pixels and tokens."""
     tiny = TINY[family]
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(_TEXTS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
-    folder.mkdir(parents=True, exist_ok=True)
-    bpe.model.save(str(folder))
     tokenizer = Qwen2TokenizerFast(
-        str(folder / "vocab.json"), str(folder / "merges.txt"),
+        *save_bpe(folder),
         additional_special_tokens=[*CHAT[1:], *tiny.special], extra_special_tokens=dict(tiny.named),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:

@@ -57,15 +57,19 @@ _TEXTS = (
 
 def save_tokenizer(folder: Path, *, texts: tuple[str, ...] = _TEXTS) -> Qwen2TokenizerFast:
     """A byte-level BPE tokenizer of the family's class, with its special tokens."""
+    files = save_bpe(folder, texts)
+    return Qwen2TokenizerFast(*files, additional_special_tokens=list(SPECIAL[1:]))
+
+
+def save_bpe(folder: Path, texts: tuple[str, ...] = _TEXTS) -> tuple[str, str]:
+    """Byte-level BPE of texts: the paths of its vocabulary and merges."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
     folder.mkdir(parents=True, exist_ok=True)
     bpe.model.save(str(folder))
-    return Qwen2TokenizerFast(
-        str(folder / "vocab.json"), str(folder / "merges.txt"), additional_special_tokens=list(SPECIAL[1:])
-    )
+    return str(folder / "vocab.json"), str(folder / "merges.txt")
 
 
 def save_processor(

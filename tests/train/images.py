@@ -13,6 +13,8 @@ import yaml
 from PIL import Image
 from streaming import MDSWriter
 
+from .runs import train_settings
+
 SIZE = 8
 NUM_CLASSES = 4
 DIT: dict[str, Any] = {
@@ -49,15 +51,7 @@ def write_image_run(path: Path, dataset: Path, *, task: dict[str, Any] | None = 
         },
         "model": {"config": DIT},
         "task": task or {},
-        "train": {
-            "output_dir": str(path.parent / "default"),
-            "global_batch": 4,
-            "learning_rate": 1e-3,
-            "num_workers": 0,
-            "timeout_s": 60,
-            "log_sample_ids": True,
-        }
-        | train,
+        "train": train_settings(path, global_batch=4) | train,
     }
     path.write_text(yaml.safe_dump(settings))
     return path

@@ -34,18 +34,22 @@ def write_run(path: Path, dataset: Path | str, *, eval_dataset: dict[str, Any] |
         "dataset": data,
         "eval_dataset": None if eval_dataset is None else data | eval_dataset,
         "model": {"config": MODEL},
-        "train": {
-            "output_dir": str(path.parent / "default"),
-            "global_batch": 8,
-            "learning_rate": 1e-3,
-            "num_workers": 0,
-            "timeout_s": 60,
-            "log_sample_ids": True,
-        }
-        | train,
+        "train": train_settings(path, global_batch=8) | train,
     }
     path.write_text(yaml.safe_dump(settings))
     return path
+
+
+def train_settings(path: Path, *, global_batch: int) -> dict[str, Any]:
+    """The section `train` of a run whose config lies at a path."""
+    return {
+        "output_dir": str(path.parent / "default"),
+        "global_batch": global_batch,
+        "learning_rate": 1e-3,
+        "num_workers": 0,
+        "timeout_s": 60,
+        "log_sample_ids": True,
+    }
 
 
 def trainer_of(path: Path, *overrides: str, **options: Any) -> FSDP2SFTTrainer:

@@ -19,7 +19,7 @@ from lmms_stream.train.trainer import FSDP2SFTTrainer
 from torch._dynamo.utils import counters
 
 from ..conftest import write_samples, write_tokens
-from ..rounds import LONG
+from ..rounds import in_long_rounds
 from .runs import trainer_of, write_run
 from .vision import Processor, build, source_of
 
@@ -94,7 +94,7 @@ def test_the_blocks_of_a_tower_are_not_compiled(tmp_path: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.skipif(not LONG, reason="compiling takes a minute: make test-long")
+@in_long_rounds
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_a_compiled_model_reads_packs_of_any_number_of_media_and_gives_the_same_losses(tmp_path: Path) -> None:

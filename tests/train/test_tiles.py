@@ -13,8 +13,8 @@ from lmms_stream.train.model.flops import model_flops
 
 from tests.processors.tile_vlm import TINY
 
-from .tiles import build, packed_model, plain_logits, plain_losses, samples_of
-from .vision import rows_of
+from .tiles import build, packed_model, samples_of
+from .vision import plain_logits, plain_losses, rows_of
 
 NAMES = list(TINY)
 CPU = torch.device("cpu")

@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import numpy as np
 import torch
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from lmms_stream.train.model.build import ModelConfig
@@ -83,20 +82,3 @@ class Processor(vision.Processor):
     def __init__(self, name: str, source: str):
         self.made = {sample["input_ids"].tobytes(): sample for sample in source_of(name, source)}
         self.family: Any = processor_of(name).family
-
-
-def plain_logits(model: Any, sample: Processed) -> torch.Tensor:
-    """What transformers gives for one sample, without packing: float[T, V]."""
-    ids = torch.from_numpy(sample["input_ids"])[None]
-    media = {name: torch.from_numpy(value) for name, value in sample["media"].items()}
-    named = {name: torch.from_numpy(value)[None] for name, value in sample.get("token_inputs", {}).items()}
-    logits: torch.Tensor = model(
-        input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **media, **named
-    ).logits
-    return logits[0]
-
-
-def plain_losses(model: Any, sample: Processed) -> torch.Tensor:
-    labels = torch.from_numpy(np.asarray(sample["labels"]))[1:]
-    logits = plain_logits(model, sample)[:-1].float()
-    return torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")

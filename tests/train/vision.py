@@ -169,9 +169,11 @@ def plain_logits(model: Any, sample: Processed) -> torch.Tensor:
     """What transformers gives for one sample, without packing: float[T, V]."""
     ids = torch.from_numpy(sample["input_ids"])[None]
     media = {name: torch.from_numpy(value) for name, value in sample["media"].items()}
-    positions = torch.from_numpy(sample["position_ids"])[:, None]
+    of_tokens = {name: torch.from_numpy(value)[None] for name, value in sample.get("token_inputs", {}).items()}
+    if "position_ids" in sample:
+        of_tokens["position_ids"] = torch.from_numpy(sample["position_ids"])[:, None]
     logits: torch.Tensor = model(
-        input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False, **media
+        input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **of_tokens, **media
     ).logits
     return logits[0]
 

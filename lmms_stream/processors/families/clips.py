@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
+from .files import check_followed
 
 if TYPE_CHECKING:
     from ..media.facts import AudioFacts
@@ -51,12 +52,7 @@ class Clips:
 
         ConfigError for settings that are not followed here. name: the folder.
         """
-        for key, followed in _ALWAYS.items():
-            if values.get(key, followed) != followed:
-                raise ConfigError(
-                    f"processor {name!r} has {key} {values[key]!r}, and only {followed!r} is followed here: save it "
-                    "anew"
-                )
+        check_followed(values, _ALWAYS, name=name)
         try:
             rate = int(values.get("sampling_rate", 16000))
             longest = int(values.get("chunk_length", 30)) * rate

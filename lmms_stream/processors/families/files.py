@@ -40,6 +40,15 @@ class ProcessorFiles:
         return str(self.config.get("model_type", ""))
 
 
+def check_followed(values: Mapping[str, Any], followed: Mapping[str, Any], *, name: str) -> None:
+    """ConfigError for settings with other values than these, which alone are followed here. name: the folder."""
+    for key, value in followed.items():
+        if values.get(key, value) != value:
+            raise ConfigError(
+                f"processor {name!r} has {key} {values[key]!r}, and only {value!r} is followed here: save it anew"
+            )
+
+
 def read_files(path: str) -> ProcessorFiles:
     """ConfigError for what is no processor of images or videos, and for files that cannot be read."""
     folder = Path(path) if Path(path).is_dir() else _of_hub(path)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...errors import ConfigError
 from ..media.memory import Memory, new_memory
 from .family import AUTO_CLASS, Layout
-from .files import ProcessorFiles
+from .files import ProcessorFiles, check_followed
 from .frames import FrameChoice, Section
 from .settings import MediaSettings
 from .vision import check_decoded
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..media.resize import Filter
 
 HALF = (0.5, 0.5, 0.5)
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 NO_LIMIT = 1 << 31  # of frames
 _FILTERS: Mapping[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # by Pillow's numbers of them
 _ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
@@ -58,12 +56,7 @@ class Tiles:
     @staticmethod
     def of(values: Mapping[str, Any], *, side: int, name: str) -> Tiles:
         """values: a preprocessor_config.json. ConfigError for settings that are not followed here. name: the folder."""
-        for key, followed in _ALWAYS.items():
-            if values.get(key, followed) != followed:
-                raise ConfigError(
-                    f"processor {name!r} has {key} {values[key]!r}, and only {followed!r} is followed here: save it "
-                    "anew"
-                )
+        check_followed(values, _ALWAYS, name=name)
         resample = values.get("resample", 3)
         if resample not in _FILTERS:
             raise ConfigError(

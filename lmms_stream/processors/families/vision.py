@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
+from .files import check_followed
 
 if TYPE_CHECKING:
     from ..media.facts import ImageFacts
 
-_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _BICUBIC = 3  # of Pillow's resampling filters
 _ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": _BICUBIC, "rescale_factor": 1 / 255}
 
@@ -38,12 +39,7 @@ class Vision:
     @staticmethod
     def of(values: Mapping[str, Any], *, name: str) -> Vision:
         """values: a preprocessor_config.json. ConfigError for settings that are not followed here. name: the folder."""
-        for key, followed in _ALWAYS.items():
-            if values.get(key, followed) != followed:
-                raise ConfigError(
-                    f"processor {name!r} has {key} {values[key]!r}, and only {followed!r} is followed here: save it "
-                    "anew"
-                )
+        check_followed(values, _ALWAYS, name=name)
         size = values.get("size") or {}
         try:
             return Vision(
@@ -52,8 +48,8 @@ class Vision:
                 merge_size=int(values.get("merge_size", 2)),
                 min_pixels=int(values.get("min_pixels") or size.get("shortest_edge") or 56 * 56),
                 max_pixels=int(values.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280),
-                mean=tuple(map(float, values.get("image_mean") or _CLIP_MEAN)),
-                std=tuple(map(float, values.get("image_std") or _CLIP_STD)),
+                mean=tuple(map(float, values.get("image_mean") or CLIP_MEAN)),
+                std=tuple(map(float, values.get("image_std") or CLIP_STD)),
             )
         except (TypeError, ValueError, AttributeError) as error:
             raise ConfigError(

@@ -78,8 +78,8 @@ class Bagel:
         tokens, _ = losses_of_logits(made.logits, targets)
         errors = (made.velocity.float() - expected).square().mean(dim=-1)
         return {
-            CE: _by_pack(tokens, [pack.num_loss_tokens for pack in packs]),
-            MSE: _by_pack(errors, [num_made(pack) for pack in packs]),
+            CE: LossSum.of(tokens, [pack.num_loss_tokens for pack in packs]),
+            MSE: LossSum.of(errors, [num_made(pack) for pack in packs]),
         }
 
     def _latents(self, inputs: Mapping[str, torch.Tensor], latent_size: int, device: torch.device) -> torch.Tensor:
@@ -116,8 +116,3 @@ class BlocksModel(PlainModel):
                 f"tokenizer {processor.tokenizer.name} has token ids to {processor.tokenizer.num_ids - 1}, the model "
                 f"{most} tokens: take the model's own tokenizer, or raise its vocab_size"
             )
-
-
-def _by_pack(losses: torch.Tensor, counts: Sequence[int]) -> LossSum:
-    by_pack = [each.sum() for each in losses.detach().double().split(list(counts))]
-    return LossSum(losses.sum(), torch.stack(by_pack))

@@ -41,9 +41,7 @@ class CausalLanguageModelling:
 
     def losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
         made = model(batch, packs)
-        num_losses = [pack.num_loss_tokens for pack in packs]
-        by_pack = [losses.double().sum() for losses in made.tokens.detach().split(num_losses)]
-        sums = {TOKENS: LossSum(made.tokens.sum(), torch.stack(by_pack))}
+        sums = {TOKENS: LossSum.of(made.tokens, [pack.num_loss_tokens for pack in packs])}
         nowhere = torch.empty(0)  # these are not logged
         if self.z_loss:
             sums[Z] = LossSum(self.z_loss * made.logs.square().sum(), nowhere)

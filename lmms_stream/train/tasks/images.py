@@ -51,8 +51,7 @@ def loss_sum(of_images: torch.Tensor, packs: Sequence[Batch]) -> LossSum:
     counts = [len(pack.sample_ids) for pack in packs]
     if not sum(counts):
         return LossSum(0 * of_images.sum(), torch.zeros(len(packs), dtype=torch.float64, device=of_images.device))
-    by_pack = [each.sum() for each in of_images.detach().double().split(counts)]
-    return LossSum(of_images.sum(), torch.stack(by_pack))
+    return LossSum.of(of_images, counts)
 
 
 def check_apart(

@@ -34,6 +34,12 @@ class LossSum(NamedTuple):
     total: torch.Tensor
     of_packs: torch.Tensor
 
+    @staticmethod
+    def of(losses: torch.Tensor, counts: Sequence[int]) -> LossSum:
+        """Of single losses, float32[n], of which each pack has so many, in the order of the packs."""
+        by_pack = [each.double().sum() for each in losses.detach().split(list(counts))]
+        return LossSum(losses.sum(), torch.stack(by_pack))
+
 
 class Task(Protocol):
     """Anything with these members trains; pass it as the trainer's `task`.
