@@ -17,11 +17,13 @@ from lmms_stream.train.model.build import ModelConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import TokensAndSpans, last_words, write_samples
+from tests.rounds import LONG
 
 from .launcher import run_job
 
 pytestmark = pytest.mark.timeout(800)  # for the jobs, of which each has a limit of its own
 NUM_SAMPLES = 40
+COMPILES = LONG and which("g++") is not None  # two ranks compile for 20 s each; test_compiled.py does on one
 SIZES: dict[str, Any] = {
     "vocab_size": 131,  # not a multiple of any world size
     "hidden_size": 32,
@@ -60,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lora-again": {"model": LORA, "train": {"gradient_checkpointing": True}, "on": [2]},
     "lora-small": {"model": {**LORA, "dtype": "bfloat16"}, "on": [2]},
     "real": {"model": TIED, "real": True, "on": [2]},
-    "compiled": {"model": TIED, "train": {"torch_compile": True}, "on": [2] if which("g++") else []},
+    "compiled": {"model": TIED, "train": {"torch_compile": True}, "on": [2] if COMPILES else []},
     "empty": {"model": TIED, "empty": True, "on": [2]},
     "differing": {"model": TIED, "differing": True, "on": [2]},
     "recurrent": {"model": {"config": {"model_type": "recurrent_gemma", **SIZES}}, "on": [2]},
@@ -131,7 +133,7 @@ def plain(model: dict[str, Any]) -> Any:
     [
         (
             ("together", "uneven", "halves", "one-by-one", "copies", "again", "real", "compiled"),
-            10 + bool(which("g++")),
+            10 + COMPILES,
         ),
         (("vision",), 2),
         (("capped",), 1),
