@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from .errors import ConfigError
+from .errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
@@ -86,8 +85,7 @@ def _refuse_unknown_keys(config_class: Any, data: Any, *, path: str, source: str
     for key, value in data.items():
         dotted = f"{path}{key}"
         if key not in valid:
-            closest = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.0)
-            remedy = f"did you mean {path + closest[0]!r}?" if closest else "this section has no settings"
+            remedy = did_you_mean(key, valid, otherwise="this section has no settings", prefix=path)
             raise ConfigError(f"{source}: unknown key {dotted!r}: {remedy}")
         _refuse_unknown_keys_of(hints[key], value, path=dotted, source=source)
 

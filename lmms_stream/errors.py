@@ -1,5 +1,16 @@
 """Every error this package raises on purpose; each message names the value, the rule and the remedy."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: object, known: Iterable[str], *, otherwise: str = "leave it out", prefix: str = "") -> str:
+    """The remedy for an unknown name: the nearest known one, behind the prefix; or `otherwise` where there is none."""
+    nearest = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.0)
+    return f"did you mean {prefix + nearest[0]!r}?" if nearest else otherwise
+
 
 class LmmsStreamError(Exception):
     """Base of all errors that a user can act on; the command line prints it in one line."""

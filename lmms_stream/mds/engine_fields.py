@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..errors import ConfigError
+from ..errors import ConfigError, did_you_mean
 
 ENGINE_PACKING_LENGTH = 32000  # theirs
 ENGINE_SEED = 42
@@ -18,9 +17,7 @@ def check_names(given: Collection[str], known: Collection[str], what: str) -> No
     """ConfigError for a name that is not known, with the nearest one."""
     for name in given:
         if name not in known:
-            closest = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.0)
-            remedy = f"did you mean {closest[0]!r}?" if closest else "leave it out"
-            raise ConfigError(f"{what} has no {name!r}: {remedy}")
+            raise ConfigError(f"{what} has no {name!r}: {did_you_mean(name, known)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, did_you_mean
 from ..types import Processed, Sample
 from .base import IGNORED_LABEL, FactsMissingError, Measured, Memory, SeenMedium, measured_tokens, or_error, through
 from .conversation import Chat, Conversations, Learn, Parts
@@ -59,8 +58,7 @@ class MultimodalProcessor:
         """The processor at a local path or hub id. settings: of MediaSettings. family: default, the path's own."""
         known = [field.name for field in fields(MediaSettings)]
         for name in settings.keys() - {*known}:
-            (closest,) = difflib.get_close_matches(name, known, n=1, cutoff=0)
-            raise ConfigError(f"a processor of media has no setting {name!r}: did you mean {closest!r}?")
+            raise ConfigError(f"a processor of media has no setting {name!r}: {did_you_mean(name, known)}")
         chosen = MediaSettings(**settings)
         files = read_files(path)
         maker = family or family_of(files)

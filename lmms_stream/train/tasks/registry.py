@@ -5,13 +5,12 @@ A new task is a file, and a line here.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
-from ...errors import ConfigError
+from ...errors import ConfigError, did_you_mean
 from .task import Task
 
 CAUSAL = "causal"
@@ -26,13 +25,14 @@ TASKS: Mapping[str, tuple[str, str]] = {  # name -> module and class, imported w
 def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """The task of a name. options: its own arguments; ConfigError for a name or an option that is not there."""
     if name not in TASKS:
-        raise ConfigError(f"there is no task {name!r}: {_nearest(name, TASKS)}, or give the trainer a task of your own")
+        remedy = did_you_mean(name, TASKS)
+        raise ConfigError(f"there is no task {name!r}: {remedy}, or give the trainer a task of your own")
     module, attribute = TASKS[name]
     kind: Any = getattr(import_module(f".{module}", __package__), attribute)
     known = list(inspect.signature(kind).parameters)
     for option in options or {}:
         if option not in known:
-            raise ConfigError(f"task {name} has no option {option!r}: {_nearest(option, known)}")
+            raise ConfigError(f"task {name} has no option {option!r}: {did_you_mean(option, known)}")
     task: Task = kind(**(options or {}))
     return task
 
@@ -49,8 +49,3 @@ def objective_of(processors: Iterable[Any]) -> str:
             "trainer a task that learns both"
         )
     return names[0] if names else CAUSAL
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    closest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
-    return f"did you mean {closest[0]!r}?" if closest else "leave it out"
