@@ -57,7 +57,7 @@ class Parts:
     def _shard(self, model: PackedModel) -> None:
         """Shard the model, and prove that it keeps samples apart."""
         config, task, device = self._trainer.config, self._trainer.task, self._trainer.device
-        shard_model(model, self.meshes.fsdp, config=config, device=device)
+        shard_model(model, self.meshes, config=config, device=device)
         task.check(model, device=device, bf16=config.bf16, is_compiled=False)
         if config.torch_compile:
             compile_blocks(model)
