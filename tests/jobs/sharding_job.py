@@ -52,6 +52,7 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
         del FSDPModule.set_reduce_scatter_unused_params
     trainer = FSDP2SFTTrainer(model=model, args=args, train_dataset=data)
     weights = {key: whole(value) for key, value in trainer.model.named_parameters()}
+    held = {key: tuple(value.to_local().shape) for key, value in trainer.model.named_parameters()}  # type: ignore[attr-defined]
     gradients: dict[str, torch.Tensor] = {}
 
     def keep_gradients(*_: Any) -> None:
@@ -72,6 +73,7 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
     dist.all_gather_object(everywhere, built_on)
     return {
         "weights": weights,
+        "held": held,
         "gradients": gradients,
         "packs": [pack for of_rank in packs[:: trainer.world.replication] for pack in of_rank],
         "built_on": everywhere,

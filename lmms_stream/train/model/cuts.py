@@ -36,7 +36,7 @@ def _sum(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 def _join(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     parts = part.new_empty(group.size(), *part.shape)
-    dist.all_gather_into_tensor(parts, part.contiguous(), group=group)
+    dist.all_gather_into_tensor(parts.view(-1), part.reshape(-1), group=group)
     return torch.cat(parts.unbind(), dim=-1)
 
 

@@ -20,9 +20,7 @@ from .unused import use_all_parameters
 from .weights import give_weights, take_weights
 
 
-def shard_model(
-    model: PackedModel | PlainModel, meshes: Meshes, *, config: TrainConfig, device: torch.device
-) -> None:
+def shard_model(model: PackedModel | PlainModel, meshes: Meshes, *, config: TrainConfig, device: torch.device) -> None:
     """Shard the model itself over the ranks, with the weights that rank 0 has; all ranks call it.
 
     Parameters keep their number format; with config.bf16 they are computed with in bfloat16, and gradients are summed

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import gcd
 from typing import Any
 
@@ -62,6 +63,20 @@ def cut_model(model: Any, mesh: DeviceMesh) -> None:
                 made[id(parameter)] = torch.nn.Parameter(whole, requires_grad=parameter.requires_grad)
             setattr(module, key, made[id(parameter)])
         _Part(word=words.get(name, "replicate"), mesh=mesh, is_partial=name in partial).hook(module)
+
+
+@contextmanager
+def cut_heads_told(degree: int) -> Iterator[None]:
+    """Have an error of the proof that a model runs on packs say that its heads are cut, if they are."""
+    try:
+        yield
+    except ConfigError as error:
+        if degree == 1:
+            raise
+        raise ConfigError(
+            f"{error}. train.tensor_parallel {degree} cuts its heads, which not every model's code can take: with 1 "
+            "it may run"
+        ) from error
 
 
 class _Part:
@@ -113,7 +128,11 @@ def _plan(model: Any) -> dict[str, str]:
             "train.tensor_parallel does not cut adapters: set it to 1, as ranks share the frozen weights in any case "
             "(FSDP), or train the whole model"
         )
-    plan: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})
+    # transformers 4.57 replaces what a class says of its head by what the config says of the blocks.
+    plan: dict[str, str] = {
+        **(getattr(type(model), "_tp_plan", None) or {}),
+        **(getattr(model, "_tp_plan", None) or {}),
+    }
     if not any(word != "colwise_rep" or "*" in name for name, word in plan.items()):  # of the head alone
         raise ConfigError(
             f"transformers has no plan for tensor parallelism of {type(model).__name__}: set train.tensor_parallel to "
