@@ -91,10 +91,10 @@ def _configured(data: Mapping[str, Any], source: str) -> _Prepared:
     config = build_config(RunConfig, data, source=source)
     if config.train.num_workers:
         fork_worker_server()  # before this process has threads, and models
-    from .run.distributed import init_distributed
+    from .run.mesh import join_world
     from .trainer import FSDP2SFTTrainer
 
-    world, _ = init_distributed(config.train.timeout_s, replication=config.train.replication)
+    world, _ = join_world(config.train)
 
     def trainer() -> FSDP2SFTTrainer:
         return FSDP2SFTTrainer(

@@ -13,13 +13,14 @@ from .checkpoint.saving import RunSaver
 from .model.flops import ModelFlops, model_flops
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
+from .model.tensor_parallel import cut_heads_told
 from .model.towers import family_of
 from .predictions import check_text
 from .protocol import Trainer
 from .report.meter import Meter
 from .run.adopted import names_of_parameters
 from .run.average import Average
-from .run.distributed import build_mesh
+from .run.mesh import Meshes, build_meshes
 from .run.schedules import Schedule, num_kept
 from .tasks.steps import TaskSteps
 
@@ -57,17 +58,17 @@ class Parts:
     def _shard(self, model: PackedModel) -> None:
         """Shard the model, and prove that it keeps samples apart."""
         config, task, device = self._trainer.config, self._trainer.task, self._trainer.device
-        mesh = build_mesh(
-            device,
-            world_size=self._trainer.world.world_size,
-            shard_ranks=config.shard_ranks,
-            timeout_s=config.timeout_s,
-        )
-        shard_model(model, mesh, config=config, device=device)
-        task.check(model, device=device, bf16=config.bf16, is_compiled=False)
+        shard_model(model, self.meshes, config=config, device=device)
+        with cut_heads_told(config.tensor_parallel):
+            task.check(model, device=device, bf16=config.bf16, is_compiled=False)
         if config.torch_compile:
             compile_blocks(model)
             task.check(model, device=device, bf16=config.bf16, is_compiled=True)
+
+    @cached_property
+    def meshes(self) -> Meshes:
+        trainer = self._trainer
+        return build_meshes(trainer.device, world_size=trainer.world.world_size, config=trainer.config)
 
     @cached_property
     def steps(self) -> TaskSteps:
@@ -76,10 +77,10 @@ class Parts:
         return TaskSteps(
             trainer.task,
             self.model,
-            world=trainer.world,
             device=trainer.device,
             sources=trainer.loader.sources,
             per_device_batch=trainer.config.per_device_batch,
+            num_averaged=self.meshes.fsdp.size(),
             losses=trainer.compute_loss,
             between=lambda: trainer.callbacks.call("on_substep_end"),
             seed=trainer.config.seed,

@@ -29,8 +29,8 @@ from .report.run_log import RunLog
 from .run.adopted import adopt_optimizer
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
-from .run.distributed import init_distributed
 from .run.flow import Best, Control
+from .run.mesh import join_world
 from .run.optimizers import build_optimizer, groups_of
 from .run.schedules import Schedule, build_scheduler
 from .run.settings import Datasets, Packed, TrainConfig
@@ -94,7 +94,7 @@ class FSDP2SFTTrainer(HasParts):
         self._given, self._token_ids = resolved.model, resolved.token_ids
         trained_on = map(processor_of, named_evaluations(resolved.train_dataset).values())
         self.task = self.functions.task(task, z_loss=self.config.z_loss, processors=trained_on)
-        self.world, self.device = init_distributed(self.config.timeout_s, replication=self.config.replication)
+        self.world, self.device = join_world(self.config)
         self.output_dir = Path(self.config.output_dir)
         self.run_log = RunLog(self.config, world=self.world)
         self.data = RunData(

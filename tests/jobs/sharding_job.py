@@ -20,6 +20,7 @@ from lmms_stream.processors import ProcessorConfig
 from lmms_stream.signals import StopSignal
 from lmms_stream.train.loop import Loop
 from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.trainer import FSDP2SFTTrainer
@@ -51,6 +52,7 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
         del FSDPModule.set_reduce_scatter_unused_params
     trainer = FSDP2SFTTrainer(model=model, args=args, train_dataset=data)
     weights = {key: whole(value) for key, value in trainer.model.named_parameters()}
+    held = {key: tuple(value.to_local().shape) for key, value in trainer.model.named_parameters()}  # type: ignore[attr-defined]
     gradients: dict[str, torch.Tensor] = {}
 
     def keep_gradients(*_: Any) -> None:
@@ -71,9 +73,11 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
     dist.all_gather_object(everywhere, built_on)
     return {
         "weights": weights,
+        "held": held,
         "gradients": gradients,
-        "packs": [pack for of_rank in packs for pack in of_rank],
+        "packs": [pack for of_rank in packs[:: trainer.world.replication] for pack in of_rank],
         "built_on": everywhere,
+        "grad_norm": read_log(folder / name)[-1]["grad_norm"],
         "logits_way": trainer.model.logits_way,
         "mesh": tuple(next(trainer.model.parameters()).device_mesh.shape),  # type: ignore[attr-defined]
     }

@@ -1,25 +1,70 @@
-"""Jobs on the CPU: the groups of ranks that share a copy of the model, and of copies."""
+"""Jobs on the CPU: which ranks share a copy of the model, the tokens of a pack, its matrices."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import last_words
 
 from .launcher import run_job
-from .mesh_job import TIMEOUT_S
+from .mesh_job import CASES, TIMEOUT_S
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Of each of 4 ranks, its groups by case."""
+    folder = tmp_path_factory.mktemp("mesh")
+    done = run_job(4, "tests.jobs.mesh_job", str(folder), timeout_s=100)
+    assert done.returncode == 0, last_words(done.stderr)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
 
 
 @pytest.mark.timeout(120)
-def test_every_group_of_a_mesh_waits_as_long_as_the_run_says(tmp_path: Path) -> None:
-    done = run_job(4, "tests.jobs.mesh_job", str(tmp_path), timeout_s=100)
-    assert done.returncode == 0, last_words(done.stderr)
-    for rank in range(4):
-        assert json.loads((tmp_path / f"{rank}.json").read_text()) == {
-            "None": {"ranks": [0, 1, 2, 3], "names": ["shard"], "timeouts": [TIMEOUT_S]},
-            "1": {"ranks": [[0], [1], [2], [3]], "names": ["copy", "shard"], "timeouts": [TIMEOUT_S] * 2},
-            "2": {"ranks": [[0, 1], [2, 3]], "names": ["copy", "shard"], "timeouts": [TIMEOUT_S] * 2},
-        }
+def test_ranks_are_laid_out_by_copy_shard_sequence_and_tensor_parallel(made: list[dict[str, Any]]) -> None:
+    every = [0, 1, 2, 3]
+    pairs = [[0, 1], [0, 1], [2, 3], [2, 3]]
+    strided = [[0, 2], [1, 3], [0, 2], [1, 3]]
+    assert {name: [of[name].get("fsdp") for of in made] for name in CASES if "fsdp" in made[0][name]} == {
+        "one": [[every, ["shard"]]] * 4,
+        "copies": [[[[0], [1], [2], [3]], ["copy", "shard"]]] * 4,
+        "pairs": [[[[0, 1], [2, 3]], ["copy", "shard"]]] * 4,
+        "tp": [[ranks, ["shard"]] for ranks in strided],
+        "tp copies": [[[[ranks[0]], [ranks[1]]], ["copy", "shard"]] for ranks in strided],
+        "sp": [[every, ["shard"]]] * 4,
+        "sp copies": [[[[0, 1], [2, 3]], ["copy", "shard"]]] * 4,
+        "sp tp": [[ranks, ["shard"]] for ranks in strided],
+    }
+    found = {name: [of[name]["tp"] for of in made] for name in CASES if "tp" in made[0][name]}
+    assert found == {name: [[ranks, ["tp"]] for ranks in pairs] for name in ("tp", "tp copies", "sp tp")}
+    found = {name: [of[name]["sp"] for of in made] for name in CASES if "sp" in made[0][name]}
+    assert found == {
+        "sp": [[ranks, ["sp"]] for ranks in pairs],
+        "sp copies": [[ranks, ["sp"]] for ranks in pairs],
+        "sp tp": [[ranks, ["sp"]] for ranks in strided],
+    }
+    groups = {name: [of[name]["group"] for of in made] for name in ("one", "tp", "sp", "sp tp")}
+    assert groups == {"one": every, "tp": [0, 0, 1, 1], "sp": [0, 0, 1, 1], "sp tp": [0, 0, 0, 0]}
+
+
+def test_every_group_of_a_mesh_waits_as_long_as_the_run_says(made: list[dict[str, Any]]) -> None:
+    timeouts = {name: [of[name]["timeouts"] for of in made] for name in CASES if isinstance(made[0][name], dict)}
+    assert timeouts == dict.fromkeys(timeouts, [[TIMEOUT_S]] * 4)
+
+
+def test_degrees_that_do_not_divide_the_ranks_are_refused_by_name(made: list[dict[str, Any]]) -> None:
+    errors = {name: found for name, found in made[0].items() if isinstance(found, str)}
+    assert errors == {
+        "tp 3": "train.tensor_parallel 3 does not divide the world size 4: choose a divisor",
+        "sp 3": "train.sequence_parallel 3 does not divide the world size 4: choose a divisor",
+        "sp 4 tp 2": (
+            "train.sequence_parallel 4 does not divide the world size 4 by tensor_parallel 2: choose a divisor"
+        ),
+        "sp 2 shards 1": (
+            "train.shard_ranks 1 is no multiple of sequence_parallel 2, whose ranks share one copy of the model: "
+            "choose a multiple of 2"
+        ),
+        "tp 2 shards 4": "train.shard_ranks 4 does not divide the world size 4 by tensor_parallel 2: choose a divisor",
+    }

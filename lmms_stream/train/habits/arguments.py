@@ -34,6 +34,12 @@ def option(arguments: TrainingArguments, name: str) -> Any:
     return getattr(arguments, name, sft_fields.DEFAULTS[name])
 
 
+def group_ranks(arguments: TrainingArguments) -> int:
+    """Ranks that read the same packs, by the degrees of a launch file."""
+    degrees = getattr(arguments, LAUNCHED, {})
+    return int(degrees.get("sequence_parallel", 1) * degrees.get("tensor_parallel", 1))
+
+
 def train_config(
     arguments: TrainingArguments, *, world: World, steps_of: Callable[[float], int], attention: str | None = None
 ) -> TrainConfig:

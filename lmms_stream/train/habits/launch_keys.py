@@ -33,7 +33,7 @@ def _is_one(value: Any) -> bool:
     return value in (None, 1)
 
 
-_SHARDED = "is not here, and the model is sharded over all ranks: leave it out"
+DEGREES = {"sp_ulysses_degree": "sequence_parallel", "tp_degree": "tensor_parallel", "ep_degree": "expert_parallel"}
 TRAINER_ARGS: Mapping[str, Key] = {
     "fsdp2": Key("moot", "the model is always sharded with FSDP2"),
     "use_rmpad": Key("moot", "packs have no padding"),
@@ -42,9 +42,7 @@ TRAINER_ARGS: Mapping[str, Key] = {
     "group_by_length": Key("moot", "a pack has no padding but its own end"),
     "reduce_dtype": Key("moot", "gradients are summed in float32"),
     "output_dtype": Key("moot", "losses are computed in float32"),
-    "sp_ulysses_degree": Key("refused", _SHARDED, _is_one),
-    "tp_degree": Key("refused", _SHARDED, _is_one),
-    "ep_degree": Key("refused", _SHARDED, _is_one),
+    **{name: Key("honoured", ours) for name, ours in DEGREES.items()},
     "freeze_modules": Key("honoured", "frozen"),
     "fsdp_config": Key("honoured", "wrap"),
     "use_muon": Key("honoured", "optim muon"),
@@ -96,7 +94,7 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     check_names(fsdp, FSDP_CONFIG, f"{source}: fsdp_config")
     moot = [*told(TRAINER_ARGS, said, source=source), *told(FSDP_CONFIG, fsdp, source=f"{source}: fsdp_config")]
     warn(moot, source="trainer_args")
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {ours: said[name] for name, ours in DEGREES.items() if not _is_one(said.get(name))}
     if frozen := said.get("freeze_modules"):
         values["frozen"] = [
             f"*{name}.*" for name in ([frozen] if isinstance(frozen, str) else frozen)

@@ -14,7 +14,7 @@ from ...mds.core import core_of, gives_packs, opens_loader
 from ...mds.dataset_config import DatasetConfig
 from ...types import World
 from ..run.settings import Datasets, TrainConfig
-from .arguments import arguments_of, train_config, unwritten_reports
+from .arguments import arguments_of, group_ranks, train_config, unwritten_reports
 from .collators import adapted
 from .data import GivenData
 from .given import Given, Resolved
@@ -36,7 +36,7 @@ def resolve(given: Given, world_of: Callable[..., World]) -> Resolved:
     if isinstance(given.args, TrainConfig):
         return _of_config(given, world_of)
     arguments = _arguments(given)
-    world = world_of(float(arguments.ddp_timeout), replication=1)
+    world = world_of(float(arguments.ddp_timeout), replication=group_ranks(arguments))
     check(arguments, tells=world.rank == 0)
     unwritten = unwritten_reports(arguments)
     if unwritten and world.rank == 0:
@@ -96,7 +96,7 @@ def _arguments(given: Given) -> TrainingArguments:
 def _of_config(given: Given, world_of: Callable[..., World]) -> Resolved:
     """With a TrainConfig: a model may be named, and callbacks have arguments; datasets are ours."""
     config: TrainConfig = given.args
-    world = world_of(config.timeout_s, replication=config.replication)
+    world = world_of(config.timeout_s, replication=config.group_ranks)
     for name in ("processing_class", "formatting_func"):
         if getattr(given, name) is not None:
             raise ConfigError(f"{name} is for rows of a datasets.Dataset, and args is a TrainConfig: leave it out")

@@ -1,4 +1,4 @@
-"""The processes of a run: their group, their mesh, and how they end together."""
+"""The processes of a run: their group, and how they end together."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
-from ...errors import ConfigError
 from ...types import World
 
 _LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo raises plain RuntimeErrors
@@ -99,27 +97,6 @@ def group_timeout_s(group: dist.ProcessGroup | None, device: torch.device) -> fl
     assert group is not None
     options = group._get_backend(device).options
     return float(options._timeout.total_seconds())
-
-
-def build_mesh(device: torch.device, *, world_size: int, shard_ranks: int | None, timeout_s: float) -> DeviceMesh:
-    """All ranks in a row, or, with fewer shard_ranks, copies of the model by ranks that share one (HSDP).
-
-    The groups of a mesh that torch makes have torch's own timeout; these have timeout_s.
-    """
-    if shard_ranks is None or shard_ranks == world_size:
-        assert dist.group.WORLD is not None
-        return DeviceMesh.from_group(dist.group.WORLD, device.type, mesh_dim_names=("shard",))
-    if world_size % shard_ranks:
-        raise ConfigError(
-            f"train.shard_ranks {shard_ranks} does not divide the world size {world_size}: choose a divisor"
-        )
-    ranks = torch.arange(world_size).view(-1, shard_ranks)
-    groups = []
-    for rows in (ranks.T, ranks):
-        group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=datetime.timedelta(seconds=timeout_s))
-        assert isinstance(group, dist.ProcessGroup)  # each rank is in one of the groups
-        groups.append(group)
-    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=("copy", "shard"))
 
 
 def seed_step(seed: int, *, step: int, group: int) -> None:

@@ -14,7 +14,8 @@ Datasets = Packed | Mapping[str, Packed]
 Reporter = Literal["tensorboard", "wandb"]
 Strategy = Literal["no", "steps", "epoch", False]  # when something is done in a run
 _AT_LEAST_1 = (
-    "global_batch", "per_device_batch", "replication", "shard_ranks", "max_steps", "num_train_epochs", "max_tokens",
+    "global_batch", "per_device_batch", "replication", "tensor_parallel", "sequence_parallel", "expert_parallel",
+    "shard_ranks", "max_steps", "num_train_epochs", "max_tokens",
     "save_total_limit", "logging_steps", "pad_to",
 )  # fmt: skip
 _AT_LEAST_0 = (
@@ -95,8 +96,13 @@ class TrainConfig:
     min_learning_rate: float = 0.0  # where "cosine", "linear" and "wsd" end; groups keep its share of learning_rate
 
     # The model on the ranks
-    replication: int = 1  # consecutive ranks that read the same packs
-    shard_ranks: int | None = None  # consecutive ranks that share one copy of the model (default: all; fewer make HSDP)
+    tensor_parallel: int = 1  # consecutive ranks, best of one node, that have parts of each matrix, and read one pack
+    sequence_parallel: int = 1  # ranks that have parts of the tokens of one pack
+    expert_parallel: int = 1  # ranks that have some experts each
+    # consecutive ranks that share one copy of the model, those of a tensor parallel group counted as one (default: all;
+    # fewer make HSDP)
+    shard_ranks: int | None = None
+    replication: int | None = None  # ranks that read the same packs: it follows from the degrees above, see group_ranks
     # classes of the blocks that are sharded one by one (default: what the model says)
     wrap: list[str] = field(default_factory=list)
     bf16: bool = False  # computed with in bfloat16, whatever the parameters are
@@ -134,6 +140,11 @@ class TrainConfig:
     timeout_s: float = 600.0  # of every collective, and of every wait for data or for a checkpoint
 
     @property
+    def group_ranks(self) -> int:
+        """Consecutive ranks that read the same packs: those that share their tokens or have parts of each matrix."""
+        return self.sequence_parallel * self.tensor_parallel
+
+    @property
     def tracks_best(self) -> bool:
         """Whether the best evaluation is asked for."""
         wanted = self.load_best_model_at_end or self.save_strategy == "best"
@@ -168,9 +179,33 @@ class TrainConfig:
                 raise ConfigError(f"train.{name} must be at least 0 and below 1, got {getattr(self, name)}")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"train.ema_decay must be above 0 and below 1, got {self.ema_decay}: 0.999 is usual")
+        self._check_degrees()
         self._check_groups()
         self._check_schedule()
         self._check_best()
+
+    def _check_degrees(self) -> None:
+        if self.replication not in (None, 1, self.group_ranks):
+            raise ConfigError(
+                f"train.replication {self.replication} has no use of its own: ranks read the same packs where they "
+                f"share their tokens or matrices, which are {self.group_ranks} here. Leave it out, or set "
+                "tensor_parallel or sequence_parallel"
+            )
+        if self.sequence_parallel > 1:
+            raise ConfigError(
+                f"train.sequence_parallel {self.sequence_parallel} is not here yet: set it to 1, and shard the model "
+                "over more ranks"
+            )
+        if self.tensor_parallel > 1 and self.torch_compile:
+            raise ConfigError(
+                f"train.tensor_parallel {self.tensor_parallel} and torch_compile do not go together yet: compiled "
+                "blocks would not send what ranks make: leave one out"
+            )
+        if self.expert_parallel > 1:
+            raise ConfigError(
+                f"train.expert_parallel {self.expert_parallel} is not here yet: set it to 1; experts are sharded over "
+                "ranks as the other weights are"
+            )
 
     def _check_best(self) -> None:
         if self.export and self.save_strategy == "no":

@@ -11,7 +11,7 @@ import torch
 
 from ...errors import ConfigError
 from ...loader.collate import join
-from ...types import Batch, World
+from ...types import Batch
 from ..model.isolation import check_lengths
 from ..model.model import PackedModel
 from .noise import Draw
@@ -23,9 +23,10 @@ Losses = Callable[[PackedModel, Batch, Sequence[Batch], Mapping[str, float]], Ma
 class TaskSteps:
     """Runs a task with a model on this rank's packs. sources: of packs, by name. All ranks make the same calls.
 
-    per_device_batch: packs in one forward pass. losses: the sums of each objective over packs, given the model, what
-    they are joined to, themselves, and the units by which the sums are divided later (default: the task's).
-    between: called between two forward passes of a step. seed: of what the task draws at random.
+    per_device_batch: packs in one forward pass. num_averaged: ranks over which FSDP averages gradients. losses: the
+    sums of each objective over packs, given the model, what they are joined to, themselves, and the units by which the
+    sums are divided later (default: the task's). between: called between two forward passes of a step. seed: of what
+    the task draws at random.
     """
 
     def __init__(
@@ -33,10 +34,10 @@ class TaskSteps:
         task: Task,
         model: PackedModel,
         *,
-        world: World,
         device: torch.device,
         sources: Sequence[str],
         per_device_batch: int,
+        num_averaged: int,
         losses: Losses | None = None,
         between: Callable[[], object] = lambda: None,
         seed: int = 0,
@@ -46,7 +47,7 @@ class TaskSteps:
         self._draws = "draw" in inspect.signature(task.losses).parameters
         self.draw = Draw(seed=seed, step=None)
         self._between = between
-        self._world, self._sources, self._per_device_batch = world, tuple(sources), per_device_batch
+        self._num_averaged, self._sources, self._per_device_batch = num_averaged, tuple(sources), per_device_batch
         self.objectives = tuple(task.objectives(model))
         self.logged = tuple(each for each in self.objectives if each.is_logged)
         if not self.logged:
@@ -76,11 +77,9 @@ class TaskSteps:
         Returns, of each objective that is logged, the losses by source, then their units: float64[logged, 2, sources].
         """
         totals = torch.zeros(len(self.logged), 2, len(self._sources), dtype=torch.float64, device=self._device)
-        # FSDP averages gradients over all ranks, and the ranks of a group have the same gradients: the average times
-        # the number of groups is the sum over groups.
+        # FSDP averages gradients over its ranks: the average times their number is the sum.
         scales = [
-            each.weight * self._world.num_groups / max(count, 1)
-            for each, count in zip(self.objectives, units, strict=True)
+            each.weight * self._num_averaged / max(count, 1) for each, count in zip(self.objectives, units, strict=True)
         ]
         by_name = {each.name: count for each, count in zip(self.objectives, units, strict=True)}
         for start in range(0, len(packs), self._per_device_batch):

@@ -1,0 +1,109 @@
+"""Ranks -> their coordinates: which share a copy of the model, which the tokens of a pack, which the matrices.
+
+Ranks are laid out [copy, shard, sp, tp], the last the fastest, so that ranks of a tensor parallel group are consecutive
+and lie on one node. Of 8 ranks with shard_ranks 2, sequence_parallel 1 and tensor_parallel 2, rank 5 is
+(copy 1, shard 0, sp 0, tp 1): it holds its half of the matrices of rank 4's packs, and shares that half with rank 7.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...errors import ConfigError
+from ...types import World
+from .distributed import init_distributed
+from .settings import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meshes:
+    """The groups of this rank. All their collectives wait for timeout_s.
+
+    fsdp: those that share one copy of the model and average gradients, sequence parallel ranks among them: ("shard",),
+    or ("copy", "shard") where there are copies (HSDP). sp: those that have parts of one pack's tokens; tp: those that
+    have parts of one copy's matrices; None where that is one rank.
+    """
+
+    fsdp: DeviceMesh
+    sp: DeviceMesh | None = None
+    tp: DeviceMesh | None = None
+
+
+def join_world(config: TrainConfig) -> tuple[World, torch.device]:
+    """Join the process group, as a rank that reads the packs of its group; see init_distributed.
+
+    ConfigError for degrees that do not divide the ranks.
+    """
+    world, device = init_distributed(config.timeout_s)
+    _shard_ranks(config, world.world_size)
+    return replace(world, replication=config.group_ranks), device
+
+
+def build_meshes(device: torch.device, *, world_size: int, config: TrainConfig) -> Meshes:
+    """The groups of all ranks; all call it. Degrees divide the ranks, see join_world."""
+    tp, sp = config.tensor_parallel, config.sequence_parallel
+    timeout = datetime.timedelta(seconds=config.timeout_s)
+    shard_ranks = _shard_ranks(config, world_size)
+    ranks = torch.arange(world_size).view(-1, shard_ranks, tp)  # [copy, shard and sp, tp]
+    of_sp = None
+    if sp > 1:
+        rows = ranks.view(-1, sp, tp).transpose(1, 2).reshape(-1, sp)
+        of_sp = DeviceMesh.from_group(_group(rows, timeout), device.type, mesh_dim_names=("sp",))
+    if tp == 1:
+        return Meshes(fsdp=_fsdp(ranks[:, :, 0], device, timeout), sp=of_sp)
+    num_copies = len(ranks)
+    names = ("copy", "shard") if num_copies > 1 else ("shard",)
+    # FSDP takes a mesh of the same root as that of the parts of a matrix.
+    groups = [_group(ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]), timeout) for dim in range(3)]
+    if num_copies == 1:
+        ranks, groups = ranks[0], groups[1:]
+    root = DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=(*names, "tp"))
+    return Meshes(fsdp=root[names], sp=of_sp, tp=root["tp"])
+
+
+def _shard_ranks(config: TrainConfig, world_size: int) -> int:
+    """Ranks that share one copy of the model, each its part; those of a tensor parallel group count as one."""
+    tp, sp = config.tensor_parallel, config.sequence_parallel
+    if world_size % tp:
+        raise ConfigError(f"train.tensor_parallel {tp} does not divide the world size {world_size}: choose a divisor")
+    if (world_size // tp) % sp:
+        raise ConfigError(
+            f"train.sequence_parallel {sp} does not divide the world size {world_size}"
+            f"{f' by tensor_parallel {tp}' if tp > 1 else ''}: choose a divisor"
+        )
+    shard_ranks = config.shard_ranks or world_size // tp
+    if (world_size // tp) % shard_ranks:
+        raise ConfigError(
+            f"train.shard_ranks {shard_ranks} does not divide the world size {world_size}"
+            f"{f' by tensor_parallel {tp}' if tp > 1 else ''}: choose a divisor"
+        )
+    if shard_ranks % sp:
+        raise ConfigError(
+            f"train.shard_ranks {shard_ranks} is no multiple of sequence_parallel {sp}, whose ranks share one copy of "
+            f"the model: choose a multiple of {sp}"
+        )
+    return shard_ranks
+
+
+def _fsdp(ranks: torch.Tensor, device: torch.device, timeout: datetime.timedelta) -> DeviceMesh:
+    """All ranks in a row, or copies of the model by ranks that share one: int[copies, shards].
+
+    The groups of a mesh that torch makes have torch's own timeout; these have that of the run.
+    """
+    if len(ranks) == 1:
+        assert dist.group.WORLD is not None
+        return DeviceMesh.from_group(dist.group.WORLD, device.type, mesh_dim_names=("shard",))
+    groups = [_group(rows, timeout) for rows in (ranks.T, ranks)]
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=("copy", "shard"))
+
+
+def _group(rows: torch.Tensor, timeout: datetime.timedelta) -> dist.ProcessGroup:
+    """The group of this rank, of one group for each row."""
+    group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)  # each rank is in one of the groups
+    return group
