@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..errors import ConfigError
 from .checkpoint.saving import RunSaver
+from .model.accumulation import accumulation_of
 from .model.flops import ModelFlops, model_flops
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
@@ -72,17 +73,22 @@ class Parts:
     @cached_property
     def steps(self) -> TaskSteps:
         """The task on packs, with the losses that the trainer computes."""
-        trainer = self._trainer
+        trainer, config = self._trainer, self._trainer.config
+        accumulation = accumulation_of(
+            self.model, config, device=trainer.device, world_size=trainer.world.world_size,
+            num_micro_batches=-(-trainer.loader.micro_batches // config.per_device_batch),
+        )  # fmt: skip
         return TaskSteps(
             trainer.task,
             self.model,
             world=trainer.world,
             device=trainer.device,
             sources=trainer.loader.sources,
-            per_device_batch=trainer.config.per_device_batch,
+            per_device_batch=config.per_device_batch,
             losses=trainer.compute_loss,
             between=lambda: trainer.callbacks.call("on_substep_end"),
-            seed=trainer.config.seed,
+            begin_pass=lambda is_last: accumulation.begin(is_last=is_last),
+            seed=config.seed,
         )
 
     @cached_property
