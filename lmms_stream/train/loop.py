@@ -17,6 +17,7 @@ from ..types import Batch
 from .protocol import Trainer
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow
+from .run.reading import read
 from .standing import state_of
 
 
@@ -149,7 +150,7 @@ class Loop:
         seed_step(config.seed, step=counts.step, group=trainer.world.group)
         trainer.steps.begin_step(counts.step)
         losses = trainer.training_step(batches, units)
-        grad_norm = self._grad_norm()
+        grad_norm, losses = read(self._grad_norm(), losses)
         self._learning_rate = trainer.schedule.learning_rate
         self._update(grad_norm)
         counts.step += 1
@@ -161,10 +162,10 @@ class Loop:
         self._batches = batches
         return everyone.num_told_to_stop > 0
 
-    def _grad_norm(self) -> float:
+    def _grad_norm(self) -> torch.Tensor:
         trainer = self.trainer
         norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.config.max_grad_norm)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def _update(self, grad_norm: float) -> None:
         """Update the parameters, or leave them where a gradient is not finite."""
