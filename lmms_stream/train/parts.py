@@ -21,6 +21,7 @@ from .report.meter import Meter
 from .run.adopted import names_of_parameters
 from .run.average import Average
 from .run.distributed import build_mesh
+from .run.precision import set_tf32
 from .run.schedules import Schedule, num_kept
 from .tasks.steps import TaskSteps
 
@@ -64,11 +65,12 @@ class Parts:
             shard_ranks=config.shard_ranks,
             timeout_s=config.timeout_s,
         )
+        set_tf32(config, device)
         shard_model(model, mesh, config=config, device=device)
-        task.check(model, device=device, bf16=config.bf16, is_compiled=False)
+        task.check(model, device=device, bf16=bool(config.bf16), is_compiled=False)
         if config.torch_compile:
             compile_blocks(model)
-            task.check(model, device=device, bf16=config.bf16, is_compiled=True)
+            task.check(model, device=device, bf16=bool(config.bf16), is_compiled=True)
 
     @cached_property
     def steps(self) -> TaskSteps:

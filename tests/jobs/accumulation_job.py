@@ -1,7 +1,7 @@
 """A job: gradients of a step of several micro-batches, summed over ranks in each way, and the collectives of it.
 
-Its argument is a folder, with the datasets "text", "short" and "media". There come `<case>-<rank>.pt`, each a list with one item
-for each way: gradients, collectives, and whether each pack of the rank has media.
+Its argument is a folder, with the datasets "text", "short" and "media". There come `<case>-<rank>.pt`, each a list with
+one item for each way: gradients, collectives, and whether each pack of the rank has media.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.report.step_costs import collectives
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.trainer import FSDP2SFTTrainer
 
-from lmms_stream.train.report.step_costs import collectives
 from tests.train import vision
 
 from .sharding_job import whole

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from types import MethodType
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+import torch.fx.experimental._config as shape_config
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from ...errors import ConfigError
@@ -73,17 +75,33 @@ def reshard(model: torch.nn.Module) -> None:
             module.reshard()
 
 
-def compile_blocks(model: PackedModel | PlainModel) -> None:
+def compile_blocks(model: PackedModel | PlainModel, *, backend: str = "inductor") -> None:
     """Compile each block that was sharded, for packs of any length and number of samples.
 
     Call it once the attention is chosen: for another one blocks would be compiled again. Those of a tower of media are
     left as they are: transformers' code there splits patches by the list of their images or windows, so that each
-    number of these would be compiled anew.
+    number of these would be compiled anew. backend: torch's name of what compiles.
     """
+    # Else a graph is for packs of which two sizes happen to be equal, as those of the proof.
+    shape_config.use_duck_shape = False
     of_tower = {module for tower in model.towers.values() for module in tower.modules()}
     for block in model.model.modules():
         if isinstance(block, FSDPModule) and block not in of_tower:
-            block.compile(dynamic=True)
+            _leave_out_wrappers(block)
+            block.compile(dynamic=True, backend=backend)
+
+
+def _leave_out_wrappers(block: torch.nn.Module) -> None:
+    """Have parts of a block run their own forward methods, without what renames keywords of older versions.
+
+    transformers wraps forward methods by one function for all of them, whose graphs torch counts together, so that
+    each layer's and each attention's would be compiled until none is any more.
+    """
+    for module in block.modules():
+        forward = type(module).forward
+        if getattr(forward, "__module__", "").startswith("transformers") and hasattr(forward, "__wrapped__"):
+            if forward.__code__.co_filename.endswith("deprecation.py") and "forward" not in vars(module):
+                module.forward = MethodType(forward.__wrapped__, module)
 
 
 def blocks_of(model: PackedModel | PlainModel, wrap: Sequence[str]) -> list[torch.nn.Module]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def reads() -> Iterator[Counter[str]]:
 
 class _Operations(TorchDispatchMode):
     def __init__(self, counts: Counter[str]):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._counts = counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,7 +81,8 @@ class _Calls(TorchFunctionMode):
 
 
 def _count(counts: Counter[str]) -> None:
-    frame, line = sys._getframe(2), None
+    frame: FrameType | None = sys._getframe(2)
+    line: str | None = None
     while frame is not None:
         code = frame.f_code
         is_ours = code.co_filename.startswith(_HOME) and code.co_filename != __file__
@@ -88,5 +90,5 @@ def _count(counts: Counter[str]) -> None:
             return
         if line is None and (is_ours or "transformers" in code.co_filename):
             line = f"{Path(code.co_filename).name}:{code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     counts[line or "torch"] += 1

@@ -1,6 +1,7 @@
 """How a run trains, and what it runs on.
 
 settings        the section `train` of a run's YAML file, checked
+precision       the number formats that it computes in
 distributed     its processes: their group, their mesh, and how they end together
 flow            what is due after a step and an epoch; callbacks: those of transformers, which may change it
 reading         what the host reads of the device, once a step
