@@ -159,14 +159,12 @@ def join(batches: Sequence[Batch]) -> Batch:
     first, *others = batches
     if not others:
         return first
-    starts = np.cumsum([0, *(batch.num_tokens for batch in batches[:-1])]).tolist()
-    bounds = [batch.cu_seqlens[1:] + start for batch, start in zip(batches, starts, strict=True)]
     return replace(
         first,
         input_ids=torch.cat([batch.input_ids for batch in batches], dim=1),
         labels=torch.cat([batch.labels for batch in batches], dim=1),
         position_ids=_joined_positions([batch.position_ids for batch in batches]),
-        cu_seqlens=torch.cat([first.cu_seqlens[:1], *bounds]),
+        cu_seqlens=joined_bounds(batches),
         max_seqlen=max(batch.max_seqlen for batch in batches),
         num_loss_tokens=sum(batch.num_loss_tokens for batch in batches),
         sample_ids=torch.cat([batch.sample_ids for batch in batches]),
@@ -176,6 +174,15 @@ def join(batches: Sequence[Batch]) -> Batch:
             [batch.token_inputs for batch in batches], [each.num_tokens for each in batches]
         ),
     )
+
+
+def joined_bounds(batches: Sequence[Batch]) -> torch.Tensor:
+    """The cu_seqlens of packs that are joined: int32[num_segments + 1]."""
+    if len(batches) == 1:
+        return batches[0].cu_seqlens
+    starts = np.cumsum([0, *(batch.num_tokens for batch in batches[:-1])]).tolist()
+    bounds = [batch.cu_seqlens[1:] + start for batch, start in zip(batches, starts, strict=True)]
+    return torch.cat([batches[0].cu_seqlens[:1], *bounds])
 
 
 def _joined_positions(positions: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -16,6 +16,7 @@ from .protocol import Trainer
 from .run.clipping import clip_gradients
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow
+from .run.reading import read
 from .standing import state_of
 
 
@@ -148,7 +149,7 @@ class Loop:
         seed_step(config.seed, step=counts.step, group=trainer.world.group)
         trainer.steps.begin_step(counts.step)
         losses = trainer.training_step(batches, units)
-        grad_norm = self._grad_norm()
+        grad_norm, losses = read(self._grad_norm(), losses)
         self._learning_rate = trainer.schedule.learning_rate
         self._update(grad_norm)
         counts.step += 1
@@ -160,9 +161,9 @@ class Loop:
         self._batches = batches
         return everyone.num_told_to_stop > 0
 
-    def _grad_norm(self) -> float:
+    def _grad_norm(self) -> torch.Tensor:
         trainer = self.trainer
-        return float(clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm))
+        return clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm)
 
     def _update(self, grad_norm: float) -> None:
         """Update the parameters, or leave them where a gradient is not finite."""

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..errors import ConfigError
 from .checkpoint.saving import RunSaver
+from .model.accumulation import accumulation_of
 from .model.flops import ModelFlops, model_flops
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, shard_model
@@ -21,6 +22,7 @@ from .report.meter import Meter
 from .run.adopted import names_of_parameters
 from .run.average import Average
 from .run.mesh import Meshes, build_meshes
+from .run.precision import set_tf32
 from .run.schedules import Schedule, num_kept
 from .tasks.steps import TaskSteps
 
@@ -58,12 +60,13 @@ class Parts:
     def _shard(self, model: PackedModel) -> None:
         """Shard the model, and prove that it keeps samples apart."""
         config, task, device = self._trainer.config, self._trainer.task, self._trainer.device
+        set_tf32(config, device)
         shard_model(model, self.meshes, config=config, device=device)
         with cut_heads_told(config.tensor_parallel):
-            task.check(model, device=device, bf16=config.bf16, is_compiled=False)
+            task.check(model, device=device, bf16=bool(config.bf16), is_compiled=False)
         if config.torch_compile:
             compile_blocks(model)
-            task.check(model, device=device, bf16=config.bf16, is_compiled=True)
+            task.check(model, device=device, bf16=bool(config.bf16), is_compiled=True)
 
     @cached_property
     def meshes(self) -> Meshes:
@@ -73,17 +76,22 @@ class Parts:
     @cached_property
     def steps(self) -> TaskSteps:
         """The task on packs, with the losses that the trainer computes."""
-        trainer = self._trainer
+        trainer, config = self._trainer, self._trainer.config
+        accumulation = accumulation_of(
+            self.model, config, device=trainer.device, world_size=trainer.world.world_size,
+            num_micro_batches=-(-trainer.loader.micro_batches // config.per_device_batch),
+        )  # fmt: skip
         return TaskSteps(
             trainer.task,
             self.model,
             device=trainer.device,
             sources=trainer.loader.sources,
-            per_device_batch=trainer.config.per_device_batch,
+            per_device_batch=config.per_device_batch,
             num_averaged=self.meshes.fsdp.size(),
             losses=trainer.compute_loss,
             between=lambda: trainer.callbacks.call("on_substep_end"),
-            seed=trainer.config.seed,
+            begin_pass=lambda is_last: accumulation.begin(is_last=is_last),
+            seed=config.seed,
         )
 
     @cached_property

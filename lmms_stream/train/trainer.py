@@ -32,6 +32,7 @@ from .run.counts import RunCounts
 from .run.flow import Best, Control
 from .run.mesh import join_world
 from .run.optimizers import build_optimizer, groups_of
+from .run.precision import with_precision
 from .run.schedules import Schedule, build_scheduler
 from .run.settings import Datasets, Packed, TrainConfig
 from .standing import resume, trainer_state
@@ -88,7 +89,7 @@ class FSDP2SFTTrainer(HasParts):
             processing_class=processing_class, formatting_func=formatting_func, peft_config=peft_config,
         )  # fmt: skip
         resolved = resolved_of(given)
-        self.config: TrainConfig = resolved.config
+        self.config: TrainConfig = with_precision(resolved.config)
         self.args: Any = args if args is not None else resolved.arguments
         self.processing_class = resolved.processing_class
         self._given, self._token_ids = resolved.model, resolved.token_ids

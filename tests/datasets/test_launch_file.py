@@ -92,7 +92,7 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
     assert launch.model.attention == "sdpa"
     assert launch.values == {
         "resume": "auto", "frozen": ["*embed_tokens.*"], "wrap": ["LlamaDecoderLayer"],
-        "lr_scheduler_type": "wsd",
+        "reshard_after_forward": False, "lr_scheduler_type": "wsd",
     }  # fmt: skip
     assert (arguments.learning_rate, arguments.max_steps) == (0.01, 4)
     named = launch_of(data | {"model_config": {
@@ -190,7 +190,7 @@ def test_the_whole_of_what_their_launcher_writes_down_is_taken(data: dict[str, A
     model = data["model_config"] | {"extra_kwargs": {}, "monkey_patch_kwargs": None, "load_from_pretrained_path": None}
     whole = data | {"trainer_args": said, "dataset_config": dataset, "model_config": model, "extra_kwargs": None}
     launch, arguments = read_launch(whole, source="launch.yaml")
-    assert launch.values == {"resume": "auto", "wrap": ["LlamaDecoderLayer"]}
+    assert launch.values == {"resume": "auto", "wrap": ["LlamaDecoderLayer"], "reshard_after_forward": False}
     assert arguments.max_steps == 3
 
 

@@ -93,7 +93,7 @@ ROWS = (
     refused("half_precision_backend", "bf16 is torch's own: leave it auto"),
     moot("bf16_full_eval", "evaluations compute as training does"),
     refused("fp16_full_eval", "evaluations compute as training does: set bf16"),
-    honoured("tf32", "transformers sets torch's own switch when the arguments are made"),
+    honoured("tf32", "tf32; transformers sets torch's own switch when the arguments are made, too"),
     moot("local_rank", "torchrun's environment says it", lambda value: True),
     refused("ddp_backend", "the process group is gloo on CPUs, and on GPUs nccl with gloo: leave it out", lambda value: value in ("gloo", "nccl", "cpu:gloo,cuda:nccl")),
     refused("tpu_num_cores", _TPU + ": leave it out"),

@@ -44,7 +44,7 @@ TRAINER_ARGS: Mapping[str, Key] = {
     "output_dtype": Key("moot", "losses are computed in float32"),
     **{name: Key("honoured", ours) for name, ours in DEGREES.items()},
     "freeze_modules": Key("honoured", "frozen"),
-    "fsdp_config": Key("honoured", "wrap"),
+    "fsdp_config": Key("honoured", "wrap, reshard_after_forward"),
     "use_muon": Key("honoured", "optim muon"),
     "enable_profiler": Key("honoured", "profile"),
     "profiler_config": Key("honoured", "profile"),
@@ -52,7 +52,7 @@ TRAINER_ARGS: Mapping[str, Key] = {
 OF_TRANSFORMERS_TOO = ("remove_unused_columns", "group_by_length", "fsdp_config")  # which are not passed on to it
 FSDP_CONFIG: Mapping[str, Key] = {
     "transformer_layer_cls_to_wrap": Key("honoured", "wrap"),
-    "reshard_after_forward": Key("moot", "blocks are gathered for each pass", lambda value: value is True),
+    "reshard_after_forward": Key("honoured", "reshard_after_forward"),
     "min_num_params": Key("refused", "blocks are sharded one by one: leave it out"),
     "xla": Key("refused", "there are no TPUs here: leave it out"),
     "xla_fsdp_v2": Key("refused", "there are no TPUs here: leave it out"),
@@ -101,6 +101,8 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         ]  # each must match
     if wrapped := fsdp.get("transformer_layer_cls_to_wrap"):
         values["wrap"] = [wrapped] if isinstance(wrapped, str) else list(wrapped)
+    if "reshard_after_forward" in fsdp:
+        values["reshard_after_forward"] = bool(fsdp["reshard_after_forward"])
     if said.get("use_muon"):
         values["optim"] = "muon"
     profiler = dict(said.get("profiler_config") or {})

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from ...errors import ConfigError
 from ...types import Batch, Processed
 from ..run.distributed import gather
+from ..run.precision import uses_tf32
 from .model import PackedModel
 from .proof_samples import followed, media_samples, other, pack_of, text_samples, with_last
 from .router import has_experts
@@ -59,7 +60,8 @@ _BFLOAT16 = Tolerances(two_packs=1e-3, alone=5e-2)
 
 def tolerances_of(model: PackedModel, *, bf16: bool) -> Tolerances:
     """bf16: the model computes in bfloat16 whatever its parameters are."""
-    is_float32 = not bf16 and next(model.parameters()).dtype == torch.float32
+    parameter = next(model.parameters())
+    is_float32 = not bf16 and parameter.dtype == torch.float32 and not uses_tf32(parameter.device)
     return _FLOAT32 if is_float32 else _BFLOAT16
 
 

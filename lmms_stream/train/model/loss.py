@@ -20,14 +20,20 @@ Head = Callable[[torch.Tensor], torch.Tensor]  # [n, H] -> logits [n, V]
 LOGITS_AT_ONCE = 1 << 26  # float32 values: 256 MiB
 
 
-def learnt_tokens(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def learnt_tokens(labels: torch.Tensor, *, num_learnt: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The positions at which a target is predicted, and those targets: int64[n] each, in their order.
 
     labels: int64[1, T], aligned with the inputs, IGNORED_LABEL where there is no target; position t predicts the label
-    at t + 1.
+    at t + 1. num_learnt: how many targets there are, as a batch knows; without it the host waits for the device.
     """
     targets = labels[0, 1:]
-    learnt = torch.nonzero(targets != IGNORED_LABEL)[:, 0]
+    is_learnt = targets != IGNORED_LABEL
+    if num_learnt is None:
+        learnt = torch.nonzero(is_learnt)[:, 0]
+        return learnt, targets[learnt]
+    positions = torch.arange(len(targets), device=labels.device)
+    slots = torch.where(is_learnt, is_learnt.cumsum(0) - 1, num_learnt)  # the last one is for what is not learnt
+    learnt = positions.new_zeros(num_learnt + 1).scatter_(0, slots, positions)[:num_learnt]
     return learnt, targets[learnt]
 
 

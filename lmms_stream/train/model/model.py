@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from ...errors import ConfigError
+from ...loader.collate import joined_bounds
 from ...processors.base import Processor
 from ...processors.families.family import Family, towers_of
 from ...processors.tokenizers import FastTokenizer
@@ -100,8 +101,8 @@ class PackedModel(torch.nn.Module):
 
     def forward(self, batch: Batch, packs: Sequence[Batch] = ()) -> PackLosses:
         """packs: those that the batch is joined of (default: it is one)."""
-        learnt, targets = learnt_tokens(batch.labels)
-        inputs = self._inputs(batch)
+        learnt, targets = learnt_tokens(batch.labels, num_learnt=batch.num_loss_tokens)
+        inputs = self._inputs(batch, packs)
         if self.router_weight and self.training:
             inputs["output_router_logits"] = True
         with self._towers_run(batch, inputs) as zero:
@@ -216,7 +217,7 @@ class PackedModel(torch.nn.Module):
                 "tokens: take the model's own tokenizer, or resize its embedding"
             )
 
-    def _inputs(self, batch: Batch) -> dict[str, Any]:
+    def _inputs(self, batch: Batch, packs: Sequence[Batch] = ()) -> dict[str, Any]:
         """The arguments of a transformers model that keep the segments of a pack apart.
 
         sdpa, eager and flex_attention do so where position_ids restart, but only without an attention mask and without
@@ -234,7 +235,7 @@ class PackedModel(torch.nn.Module):
             **self._token_inputs(batch),
         }
         if self.model.config._attn_implementation == SDPA_VARLEN:
-            inputs["cu_seq_lens_q"] = batch.cu_seqlens.cpu()
+            inputs["cu_seq_lens_q"] = joined_bounds(packs) if packs else batch.cu_seqlens.cpu()
         elif self.model.config._attn_implementation == "flash_attention_2":
             bounds = {"cu_seq_lens_q": batch.cu_seqlens, "cu_seq_lens_k": batch.cu_seqlens}
             inputs |= {**bounds, "max_length_q": batch.max_seqlen, "max_length_k": batch.max_seqlen}

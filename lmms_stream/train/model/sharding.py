@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from types import MethodType
 from typing import Any
 
 import torch
+import torch.fx.experimental._config as shape_config
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from ...errors import ConfigError
@@ -39,7 +41,9 @@ def shard_model(model: PackedModel | PlainModel, meshes: Meshes, *, config: Trai
     for part in (*blocks, model):
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
             use_all_parameters(part)
-        fully_shard(part, mesh=meshes.fsdp, mp_policy=policy)
+        options = {} if part is model else {"reshard_after_forward": config.reshard_after_forward}
+        fully_shard(part, mesh=meshes.fsdp, mp_policy=policy, **options)
+    prefetch(blocks, config.prefetch_blocks)
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         # Experts that no token of a rank's packs went to have no gradient there, and ranks would reduce other tensors.
         model.set_reduce_scatter_unused_params(True)
@@ -49,23 +53,56 @@ def shard_model(model: PackedModel | PlainModel, meshes: Meshes, *, config: Trai
     give_weights(model, weights, device=device)
 
 
+def prefetch(blocks: Sequence[torch.nn.Module], num_blocks: int) -> None:
+    """Have each block gather as many of those that run after it, in both directions; 0: torch's own order.
+
+    Blocks of one class run one after another; those of a tower of media and those of text each among themselves.
+    """
+    if not num_blocks:
+        return
+    by_class: dict[type, list[Any]] = {}
+    for block in blocks:
+        by_class.setdefault(type(block), []).append(block)
+    for row in by_class.values():
+        for index, block in enumerate(row):
+            block.set_modules_to_forward_prefetch(row[index + 1 : index + 1 + num_blocks])
+            block.set_modules_to_backward_prefetch(row[max(0, index - num_blocks) : index][::-1])
+
+
 def reshard(model: torch.nn.Module) -> None:
-    """Shard the root again: it stays gathered after a forward pass that no backward pass follows."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
+    """Shard the model again: parts of it stay gathered after a forward pass that no backward pass follows."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
-def compile_blocks(model: PackedModel | PlainModel) -> None:
+def compile_blocks(model: PackedModel | PlainModel, *, backend: str = "inductor") -> None:
     """Compile each block that was sharded, for packs of any length and number of samples.
 
     Call it once the attention is chosen: for another one blocks would be compiled again. Those of a tower of media are
     left as they are: transformers' code there splits patches by the list of their images or windows, so that each
-    number of these would be compiled anew.
+    number of these would be compiled anew. backend: torch's name of what compiles.
     """
+    # Else a graph is for packs of which two sizes happen to be equal, as those of the proof.
+    shape_config.use_duck_shape = False
     of_tower = {module for tower in model.towers.values() for module in tower.modules()}
     for block in model.model.modules():
         if isinstance(block, FSDPModule) and block not in of_tower:
-            block.compile(dynamic=True)
+            _leave_out_wrappers(block)
+            block.compile(dynamic=True, backend=backend)
+
+
+def _leave_out_wrappers(block: torch.nn.Module) -> None:
+    """Have parts of a block run their own forward methods, without what renames keywords of older versions.
+
+    transformers wraps forward methods by one function for all of them, whose graphs torch counts together, so that
+    each layer's and each attention's would be compiled until none is any more.
+    """
+    for module in block.modules():
+        forward = type(module).forward
+        if getattr(forward, "__module__", "").startswith("transformers") and hasattr(forward, "__wrapped__"):
+            if forward.__code__.co_filename.endswith("deprecation.py") and "forward" not in vars(module):
+                module.forward = MethodType(forward.__wrapped__, module)
 
 
 def blocks_of(model: PackedModel | PlainModel, wrap: Sequence[str]) -> list[torch.nn.Module]:

@@ -24,9 +24,9 @@ MIB = 1 << 20
 class Meter:
     """Makes the record of the steps since the last one; all ranks call it alike.
 
-    Between records nothing waits for the device, because losses are summed on it. The time of a record is that of its
-    steps without what is done `aside` (checkpoints, evaluation). objectives: those whose losses are logged.
-    peak: TFLOP/s of a device (default: by its name).
+    It never waits for the device: it is given the losses of a step with its norm, see run/reading.py. The time of a
+    record is that of its steps without what is done `aside` (checkpoints, evaluation). objectives: those whose losses
+    are logged. peak: TFLOP/s of a device (default: by its name).
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Meter:
         self._window = StepWindow(world.world_size, replication=world.replication)
         self._fetched = FetchCounts()
         self._objectives = objectives
-        self._losses = torch.zeros(len(objectives), 2, len(loader.sources), dtype=torch.float64, device=device)
+        self._losses = torch.zeros(len(objectives), 2, len(loader.sources), dtype=torch.float64)
         self._units = [0.0] * len(objectives)
         self._grad_norms: list[float] = []
         self._wait_s = self._aside_s = 0.0
@@ -100,7 +100,7 @@ class Meter:
         return counts, everyone[:: self._world.replication, len(mine) :].sum(axis=0).tolist()
 
     def end_step(self, losses: torch.Tensor, units: Sequence[float], *, grad_norm: float) -> None:
-        """losses: this rank's sums by source, then their units: float64[objectives, 2, sources], on the device.
+        """losses: this rank's sums by source, then their units: float64[objectives, 2, sources], on the CPU.
 
         units: of each objective, of all ranks.
         """
@@ -110,7 +110,7 @@ class Meter:
 
     def record(self) -> dict[str, Any]:
         """Figures of the steps since the last record: averages and rates over them, counts in all of them."""
-        fetched, losses_here = self._loader.fetched, self._losses.flatten().tolist()  # tolist waits for the device
+        fetched, losses_here = self._loader.fetched, self._losses.flatten().tolist()
         memory = self._memory()
         mine = [*losses_here, *fetched, *memory.values()]
         everyone = gather(mine, self._world.world_size)

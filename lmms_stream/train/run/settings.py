@@ -20,7 +20,7 @@ _AT_LEAST_1 = (
 )  # fmt: skip
 _AT_LEAST_0 = (
     "save_steps", "eval_steps", "num_workers", "warmup_steps", "warmup_tokens", "max_skipped_steps", "z_loss", "seed",
-    "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay",
+    "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay", "prefetch_blocks",
 )  # fmt: skip
 _ABOVE_0 = ("max_grad_norm", "timeout_s", "peak_tflops")
 
@@ -105,7 +105,17 @@ class TrainConfig:
     replication: int | None = None  # ranks that read the same packs: it follows from the degrees above, see group_ranks
     # classes of the blocks that are sharded one by one (default: what the model says)
     wrap: list[str] = field(default_factory=list)
-    bf16: bool = False  # computed with in bfloat16, whatever the parameters are
+    bf16: bool | None = None  # computed with in bfloat16, whatever the parameters are (default: on GPUs that have it)
+    # products of float32 numbers in TF32, on GPUs that have it (default: where bf16 is computed in, else as torch is set)
+    tf32: bool | None = None
+    # "unsharded": the gradients of a step's micro-batches are summed over ranks once, after the last, and take as much
+    # memory until then as the whole model in float32; "sharded": after each; "auto": unsharded on GPUs that have four
+    # times that memory free (see docs/speed.md)
+    accumulate: Literal["auto", "sharded", "unsharded"] = "auto"
+    # false: blocks stay gathered between their forward and backward pass, and from one micro-batch to the next, which
+    # takes the memory of the whole model; true: they are gathered again
+    reshard_after_forward: bool = True
+    prefetch_blocks: int = 0  # blocks that are gathered ahead of the one that runs (0: as torch does, one where it can)
     gradient_checkpointing: bool = False  # blocks run again in the backward pass, and keep less in memory
     torch_compile: bool = False  # of each block
     seed: int = 0  # of what a model draws, as for dropout

@@ -74,7 +74,7 @@ class Bagel:
         latents = self._latents(batch.inputs, latent_size, batch.input_ids.device)
         drawn = draw_blocks(packs, draw, latent_size=latent_size, timestep_shift=self.timestep_shift)
         made, expected = run_blocks(model, batch, drawn, latents)
-        _, targets = learnt_tokens(batch.labels)
+        _, targets = learnt_tokens(batch.labels, num_learnt=batch.num_loss_tokens)
         tokens, _ = losses_of_logits(made.logits, targets)
         errors = (made.velocity.float() - expected).square().mean(dim=-1)
         return {

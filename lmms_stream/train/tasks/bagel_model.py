@@ -91,7 +91,7 @@ def run_blocks(
         times=times,
         latent_positions=inputs.get("vae_positions", torch.zeros(0, dtype=torch.int64, device=device)),
         latent_tokens=torch.from_numpy(drawn.blocks.inside(LATENTS)).to(device),
-        predicting=learnt_tokens(batch.labels)[0],
+        predicting=learnt_tokens(batch.labels, num_learnt=batch.num_loss_tokens)[0],
         made=torch.nonzero(is_made)[:, 0],
     )
     made = model(lambda inner: tuple(inner(given)))

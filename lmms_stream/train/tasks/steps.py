@@ -25,7 +25,8 @@ class TaskSteps:
 
     per_device_batch: packs in one forward pass. num_averaged: ranks over which FSDP averages gradients. losses: the
     sums of each objective over packs, given the model, what they are joined to, themselves, and the units by which the
-    sums are divided later (default: the task's). between: called between two forward passes of a step. seed: of what
+    sums are divided later (default: the task's). between: called between two forward passes of a step; begin_pass:
+    before each, is_last: of its step. seed: of what
     the task draws at random.
     """
 
@@ -40,13 +41,14 @@ class TaskSteps:
         num_averaged: int,
         losses: Losses | None = None,
         between: Callable[[], object] = lambda: None,
+        begin_pass: Callable[[bool], object] = lambda is_last: None,
         seed: int = 0,
     ):
         self._task, self._model, self._device = task, model, device
         self._losses: Losses = losses or (lambda model, batch, packs, _: self.task_losses(model, batch, packs))
         self._draws = "draw" in inspect.signature(task.losses).parameters
         self.draw = Draw(seed=seed, step=None)
-        self._between = between
+        self._between, self._begin_pass = between, begin_pass
         self._num_averaged, self._sources, self._per_device_batch = num_averaged, tuple(sources), per_device_batch
         self.objectives = tuple(task.objectives(model))
         self.logged = tuple(each for each in self.objectives if each.is_logged)
@@ -86,6 +88,7 @@ class TaskSteps:
             if start:
                 self._between()
             together = packs[start : start + self._per_device_batch]
+            self._begin_pass(start + self._per_device_batch >= len(packs))
             sums = self._run(together, by_name)
             loss = sum(sums[each.name].total * scale for each, scale in zip(self.objectives, scales, strict=True))
             assert isinstance(loss, torch.Tensor)

@@ -1,0 +1,94 @@
+"""What a step does besides arithmetic: collectives, and reads of tensors for which the host waits for the device.
+
+On a CPU nothing waits for a device. Reads are counted there as they would be on a GPU: those of tensors that lie in the
+memory of the host there, too (batches before they are copied, counts that ranks exchange), are left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_COLLECTIVES = {
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+    "c10d::allreduce_": "all_reduce",
+    "c10d::_allgather_base_": "all_gather",
+    "c10d::allgather_into_tensor_coalesced_": "all_gather",
+    "c10d::broadcast_": "broadcast",
+    "c10d::alltoall_base_": "all_to_all",
+}
+_CALLS = {getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu", "__array__")}
+_OPERATIONS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
+# Functions of this project that read what is on the host.
+_ON_HOST = {
+    "count_step", "gather", "units", "check_tokens", "check_lengths", "join", "seed_step", "begin_step", "record",
+    "total", "agree", "_sample_ids", "_attend", "router_loss",
+}  # fmt: skip
+_HOME = str(Path(__file__).parents[2])
+
+
+@contextmanager
+def collectives() -> Iterator[Counter[str]]:
+    """Gives the number of collectives inside by what they do, on this rank; it is filled at the end."""
+    counts: Counter[str] = Counter()
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        yield counts
+    for event in found.events():
+        if event.name in _COLLECTIVES:
+            counts[_COLLECTIVES[event.name]] += 1
+
+
+@contextmanager
+def reads() -> Iterator[Counter[str]]:
+    """Gives the number of reads inside that wait for the device, by the line that makes them."""
+    counts: Counter[str] = Counter()
+    with _Operations(counts), _Calls(counts):
+        yield counts
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, counts: Counter[str]):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counts = counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _OPERATIONS:
+            _count(self._counts)
+        return func(*args, **(kwargs or {}))
+
+
+class _Calls(TorchFunctionMode):
+    """The calls that wait without an operation of torch's where a tensor is on the CPU."""
+
+    def __init__(self, counts: Counter[str]):
+        super().__init__()
+        self._counts = counts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _CALLS:
+            _count(self._counts)
+        return func(*args, **(kwargs or {}))
+
+
+def _count(counts: Counter[str]) -> None:
+    frame: FrameType | None = sys._getframe(2)
+    line: str | None = None
+    while frame is not None:
+        code = frame.f_code
+        is_ours = code.co_filename.startswith(_HOME) and code.co_filename != __file__
+        if is_ours and code.co_name in _ON_HOST:
+            return
+        if line is None and (is_ours or "transformers" in code.co_filename):
+            line = f"{Path(code.co_filename).name}:{code.co_name}"
+        frame = frame.f_back
+    counts[line or "torch"] += 1

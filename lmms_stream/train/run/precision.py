@@ -1,0 +1,39 @@
+"""The number formats that a run computes in."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from .settings import TrainConfig
+
+logger = logging.getLogger("lmms_stream")
+
+
+def with_precision(config: TrainConfig) -> TrainConfig:
+    """The config with bf16 decided: where it says nothing, on GPUs that compute in bfloat16."""
+    if config.bf16 is not None:
+        return config
+    return replace(config, bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported())
+
+
+def set_tf32(config: TrainConfig, device: torch.device) -> None:
+    """Set how a GPU multiplies float32 numbers, and log it; on CPUs nothing is set."""
+    if device.type != "cuda":
+        return
+    if config.tf32 or (config.tf32 is None and config.bf16):
+        torch.set_float32_matmul_precision("high")
+    elif config.tf32 is False:
+        torch.set_float32_matmul_precision("highest")
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        computed = "bfloat16" if config.bf16 else "the format of the parameters"
+        logger.info("numbers: computed in %s; products of float32 numbers in TF32: %s", computed,
+                    "yes" if uses_tf32(device) else "no")  # fmt: skip
+
+
+def uses_tf32(device: torch.device) -> bool:
+    """Whether products of float32 numbers are rounded to TF32 on a device."""
+    return device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"

@@ -1,0 +1,86 @@
+"""A job: gradients of a step of several micro-batches, summed over ranks in each way, and the collectives of it.
+
+Its argument is a folder, with the datasets "text", "short" and "media". There come `<case>-<rank>.pt`, each a list with
+one item for each way: gradients, collectives, and whether each pack of the rank has media.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.report.step_costs import collectives
+from lmms_stream.train.run.distributed import init_distributed
+from lmms_stream.train.run.settings import TrainConfig
+from lmms_stream.train.trainer import FSDP2SFTTrainer
+
+from tests.train import vision
+
+from .sharding_job import whole
+from .test_experts import EXPERTS
+from .test_sharding import LORA, TIED
+
+TIMEOUT_S = 60.0
+WAYS: tuple[dict[str, Any], ...] = (
+    {"accumulate": "sharded"},
+    {"accumulate": "unsharded"},
+    {"accumulate": "unsharded", "reshard_after_forward": False, "prefetch_blocks": 2},
+)
+CASES: dict[str, dict[str, Any]] = {
+    "text": {"model": TIED},
+    "auto": {"model": TIED, "ways": ({"accumulate": "auto"},)},
+    "frozen": {"model": TIED, "train": {"frozen": ["lm_head.*", "*.layers.0.*"]}},
+    "lora": {"model": LORA},
+    "experts": {"model": EXPERTS, "data": "short", "packing_length": 8},
+    "copies": {"model": TIED, "train": {"shard_ranks": 1}, "ways": WAYS[:2]},
+    "again": {"model": TIED, "train": {"gradient_checkpointing": True}, "ways": WAYS[1:]},
+    "vision": {"model": None, "data": "media", "packing_length": 46},
+}
+NUM_MICRO_BATCHES = 4
+
+
+def run(case: dict[str, Any], way: dict[str, Any], folder: Path) -> dict[str, Any]:
+    world, _ = init_distributed(TIMEOUT_S)
+    model = vision.build("qwen2_5_vl") if case["model"] is None else ModelConfig(**case["model"]).build()
+    processor = vision.Processor(model, "both") if case["model"] is None else TokensProcessor()
+    dataset = PackedStreamingDataset(
+        folder / case.get("data", "text"), processor=processor, world=world,
+        packing=PackingConfig(packing_length=case.get("packing_length", 128)), order=OrderConfig(num_canonical_nodes=2),
+    )  # fmt: skip
+    settings = {"global_batch": NUM_MICRO_BATCHES * 2, "max_steps": 1, "num_workers": 0, "timeout_s": TIMEOUT_S}
+    args = TrainConfig(**{"output_dir": str(folder / "out"), **settings, **case.get("train", {}), **way})
+    trainer = FSDP2SFTTrainer(model, args, dataset)
+    trainer.build()
+    trainer.model.train()
+    batches = next(trainer.data.steps_of(iter(trainer.loader)))
+    _, units = trainer.meter.begin_step(batches, trainer.steps.units(batches), told_to_stop=False, save_failed=False)
+    with collectives() as counts:
+        trainer.training_step(batches, units)
+    kinds = ("reduce_scatter", "all_reduce", "all_gather")
+    return {
+        "gradients": {
+            name: whole(value.grad) for name, value in trainer.model.named_parameters() if value.grad is not None
+        },
+        "collectives": {kind: counts[kind] for kind in kinds},
+        "has_media": [bool(batch.inputs) for batch in batches],
+    }
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    world, _ = init_distributed(TIMEOUT_S)
+    for name, case in CASES.items():
+        torch.save([run(case, way, folder) for way in case.get("ways", WAYS)], folder / f"{name}-{world.rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

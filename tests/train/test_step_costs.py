@@ -1,0 +1,72 @@
+"""A step reads the device once, whatever it accumulates, and sums and records are those of the values read."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lmms_stream.signals import StopSignal
+from lmms_stream.train.loop import Loop
+from lmms_stream.train.model.loss import learnt_tokens
+from lmms_stream.train.report.step_costs import reads
+from lmms_stream.train.run.reading import read
+
+from ..conftest import write_tokens
+from .runs import trainer_of, write_run
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optim": "muon", "ema_decay": 0.9},
+        {"per_device_batch": 2, "logging_steps": 2},
+    ],
+    ids=["each", "together"],
+)
+def test_a_step_reads_the_device_once(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Of four packs, with the record of the step."""
+    write_tokens(tmp_path / "data", num_samples=200)
+    run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, global_batch=4, **settings)
+    trainer = trainer_of(run, "model.attention=sdpa")
+    trainer.build()
+    with StopSignal() as stop, trainer.run_log.running(trainer.schedule, step=0, position=0):
+        trainer.model.train()
+        trainer.meter.start()
+        loop, found = Loop(trainer, stop), []
+        for batches, _ in zip(trainer.data.steps_of(iter(trainer.loader)), range(2), strict=False):
+            with reads() as counts:
+                stopped = loop.train_step(batches)
+                loop.log()
+            assert not stopped
+            found.append(dict(counts))
+    assert found == [{"reading.py:read": 1}] * 2
+
+
+def test_reads_that_wait_for_the_device_are_counted_by_their_lines() -> None:
+    """So that the test above would find one."""
+    values = torch.arange(3)
+    with reads() as counts:
+        learnt_tokens(values[None])  # without their number
+        assert float(values.sum()) == 3
+        assert values.tolist() == [0, 1, 2]
+        assert values.any()
+    assert counts == {"loss.py:learnt_tokens": 1, "torch": 3}
+
+
+def test_the_norm_and_the_losses_are_read_as_they_are() -> None:
+    losses = torch.tensor([[[0.1, 1e300], [3.0, 0.0]]], dtype=torch.float64)
+    norm, found = read(torch.tensor(0.1), losses)
+    assert norm == float(torch.tensor(0.1))
+    assert torch.equal(found, losses)
+    assert math.isnan(read(torch.tensor(math.nan), losses)[0])
+
+
+@pytest.mark.parametrize("labels", [[-100, 5, -100, 6], [-100] * 4, [-100, 1, 2, 3], [-100]])
+def test_targets_whose_number_is_known_are_those_that_are_looked_for(labels: list[int]) -> None:
+    given = torch.tensor([labels])
+    found = learnt_tokens(given, num_learnt=sum(label != -100 for label in labels))
+    for one, other in zip(found, learnt_tokens(given), strict=True):
+        assert torch.equal(one, other)
