@@ -101,7 +101,7 @@ class Parts:
     def _flops(self) -> ModelFlops | None:
         """None for models that are no language models, whose arithmetic is not known here."""
         model: torch.nn.Module = self.model
-        return model_flops(model.model, towers=model.towers.values()) if isinstance(model, PackedModel) else None
+        return model_flops(model.model, towers=model.towers) if isinstance(model, PackedModel) else None
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:

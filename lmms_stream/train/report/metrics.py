@@ -57,7 +57,7 @@ def count_step(
     lengths = np.concatenate([np.diff(each) for each in bounds]).astype(np.int64)
     num_tokens, num_loss_tokens = int(lengths.sum()), sum(batch.num_loss_tokens for batch in batches)
     packs = [int(bound[-1]) for bound, batch in zip(bounds, batches, strict=True) if len(batch.sample_ids)]
-    grids = [tensor.numpy() for batch in batches for name, tensor in batch.inputs.items() if name.endswith("_grid_thw")]
+    inputs = [batch.inputs for batch in batches]
     return StepCounts(
         num_loss_tokens=num_loss_tokens,
         num_tokens=num_tokens,
@@ -65,7 +65,7 @@ def count_step(
         capacity=sum(packing_lengths[batch.source] for batch in batches if len(batch.sample_ids)),
         num_positions=sum(batch.num_tokens for batch in batches),
         cost=int(np.dot(lengths, lengths)) + LINEAR_COST * num_tokens,
-        flops=flops.of(lengths, num_loss_tokens=num_loss_tokens, grids=grids) if flops is not None else 0.0,
+        flops=flops.of(lengths, num_loss_tokens=num_loss_tokens, inputs=inputs) if flops is not None else 0.0,
         wait_s=wait_s,
         num_told_to_stop=told_to_stop,
         num_failed_saves=save_failed,
