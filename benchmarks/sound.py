@@ -10,8 +10,9 @@ after thousands of packs than after some hundred.
    each batch of four chats. Seconds are those of an epoch, from opening the dataset to the last batch, best of the
    rounds, in which the two take turns, each in a process that has done its imports and processed a chat. CPU seconds
    are those of the process and its workers together.
-2. Private memory of a worker, and of its consumer, after more and more packs, epoch after epoch; what counts as no
-   growth is as in memory.py.
+2. Private memory of a worker, and of its consumer, after more and more packs, epoch after epoch: the least of the last
+   NUM_INSTANTS packs, as a recording that is being decoded takes memory for a moment. What counts as no growth is as in
+   memory.py.
 
     python benchmarks/sound.py
     python benchmarks/sound.py --chats 24 --rounds 1 --packs 100 --first 20 --kinds sound
@@ -38,6 +39,7 @@ MIN_TIMES_FILES = {"sound": 1.0, "video": 2.0, "omni": 2.0}  # of CPU time
 FAMILIES = {"sound": "Qwen2-Audio", "video": "Qwen2.5-VL", "omni": "Qwen2.5-Omni"}
 LONGEST = {"sound": 1024, "video": 2816, "omni": 2816}  # tokens of a chat at most
 NUM_MEASURED = 8  # times that memory is
+NUM_INSTANTS = 40
 IMPORTED = (
     "torch", "streaming", "soundfile", "soxr", "av", "transformers.models.qwen2_5_vl.processing_qwen2_5_vl",
     "transformers.models.qwen2_audio.processing_qwen2_audio",
@@ -80,13 +82,17 @@ def row(name: str, each: Epoch, mine: Epoch, chats: int) -> list[str]:
 
 
 def read(job: Job, counts: Sequence[int]) -> dict[str, list[Memory]]:
-    """Memory of a worker and of its consumer after each of `counts` packs."""
+    """Memory of a worker and of its consumer up to each of `counts` packs."""
     found: dict[str, list[Memory]] = {"consumer": [], "worker": []}
+    instants: list[tuple[Memory, Memory]] = []
     for number, _ in enumerate(our_loader(job, num_workers=1, endless=True), 1):
-        if number in counts:
+        if any(count - NUM_INSTANTS < number <= count for count in counts):
             (worker,) = multiprocessing.active_children()
-            found["consumer"].append(memory_of("self", number))
-            found["worker"].append(memory_of(worker.pid or 0, number))
+            instants.append((memory_of("self", number), memory_of(worker.pid or 0, number)))
+        if number in counts:
+            for name, series in zip(found, zip(*instants, strict=True), strict=True):
+                found[name].append(min(series, key=lambda each: each.anonymous))
+            instants.clear()
         if number == counts[-1]:
             break
     return found

@@ -301,6 +301,31 @@ def test_towers_run_in_the_same_order_whatever_a_pack_holds(family: str, tiny: d
     assert all(calls == found[0] for calls in found)
 
 
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_logits_are_made_some_at_a_time_with_the_losses_and_gradients_of_all_at_once(
+    family: str, tiny: dict[str, Tiny]
+) -> None:
+    one = tiny[family]
+    packed = one.packed().train()
+    prove_packing(packed, device=CPU)
+    assert packed.logits_way == "chunks"
+    sizes: list[int] = []  # of logits
+    packed.model.get_output_embeddings().register_forward_hook(lambda _, __, made: sizes.append(made.numel()))
+    for samples in one.kinds().values():
+        batch, found = collate(samples, range(len(samples))), {}
+        for way in ("whole", "chunks"):
+            packed.logits_way = way
+            packed.zero_grad()
+            sizes.clear()
+            losses = packed(batch).tokens
+            losses.sum().backward()
+            found[way] = losses.detach(), gradients_of(packed)
+        assert max(sizes) <= batch.num_loss_tokens * packed.vocab_size < batch.num_tokens * packed.vocab_size
+        torch.testing.assert_close(found["chunks"][0], found["whole"][0], rtol=1e-5, atol=1e-5)
+        for name, gradient in found["whole"][1].items():
+            torch.testing.assert_close(found["chunks"][1][name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
 @pytest.mark.parametrize("frozen", [[], ["*audio_tower.*", "*visual.*"], ["*audio_tower.conv*", "*.layers.0.*"]])
 @pytest.mark.parametrize("family", SOUND_FAMILIES)
 def test_the_flops_of_sounds_are_what_torch_counts(family: str, frozen: list[str], tiny: dict[str, Tiny]) -> None:

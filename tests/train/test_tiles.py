@@ -88,8 +88,8 @@ def test_samples_with_media_are_proven_to_be_kept_apart(name: str) -> None:
 @pytest.mark.parametrize("frozen", [[], ["*vision*"], ["*vision*", "*projector*", "*connector*"]])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_flops_of_tiles_are_what_torch_counts(name: str, frozen: list[str]) -> None:
-    """Of each sample alone, in eager attention, which computes what a window hides, with all experts, which transformers
-    runs; a head that pools a tile for nothing is not counted here."""
+    """Of each sample alone, in eager attention, which computes what a window hides, with all experts, as transformers
+    runs them; a head that pools a tile for nothing is not counted here."""
     from torch.utils.flop_counter import FlopCounterMode
 
     packed = packed_model(name, attention="eager").train()

@@ -65,9 +65,7 @@ class ModelFlops:
         return total + sum(tower.of(of_batch) for tower in self.towers for of_batch in inputs)
 
 
-def model_flops(
-    model: PreTrainedModel, *, towers: Mapping[str, torch.nn.Module] | None = None
-) -> ModelFlops | None:
+def model_flops(model: PreTrainedModel, *, towers: Mapping[str, torch.nn.Module] | None = None) -> ModelFlops | None:
     """The formula for a decoder of text, with the towers that read its media: kind of media -> tower.
 
     None for other models, for which it does not hold, and where the formula of a tower is not known.

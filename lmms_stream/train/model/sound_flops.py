@@ -98,9 +98,7 @@ def sound_flops(tower: torch.nn.Module, config: Any, *, behind: Sequence[torch.n
     if not n_window:
         return SoundFlops(**shared, chunk=0, window=0, padded=2 * config.max_source_positions)
     chunks = int(getattr(config, "n_window_infer", 0) or 0) // (2 * n_window)
-    return SoundFlops(
-        **shared, chunk=2 * n_window, window=chunks * _halved(2 * n_window, halvings), padded=0
-    )
+    return SoundFlops(**shared, chunk=2 * n_window, window=chunks * _halved(2 * n_window, halvings), padded=0)
 
 
 def _halved(count: int, times: int) -> int:

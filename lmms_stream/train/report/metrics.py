@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...plan.assign import LINEAR_COST
 from ...types import Batch
 from ..model.flops import ModelFlops
+from ..model.image_flops import ImageFlops
 
 WINDOW_STEPS = 1000  # quantiles of waiting times are taken over so many steps
 
@@ -47,7 +48,7 @@ def count_step(
     batches: Sequence[Batch],
     *,
     packing_lengths: Mapping[str, int],
-    flops: ModelFlops | None,
+    flops: ModelFlops | ImageFlops | None,
     wait_s: float,
     told_to_stop: bool,
     save_failed: bool,
