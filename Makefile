@@ -52,6 +52,7 @@ bench: setup
 	$(BIN)/python benchmarks/indexing.py
 	$(BIN)/python benchmarks/vision_training.py
 	$(BIN)/python benchmarks/vision_memory.py
+	$(BIN)/python benchmarks/sound.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/rollout.py
 	$(BIN)/python benchmarks/s3.py

@@ -67,23 +67,34 @@ def write_clips(folder: Path, num_clips: int, *, seed: int) -> Path:
     return path
 
 
-def save_processor(folder: Path, texts: list[str]) -> Path:
+def save_processor(
+    folder: Path, texts: list[str], *, num_bins: int = NUM_BINS, seconds: int = SECONDS, vocabulary: int = VOCABULARY
+) -> Path:
     """A Qwen2-Audio processor whose tokenizer was trained on texts, as save_pretrained writes it."""
+    from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
+
+    tokenizer = save_tokenizer(folder, texts, tokens=TOKENS, vocabulary=vocabulary)
+    sounds = WhisperFeatureExtractor(feature_size=num_bins, chunk_length=seconds)
+    Qwen2AudioProcessor(sounds, tokenizer, chat_template=TEMPLATE).save_pretrained(folder)
+    return folder
+
+
+def save_tokenizer(
+    folder: Path, texts: list[str], *, tokens: tuple[str, ...], vocabulary: int = VOCABULARY, **named: Any
+) -> Any:
+    """A tokenizer that was trained on texts, with further tokens. named: of Qwen2TokenizerFast."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import Qwen2AudioProcessor, Qwen2TokenizerFast, WhisperFeatureExtractor
+    from transformers import Qwen2TokenizerFast
 
     folder.mkdir(parents=True)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    size = VOCABULARY - len(TOKENS) - 1
+    size = vocabulary - len(tokens) - 1
     bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False))
     bpe.model.save(str(folder))
     files = (str(folder / name) for name in ("vocab.json", "merges.txt"))
-    tokenizer = Qwen2TokenizerFast(*files, additional_special_tokens=list(TOKENS))
-    sounds = WhisperFeatureExtractor(feature_size=NUM_BINS, chunk_length=SECONDS)
-    Qwen2AudioProcessor(sounds, tokenizer, chat_template=TEMPLATE).save_pretrained(folder)
-    return folder
+    return Qwen2TokenizerFast(*files, additional_special_tokens=list(tokens), **named)
 
 
 def model_fields(audio_token_id: int) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from measure import THREAD_SETTINGS, in_fresh_process, print_table, verdict
 from photographs import save_tiny_processor, stored_chats, write_arrow, write_chunks, write_files, write_mds
@@ -63,7 +64,7 @@ class Epoch:
     patches: int
 
 
-def epoch(contestant: Contestant, job: Job) -> Epoch:
+def epoch(contestant: Contestant, job: Any) -> Epoch:
     import torch
 
     torch.set_num_threads(1)
@@ -80,13 +81,18 @@ def cpu_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def measured(contestants: Mapping[str, tuple[Contestant, Job]], rounds: int) -> dict[str, Epoch]:
-    """The best of each. A job with a cache is measured twice, with the cache empty and then full."""
+def measured(
+    contestants: Mapping[str, tuple[Contestant, Any]], rounds: int, imported: tuple[str, ...] = IMPORTED
+) -> dict[str, Epoch]:
+    """The best of each. A job with a cache is measured twice, with the cache empty and then full.
+
+    imported: modules that every process has before its contestant begins.
+    """
     best: dict[str, Epoch] = {}
     for _ in range(rounds):
         for name, (contestant, job) in contestants.items():
             for suffix in (", cold", ", warm") if job.cache else ("",):
-                each, _ = in_fresh_process(epoch, contestant, job, imported=IMPORTED, timeout_s=TIMEOUT_S)
+                each, _ = in_fresh_process(epoch, contestant, job, imported=imported, timeout_s=TIMEOUT_S)
                 known = best.get(name + suffix, each)
                 if (each.tokens, each.patches) != (known.tokens, known.patches):
                     raise SystemExit(f"{name}: {each} and {known} are not of the same chats")

@@ -12,8 +12,9 @@ from ..errors import ConfigError
 from .checkpoint.saving import RunSaver
 from .model.accumulation import accumulation_of
 from .model.flops import ModelFlops, model_flops
+from .model.image_flops import ImageFlops, image_flops
 from .model.model import PackedModel
-from .model.sharding import compile_blocks, shard_model
+from .model.sharding import compile_blocks, freeze, shard_model
 from .model.tensor_parallel import cut_heads_told
 from .model.towers import family_of
 from .predictions import check_text
@@ -33,6 +34,7 @@ class Parts:
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
         self.names: dict[int, str] = {}  # of parameters as they were before the model was sharded, by id
+        self._image_flops: ImageFlops | None = None  # of a task whose units are images
         # Those that were made last: an overridden method may set them instead of returning them, and read them again.
         self.set_optimizer: torch.optim.Optimizer | None = None
         self.set_scheduler: LRScheduler | None = None
@@ -54,6 +56,9 @@ class Parts:
         if trainer.functions.compute_metrics is not None:
             check_text(packed, "compute_metrics")
         self.names = names_of_parameters(packed)
+        if (run_one := getattr(trainer.task, "run_one", None)) is not None:
+            freeze(packed.model, trainer.config.frozen)
+            self._image_flops = image_flops(packed.model, run_one)
         self._shard(packed)
         return packed
 
@@ -107,10 +112,12 @@ class Parts:
         )
 
     @property
-    def _flops(self) -> ModelFlops | None:
-        """None for models that are no language models, whose arithmetic is not known here."""
+    def _flops(self) -> ModelFlops | ImageFlops | None:
+        """None for models whose arithmetic is not known here."""
         model: torch.nn.Module = self.model
-        return model_flops(model.model, towers=model.towers.values()) if isinstance(model, PackedModel) else None
+        if not isinstance(model, PackedModel):
+            return self._image_flops
+        return model_flops(model.model, towers=model.towers)
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from lmms_stream.train.checkpoint.checkpoint import Checkpointer
 from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing
+from lmms_stream.train.model.flops import model_flops
 from lmms_stream.train.model.model import PackedModel
+from lmms_stream.train.model.sharding import freeze
 from lmms_stream.train.model.towers import family_of
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.types import Batch, Processed
@@ -296,6 +299,53 @@ def test_towers_run_in_the_same_order_whatever_a_pack_holds(family: str, tiny: d
         packed(collate(samples, range(len(samples)))).tokens.sum().backward()
         found.append([*calls])
     assert all(calls == found[0] for calls in found)
+
+
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_logits_are_made_some_at_a_time_with_the_losses_and_gradients_of_all_at_once(
+    family: str, tiny: dict[str, Tiny]
+) -> None:
+    one = tiny[family]
+    packed = one.packed().train()
+    prove_packing(packed, device=CPU)
+    assert packed.logits_way == "chunks"
+    sizes: list[int] = []  # of logits
+    packed.model.get_output_embeddings().register_forward_hook(lambda _, __, made: sizes.append(made.numel()))
+    for samples in one.kinds().values():
+        batch, found = collate(samples, range(len(samples))), {}
+        for way in ("whole", "chunks"):
+            packed.logits_way = way
+            packed.zero_grad()
+            sizes.clear()
+            losses = packed(batch).tokens
+            losses.sum().backward()
+            found[way] = losses.detach(), gradients_of(packed)
+        assert max(sizes) <= batch.num_loss_tokens * packed.vocab_size < batch.num_tokens * packed.vocab_size
+        torch.testing.assert_close(found["chunks"][0], found["whole"][0], rtol=1e-5, atol=1e-5)
+        for name, gradient in found["whole"][1].items():
+            torch.testing.assert_close(found["chunks"][1][name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("frozen", [[], ["*audio_tower.*", "*visual.*"], ["*audio_tower.conv*", "*.layers.0.*"]])
+@pytest.mark.parametrize("family", SOUND_FAMILIES)
+def test_the_flops_of_sounds_are_what_torch_counts(family: str, frozen: list[str], tiny: dict[str, Tiny]) -> None:
+    """Torch counts a masked row as if all its positions saw each other, and convolutions over the padding of a chunk,
+    so clips are whole chunks."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    one = tiny[family]
+    packed = one.packed("eager").train()
+    freeze(packed.model, [each for each in frozen if any(fnmatch(n, each) for n, _ in packed.model.named_parameters())])
+    flops = model_flops(packed.model, towers=packed.towers)
+    assert flops is not None
+    frames = {"qwen2_audio": 300, "qwen2_5_omni": 40, "qwen3_omni": 100}[family]
+    parts = [("audio", clip(160 * frames))] + ([] if family == "qwen2_audio" else [("image", picture(90, 60))])
+    sample = one.sample(*parts)
+    batch = collate([sample], [0])
+    with FlopCounterMode(display=False) as counter:
+        packed.model(**plain_inputs(one, sample, packed.media_model)).logits.sum().backward()
+    found = flops.of(np.array([batch.num_tokens]), num_loss_tokens=batch.num_tokens, inputs=[batch.inputs])
+    assert found == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 @pytest.mark.parametrize("family", SOUND_FAMILIES)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fnmatch import fnmatch
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate, join
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.flops import model_flops
+from lmms_stream.train.model.sharding import freeze
 
 from tests.processors.tile_vlm import TINY
 
@@ -79,7 +83,32 @@ def test_samples_with_media_are_proven_to_be_kept_apart(name: str) -> None:
     model = packed_model(name, attention="auto").train()
     prove_packing(model, device=CPU)
     assert model.model.config._attn_implementation == "sdpa"
-    assert model_flops(model.model, towers=model.towers.values()) is None
+
+
+@pytest.mark.parametrize("frozen", [[], ["*vision*"], ["*vision*", "*projector*", "*connector*"]])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_flops_of_tiles_are_what_torch_counts(name: str, frozen: list[str]) -> None:
+    """Of each sample alone, in eager attention, which computes what a window hides, with all experts, as transformers
+    runs them; a head that pools a tile for nothing is not counted here."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    packed = packed_model(name, attention="eager").train()
+    for path, module in packed.model.named_modules():
+        if path.endswith("vision_model.head"):
+            module.forward = lambda hidden: hidden.mean(1)
+    names = [path for path, _ in packed.model.named_parameters()]
+    freeze(packed.model, [each for each in frozen if any(fnmatch(path, each) for path in names)])
+    text = packed.model.config.get_text_config()
+    text.num_experts_per_tok = getattr(text, "num_local_experts", None)
+    flops = model_flops(packed.model, towers=packed.towers)
+    assert flops is not None
+    flops = replace(flops, per_pair={None: sum(flops.per_pair.values())})
+    for sample in samples_of(name, "media"):
+        batch = collate([sample], [0])
+        with FlopCounterMode(display=False) as counter:
+            plain_logits(packed.model, sample).sum().backward()
+        found = flops.of(np.array([batch.num_tokens]), num_loss_tokens=batch.num_tokens, inputs=[batch.inputs])
+        assert found == pytest.approx(counter.get_total_flops(), rel=0.02), batch.inputs.keys()
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TINY[name].mixes])

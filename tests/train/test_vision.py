@@ -227,15 +227,14 @@ def test_the_flops_of_a_step_with_media_are_what_torch_counts(model_type: str, f
 
     packed = packed_model(model_type, attention="eager").train()
     freeze(packed.model, frozen)
-    flops = model_flops(packed.model, towers=packed.towers.values())
+    flops = model_flops(packed.model, towers=packed.towers)
     assert flops is not None
     samples = samples_of(packed.model, "media")
     found, counted = 0.0, 0
     for sample in samples:
         batch = collate([sample], [0])
-        grids = [each.numpy() for name, each in batch.inputs.items() if name.endswith("_grid_thw")]
         lengths = batch.cu_seqlens.diff().long().numpy()
-        found += flops.of(lengths, num_loss_tokens=len(sample["input_ids"]), grids=grids)
+        found += flops.of(lengths, num_loss_tokens=len(sample["input_ids"]), inputs=[batch.inputs])
         with FlopCounterMode(display=False) as counter:
             plain_logits(packed.model, sample).sum().backward()
         counted += counter.get_total_flops()

@@ -3,7 +3,7 @@
 attention   which implementations of attention to try; varlen: each sample by itself;
             block_attention: among blocks of texts and images
 loss        a loss of each target token; router: that of a mixture of experts
-head        gradients of what makes the logits, some at a time
+head        gradients of what makes the logits, some at a time; hidden: hidden states of models without a part for them
 adapters    what is trained of a model with an adapter
 build       how a model is built; diffusion: one of diffusers
 model       how it is run on packs; towers: its parts that read media; plain: one that is no language model
@@ -11,5 +11,7 @@ isolation   the proof that it keeps the samples of a pack apart, by proof_sample
 sharding    what each rank holds; weights: how it gets there; unused: gradients of what a rank does not use
 tensor_parallel  parts of matrices, by transformers' plan; cuts: what their ranks send each other
 accumulation  when gradients of micro-batches are summed over ranks
-flops       how much arithmetic its training takes; tower_flops: that of a part that reads media
+flops       how much arithmetic its training takes; products: of matrices of parts that read media, of which media_flops
+            takes the formula: tower_flops of patches, tile_flops of tiles, sound_flops of clips; image_flops: of models
+            that make images
 """

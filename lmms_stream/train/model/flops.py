@@ -6,13 +6,13 @@ count, and attention counts as if it were not causal. T is the length of the tok
 pack is exact. N leaves out embeddings, which are looked up, and counts the head only for tokens that predict a target.
 Experts count by the share of them that a token passes. A frozen parameter counts 4 instead of 6, and 2 where nothing
 before it is trained, as gradients end there: with an adapter, at what reads the input of the first block. What towers
-do with media is in tower_flops.py.
+do with media is in media_flops.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .tower_flops import TowerFlops, tower_flops
+from .media_flops import MediaFlops, media_flops, media_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,47 +45,46 @@ _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 class ModelFlops:
     """FLOPs of a token, of a token that predicts a target (the head), and of a pair of tokens of one segment.
 
-    per_pair: by the window of a layer's attention, None where it sees the whole segment. tower: of the part that reads
-    media, if any.
+    per_pair: by the window of a layer's attention, None where it sees the whole segment. towers: of the parts that read
+    media.
     """
 
     per_token: float
     per_loss_token: float
     per_pair: dict[int | None, float]
-    tower: TowerFlops | None = None
+    towers: tuple[MediaFlops, ...] = ()
 
-    def of(self, lengths: NDArray[np.int64], *, num_loss_tokens: int, grids: Sequence[NDArray[np.int64]] = ()) -> float:
-        """Forward and backward over segments of these lengths, and over media of these grids (see TowerFlops)."""
+    def of(
+        self, lengths: NDArray[np.int64], *, num_loss_tokens: int, inputs: Sequence[Mapping[str, torch.Tensor]] = ()
+    ) -> float:
+        """Forward and backward over segments of these lengths, and over the media of batches with these inputs."""
         total = self.per_token * float(lengths.sum()) + self.per_loss_token * num_loss_tokens
         for window, flops in self.per_pair.items():
             seen = lengths if window is None else np.minimum(lengths, window)
             total += flops * float(np.dot(lengths, seen))
-        if self.tower is not None:
-            total += sum(self.tower.of(of_kind) for of_kind in grids)
-        return total
+        return total + sum(tower.of(of_batch) for tower in self.towers for of_batch in inputs)
 
 
-def model_flops(model: PreTrainedModel, *, towers: Collection[torch.nn.Module] = ()) -> ModelFlops | None:
-    """The formula for a decoder of text, with the tower that reads its media if it is given.
+def model_flops(model: PreTrainedModel, *, towers: Mapping[str, torch.nn.Module] | None = None) -> ModelFlops | None:
+    """The formula for a decoder of text, with the towers that read its media: kind of media -> tower.
 
-    None for other models, for which it does not hold, and for several towers.
+    None for other models, for which it does not hold, and where the formula of a tower is not known.
     """
     config: Any = model.config
     text = config.get_text_config()
-    if len({*towers}) > 1:
+    parts = media_parts(model, towers or {})
+    of_media = [media_flops(part, config) for part in parts]
+    if config.is_encoder_decoder or (text is not config and not parts):
         return None
-    tower = next(iter(towers), None)
-    stages = _Stages(model)
+    media = {id(each) for part in parts for module in (part.tower, *part.behind) for each in module.parameters()}
+    stages = _Stages(model, media)
     pairs = _pairs(text, stages)
     experts = _share_of_experts(text)
-    if config.is_encoder_decoder or (text is not config and tower is None) or pairs is None:
-        return None
-    of_tower = None if tower is None else tower_flops(tower, getattr(config, "vision_config", None))
-    if tower is not None and of_tower is None:
+    if pairs is None or any(each is None for each in of_media):
         return None
     head = model.get_output_embeddings()
     left_out = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    left_out |= {id(head.weight), *(id(parameter) for parameter in (tower.parameters() if tower is not None else ()))}
+    left_out |= {id(head.weight), *media}
     per_token = 0.0
     for name, parameter in model.named_parameters():
         if id(parameter) in left_out or any(part in name for part in _NOT_MULTIPLIED):
@@ -94,8 +93,12 @@ def model_flops(model: PreTrainedModel, *, towers: Collection[torch.nn.Module] =
         if is_expert and experts is None:
             return None
         per_token += stages.flops(name, parameter) * (experts or 1.0 if is_expert else 1.0)
-    of_head = stages.flops("", head.weight)
-    return ModelFlops(per_token=per_token, per_loss_token=of_head, per_pair=pairs, tower=of_tower)
+    return ModelFlops(
+        per_token=per_token,
+        per_loss_token=stages.flops("", head.weight),
+        per_pair=pairs,
+        towers=tuple(each for each in of_media if each is not None),
+    )
 
 
 def peak_tflops(device_name: str) -> float | None:
@@ -111,12 +114,19 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 class _Stages:
-    """Which parts of a model take part in the backward pass: embeddings, then block by block, then the head."""
+    """Which parts of a model take part in the backward pass: embeddings, then block by block, then the head.
 
-    def __init__(self, model: PreTrainedModel):
-        trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
-        self.first = min((self._stage(name) for name, _ in trained), default=0)
-        of_first = [each for name, each in trained if self._stage(name) == self.first]
+    media: the parameters, by id, of what makes vectors of media, which stand where embeddings do.
+    """
+
+    def __init__(self, model: PreTrainedModel, media: Collection[int]):
+        trained = [
+            (0 if id(each) in media else self._stage(name), each)
+            for name, each in model.named_parameters()
+            if each.requires_grad
+        ]
+        self.first = min((stage for stage, _ in trained), default=0)
+        of_first = [each for stage, each in trained if stage == self.first]
         # With a norm that is trained all of its block has an input with a gradient.
         self._reads_plain = 0 < self.first < _LAST and all(each.ndim > 1 for each in of_first)
 

@@ -18,6 +18,7 @@ from ...types import Batch
 from .adapters import run_module, take_adapter
 from .build import check_config
 from .head import SharedParameters
+from .hidden import decoder_of, run_to_hidden
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
 from .towers import Dummies, has_modules, model_inputs
@@ -95,7 +96,7 @@ class PackedModel(torch.nn.Module):
         ways: list[LogitsWay] = ["whole"]
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
             ways.insert(0, "kept")
-        if self.base_model is not None:
+        if self.base_model is not None or decoder_of(self.model) is not None:
             ways.insert(0, "chunks")
         return tuple(ways)
 
@@ -118,10 +119,14 @@ class PackedModel(torch.nn.Module):
         """What the model gives, and the loss of each target with the logsumexp of its logits."""
         if self.logits_way == "chunks":
             base = self.base_model
-            assert base is not None
-            output = base(**inputs)
-            every = output.last_hidden_state[0]
-            head = self._head(base, output, batch)
+            if base is not None:
+                output = of_base = base(**inputs)
+            else:
+                base = decoder_of(self.model)
+                assert base is not None
+                output, of_base = run_to_hidden(self.model, base, inputs)
+            every = of_base.last_hidden_state[0]
+            head = self._head(base, of_base, batch)
             losses = token_losses(every[learnt], targets, head, vocab_size=self.vocab_size)
             self._tell(batch, lambda part: head(every[part]))
             return output, losses

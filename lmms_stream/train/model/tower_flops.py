@@ -1,20 +1,21 @@
-"""How much arithmetic the training of a vision tower takes: by the patches of each medium. model, grids -> FLOPs.
+"""FLOPs of towers that read patches of images and frames of any size. model, grids of media -> FLOPs.
 
-As in flops.py, but without norms and biases: 2 FLOPs a parameter and patch forward, 2 more for the gradient of a
-parameter that is trained, 2 more for that of what comes in, where anything before it is trained. So a frozen tower
-counts its forward alone, and the first product, of pixels, never the last 2. Mergers see one token for merge * merge
-patches. Attention is of all pairs of patches in a frame, or, in blocks with windows, of all pairs in each window: those
-at the edge hold fewer. What a rank runs on the smallest media because others have more does not count.
+See products.py. Mergers see one token for merge * merge patches. Attention is of all pairs of patches in a frame, or,
+in blocks with windows, of all pairs in each window: those at the edge hold fewer. What a rank runs on the smallest
+media because others have more does not count.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from .products import Products
 
 _FIRST, _BLOCKS = ("patch_embed", "pos_embed"), "blocks"
 
@@ -23,7 +24,8 @@ _FIRST, _BLOCKS = ("patch_embed", "pos_embed"), "blocks"
 class TowerFlops:
     """FLOPs of a patch, and of a pair of patches that attend to one another: in blocks that see a frame, in windows.
 
-    window: of how many tokens' side, where a token is merge * merge patches; 0 where no block has any.
+    window: of how many tokens' side, where a token is merge * merge patches; 0 where no block has any. kinds: of media
+    that it reads.
     """
 
     per_patch: float
@@ -31,8 +33,14 @@ class TowerFlops:
     per_window_pair: float
     window: int
     merge: int
+    kinds: tuple[str, ...] = ("image", "video")
 
-    def of(self, grids: NDArray[np.int64]) -> float:
+    def of(self, inputs: Mapping[str, torch.Tensor]) -> float:
+        """See MediaFlops."""
+        names = [f"{kind}_grid_thw" for kind in self.kinds]
+        return sum(self.of_grids(inputs[name].numpy()) for name in names if name in inputs)
+
+    def of_grids(self, grids: NDArray[np.int64]) -> float:
         """Forward and backward of media of these grids: int64[n, 3], frames, rows and columns of patches."""
         frames, rows, columns = grids.T.astype(np.float64)
         total = float((frames * rows * columns).sum()) * self.per_patch
@@ -48,7 +56,7 @@ class TowerFlops:
         return squares
 
 
-def tower_flops(tower: torch.nn.Module, config: Any) -> TowerFlops | None:
+def tower_flops(tower: torch.nn.Module, config: Any, *, kinds: Sequence[str]) -> TowerFlops | None:
     """config: of the tower; None for one that is not built of patches and blocks, whose formula is another."""
     blocks = getattr(tower, _BLOCKS, None)
     width = getattr(config, "embed_dim", None) or getattr(config, "hidden_size", None)
@@ -57,19 +65,22 @@ def tower_flops(tower: torch.nn.Module, config: Any) -> TowerFlops | None:
         return None
     lookups = {id(module.weight) for module in tower.modules() if isinstance(module, torch.nn.Embedding)}
     stages = [(_stage(name, len(blocks)), name, each) for name, each in tower.named_parameters()]
-    first_trained = min((stage for stage, _, each in stages if each.requires_grad), default=len(blocks) + 2)
+    products = Products((stage, each) for stage, _, each in stages)
     per_patch = 0.0
     for stage, name, parameter in stages:
         if id(parameter) not in lookups and parameter.ndim > 1:
-            backward = 2.0 * parameter.requires_grad + 2.0 * (stage > 0 and first_trained <= stage)
-            share = merge**2 if "merger" in name else 1
-            per_patch += (2.0 + backward) * parameter.numel() / share
+            per_patch += products.of(stage, parameter) / (merge**2 if "merger" in name else 1)
     window, whole = _windows(config, len(blocks), merge)
     pairs = {False: 0.0, True: 0.0}  # by whether the block has windows
     for number in range(len(blocks)):
-        pairs[number not in whole] += 4.0 * width * (3 if first_trained <= number + 1 else 1)
+        pairs[number not in whole] += products.of_pair(number + 1, width)
     return TowerFlops(
-        per_patch=per_patch, per_pair=pairs[False], per_window_pair=pairs[True], window=window, merge=merge
+        per_patch=per_patch,
+        per_pair=pairs[False],
+        per_window_pair=pairs[True],
+        window=window,
+        merge=merge,
+        kinds=tuple(kinds),
     )
 
 

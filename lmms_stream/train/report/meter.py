@@ -15,6 +15,7 @@ from ...loader.loader import PackedLoader
 from ...storage.tally import FetchCounts
 from ...types import Batch, World
 from ..model.flops import ModelFlops, peak_tflops
+from ..model.image_flops import ImageFlops
 from ..run.distributed import gather
 from .metrics import Logged, StepCounts, StepWindow, by_source, count_step, finite_mean, objective_losses
 
@@ -36,7 +37,7 @@ class Meter:
         objectives: Sequence[Logged],
         world: World,
         device: torch.device,
-        flops: ModelFlops | None,
+        flops: ModelFlops | ImageFlops | None,
         peak: float | None = None,
     ):
         self._loader = loader

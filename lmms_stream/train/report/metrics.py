@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...plan.assign import LINEAR_COST
 from ...types import Batch
 from ..model.flops import ModelFlops
+from ..model.image_flops import ImageFlops
 
 WINDOW_STEPS = 1000  # quantiles of waiting times are taken over so many steps
 
@@ -47,7 +48,7 @@ def count_step(
     batches: Sequence[Batch],
     *,
     packing_lengths: Mapping[str, int],
-    flops: ModelFlops | None,
+    flops: ModelFlops | ImageFlops | None,
     wait_s: float,
     told_to_stop: bool,
     save_failed: bool,
@@ -57,7 +58,7 @@ def count_step(
     lengths = np.concatenate([np.diff(each) for each in bounds]).astype(np.int64)
     num_tokens, num_loss_tokens = int(lengths.sum()), sum(batch.num_loss_tokens for batch in batches)
     packs = [int(bound[-1]) for bound, batch in zip(bounds, batches, strict=True) if len(batch.sample_ids)]
-    grids = [tensor.numpy() for batch in batches for name, tensor in batch.inputs.items() if name.endswith("_grid_thw")]
+    inputs = [batch.inputs for batch in batches]
     return StepCounts(
         num_loss_tokens=num_loss_tokens,
         num_tokens=num_tokens,
@@ -65,7 +66,7 @@ def count_step(
         capacity=sum(packing_lengths[batch.source] for batch in batches if len(batch.sample_ids)),
         num_positions=sum(batch.num_tokens for batch in batches),
         cost=int(np.dot(lengths, lengths)) + LINEAR_COST * num_tokens,
-        flops=flops.of(lengths, num_loss_tokens=num_loss_tokens, grids=grids) if flops is not None else 0.0,
+        flops=flops.of(lengths, num_loss_tokens=num_loss_tokens, inputs=inputs) if flops is not None else 0.0,
         wait_s=wait_s,
         num_told_to_stop=told_to_stop,
         num_failed_saves=save_failed,

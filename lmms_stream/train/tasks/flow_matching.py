@@ -111,6 +111,13 @@ class FlowMatching:
             model, lambda inner, one: velocity_of(inner, one["images"], one["times"], one["labels"]), inputs, bf16=bf16
         )
 
+    def run_one(self, model: torch.nn.Module) -> torch.Tensor | None:
+        """See Task. None where it is not known how large images are."""
+        if self._shape is None:
+            return None
+        images, times = torch.empty(1, *self._shape, device="meta"), torch.empty(1, device="meta")
+        return velocity_of(model, images, times, torch.zeros(1, dtype=torch.int64, device="meta"))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of what the model is given."""

@@ -48,7 +48,9 @@ class Task(Protocol):
     differentiated all the same.
 
     A task of models that are not transformers' language models has a method `wrap` besides: the model that the trainer
-    creates -> what FSDP shards as a whole and the other methods are given, a PlainModel (model/plain.py) mostly.
+    creates -> what FSDP shards as a whole and the other methods are given, a PlainModel (model/plain.py) mostly. One
+    whose units are images may have `run_one`: the model -> what it makes of one image on the meta device, by which its
+    arithmetic is counted for perf/mfu; None where that is not known.
     """
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from lmms_stream.config import load_config
 from lmms_stream.errors import ConfigError
 from lmms_stream.train.checkpoint.export import export_checkpoint
+from lmms_stream.train.model.image_flops import image_flops
 from lmms_stream.train.model.plain import PlainModel
+from lmms_stream.train.model.sharding import freeze
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig
@@ -106,6 +109,46 @@ def test_gradients_of_a_pack_are_the_sums_of_its_images_one_by_one(data: Path, t
     for one, other in zip(together, alone, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert others
+
+
+def counted(run: Any) -> int:
+    """By torch, of what is really computed."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        run()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("frozen", [[], ["transformer_blocks.0.*"]])
+def test_the_flops_of_a_dit_are_what_torch_counts_of_its_images(frozen: list[str]) -> None:
+    task, model = FlowMatching(), whole_model()
+    task.wrap(model)
+    freeze(model, frozen)
+    flops = image_flops(model, task.run_one)
+    assert flops is not None
+    images, times = torch.zeros(3, *task.shape), torch.zeros(3)
+    real = counted(lambda: velocity_of(model, images, times, torch.zeros(3, dtype=torch.int64)).sum().backward())
+    assert flops.of(np.array([1, 1, 1]), num_loss_tokens=3) == pytest.approx(real, rel=0.02)
+
+
+def test_a_run_that_makes_images_tells_its_arithmetic(data: Path, tmp_path: Path) -> None:
+    run = write_image_run(tmp_path / "run.yaml", data, max_steps=2, logging_steps=1, peak_tflops=1.0)
+    trainer_of(run).train()
+    records = read_log(tmp_path / "default")
+    assert records
+    assert all(record["perf/mfu"] == record["perf/tflops_per_device"] > 0 for record in records)
+
+
+def test_a_model_that_asks_for_values_has_no_flops_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def run(model: torch.nn.Linear) -> torch.Tensor:
+        assert float(model.weight.sum()) > 0
+        return model.weight
+
+    with caplog.at_level(logging.INFO):
+        assert image_flops(torch.nn.Linear(2, 2), run) is None
+    assert "the arithmetic of Linear is not known, which does not run on the meta device: " in caplog.text
 
 
 def test_a_pack_without_images_counts_nothing(data: Path, tmp_path: Path) -> None:

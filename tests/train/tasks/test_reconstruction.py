@@ -17,6 +17,7 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.processors.image import ImageProcessor
+from lmms_stream.train.model.image_flops import image_flops
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.tasks.encoder import VisionEncoder
@@ -63,6 +64,18 @@ def test_the_losses_of_packs_are_those_of_their_images(encoder: Path) -> None:
     nothing = losses_of(task, decoder, [collate([], [])])["l1"]
     nothing.total.backward()
     assert float(nothing.total.detach()) == 0
+
+
+def test_the_flops_of_a_decoder_are_what_torch_counts_of_its_images(encoder: Path) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    task, decoder = Reconstruction(encoder=encoder), TinyDecoder()
+    flops = image_flops(decoder, task.run_one)
+    assert flops is not None
+    with FlopCounterMode(display=False) as counter:
+        decoder(torch.zeros(2, task.encoder.num_patches, task.encoder.hidden_size)).sum().backward()
+    assert flops.of(np.array([1, 1]), num_loss_tokens=2) == pytest.approx(counter.get_total_flops(), rel=0.02)
+    assert image_flops(adversary(), task.run_one) is None
 
 
 def test_a_discriminator_learns_to_tell_and_the_decoder_to_be_taken_for_real(encoder: Path) -> None:
