@@ -64,13 +64,14 @@ ALLOWED: dict[str, set[str]] = {
     "rl": {
         *BASE, "lazy", "storage", "processors", "processors/media", "mds", "converters/media", "converters/sources",
     },
+    "watch": {"errors", "config", "storage", "mds", "converters/stored/inspect", "train/report"},
     "demo": {
         *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",
     },
     "cli": {
         *BASE, "config", "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",
         "converters/engines", "converters/stored", "converters/stored/inspect", "train", "train/checkpoint",
-        "train/report",
+        "train/report", "watch",
     },
     "__main__": {"cli", "demo"},
 }  # fmt: skip

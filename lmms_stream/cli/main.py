@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 from ..errors import LmmsStreamError
 from ..version import VERSION
-from . import convert, datasets, plan, runs
+from . import convert, datasets, plan, runs, watch
 
 if TYPE_CHECKING:
     from .command import Commands
 
     AddCommands = Callable[[Commands], None]
 
-OUR_COMMANDS = (convert.add_commands, datasets.add_commands, plan.add_commands, runs.add_commands)
+OUR_COMMANDS = (
+    convert.add_commands, datasets.add_commands, plan.add_commands, runs.add_commands, watch.add_commands,
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands] = ()) -> int:

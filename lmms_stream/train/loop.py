@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from ..errors import ConfigError, TrainingError
 from ..signals import StopSignal
 from ..types import Batch
 from .protocol import Trainer
+from .report.alerts import ALERTS, Alerts, tell
 from .run.clipping import clip_gradients
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow
@@ -35,6 +37,7 @@ class Loop:
         self._saved = trainer.counts.step or -1  # a run that resumes has saved where it stands
         self._losses = 0.0  # of the steps that were logged, summed
         self._batches: list[Batch] = []  # of the latest step
+        self._alerts = Alerts(trainer.config, trainer.loader, sample_ids=self._gathered_ids)
         self._learning_rate = 0.0
         self._in_epoch = False
 
@@ -158,6 +161,7 @@ class Loop:
         trainer.schedule.move(trainer.position)
         trainer.meter.end_step(losses, trainer.steps.units_of_logged(units), grad_norm=grad_norm)
         trainer.run_log.end_step(trainer.position)
+        self._alerts.end_step(batches, step=counts.step, grad_norm=grad_norm)
         self._batches = batches
         return everyone.num_told_to_stop > 0
 
@@ -223,14 +227,22 @@ class Loop:
         self._losses += record["loss"] * record["num_steps"]
         if trainer.config.log_sample_ids:
             record["sample_ids"] = self._sample_ids()
+        record |= self._alerts.of(record)
+        if ALERTS in record and trainer.world.rank == 0:
+            tell(record[ALERTS])
         trainer.log(record)
 
     def _sample_ids(self) -> list[Any]:
         """Of the global batch of the latest step, with their sources where there are several."""
+        return self._gathered_ids(
+            [(batch.source, int(sample_id)) for batch in self._batches for sample_id in batch.sample_ids]
+        )
+
+    def _gathered_ids(self, mine: Sequence[tuple[str, int]]) -> list[Any]:
+        """Sample ids of this rank, each with its source -> those of all ranks, sorted."""
         world, sources = self.trainer.world, self.trainer.loader.sources
-        mine = [(batch.source, int(sample_id)) for batch in self._batches for sample_id in batch.sample_ids]
         gathered: list[list[tuple[str, int]]] = [[] for _ in range(world.world_size)]
-        dist.all_gather_object(gathered, mine, group=cpu_group())
+        dist.all_gather_object(gathered, list(mine), group=cpu_group())
         ids = sorted(sample for samples in gathered[:: world.replication] for sample in samples)
         return [f"{source}:{i}" if len(sources) > 1 else i for source, i in ids]
 

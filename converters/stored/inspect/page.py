@@ -49,6 +49,30 @@ def write_page(inspection: Inspection, path: Path) -> None:
 
 def render_page(inspection: Inspection) -> str:
     budget = [MAX_PAGE_IMAGE_BYTES]
+    return _page(
+        inspection.url,
+        [
+            _table(summary(inspection)),
+            "<h2>Columns</h2>",
+            _table(inspection.columns),
+            *_lengths(inspection.lengths),
+            *(f'<p class="note">{_text(note)}</p>' for note in inspection.notes),
+            *(line for sample in inspection.samples for line in _sample(sample, inspection.num_samples, budget)),
+        ],
+    )
+
+
+def render_sample(sample: SampleView, *, num_samples: int, url: str) -> str:
+    """One sample of a dataset at a URL as such a page."""
+    return _page(url, _sample(sample, num_samples, [MAX_PAGE_IMAGE_BYTES]))
+
+
+def render_note(title: str, note: str) -> str:
+    """A page that says why there is nothing to show."""
+    return _page(title, [f'<p class="note">{_text(note)}</p>'])
+
+
+def _page(title: str, body: Iterable[str]) -> str:
     # Protects the reader even if some text were not escaped.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     lines = [
@@ -56,14 +80,9 @@ def render_page(inspection: Inspection) -> str:
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width">',
-        f"<title>{_text(inspection.url)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{_text(inspection.url)}</h1>",
-        _table(summary(inspection)),
-        "<h2>Columns</h2>",
-        _table(inspection.columns),
-        *_lengths(inspection.lengths),
-        *(f'<p class="note">{_text(note)}</p>' for note in inspection.notes),
-        *(line for sample in inspection.samples for line in _sample(sample, inspection.num_samples, budget)),
+        f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{_text(title)}</h1>",
+        *body,
         "</body></html>\n",
     ]
     return "\n".join(lines)

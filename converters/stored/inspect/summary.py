@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -121,6 +122,24 @@ def inspect_dataset(
         samples=tuple(samples),
         notes=tuple(notes),
     )
+
+
+def inspect_sample(remote: str, number: int, *, processor: Processor | None = None) -> tuple[SampleView, int]:
+    """One sample of the dataset at a folder or URL, and how many it has; of all its shards only that one is read.
+
+    processor: what makes tokens of it (default: that of its schema). Raises what inspect_dataset does.
+    """
+    catalog = read_catalog(open_storage(remote))
+    number = _choose(number, 1, total=catalog.num_samples).start
+    viewer = Viewer.load(schema_of(catalog.shards), None, processor)
+    first_ids = list(accumulate((info.num_samples for info in catalog.shards), initial=0))
+    index = bisect_right(first_ids, number) - 1
+    info, within = catalog.shards[index], number - first_ids[index]
+    with TemporaryDirectory(prefix="lmms_stream-inspect-", ignore_cleanup_errors=True) as folder:
+        path = fetch_shard(LocalCache(catalog.storage, Path(folder)), info)
+        num_bytes = int(_sample_sizes(path, info)[within])
+        view = viewer.view(Shard(path, info)[within], number=number, shard=info, num_bytes=num_bytes)
+    return view, catalog.num_samples
 
 
 def summary(inspection: Inspection) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Steps -> what a run tells of itself.
 
 meter       what steps take and wait; metrics: counts -> figures
+spikes      figures that are out of the ordinary; alerts: what a run warns of, with packs and samples
 engine_figures  the same by LMMS Engine's names
 overlong        warnings of samples that no pack can hold
 run_log     all that a run shows: records, progress, traces

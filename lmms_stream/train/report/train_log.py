@@ -63,7 +63,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         with file:
             for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n"):
-                    records.append(_record(line[:-1], where=f"{path}:{number}"))
+                    records.append(record_of(line[:-1], where=f"{path}:{number}"))
     return records
 
 
@@ -73,20 +73,25 @@ def history(records: Iterable[Mapping[str, Any]]) -> History:
     Its first record after that tells by its num_steps which checkpoint that was: earlier records of later steps do not
     count.
     """
-    steps: list[dict[str, Any]] = []
-    evaluations: list[dict[str, Any]] = []
+    kept = History([], [])
     for record in map(dict, records):
-        own, other = (steps, evaluations) if "eval_loss" not in record else (evaluations, steps)
-        begun = record["step"] - record.get("num_steps", 1)
-        while own and own[-1]["step"] > begun:
-            own.pop()
-        while other and other[-1]["step"] > record["step"]:
-            other.pop()
-        own.append(record)
-    return History(steps, evaluations)
+        keep(kept, record)
+    return kept
 
 
-def _record(line: bytes, *, where: str) -> dict[str, Any]:
+def keep(kept: History, record: dict[str, Any]) -> None:
+    """Add the next record of a log to those that count, see history."""
+    own, other = (kept.steps, kept.evaluations) if "eval_loss" not in record else (kept.evaluations, kept.steps)
+    begun = record["step"] - record.get("num_steps", 1)
+    while own and own[-1]["step"] > begun:
+        own.pop()
+    while other and other[-1]["step"] > record["step"]:
+        other.pop()
+    own.append(record)
+
+
+def record_of(line: bytes, *, where: str) -> dict[str, Any]:
+    """The record that a line of a log holds; DataError for a line that is none."""
     try:
         record = json.loads(line.decode())
     except ValueError as error:

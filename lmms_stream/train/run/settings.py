@@ -16,11 +16,12 @@ Strategy = Literal["no", "steps", "epoch", False]  # when something is done in a
 _AT_LEAST_1 = (
     "global_batch", "per_device_batch", "replication", "tensor_parallel", "sequence_parallel", "expert_parallel",
     "shard_ranks", "max_steps", "num_train_epochs", "max_tokens",
-    "save_total_limit", "logging_steps", "pad_to",
+    "save_total_limit", "logging_steps", "pad_to", "alert_window",
 )  # fmt: skip
 _AT_LEAST_0 = (
     "save_steps", "eval_steps", "num_workers", "warmup_steps", "warmup_tokens", "max_skipped_steps", "z_loss", "seed",
     "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay", "prefetch_blocks",
+    "alert_spike", "alert_wait_share",
 )  # fmt: skip
 _ABOVE_0 = ("max_grad_norm", "timeout_s", "peak_tflops")
 
@@ -145,6 +146,11 @@ class TrainConfig:
     logging_first_step: bool = False  # a record of the first step, whatever logging_steps is
     report_to: list[Reporter] = field(default_factory=list)  # where records go besides train_log.jsonl
     log_sample_ids: bool = False  # write those of each global batch to the log, of every step, to compare runs
+    # a loss of so many deviations above the median of the last alert_window records is a spike, which the log tells of
+    # with its packs and samples; 0: none is told. The deviation is that of noise which differs as they do (see Spikes)
+    alert_spike: float = 6.0
+    alert_window: int = 100
+    alert_wait_share: float = 0.5  # of the time of these records that ranks wait for data, above which it is told
     peak_tflops: float | None = None  # of a device, for MFU where its name is not known (see flops.py)
     profile: ProfileConfig | None = None  # steps to trace
     timeout_s: float = 600.0  # of every collective, and of every wait for data or for a checkpoint

@@ -1,0 +1,79 @@
+"""The command that shows runs while they train: `lmms-stream watch`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .command import add_command
+
+if TYPE_CHECKING:
+    from ..watch.server import Watch
+    from .command import Commands
+
+EXAMPLE = "lmms-stream watch run.yaml --port 8765"
+REFRESH_S = 2.0
+
+
+def add_commands(commands: Commands) -> None:
+    summary = "Show training runs while they train: in the terminal, and as a page on 127.0.0.1."
+    parser = add_command(commands, "watch", _watch, summary, example=EXAMPLE)
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="show these runs: an output_dir, its log, or the YAML file that a run is trained by, which samples need",
+    )
+    parser.add_argument("--port", type=_port, default=0, help="give the page this port; default: one that is free")
+    parser.add_argument("--once", action="store_true", help="print the runs as they are now, and end; without a page")
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 1 << 16:
+        raise argparse.ArgumentTypeError(f"a port is 0 to 65535, got {number}")
+    return number
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from ..watch.run import WatchedRun
+    from ..watch.server import Watch, WatchServer
+    from ..watch.source import open_run
+    from ..watch.terminal import terminal_view
+    from .console import console
+
+    watch = Watch([WatchedRun(open_run(path)) for path in options.runs])
+    if options.once:
+        console.print(terminal_view(watch.views()))
+        return 0
+    with WatchServer(watch, port=options.port) as server:
+        serving = threading.Thread(target=server.serve_forever, name="lmms-watch", daemon=True)
+        serving.start()
+        sys.stdout.write(f"{server.url} (Ctrl-C ends it)\n")
+        sys.stdout.flush()
+        try:
+            _show(watch)
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            server.shutdown()
+
+
+def _show(watch: Watch) -> None:
+    """Show the runs in the terminal until they are not wanted any more; where there is none, the page is all."""
+    from rich.live import Live
+
+    from ..watch.terminal import terminal_view
+    from .console import console
+
+    wait = threading.Event().wait
+    if not console.is_terminal:
+        wait()
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(terminal_view(watch.views()), refresh=True)
+            wait(REFRESH_S)

@@ -1,0 +1,193 @@
+"""What a run warns of: a loss that spikes, gradients that are not finite, ranks that wait for data.
+
+Steps and records -> [alerts] -> entries of a record, each with the packs, the samples, and how to pass them over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...loader.loader import PackedLoader
+from ...plan.cursor import Cursor
+from ...types import Batch
+from ..run.settings import TrainConfig
+from .spikes import FEWEST, Episode, Spikes
+
+ALERTS = "alerts"  # the key of a record
+MAX_SAMPLES = 1000  # that a rank names of an alert
+_SHOWN = 10  # samples in its message
+Kind = Literal["loss_spike", "gradient_not_finite", "waiting_for_data"]
+SampleIds = Callable[[Sequence[tuple[str, int]]], list[Any]]  # this rank's (source, sample id) -> those of all ranks
+
+logger = logging.getLogger("lmms_stream")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """Steps [first, last] of a run, and what this rank read in them.
+
+    read: [first, stop) as the loader and skip_steps count steps, those that were passed over among them. before: the
+    loader's cursor at or before the first of them, None in lanes. samples: at most MAX_SAMPLES of num_samples.
+    """
+
+    first: int
+    last: int
+    read: tuple[int, int]
+    before: Cursor | None
+    samples: tuple[tuple[str, int], ...]
+    num_samples: int
+
+    def joined(self, later: Steps) -> Steps:
+        """These and the later ones."""
+        return dataclasses.replace(
+            self,
+            last=later.last,
+            read=(self.read[0], later.read[1]),
+            samples=self.samples + later.samples[: MAX_SAMPLES - len(self.samples)],
+            num_samples=self.num_samples + later.num_samples,
+        )
+
+
+class Alerts:
+    """Collects the steps between records, and makes of a record the alerts that it raises; all ranks call it alike.
+
+    sample_ids: gathers sample ids of all ranks. It is called for an alert only.
+    """
+
+    def __init__(self, config: TrainConfig, loader: PackedLoader, *, sample_ids: SampleIds):
+        self._config, self._loader, self._sample_ids = config, loader, sample_ids
+        self._spikes = Spikes(deviations=config.alert_spike, window=config.alert_window)
+        self._waits: deque[tuple[float, float]] = deque(maxlen=config.alert_window)  # seconds waited, and of records
+        self._window: Steps | None = None  # since the last record
+        self._not_finite: Steps | None = None  # of these, from the first without an update to the last
+        self._episodes: dict[Kind, Episode] = {}
+        self._told: dict[Kind, Steps] = {}  # of the episodes that go on
+        self._cursor = self._cursor_now()
+
+    def end_step(self, batches: Sequence[Batch], *, step: int, grad_norm: float) -> None:
+        """The step of a number, from 1 on, has been done with these batches of this rank."""
+        read = self._loader.step
+        ids = [(batch.source, number) for batch in batches for number in batch.sample_ids.tolist()]
+        done = Steps(
+            first=step, last=step, read=(read - 1, read), before=self._cursor, samples=tuple(ids[:MAX_SAMPLES]),
+            num_samples=len(ids),
+        )  # fmt: skip
+        self._cursor = self._cursor_now()
+        self._window = done if self._window is None else self._window.joined(done)
+        if not math.isfinite(grad_norm):
+            self._not_finite = done if self._not_finite is None else self._not_finite.joined(done)
+
+    def of(self, record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+        """The alerts of the record of the steps since the last one, as what it gets beside; empty where there is none.
+
+        All ranks get the same, except for waiting, which each measures with its own clock.
+        """
+        window, not_finite, self._window, self._not_finite = self._window, self._not_finite, None, None
+        limit = self._spikes.limit()
+        is_spike = self._spikes.take(record["loss"])
+        found = [
+            self._of_steps("gradient_not_finite", not_finite, "no update was made: the gradients are not finite"),
+            self._of_steps(
+                "loss_spike",
+                window if is_spike else None,
+                f"the loss is a spike: {record['loss']:.4g}, and up to {limit:.4g} was expected"
+                f" (alert_spike {self._config.alert_spike:g})",
+            ),
+            self._of_waiting(record),
+        ]
+        alerts = [alert for alert in found if alert is not None]
+        return {ALERTS: alerts} if alerts else {}
+
+    def _of_steps(self, kind: Kind, steps: Steps | None, what: str) -> dict[str, Any] | None:
+        """The alert that these steps raise, or that the ordinary ones of a record end."""
+        episode = self._episodes.setdefault(kind, Episode())
+        if steps is None:
+            told = self._told.pop(kind, None)
+            if not episode.end():
+                return None
+            steps, what = told, f"{_NAMES[kind]}, now over"
+        else:
+            steps = self._told[kind].joined(steps) if kind in self._told else steps
+            self._told[kind] = steps
+            if not episode.go_on():
+                return None
+        assert steps is not None
+        return self._alert(kind, steps, what)
+
+    def _alert(self, kind: Kind, steps: Steps, what: str) -> dict[str, Any]:
+        ids = self._sample_ids(steps.samples)
+        packs = self._packs(steps)
+        at = f"step {steps.first}" if steps.first == steps.last else f"steps {steps.first} to {steps.last}"
+        message = f"{at}: {what}. {_packs_and_samples(packs, ids)}"
+        alert: dict[str, Any] = {"kind": kind, "first_step": steps.first, "last_step": steps.last}
+        if packs:
+            skipped = [*map(list, self._config.skip_steps), list(steps.read)]
+            message += (
+                f". To pass these packs over, resume from a checkpoint before step {steps.first} with "
+                f"train: {{skip_steps: {skipped}}}"
+            )
+            alert |= {"packs": packs, "skip_steps": skipped}
+        return alert | {"sample_ids": ids, "message": message}
+
+    def _packs(self, steps: Steps) -> list[dict[str, Any]]:
+        """The packs of steps, by source and epoch; none in lanes, where packs have no numbers."""
+        if steps.before is None:
+            return []
+        mixture, global_batch = self._loader.mixture, self._loader.global_batch
+        at = mixture.skip(steps.before, steps.read[0] - steps.before.step, global_batch=global_batch)
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        while at.step < steps.read[1]:
+            step = mixture.step(at, global_batch=global_batch)
+            for each in step.ranges:
+                named = {"source": each.source, "epoch": each.epoch, "first": each.first, "stop": each.stop}
+                found.setdefault((each.source, each.epoch), named)["stop"] = each.stop
+            at = step.after
+        return list(found.values())
+
+    def _of_waiting(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The alert that ranks wait for data, over the last records; one that was slow alone, as the first, is none."""
+        self._waits.append((record["data/wait_share"] * record["seconds"], record["seconds"]))
+        waited, seconds = map(sum, zip(*sorted(self._waits)[:-1], strict=True)) if len(self._waits) > 1 else (0.0, 1.0)
+        episode = self._episodes.setdefault("waiting_for_data", Episode())
+        if len(self._waits) < FEWEST or waited <= self._config.alert_wait_share * seconds:
+            episode.end()
+            return None
+        if not episode.go_on():
+            return None
+        message = (
+            f"step {record['step']}: ranks waited for data {waited / seconds:.0%} of the time of the last "
+            f"{len(self._waits)} records (alert_wait_share {self._config.alert_wait_share:g}): raise train.num_workers "
+            f"(now {self._config.num_workers}), or see data/downloaded_mb_per_s"
+        )
+        return {
+            "kind": "waiting_for_data", "first_step": record["step"], "last_step": record["step"], "message": message
+        }  # fmt: skip
+
+    def _cursor_now(self) -> Cursor | None:
+        return None if self._loader.state_is_per_rank else self._loader.cursor
+
+
+_NAMES: dict[Kind, str] = {"loss_spike": "a spike of the loss", "gradient_not_finite": "gradients that were not finite"}
+
+
+def tell(alerts: Sequence[Mapping[str, Any]]) -> None:
+    """Warn of the alerts of a record, once each."""
+    for alert in alerts:
+        logger.warning("%s", alert["message"])
+
+
+def _packs_and_samples(packs: Sequence[Mapping[str, Any]], ids: Sequence[Any]) -> str:
+    """In words, as the end of a sentence.
+
+    >>> _packs_and_samples([{"source": "chats", "epoch": 0, "first": 8, "stop": 16}], [3, 5])
+    'It read packs 8 to 15 of epoch 0 of chats; samples 3, 5'
+    """
+    read = [f"{each['first']} to {each['stop'] - 1} of epoch {each['epoch']} of {each['source']}" for each in packs]
+    named = ", ".join(map(str, ids[:_SHOWN])) + (", …" if len(ids) > _SHOWN else "")
+    return f"It read packs {' and '.join(read)}; samples {named}" if read else f"It read samples {named}"
