@@ -83,6 +83,7 @@ class Parts:
             losses=trainer.compute_loss,
             between=lambda: trainer.callbacks.call("on_substep_end"),
             seed=trainer.config.seed,
+            phases=trainer.phases,
         )
 
     @cached_property

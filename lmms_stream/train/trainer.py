@@ -32,6 +32,7 @@ from .run.counts import RunCounts
 from .run.distributed import init_distributed
 from .run.flow import Best, Control
 from .run.optimizers import build_optimizer, groups_of
+from .run.phases import Phases
 from .run.schedules import Schedule, build_scheduler
 from .run.settings import Datasets, Packed, TrainConfig
 from .standing import resume, trainer_state
@@ -102,7 +103,7 @@ class FSDP2SFTTrainer(HasParts):
             collator=resolved.data_collator or self.task.collate,
         )  # fmt: skip
         self.loader = self.data.loader
-        self.counts, self.best = RunCounts(), Best.of(self.config)
+        self.counts, self.best, self.phases = RunCounts(), Best.of(self.config), Phases()
         self.parts = Parts(self)
         self.callbacks = Callbacks(
             callbacks or (), world_size=self.world.world_size, standing=lambda: trainer_state(self),

@@ -2,6 +2,7 @@
 
 settings        the section `train` of a run's YAML file, checked
 distributed     its processes: their group, their mesh, and how they end together
+phases          what a rank is doing
 flow            what is due after a step and an epoch; callbacks: those of transformers, which may change it
 counts          how far it is
 optimizers      its optimizer by name, and groups of parameters; muon: that for matrices; adopted: one that was given

@@ -14,6 +14,7 @@ from ...loader.collate import join
 from ...types import Batch, World
 from ..model.isolation import check_lengths
 from ..model.model import PackedModel
+from ..run.phases import Phases
 from .noise import Draw
 from .task import LossSum, Task
 
@@ -25,7 +26,8 @@ class TaskSteps:
 
     per_device_batch: packs in one forward pass. losses: the sums of each objective over packs, given the model, what
     they are joined to, themselves, and the units by which the sums are divided later (default: the task's).
-    between: called between two forward passes of a step. seed: of what the task draws at random.
+    between: called between two forward passes of a step. seed: of what the task draws at random. phases: told what is
+    done.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class TaskSteps:
         losses: Losses | None = None,
         between: Callable[[], object] = lambda: None,
         seed: int = 0,
+        phases: Phases | None = None,
     ):
         self._task, self._model, self._device = task, model, device
         self._losses: Losses = losses or (lambda model, batch, packs, _: self.task_losses(model, batch, packs))
         self._draws = "draw" in inspect.signature(task.losses).parameters
         self.draw = Draw(seed=seed, step=None)
         self._between = between
+        self._phases = phases or Phases()
         self._world, self._sources, self._per_device_batch = world, tuple(sources), per_device_batch
         self.objectives = tuple(task.objectives(model))
         self.logged = tuple(each for each in self.objectives if each.is_logged)
@@ -90,7 +94,8 @@ class TaskSteps:
             sums = self._run(together, by_name)
             loss = sum(sums[each.name].total * scale for each, scale in zip(self.objectives, scales, strict=True))
             assert isinstance(loss, torch.Tensor)
-            loss.backward()
+            with self._phases.doing("backward"):
+                loss.backward()
             self._add(totals, together, sums)
         return totals
 
@@ -107,7 +112,8 @@ class TaskSteps:
             for pack in packs:
                 self._model.check_tokens(pack)
             check_lengths(self._model.model.config, joined)
-        return self._losses(self._model, joined.to(self._device), packs, units)
+        with self._phases.doing("forward"):
+            return self._losses(self._model, joined.to(self._device), packs, units)
 
     def _add(self, totals: torch.Tensor, packs: Sequence[Batch], sums: Mapping[str, LossSum]) -> None:
         for index, pack in enumerate(packs):
