@@ -6,6 +6,7 @@ convert         the command that converts; repeated: its options of several valu
 datasets        commands for datasets that are there
 plan            what plans amount to; plan_report: its figures
 runs            commands for training runs; run_plot: their logs, drawn
+profile         which part of a run is its limit
 console, console_datasets       tables and progress bars
 figure          files of figures
 """

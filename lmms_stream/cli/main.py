@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from ..errors import LmmsStreamError
 from ..version import VERSION
-from . import convert, datasets, plan, runs
+from . import convert, datasets, plan, profile, runs
 
 if TYPE_CHECKING:
     from .command import Commands
 
     AddCommands = Callable[[Commands], None]
 
-OUR_COMMANDS = (convert.add_commands, datasets.add_commands, plan.add_commands, runs.add_commands)
+OUR_COMMANDS = (convert.add_commands, datasets.add_commands, plan.add_commands, runs.add_commands, profile.add_commands)
 
 
 def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands] = ()) -> int:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands
     parser = build_parser(others)
     words = convert.one_value_an_option(sys.argv[1:] if arguments is None else list(arguments))
     options, unknown = parser.parse_known_args(words)
-    if options.command == "train" and not any(each.startswith("-") for each in unknown):
+    if options.command in ("train", "profile") and not any(each.startswith("-") for each in unknown):
         options.overrides += unknown  # argparse leaves those that follow an option
     elif unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")

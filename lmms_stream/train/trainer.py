@@ -30,6 +30,7 @@ from .run.adopted import adopt_optimizer
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
 from .run.distributed import init_distributed
+from .run.flight_recorder import STACKS
 from .run.flow import Best, Control
 from .run.optimizers import build_optimizer, groups_of
 from .run.phases import Phases
@@ -95,8 +96,10 @@ class FSDP2SFTTrainer(HasParts):
         self._given, self._token_ids = resolved.model, resolved.token_ids
         trained_on = map(processor_of, named_evaluations(resolved.train_dataset).values())
         self.task = self.functions.task(task, z_loss=self.config.z_loss, processors=trained_on)
-        self.world, self.device = init_distributed(self.config.timeout_s, replication=self.config.replication)
         self.output_dir = Path(self.config.output_dir)
+        self.world, self.device = init_distributed(
+            self.config.timeout_s, replication=self.config.replication, traces=self.output_dir / STACKS
+        )
         self.run_log = RunLog(self.config, world=self.world)
         self.data = RunData(
             self.config, resolved.train_dataset, resolved.eval_dataset, world=self.world, device=self.device,
@@ -186,7 +189,8 @@ class FSDP2SFTTrainer(HasParts):
             with self.saver:
                 resume(self, resume_from_checkpoint)
                 self.model.train()
-                with self.run_log.running(self.schedule, step=self.step, position=self.position):
+                position = self.position
+                with self.run_log.running(self.schedule, step=self.step, position=position, phases=self.phases):
                     self.saver.probe()
                     self.meter.start()
                     loop = Loop(self, stop)

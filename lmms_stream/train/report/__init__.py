@@ -8,4 +8,5 @@ reporters   where records go
 train_log   the log, a record a line, written and read
 progress    a bar, or a line now and then
 profiling   traces of some steps
+standstill  the stacks of ranks that do not move; rank_states: which of them the others wait for
 """

@@ -2,6 +2,7 @@
 
 settings        the section `train` of a run's YAML file, checked
 distributed     its processes: their group, their mesh, and how they end together
+flight_recorder what NCCL did when a collective timed out
 phases          what a rank is doing
 flow            what is due after a step and an epoch; callbacks: those of transformers, which may change it
 counts          how far it is

@@ -15,8 +15,8 @@ SAID = {  # name of a phase in traces -> what a rank does, in a sentence
     BETWEEN: "between two phases",
     "data": "waiting for data",
     "counts": "adding up the counts of all ranks",
-    "forward": "in the forward pass",
-    "backward": "in the backward pass",
+    "forward": "running forward",
+    "backward": "running backward",
     "grad_norm": "clipping gradients",
     "optimizer": "updating parameters",
     "evaluate": "evaluating",
@@ -35,6 +35,15 @@ class Phase(NamedTuple):
     step: int = 0
     number: int = 0
     since_s: float = 0.0
+
+    @property
+    def said(self) -> str:
+        """As part of a sentence.
+
+        >>> Phase("save", step=3).said
+        'saving in step 4'
+        """
+        return f"{SAID.get(self.name, self.name)} in step {self.step + 1}"
 
 
 class Phases:
