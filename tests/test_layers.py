@@ -61,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "config", "lazy", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
         "train/tasks", "train/checkpoint", "train/report", "train/habits",
     },
+    "train/limits": {*BASE, "plan", "processes", "loader", "train/run", "train"},
     "rl": {
         *BASE, "lazy", "storage", "processors", "processors/media", "mds", "converters/media", "converters/sources",
     },
@@ -71,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {
         *BASE, "config", "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",
         "converters/engines", "converters/stored", "converters/stored/inspect", "train", "train/checkpoint",
-        "train/report", "watch",
+        "train/limits", "train/report", "watch",
     },
     "__main__": {"cli", "demo"},
 }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import LmmsStreamError
 from ..version import VERSION
-from . import convert, datasets, plan, runs, watch
+from . import convert, datasets, plan, profile, runs, watch
 
 if TYPE_CHECKING:
     from .command import Commands
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 OUR_COMMANDS = (
     convert.add_commands, datasets.add_commands, plan.add_commands, runs.add_commands, watch.add_commands,
+    profile.add_commands,
 )  # fmt: skip
 
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands
     parser = build_parser(others)
     words = convert.one_value_an_option(sys.argv[1:] if arguments is None else list(arguments))
     options, unknown = parser.parse_known_args(words)
-    if options.command == "train" and not any(each.startswith("-") for each in unknown):
+    if options.command in ("train", "profile") and not any(each.startswith("-") for each in unknown):
         options.overrides += unknown  # argparse leaves those that follow an option
     elif unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")

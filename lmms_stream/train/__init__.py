@@ -12,7 +12,9 @@ evaluate        the loss on datasets that are not trained on; predictions: what 
 parts           what a trainer builds when it is first asked for; standing: where it stands, saved and resumed
 loop            one run of a trainer, step by step
 trainer         FSDP2SFTTrainer: what is given, built, and may be changed
+limits/         a run's config -> which part of the run is its limit
 launched        a run that LMMS Engine's launch file describes
+prepared        a run's file -> its trainer
 launch          the command that starts a run; torchrun: of several ranks, which it tells to stop
 """
 

@@ -7,21 +7,13 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..config import build_config, load_mapping
-from ..errors import LmmsStreamError, TrainingError
-from ..loader.worker_server import fork_worker_server, without_blas_threads
+from ..errors import LmmsStreamError
 from ..processes.ending import end_process
-from ..types import World
+from .prepared import lost_ranks_named, prepare, without_collections
 
-if TYPE_CHECKING:
-    from .trainer import FSDP2SFTTrainer
-
-_LAUNCH_KEYS = {"trainer_type", "dataset_config", "model_config", "trainer_args"}  # of LMMS Engine's launch file
 USAGE = """usage: torchrun [--nproc-per-node N …] -m lmms_stream.train CONFIG.yaml [key.sub=value …]
 
 example:
@@ -51,87 +43,22 @@ def run(path: Path, overrides: Sequence[str]) -> int:
 def _train(path: Path, overrides: Sequence[str]) -> int:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("lmms_stream").setLevel(logging.INFO)
-    with _without_collections(), without_blas_threads():
-        data = load_mapping(path, overrides)
-        prepared = (_launched if _LAUNCH_KEYS & data.keys() else _configured)(data, str(path))
+    prepared = prepare(path, overrides)
+    with without_collections():
         from .loop import StoppedError
-        from .run.distributed import STOPPED_STATUS, end_distributed, is_lost_rank
+        from .run.distributed import STOPPED_STATUS, end_distributed
     try:
-        with _without_collections():
-            trainer = prepared.trainer()
-            trainer.build()
-        trainer.train()
+        with lost_ranks_named(prepared):
+            with without_collections():
+                trainer = prepared.trainer()
+                trainer.build()
+            trainer.train()
     except StoppedError as stopped:
         sys.stderr.write(f"{stopped}\n")
         return STOPPED_STATUS
-    except RuntimeError as error:
-        if not is_lost_rank(error):
-            raise
-        raise TrainingError(
-            f"rank {prepared.rank} waited for another rank, which ended or was silent for {prepared.timeout_s:g} s "
-            f"({' '.join(str(error).split())[:200]}): look for the first error of the others, or raise train.timeout_s"
-        ) from error
     finally:
         end_distributed()
     return 0
-
-
-class _Prepared(NamedTuple):
-    """A run whose process group is there. trainer: makes its trainer."""
-
-    trainer: Callable[[], FSDP2SFTTrainer]
-    rank: int
-    timeout_s: float
-
-
-def _configured(data: Mapping[str, Any], source: str) -> _Prepared:
-    """A run of a file with dataset, model and train."""
-    from .run_config import RunConfig
-
-    config = build_config(RunConfig, data, source=source)
-    if config.train.num_workers:
-        fork_worker_server()  # before this process has threads, and models
-    from .run.mesh import join_world
-    from .trainer import FSDP2SFTTrainer
-
-    world, _ = join_world(config.train)
-
-    def trainer() -> FSDP2SFTTrainer:
-        return FSDP2SFTTrainer(
-            model=config.model,
-            args=config.train,
-            train_dataset=config.build_datasets(world),
-            eval_dataset=config.build_eval_dataset(world),
-            task=config.build_task(),
-        )
-
-    return _Prepared(trainer, world.rank, config.train.timeout_s)
-
-
-def _launched(data: Mapping[str, Any], source: str) -> _Prepared:
-    """A run of LMMS Engine's launch file."""
-    arguments = data.get("trainer_args")
-    if isinstance(arguments, Mapping) and arguments.get("dataloader_num_workers"):
-        fork_worker_server()  # before this process has threads, and models
-    from .launched import launched_trainer, read_launch
-
-    launch, made = read_launch(data, source=source)
-    return _Prepared(lambda: launched_trainer(launch, made), World.detect().rank, float(made.ddp_timeout))
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Inside, the garbage collector does not run; objects that are there at the end it passes over from then on.
-
-    Imports and the model leave a million objects that stay until the process ends. To search them for garbage again and
-    again is a fifth of the CPU time of the imports, and would stop training at times.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _main() -> int:

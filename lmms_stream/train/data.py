@@ -55,7 +55,7 @@ class RunData:
         if train_dataset is None:
             raise ConfigError("train_dataset is missing: give a dataset, or several by name")
         self.train_dataset = train_dataset
-        self.loader = self._loader(train_dataset, weights=config.weights, max_epochs=config.max_epochs)
+        self.loader = self.train_loader(num_workers=config.num_workers)
         self._tell_overlong(self.loader)
         self.evaluations = named_evaluations(eval_dataset)
         for name, dataset in self.evaluations.items():
@@ -80,10 +80,17 @@ class RunData:
         """How many epochs of every source were delivered, with the share of the last; 0 in lanes."""
         return min(self.loader.epochs.values(), default=0.0)
 
+    def train_loader(self, *, num_workers: int) -> PackedLoader:
+        """Batches to train on, from their beginning."""
+        config = self.config
+        return self._loader(
+            self.train_dataset, weights=config.weights, max_epochs=config.max_epochs, num_workers=num_workers
+        )
+
     def eval_loader(self, name: str, dataset: Packed) -> PackedLoader:
         """Batches of a dataset to evaluate, from its beginning."""
         source = f"{EVAL_NAME} {name}" if name else EVAL_NAME
-        return self._loader({source: dataset}, global_batch=self._world.num_groups)
+        return self._loader({source: dataset}, global_batch=self._world.num_groups, num_workers=self.config.num_workers)
 
     def steps_of(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
         """Batches of the loader by the step that they belong to."""
@@ -132,7 +139,6 @@ class RunData:
             "global_batch": config.global_batch,
             **options,
             "world": self._world,
-            "num_workers": config.num_workers,
             "pad_to": config.pad_to,
             "pin_memory": self._device.type == "cuda",
             "timeout_s": config.timeout_s,

@@ -13,8 +13,7 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # wh
 
 def torchrun_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) -> list[str]:
     """The command that trains with `nproc` processes on this machine."""
-    torchrun = [sys.executable, "-m", "lmms_stream.train.torchrun", "--standalone", f"--nproc-per-node={nproc}"]
-    return [*torchrun, "-m", "lmms_stream.train", str(config), *overrides]
+    return _torchrun("lmms_stream.train", [str(config), *overrides], nproc=nproc)
 
 
 def train_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) -> list[str]:
@@ -22,9 +21,19 @@ def train_command(config: Path, overrides: Sequence[str] = (), *, nproc: int) ->
 
     So it takes half as long to the first step, and its exit status and signals are those of the run itself.
     """
+    return module_command("lmms_stream.train", [str(config), *overrides], nproc=nproc)
+
+
+def module_command(module: str, arguments: Sequence[str], *, nproc: int) -> list[str]:
+    """The command that runs a module in one process, or in ranks of torchrun."""
     if nproc == 1:
-        return [sys.executable, "-m", "lmms_stream.train", str(config), *overrides]
-    return torchrun_command(config, overrides, nproc=nproc)
+        return [sys.executable, "-m", module, *arguments]
+    return _torchrun(module, arguments, nproc=nproc)
+
+
+def _torchrun(module: str, arguments: Sequence[str], *, nproc: int) -> list[str]:
+    torchrun = [sys.executable, "-m", "lmms_stream.train.torchrun", "--standalone", f"--nproc-per-node={nproc}"]
+    return [*torchrun, "-m", module, *arguments]
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:

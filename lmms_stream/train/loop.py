@@ -92,7 +92,8 @@ class Loop:
             callbacks.control.should_epoch_stop = False
             callbacks.call("on_epoch_begin")
         is_whole = True
-        for batches in self.trainer.data.steps_of(self.trainer.meter.waiting(self.trainer.loader)):
+        waiting = self.trainer.phases.of_each("data", self.trainer.meter.waiting(self.trainer.loader))
+        for batches in self.trainer.data.steps_of(waiting):
             self._end_step(is_stopped=self.train_step(batches))
             if callbacks.control.should_epoch_stop and not self._is_over:
                 self._leave_epoch()
@@ -141,12 +142,13 @@ class Loop:
         callbacks, config, counts = trainer.callbacks, trainer.config, trainer.counts
         self._flow.begin_step(callbacks.control)
         callbacks.call("on_step_begin")
-        everyone, units = trainer.meter.begin_step(
-            batches,
-            trainer.steps.units(batches),
-            told_to_stop=self._stop.is_received,
-            save_failed=trainer.saver.has_failed,
-        )
+        with trainer.phases.doing("counts"):
+            everyone, units = trainer.meter.begin_step(
+                batches,
+                trainer.steps.units(batches),
+                told_to_stop=self._stop.is_received,
+                save_failed=trainer.saver.has_failed,
+            )
         if everyone.num_failed_saves:
             trainer.saver.tell_failure()
         seed_step(config.seed, step=counts.step, group=trainer.world.group)
@@ -156,6 +158,7 @@ class Loop:
         self._learning_rate = trainer.schedule.learning_rate
         self._update(grad_norm)
         counts.step += 1
+        trainer.phases.step = counts.step
         counts.tokens_seen += int(everyone.num_tokens)
         counts.samples_seen += int(everyone.num_samples)
         trainer.schedule.move(trainer.position)
@@ -167,16 +170,18 @@ class Loop:
 
     def _grad_norm(self) -> torch.Tensor:
         trainer = self.trainer
-        return clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm)
+        with trainer.phases.doing("grad_norm"):
+            return clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm)
 
     def _update(self, grad_norm: float) -> None:
         """Update the parameters, or leave them where a gradient is not finite."""
         trainer = self.trainer
         trainer.callbacks.call("on_pre_optimizer_step")
         if math.isfinite(grad_norm):
-            trainer.optimizer.step()
-            if trainer.average is not None:
-                trainer.average.update()
+            with trainer.phases.doing("optimizer"):
+                trainer.optimizer.step()
+                if trainer.average is not None:
+                    trainer.average.update()
         else:
             trainer.counts.num_skipped_steps += 1
             if trainer.counts.num_skipped_steps > trainer.config.max_skipped_steps:
@@ -251,7 +256,7 @@ class Loop:
         trainer.callbacks.control.should_evaluate = False
         if not trainer.data.evaluations:
             raise ConfigError("a callback set should_evaluate, and there is no eval_dataset: give one")
-        with trainer.meter.aside():
+        with trainer.phases.doing("evaluate"), trainer.meter.aside():
             metrics = trainer.evaluate()
             trainer.run_log.write({"step": self._step, **metrics}, position=trainer.position)
         if trainer.best.take(metrics, step=self._step):
@@ -261,7 +266,7 @@ class Loop:
     def _save(self) -> None:
         trainer = self.trainer
         trainer.callbacks.control.should_save = False
-        with trainer.meter.aside():
+        with trainer.phases.doing("save"), trainer.meter.aside():
             if trainer.best.step == self._step:
                 trainer.best.checkpoint = trainer.saver.where(self._step)
             if self._saved != self._step:

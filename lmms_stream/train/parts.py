@@ -97,6 +97,7 @@ class Parts:
             between=lambda: trainer.callbacks.call("on_substep_end"),
             begin_pass=lambda is_last: accumulation.begin(is_last=is_last),
             seed=config.seed,
+            phases=trainer.phases,
         )
 
     @cached_property

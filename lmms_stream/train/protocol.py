@@ -20,6 +20,7 @@ from .run.average import Average
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
 from .run.flow import Best
+from .run.phases import Phases
 from .run.schedules import Schedule
 from .run.settings import TrainConfig
 from .tasks.steps import TaskSteps
@@ -40,6 +41,7 @@ class Trainer(Protocol):
     best: Best
     callbacks: Callbacks
     run_log: RunLog
+    phases: Phases
 
     @property
     def model(self) -> PackedModel: ...

@@ -32,6 +32,7 @@ from .run.counts import RunCounts
 from .run.flow import Best, Control
 from .run.mesh import join_world
 from .run.optimizers import build_optimizer, groups_of
+from .run.phases import Phases
 from .run.precision import with_precision
 from .run.schedules import Schedule, build_scheduler
 from .run.settings import Datasets, Packed, TrainConfig
@@ -103,7 +104,7 @@ class FSDP2SFTTrainer(HasParts):
             collator=resolved.data_collator or self.task.collate,
         )  # fmt: skip
         self.loader = self.data.loader
-        self.counts, self.best = RunCounts(), Best.of(self.config)
+        self.counts, self.best, self.phases = RunCounts(), Best.of(self.config), Phases()
         self.parts = Parts(self)
         self.callbacks = Callbacks(
             callbacks or (), world_size=self.world.world_size, standing=lambda: trainer_state(self),
@@ -186,7 +187,8 @@ class FSDP2SFTTrainer(HasParts):
             with self.saver:
                 resume(self, resume_from_checkpoint)
                 self.model.train()
-                with self.run_log.running(self.schedule, step=self.step, position=self.position):
+                position = self.position
+                with self.run_log.running(self.schedule, step=self.step, position=position, phases=self.phases):
                     self.saver.probe()
                     self.meter.start()
                     loop = Loop(self, stop)

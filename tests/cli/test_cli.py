@@ -23,7 +23,9 @@ VERBS = {  # that help begins with; add the verb of a new option
     "learn", "leave", "make", "measure", "merge", "mix", "name", "pack", "print", "put", "read", "replace", "report",
     "run", "say", "set", "share", "show", "shuffle", "spread", "start", "store", "take", "use", "wait", "write",
 }  # fmt: skip
-COMMANDS = ("convert", "index", "verify", "inspect", "merge", "plan", "train", "plot", "export", "watch", "demo")
+COMMANDS = (
+    "convert", "index", "verify", "inspect", "merge", "plan", "profile", "train", "plot", "export", "watch", "demo",
+)  # fmt: skip
 
 
 def subparsers() -> dict[str, argparse.ArgumentParser]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ...types import World
+from ..run.phases import Phases
 from ..run.schedules import Schedule
 from ..run.settings import TrainConfig
 from .profiling import StepProfiler
 from .progress import RunProgress
 from .reporters import Report, check_reporters, open_reports
+from .standstill import Standstill
 
 
 class RunLog:
@@ -26,8 +28,8 @@ class RunLog:
         self._reports: list[Report] = []
 
     @contextmanager
-    def running(self, schedule: Schedule, *, step: int, position: int) -> Iterator[None]:
-        """Begin after `step` finished steps, at this position of the schedule."""
+    def running(self, schedule: Schedule, *, step: int, position: int, phases: Phases | None = None) -> Iterator[None]:
+        """Begin after `step` finished steps, at this position of the schedule; phases: of this rank, to be watched."""
         is_first = self._world.rank == 0
         output_dir = Path(self._args.output_dir)
         unit = "tokens" if schedule.counts_tokens else "step"
@@ -41,6 +43,10 @@ class RunLog:
             self._profiler = stack.enter_context(
                 StepProfiler(self._args.profile, output_dir=output_dir, rank=self._world.rank, step=step)
             )
+            if phases is not None:
+                phases.step = step
+                timeout_s = self._args.timeout_s
+                stack.enter_context(Standstill(phases, output_dir=output_dir, world=self._world, timeout_s=timeout_s))
             yield
 
     def end_step(self, position: int) -> None:

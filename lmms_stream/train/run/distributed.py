@@ -7,6 +7,7 @@ import datetime
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ...types import World
+from .flight_recorder import record_collectives
 
 _LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo raises plain RuntimeErrors
 _made: dist.ProcessGroup | None = None  # the process group that init_distributed made
@@ -23,12 +25,14 @@ logger = logging.getLogger("lmms_stream")
 STOPPED_STATUS = 85  # exit status of a run that a signal told to stop, and that has saved a checkpoint
 
 
-def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, torch.device]:
+def init_distributed(
+    timeout_s: float, *, replication: int = 1, traces: Path | None = None
+) -> tuple[World, torch.device]:
     """Join torchrun's process group (or make one of this process alone): nccl with CUDA, else gloo.
 
     One that is there is taken as it is; a warning says where its timeout is another. Where it has no backend for CPUs
     (transformers' arguments make one of nccl alone), one of gloo is made beside it: see cpu_group. What is made here
-    ends with end_distributed, or with the process.
+    ends with end_distributed, or with the process. traces: a folder for what NCCL did when a collective times out.
     """
     global _made, _told
     cuda = torch.cuda.is_available()
@@ -39,6 +43,8 @@ def init_distributed(timeout_s: float, *, replication: int = 1) -> tuple[World, 
         options: dict[str, Any] = {}
         if "RANK" not in os.environ:
             options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+        if cuda and traces is not None:
+            record_collectives(traces)
         backend: Literal["cpu:gloo,cuda:nccl", "gloo"] = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s), **options)
         if _made is None:

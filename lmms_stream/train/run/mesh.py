@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...errors import ConfigError
 from ...types import World
 from .distributed import init_distributed
+from .flight_recorder import STACKS
 from .settings import TrainConfig
 
 
@@ -39,7 +41,7 @@ def join_world(config: TrainConfig) -> tuple[World, torch.device]:
 
     ConfigError for degrees that do not divide the ranks.
     """
-    world, device = init_distributed(config.timeout_s)
+    world, device = init_distributed(config.timeout_s, traces=Path(config.output_dir) / STACKS)
     _shard_ranks(config, world.world_size)
     return replace(world, replication=config.group_ranks), device
 

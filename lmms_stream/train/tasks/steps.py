@@ -14,6 +14,7 @@ from ...loader.collate import join
 from ...types import Batch
 from ..model.isolation import check_lengths
 from ..model.model import PackedModel
+from ..run.phases import Phases
 from .noise import Draw
 from .task import LossSum, Task
 
@@ -26,8 +27,7 @@ class TaskSteps:
     per_device_batch: packs in one forward pass. num_averaged: ranks over which FSDP averages gradients. losses: the
     sums of each objective over packs, given the model, what they are joined to, themselves, and the units by which the
     sums are divided later (default: the task's). between: called between two forward passes of a step; begin_pass:
-    before each, is_last: of its step. seed: of what
-    the task draws at random.
+    before each, is_last: of its step. seed: of what the task draws at random. phases: told what is done.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class TaskSteps:
         between: Callable[[], object] = lambda: None,
         begin_pass: Callable[[bool], object] = lambda is_last: None,
         seed: int = 0,
+        phases: Phases | None = None,
     ):
         self._task, self._model, self._device = task, model, device
         self._losses: Losses = losses or (lambda model, batch, packs, _: self.task_losses(model, batch, packs))
@@ -50,6 +51,7 @@ class TaskSteps:
         self.draw = Draw(seed=seed, step=None)
         self._between, self._begin_pass = between, begin_pass
         self._num_averaged, self._sources, self._per_device_batch = num_averaged, tuple(sources), per_device_batch
+        self._phases = phases or Phases()
         self.objectives = tuple(task.objectives(model))
         self.logged = tuple(each for each in self.objectives if each.is_logged)
         if not self.logged:
@@ -92,7 +94,8 @@ class TaskSteps:
             sums = self._run(together, by_name)
             loss = sum(sums[each.name].total * scale for each, scale in zip(self.objectives, scales, strict=True))
             assert isinstance(loss, torch.Tensor)
-            loss.backward()
+            with self._phases.doing("backward"):
+                loss.backward()
             self._add(totals, together, sums)
         return totals
 
@@ -109,7 +112,8 @@ class TaskSteps:
             for pack in packs:
                 self._model.check_tokens(pack)
             check_lengths(self._model.model.config, joined)
-        return self._losses(self._model, joined.to(self._device), packs, units)
+        with self._phases.doing("forward"):
+            return self._losses(self._model, joined.to(self._device), packs, units)
 
     def _add(self, totals: torch.Tensor, packs: Sequence[Batch], sums: Mapping[str, LossSum]) -> None:
         for index, pack in enumerate(packs):

@@ -1,0 +1,255 @@
+"""Measures which part of a run is its limit: its loader alone, its model alone, both. Nothing is saved or resumed."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from ...errors import TrainingError
+from ...loader.loader import PackedLoader
+from ...plan.assign import LINEAR_COST
+from ...types import Batch
+from ..loop import Loop
+from ..run.distributed import gather
+from ..trainer import FSDP2SFTTrainer
+from .cpu_time import loader_cpu_s
+from .rates import LoaderRates, Rates, Spread, StepRates, check_measured
+from .verdict import limit_of
+
+NUM_ROUNDS = 3
+NUM_CANDIDATES = 3  # steps of which the one of median cost is what the model is run on again and again
+CANDIDATE_BYTES = 1 << 30  # one step is enough where it is larger
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureConfig:
+    """How long to measure: NUM_ROUNDS rounds of `steps` steps each, after warmup_steps; `seconds` at most of each."""
+
+    steps: int = 10
+    warmup_steps: int = 3
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_measured(steps=self.steps, warmup_steps=self.warmup_steps, seconds=self.seconds)
+
+
+def measure(trainer: FSDP2SFTTrainer, config: MeasureConfig, tell: Tell = lambda line: None) -> Rates:
+    """The rates of a run whose trainer is new; all ranks call it. tell: takes a line of progress.
+
+    Loaders go on where the one before stood, so that each reads samples that nobody has read; at the end of the data
+    they begin again. The model is trained meanwhile, and is of no use afterwards.
+    """
+    return _Measurement(trainer, config, tell).rates()
+
+
+class _Deadline:
+    """A signal to stop that comes when the time is over."""
+
+    def __init__(self, seconds: float):
+        self._at = time.monotonic() + seconds
+
+    @property
+    def is_received(self) -> bool:
+        return time.monotonic() > self._at
+
+
+class _Nowhere:
+    """Instead of what saves a run and what logs it."""
+
+    has_failed = False
+
+    def end_step(self, position: int) -> None:
+        """Nothing is told of it."""
+
+
+class _Measurement:
+    def __init__(self, trainer: FSDP2SFTTrainer, config: MeasureConfig, tell: Tell):
+        self._trainer, self._config, self._tell = trainer, config, tell
+        self._world_size = trainer.world.world_size
+        self._begin = trainer.data.cursor()
+        # Building a saver begins to use the folder of the checkpoints; nothing is to be written here.
+        cast(Any, trainer.parts).saver = cast(Any, trainer).run_log = _Nowhere()
+
+    def rates(self) -> Rates:
+        trainer, config = self._trainer, self._config
+        about = f"{NUM_ROUNDS} rounds of {config.steps} steps, at most {config.seconds:g} s"
+        self._tell(f"the loader alone, {trainer.config.num_workers} workers a rank: {about}")
+        loader, packs = self._loader_alone(trainer.loader, num_candidates=NUM_CANDIDATES)
+        self._tell("the model is built")
+        _ = (trainer.model, trainer.steps, trainer.meter, trainer.optimizer, trainer.schedule)
+        trainer.model.train()
+        self._tell(f"the model alone, on one batch: {about}")
+        model = self._steps(_again(packs))
+        self._tell(f"both: {about}")
+        both = self._both()
+        rates = Rates(loader=loader, model=model, both=both, num_cpus=_num_cpus(), num_ranks=self._world_size)
+        if limit_of(rates) not in ("data", "shared"):
+            return rates
+        num_workers = max(1, 2 * trainer.config.num_workers)
+        self._tell(f"the loader alone, {num_workers} workers a rank: {about}")
+        larger = trainer.data.train_loader(num_workers=num_workers)
+        larger.load_state_dict(trainer.data.cursor())
+        return replace(rates, more_workers=self._loader_alone(larger, num_candidates=0)[0])
+
+    def _loader_alone(self, loader: PackedLoader, *, num_candidates: int) -> tuple[LoaderRates, list[Batch]]:
+        """Its rates, and the packs of a step that stands for others."""
+        candidates: list[list[Batch]] = []
+        rounds: list[_Round] = []
+        with closing(self._endless(loader)) as batches:
+            steps = self._trainer.data.steps_of(batches)
+            deadline = _Deadline(self._config.seconds)
+            for _ in range(self._warmup_steps(loader)):
+                next(steps)
+                if any(self._agree(deadline.is_received)):
+                    break
+            for _ in range(NUM_ROUNDS):
+                made = self._loader_round(steps, loader, candidates, num_candidates)
+                rounds.append(made)
+                if made.is_cut_off:
+                    break
+        packs = candidates[self._median_cost(candidates)] if candidates else []
+        return _loader_rates(rounds, num_workers=loader.num_workers), packs
+
+    def _loader_round(
+        self, steps: Iterator[list[Batch]], loader: PackedLoader, candidates: list[list[Batch]], num_candidates: int
+    ) -> _Round:
+        deadline = _Deadline(self._config.seconds / NUM_ROUNDS)
+        fetched, cpu_s, begun = loader.fetched, loader_cpu_s(loader.num_workers), time.monotonic()
+        num_tokens = num_packs = num_steps = 0
+        is_over = False
+        while num_steps < self._config.steps and not is_over:
+            packs = next(steps)
+            num_tokens += sum(map(_num_tokens, packs))
+            num_packs += sum(len(pack.sample_ids) > 0 for pack in packs)
+            num_steps += 1
+            is_over, is_large = self._agree(deadline.is_received, _num_bytes(packs) > CANDIDATE_BYTES)
+            if len(candidates) < (min(1, num_candidates) if is_large else num_candidates):
+                candidates.append(packs)
+        seconds, cpu_s = time.monotonic() - begun, loader_cpu_s(loader.num_workers) - cpu_s
+        new = [now - before for now, before in zip(loader.fetched, fetched, strict=True)]
+        everyone = gather([num_tokens, num_packs, cpu_s, *new, seconds], self._world_size)
+        sums, readers = everyone.sum(dim=0).tolist(), self._trainer.world.replication
+        return _Round(
+            num_tokens=sums[0] / readers, num_packs=sums[1] / readers, cpu_s=sums[2], hits=int(sums[3]),
+            misses=int(sums[4]), num_bytes=int(sums[5]), seconds=float(everyone[:, 6].max()),
+            is_cut_off=is_over and num_steps < self._config.steps,
+        )  # fmt: skip
+
+    def _agree(self, *flags: bool) -> list[bool]:
+        """Each flag as any rank has it."""
+        return [total > 0 for total in gather([float(flag) for flag in flags], self._world_size).sum(dim=0).tolist()]
+
+    def _median_cost(self, candidates: Sequence[Sequence[Batch]]) -> int:
+        """The number of the step whose packs cost the median of all, over all ranks."""
+        costs = gather([sum(map(_cost, packs)) for packs in candidates], self._world_size).sum(dim=0).tolist()
+        return costs.index(statistics.median_low(costs))
+
+    def _both(self) -> StepRates:
+        trainer = self._trainer
+        with closing(self._endless(trainer.loader)) as batches:
+            waiting = trainer.phases.of_each("data", trainer.meter.waiting(batches))
+            return self._steps(trainer.data.steps_of(waiting))
+
+    def _steps(self, steps: Iterable[list[Batch]]) -> StepRates:
+        """The trainer's own steps on these packs."""
+        config, meter, taken = self._config, self._trainer.meter, iter(steps)
+        loop = Loop(self._trainer, cast(Any, _Deadline(config.seconds)))
+        for _ in range(self._warmup_steps(self._trainer.loader)):
+            if loop.train_step(next(taken)):
+                break
+        meter.record()
+        loop = Loop(self._trainer, cast(Any, _Deadline(config.seconds)))
+        records: list[dict[str, Any]] = []
+        is_over = False
+        while len(records) < NUM_ROUNDS and not is_over:
+            for _ in range(config.steps):
+                is_over = loop.train_step(next(taken))
+                if is_over:
+                    break
+            records.append(meter.record())
+        return _step_rates(records)
+
+    def _warmup_steps(self, loader: PackedLoader) -> int:
+        """Those that are asked for; and what all workers have made at once, when they have begun."""
+        at_once = loader.num_workers * loader.settings.steps.packs_per_item
+        return max(self._config.warmup_steps, -(-at_once // loader.micro_batches))
+
+    def _endless(self, loader: PackedLoader) -> Generator[Batch, None, None]:
+        """Batches from where a loader stands; at the end of the data from where the run began."""
+        while True:
+            if loader.packs_left == 0:
+                loader.load_state_dict(self._begin)
+            batch = None
+            for batch in loader:
+                yield batch
+            if batch is None:
+                raise TrainingError(
+                    "the loader gave no batch: look at the lengths of the dataset with lmms-stream plan"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Round:
+    """Steps of a loader, of all ranks."""
+
+    num_tokens: float
+    num_packs: float
+    cpu_s: float
+    hits: int
+    misses: int
+    num_bytes: int
+    seconds: float
+    is_cut_off: bool
+
+
+def _loader_rates(rounds: Sequence[_Round], *, num_workers: int) -> LoaderRates:
+    seconds = sum(each.seconds for each in rounds)
+    return LoaderRates(
+        num_workers=num_workers,
+        tokens_per_s=Spread.of([each.num_tokens / each.seconds for each in rounds]),
+        packs_per_s=Spread.of([each.num_packs / each.seconds for each in rounds]),
+        busy_cpus=sum(each.cpu_s for each in rounds) / seconds,
+        fetched_mb_per_s=sum(each.num_bytes for each in rounds) / 1e6 / seconds,
+        cache_hits=sum(each.hits for each in rounds),
+        cache_misses=sum(each.misses for each in rounds),
+    )
+
+
+def _step_rates(records: Sequence[dict[str, Any]]) -> StepRates:
+    mfu = [record["perf/mfu"] for record in records if "perf/mfu" in record]
+    return StepRates(
+        steps_per_s=Spread.of([record["num_steps"] / record["seconds"] for record in records]),
+        tokens_per_s=Spread.of([record["perf/tokens_per_s"] for record in records]),
+        wait_share=Spread.of([record["data/wait_share"] for record in records]),
+        mfu=statistics.median(mfu) if mfu else None,
+    )
+
+
+def _again(packs: list[Batch]) -> Iterator[list[Batch]]:
+    while True:
+        yield packs
+
+
+def _num_tokens(pack: Batch) -> int:
+    """Tokens of its samples; padding does not count."""
+    return int(pack.cu_seqlens[len(pack.sample_ids)])
+
+
+def _cost(pack: Batch) -> float:
+    lengths = pack.cu_seqlens[: len(pack.sample_ids) + 1].diff().double()
+    return float((lengths * lengths).sum()) + LINEAR_COST * float(lengths.sum())
+
+
+def _num_bytes(packs: Sequence[Batch]) -> int:
+    tensors = [tensor for pack in packs for tensor in (pack.input_ids, pack.labels, *pack.inputs.values())]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0))

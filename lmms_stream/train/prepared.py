@@ -1,0 +1,102 @@
+"""A run's file -> its trainer, in the order that a process needs: what forks first, then groups, then models."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..config import build_config, load_mapping
+from ..errors import TrainingError
+from ..loader.worker_server import fork_worker_server, without_blas_threads
+from ..types import World
+
+if TYPE_CHECKING:
+    from .trainer import FSDP2SFTTrainer
+
+_LAUNCH_KEYS = {"trainer_type", "dataset_config", "model_config", "trainer_args"}  # of LMMS Engine's launch file
+
+
+class Prepared(NamedTuple):
+    """A run whose process group is there. trainer: makes its trainer."""
+
+    trainer: Callable[[], FSDP2SFTTrainer]
+    rank: int
+    timeout_s: float
+
+
+def prepare(path: Path, overrides: Sequence[str]) -> Prepared:
+    """The run of a file, ours or LMMS Engine's."""
+    with without_collections(), without_blas_threads():
+        data = load_mapping(path, overrides)
+        return (_launched if _LAUNCH_KEYS & data.keys() else _configured)(data, str(path))
+
+
+@contextmanager
+def lost_ranks_named(prepared: Prepared) -> Iterator[None]:
+    """Inside, what torch raises because another rank ended or did not come in time is a TrainingError."""
+    from .run.distributed import is_lost_rank
+
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lost_rank(error):
+            raise
+        known = "".join(f". {note}" for note in getattr(error, "__notes__", ()))
+        raise TrainingError(
+            f"rank {prepared.rank} waited for another rank, which ended or was silent for {prepared.timeout_s:g} s "
+            f"({' '.join(str(error).split())[:200]}): look for the first error of the others, or raise train.timeout_s"
+            f"{known}"
+        ) from error
+
+
+def _configured(data: Mapping[str, Any], source: str) -> Prepared:
+    """A run of a file with dataset, model and train."""
+    from .run_config import RunConfig
+
+    config = build_config(RunConfig, data, source=source)
+    if config.train.num_workers:
+        fork_worker_server()  # before this process has threads, and models
+    from .run.mesh import join_world
+    from .trainer import FSDP2SFTTrainer
+
+    world, _ = join_world(config.train)
+
+    def trainer() -> FSDP2SFTTrainer:
+        return FSDP2SFTTrainer(
+            model=config.model,
+            args=config.train,
+            train_dataset=config.build_datasets(world),
+            eval_dataset=config.build_eval_dataset(world),
+            task=config.build_task(),
+        )
+
+    return Prepared(trainer, world.rank, config.train.timeout_s)
+
+
+def _launched(data: Mapping[str, Any], source: str) -> Prepared:
+    """A run of LMMS Engine's launch file."""
+    arguments = data.get("trainer_args")
+    if isinstance(arguments, Mapping) and arguments.get("dataloader_num_workers"):
+        fork_worker_server()  # before this process has threads, and models
+    from .launched import launched_trainer, read_launch
+
+    launch, made = read_launch(data, source=source)
+    return Prepared(lambda: launched_trainer(launch, made), World.detect().rank, float(made.ddp_timeout))
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Inside, the garbage collector does not run; objects that are there at the end it passes over from then on.
+
+    Imports and the model leave a million objects that stay until the process ends. To search them for garbage again and
+    again is a fifth of the CPU time of the imports, and would stop training at times.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

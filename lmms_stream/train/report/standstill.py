@@ -1,0 +1,181 @@
+"""What a run tells when it stands still: the stacks of its ranks, and which of them did not come.
+
+A thread of each rank looks at the rank's phase now and then, and puts it where other ranks find it: the store of the
+process group. Steps themselves do nothing for it but to set an attribute; there is no collective.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import torch.distributed as dist
+
+from ...storage.threads import start_thread
+from ...types import World
+from ..run.distributed import is_lost_rank
+from ..run.flight_recorder import STACKS, flight_recorder_files
+from ..run.phases import Phases
+from .rank_states import RankState, RankStates, state_of, verdict_of
+
+SHARE = 0.75  # of timeout_s: a rank that has not moved for as long stands still; then its stacks are written
+BEATS = 20  # looks within timeout_s
+LONGEST_BEAT_S = 10.0
+READ_S = 5.0  # for the states of other ranks, whose store may be gone
+logger = logging.getLogger("lmms_stream")
+_armed: list[Standstill] = []  # the one whose stacks are written where Python itself does not run
+
+
+class Standstill:
+    """While entered, watches whether this rank moves from phase to phase.
+
+    After SHARE of timeout_s it writes the stacks of all threads to output_dir/stacks/rank-N.txt and tells which ranks
+    are behind, or do not answer. Where Python does not run, as C code keeps its lock, the stacks are written all the
+    same. An error of torch's that another rank was not there gets this as a note, or how that rank ended. A run of one
+    rank is not watched.
+    """
+
+    def __init__(self, phases: Phases, *, output_dir: Path, world: World, timeout_s: float):
+        self._phases, self._world = phases, world
+        self._limit_s, self._beat_s = SHARE * timeout_s, min(timeout_s / BEATS, LONGEST_BEAT_S)
+        self._path = output_dir / STACKS / f"rank-{world.rank}.txt"
+        self._file: IO[str] | None = None
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._moved = -1  # the number of the latest phase that was seen
+        self._early: list[RankState | None] = []  # of all ranks, when half of the time was over
+        self._told_at = -1  # the number of the phase that was told
+        self._text = ""  # what was told of it
+
+    def __enter__(self) -> Standstill:
+        if self._world.world_size > 1:
+            self._states = RankStates(_own_store(self._beat_s), self._world)
+            self._main = threading.get_ident()
+            self._open()
+            self._states.publish(state_of(self._phases.now, frame=None))
+            self._arm()
+            self._thread = start_thread(self._watch, name="lmms-standstill")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._thread is None:
+            return
+        self._ended.set()
+        self._disarm()
+        self._thread.join(READ_S)  # it may wait for a store that does not answer
+        is_lost = isinstance(error, RuntimeError) and is_lost_rank(error)
+        if error is not None and is_lost:
+            if self._told_at != self._phases.now.number:
+                self._text = ""
+            within(READ_S, self._add_ended)
+            if self._text:
+                error.add_note(self._text)
+        else:
+            within(READ_S, partial(self._publish_end, error))
+        if self._file is not None:
+            self._file.close()
+            if not self._path.stat().st_size:
+                self._path.unlink()
+
+    def _open(self) -> None:
+        """The file is there before it is needed: where Python does not run, none can be opened."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w")
+        except OSError as error:
+            logger.warning("%s: stacks of a rank that stands still go to standard error (%s)", self._path, error)
+
+    def _arm(self) -> None:
+        """Have the stacks written by a thread of C's, unless this is called again in time."""
+        _armed[:] = [self]
+        # Two beats after the thread of Python's would have.
+        faulthandler.dump_traceback_later(self._limit_s + 2 * self._beat_s, file=self._file or sys.stderr)
+
+    def _disarm(self) -> None:
+        _armed.clear()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._beat_s):
+            phase = self._phases.now
+            stands_s = time.monotonic() - phase.since_s
+            if phase.number != self._moved:
+                self._moved, self._early = phase.number, []
+                self._arm()
+            is_slow = stands_s >= self._limit_s / 2
+            frame = sys._current_frames().get(self._main) if is_slow else None
+            self._states.publish(state_of(phase, frame=frame))
+            if is_slow and not self._early:
+                self._early = self._states.read()
+            if stands_s >= self._limit_s and self._told_at != phase.number:
+                self._told_at = phase.number
+                self._write_stacks()
+                self._tell(stands_s)
+
+    def _write_stacks(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        file = self._file or sys.stderr
+        phase = self._phases.now
+        stands_s = time.monotonic() - phase.since_s
+        file.write(f"rank {self._world.rank}, {phase.said}, for {stands_s:.0f} s\n")
+        file.flush()
+        faulthandler.dump_traceback(file)
+
+    def _tell(self, stands_s: float) -> None:
+        states = self._states.read()
+        found = verdict_of(states, self._early, rank=self._world.rank)
+        self._text = (
+            f"rank {self._world.rank} has not moved for {stands_s:.0f} s, {self._phases.now.said}: {found.sentence}. "
+            f"The stacks of each rank are in {self._path.parent}{flight_recorder_files()}"
+        )
+        if found.first_to_tell == self._world.rank:
+            logger.error("%s", self._text)
+
+    def _add_ended(self) -> None:
+        """To what is told of other ranks: how they ended, where they did so by an error."""
+        ended = [
+            f"rank {rank} ended with {state.ended}"
+            for rank, state in enumerate(self._states.read())
+            if state is not None and state.ended
+        ]
+        self._text = ". ".join([*ended, *([self._text] if self._text else [])])
+
+    def _publish_end(self, error: BaseException | None) -> None:
+        ended = "" if error is None else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        self._states.publish(state_of(self._phases.now, frame=None)._replace(ended=ended))
+
+
+def within(seconds: float, do: Any) -> None:
+    """Do something that may wait for ever, and go on without it after some seconds."""
+    start_thread(do, name="lmms-standstill-end").join(seconds)
+
+
+def _own_store(timeout_s: float) -> dist.Store:
+    """A connection of this thread's own to the store of the process group."""
+    store = dist.distributed_c10d._get_default_store()
+    own: dist.Store = store.clone() if hasattr(store, "clone") else store
+    own.set_timeout(timedelta(seconds=max(1.0, timeout_s)))
+    return own
+
+
+def _disarm_before_fork() -> None:
+    """A child would wait at its end for the thread of C's, which it does not have."""
+    if _armed:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _arm_again() -> None:
+    for each in _armed:
+        each._arm()
+
+
+os.register_at_fork(before=_disarm_before_fork, after_in_parent=_arm_again, after_in_child=_armed.clear)

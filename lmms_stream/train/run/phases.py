@@ -1,0 +1,76 @@
+"""What a rank is doing: the phases of its steps, which traces name, and reports of a run that stands still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from torch.autograd.profiler import record_function
+
+T = TypeVar("T")
+BETWEEN = "between"
+SAID = {  # name of a phase in traces -> what a rank does, in a sentence
+    BETWEEN: "between two phases",
+    "data": "waiting for data",
+    "counts": "adding up the counts of all ranks",
+    "forward": "running forward",
+    "backward": "running backward",
+    "grad_norm": "clipping gradients",
+    "optimizer": "updating parameters",
+    "evaluate": "evaluating",
+    "save": "saving",
+}
+
+
+class Phase(NamedTuple):
+    """What a rank does since a moment of its monotonic clock.
+
+    number: of the phases that it has begun or left before. Ranks of a run go through the same phases in the same order,
+    so that the one with the lowest number is behind. step: finished steps.
+    """
+
+    name: str = BETWEEN
+    step: int = 0
+    number: int = 0
+    since_s: float = 0.0
+
+    @property
+    def said(self) -> str:
+        """As part of a sentence.
+
+        >>> Phase("save", step=3).said
+        'saving in step 4'
+        """
+        return f"{SAID.get(self.name, self.name)} in step {self.step + 1}"
+
+
+class Phases:
+    """The phase that this process is in, for threads that watch it. A phase that raises is not left."""
+
+    def __init__(self) -> None:
+        self.step = 0  # finished steps
+        self.now = Phase(since_s=time.monotonic())
+
+    @contextmanager
+    def doing(self, name: str) -> Iterator[None]:
+        """Inside, this rank does what SAID has by this name."""
+        before = self.now.name
+        self._begin(name)
+        with record_function(name):
+            yield
+        self._begin(before)
+
+    def of_each(self, name: str, values: Iterable[T]) -> Iterator[T]:
+        """The values, none of them None; each is waited for in this phase."""
+        waiting = iter(values)
+        while True:
+            with self.doing(name):
+                value: T | None = next(waiting, None)
+            if value is None:
+                return
+            yield value
+
+    def _begin(self, name: str) -> None:
+        self.now = Phase(name, self.step, self.now.number + 1, time.monotonic())

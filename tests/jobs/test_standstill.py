@@ -1,0 +1,58 @@
+"""Runs of two ranks of which one stands still: the error names it, and its stacks name the function that it is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.conftest import write_tokens
+from tests.train.runs import write_run
+
+from .launcher import run_job
+
+JOB = "tests.jobs.standing_job"
+TIMEOUT_S = 20  # of collectives: ranks stand still after 15 s
+LIMIT_S = 120
+
+
+def stand_still(tmp_path: Path, how: str) -> tuple[str, dict[str, str]]:
+    """What rank 0 says of it, and the files of stacks by their names."""
+    write_tokens(tmp_path / "data", num_samples=300)
+    config = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=10, save_strategy="no", timeout_s=TIMEOUT_S)
+    done = run_job(2, JOB, how, str(config), f"train.output_dir={tmp_path / 'out'}", timeout_s=LIMIT_S)
+    assert done.returncode == 1, done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("rank 0: ")]
+    return said, {path.name: path.read_text() for path in (tmp_path / "out" / "stacks").glob("*")}
+
+
+def test_a_rank_that_sleeps_in_its_data_is_named_with_the_function(tmp_path: Path) -> None:
+    said, stacks = stand_still(tmp_path, "sleep")
+    assert "TrainingError: rank 0 waited for another rank, which ended or was silent for 20 s (" in said
+    assert ": look for the first error of the others, or raise train.timeout_s. rank 0 has not moved for 1" in said
+    assert (
+        " s, adding up the counts of all ranks in step 3: rank 1 did not come: it has been waiting for data in" in said
+    )
+    assert " s, in sleep_on_rank_1 (" in said
+    assert f"The stacks of each rank are in {tmp_path / 'out' / 'stacks'}" in said
+    assert sorted(stacks) == ["rank-0.txt", "rank-1.txt"]
+    assert stacks["rank-1.txt"].startswith("rank 1, waiting for data in step 3, for 1")
+    assert "in sleep_on_rank_1\n" in stacks["rank-1.txt"]
+    assert "in collate_until_step_2\n" in stacks["rank-1.txt"]
+    assert "in begin_step\n" in stacks["rank-0.txt"]
+
+
+def test_a_rank_that_is_stopped_is_named_and_the_others_leave_their_stacks(tmp_path: Path) -> None:
+    said, stacks = stand_still(tmp_path, "stop")
+    assert (
+        "in step 3: rank 1 does not answer (it was stopped, is dead, or C code keeps Python's lock); when it was"
+        in said
+    )
+    assert "last heard of, it was " in said
+    assert "in begin_step\n" in stacks["rank-0.txt"]
+    assert stacks["rank-1.txt"] == ""
+
+
+def test_a_rank_that_fails_is_named_with_its_error_by_those_that_waited_for_it(tmp_path: Path) -> None:
+    """At once, and no stacks are left."""
+    said, stacks = stand_still(tmp_path, "fail")
+    assert said.endswith("or raise train.timeout_s. rank 1 ended with ZeroDivisionError: rank 1 fails here")
+    assert stacks == {}
