@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import last_words, write_samples
-from tests.rounds import LONG
+from tests.rounds import LONG, in_long_rounds
 
 from .launcher import run_job
 from .test_sharding import SIZES, VISION, alone, difference, plain, tokens_and_learnt
@@ -52,6 +53,7 @@ SEVERAL: dict[str, dict[str, Any]] = {
     "padded": {"model": LLAMA, "train": {**TP, "per_device_batch": 2, "pad_to": 160}},
 }
 TOLERANCES = {"small": 0.05, "mixed": 0.05}  # in bfloat16
+DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.3, "embedding_dropout": 0.2}
 REFUSED: dict[str, dict[str, Any]] = {
     "heads": {"model": LLAMA, "train": {"tensor_parallel": 4}},
     "lora": {"model": LORA, "train": TP},
@@ -131,3 +133,22 @@ def test_what_cannot_be_cut_is_refused_by_name_on_every_rank(results: dict[str, 
         "train.tensor_parallel 2 cuts its heads, which not every model's code can take: "
         in results["qwen2_moe"][0]["error"]
     )
+
+
+@in_long_rounds
+def test_ranks_of_a_group_draw_the_same_dropout(tmp_path: Path) -> None:
+    """So gradients are those of one rank, which draws it for the whole."""
+    write_samples(tmp_path / "data", tokens_and_learnt(), shard_bytes=1 << 12)
+    made = {}
+    for nproc in (1, 2):
+        case = {"model": of_type("starcoder2", **DROPOUT), "train": {"tensor_parallel": nproc}, "on": [nproc]}
+        path = tmp_path / f"job-{nproc}.json"
+        path.write_text(json.dumps({"dataset": str(tmp_path / "data"), "cases": {"drawn": case}}))
+        done = run_job(nproc, "tests.jobs.sharding_job", str(path), timeout_s=100)
+        assert done.returncode == 0, last_words(done.stderr)
+        made |= {(nproc, rank): torch.load(tmp_path / f"drawn-{nproc}-{rank}.pt") for rank in range(nproc)}
+    one = made[1, 0]
+    for rank in range(2):
+        assert made[2, rank]["packs"] == one["packs"]
+        assert difference(made[2, rank]["gradients"], one["gradients"]) < 1e-5
+    assert difference(one["gradients"], alone(plain(of_type("starcoder2")), one["packs"])) > 1e-2

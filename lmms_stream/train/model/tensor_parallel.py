@@ -19,6 +19,7 @@ from math import gcd
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
@@ -51,6 +52,7 @@ def cut_model(model: Any, mesh: DeviceMesh) -> None:
     shared = _used_by(model)
     words = {name: word for name, word in words.items() if not _is_shared(model.get_submodule(name), words, shared)}
     partial = set(_inside(model, words))
+    inputs = {_parent(name): _SharedInput() for name, word in words.items() if word.startswith("rowwise")}
     made: dict[int, torch.nn.Parameter] = {}
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
@@ -62,7 +64,9 @@ def cut_model(model: Any, mesh: DeviceMesh) -> None:
                 whole = distribute_tensor(parameter.data, mesh, [cuts.get(key, Replicate())])
                 made[id(parameter)] = torch.nn.Parameter(whole, requires_grad=parameter.requires_grad)
             setattr(module, key, made[id(parameter)])
-        _Part(word=words.get(name, "replicate"), mesh=mesh, is_partial=name in partial).hook(module)
+        _Part(
+            word=words.get(name, "replicate"), mesh=mesh, is_partial=name in partial, shared=inputs.get(_parent(name))
+        ).hook(module)
 
 
 @contextmanager
@@ -79,11 +83,34 @@ def cut_heads_told(degree: int) -> Iterator[None]:
         ) from error
 
 
-class _Part:
-    """Runs a module with the local tensors of its parameters. is_partial: it sees what this rank's part makes alone."""
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
-    def __init__(self, *, word: str, mesh: DeviceMesh, is_partial: bool):
+
+class _SharedInput:
+    """What several maps of a block read: its gradient is summed over them before it is summed over ranks, once."""
+
+    _given: torch.Tensor | None = None
+    _copied: torch.Tensor | None = None
+
+    def copied(self, given: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        if given is not self._given or self._copied is None:
+            self._given, self._copied = given, copied(given, group)
+        return self._copied
+
+    def forget(self) -> None:
+        self._given = self._copied = None
+
+
+class _Part:
+    """Runs a module with the local tensors of its parameters. is_partial: it sees what this rank's part makes alone.
+
+    shared: of the maps whose outputs one other map reads, which comes after them.
+    """
+
+    def __init__(self, *, word: str, mesh: DeviceMesh, is_partial: bool, shared: _SharedInput | None):
         self._word, self._mesh = word, mesh
+        self._shared = shared
         self._of_gradients = [Partial()] if is_partial else None  # to be summed over ranks
         self._bias: torch.Tensor | None = None
         self._whole: dict[str, Any] = {}
@@ -104,7 +131,9 @@ class _Part:
         given, *others = inputs
         group = self._mesh.get_group()
         if self._word in ("colwise", "colwise_rep"):
-            return copied(given, group), *others
+            return copied(given, group) if self._shared is None else self._shared.copied(given, group), *others
+        if self._shared is not None:
+            self._shared.forget()
         self._bias, module._parameters["bias"] = module._parameters.get("bias"), None
         return split(given, group) if self._word == "rowwise_rep" else given, *others
 
@@ -200,7 +229,7 @@ def _inside(model: Any, words: Mapping[str, str]) -> Iterator[str]:
 
     Their gradients are sums over ranks.
     """
-    parents = {name.rpartition(".")[0] for name, word in words.items() if word == "colwise"}
+    parents = {_parent(name) for name, word in words.items() if word == "colwise"}
     for parent in sorted(parents):
         for inner, module in model.get_submodule(parent).named_modules():
             name = f"{parent}.{inner}" if inner else parent
