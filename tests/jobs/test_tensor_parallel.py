@@ -139,7 +139,7 @@ def test_what_cannot_be_cut_is_refused_by_name_on_every_rank(results: dict[str, 
 def test_ranks_of_a_group_draw_the_same_dropout(tmp_path: Path) -> None:
     """So gradients are those of one rank, which draws it for the whole."""
     write_samples(tmp_path / "data", tokens_and_learnt(), shard_bytes=1 << 12)
-    made = {}
+    made: dict[tuple[int, int], dict[str, Any]] = {}
     for nproc in (1, 2):
         case = {"model": of_type("starcoder2", **DROPOUT), "train": {"tensor_parallel": nproc}, "on": [nproc]}
         path = tmp_path / f"job-{nproc}.json"
