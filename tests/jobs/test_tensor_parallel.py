@@ -32,10 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
     # An odd vocabulary, whose head stays whole, and tied to the embedding; biases of what is cut.
     "qwen2": {"model": of_type("qwen2", tie_word_embeddings=True), "train": TP},
     "llama": {"model": of_type("llama", vocab_size=132), "train": {**TP, "shard_ranks": 1}},
-    # Norms of each head.
-    "qwen3": {"model": of_type("qwen3", head_dim=8), "train": {**TP, "gradient_checkpointing": True}},
 }
 SEVERAL: dict[str, dict[str, Any]] = {
+    # Norms of each head.
+    "qwen3": {"model": of_type("qwen3", head_dim=8), "train": {**TP, "gradient_checkpointing": True}},
     "phi3": {"model": of_type("phi3"), "train": TP},  # joined outputs
     "gemma2": {"model": of_type("gemma2", head_dim=8, vocab_size=132), "train": TP},
     "gemma3": {"model": of_type("gemma3_text", head_dim=8, vocab_size=132), "train": TP},
