@@ -68,3 +68,17 @@ def test_degrees_that_do_not_divide_the_ranks_are_refused_by_name(made: list[dic
         ),
         "tp 2 shards 4": "train.shard_ranks 4 does not divide the world size 4 by tensor_parallel 2: choose a divisor",
     }
+
+
+def test_gradients_of_several_meshes_are_clipped_together_and_of_one_as_torch_clips_them(
+    made: list[dict[str, Any]],
+) -> None:
+    for of in made:
+        found = of["tp"]["clipped"]
+        assert found == made[0]["tp"]["clipped"]
+        assert found["one"][0] == found["one"][1]  # to the bit
+        assert found["one"][0] > 3.0
+        assert found["gradients"][:2] == [0.0, 0.0]
+        assert found["several"][0] == pytest.approx(found["several"][1], rel=1e-6)
+        assert max(found["gradients"]) < 1e-6
+        assert found["none"] == 0.0

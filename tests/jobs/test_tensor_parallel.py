@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import last_words, write_samples
-from tests.rounds import LONG
+from tests.rounds import LONG, in_long_rounds
 
 from .launcher import run_job
 from .test_sharding import SIZES, VISION, alone, difference, plain, tokens_and_learnt
 
 pytestmark = pytest.mark.timeout(800)  # for the jobs, of which each has a limit of its own
 LLAMA: dict[str, Any] = {"config": {"model_type": "llama", **SIZES}, "seed": 3}
-LORA = {**LLAMA, "adapter": {"r": 4, "target_modules": "all-linear"}}
+LORA = {**LLAMA, "adapter": {"r": 4, "target_modules": "all-linear", "init_lora_weights": False}}
+DORA = {**LLAMA, "adapter": {"r": 4, "target_modules": "all-linear", "use_dora": True}}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
 NO_LOSS: dict[str, Any] = {"router_aux_loss_coef": 0.0}  # which plain transformers adds by batch
 TP: dict[str, Any] = {"tensor_parallel": 2}
@@ -30,10 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
     # An odd vocabulary, whose head stays whole, and tied to the embedding; biases of what is cut.
     "qwen2": {"model": of_type("qwen2", tie_word_embeddings=True), "train": TP},
     "llama": {"model": of_type("llama", vocab_size=132), "train": {**TP, "shard_ranks": 1}},
-    # Norms of each head.
-    "qwen3": {"model": of_type("qwen3", head_dim=8), "train": {**TP, "gradient_checkpointing": True}},
 }
 SEVERAL: dict[str, dict[str, Any]] = {
+    # Norms of each head.
+    "qwen3": {"model": of_type("qwen3", head_dim=8), "train": {**TP, "gradient_checkpointing": True}},
     "phi3": {"model": of_type("phi3"), "train": TP},  # joined outputs
     "gemma2": {"model": of_type("gemma2", head_dim=8, vocab_size=132), "train": TP},
     "gemma3": {"model": of_type("gemma3_text", head_dim=8, vocab_size=132), "train": TP},
@@ -47,14 +49,17 @@ SEVERAL: dict[str, dict[str, Any]] = {
     "frozen": {"model": LLAMA, "train": {**TP, "frozen": ["lm_head.*", "*.layers.0.*"]}},
     "small": {"model": {**of_type("llama", vocab_size=132), "dtype": "bfloat16"}, "train": TP},
     "mixed": {"model": of_type("llama", vocab_size=132), "train": {**TP, "bf16": True}},
+    "lora": {"model": LORA, "train": TP},
+    "lora-small": {"model": {**LORA, "dtype": "bfloat16"}, "train": {**TP, "gradient_checkpointing": True}},
     "four": {"model": of_type("llama", num_key_value_heads=4), "train": {"tensor_parallel": 4}},
     "eager": {"model": {**LLAMA, "attention": "eager"}, "train": TP},
     "padded": {"model": LLAMA, "train": {**TP, "per_device_batch": 2, "pad_to": 160}},
 }
-TOLERANCES = {"small": 0.05, "mixed": 0.05}  # in bfloat16
+TOLERANCES = {"lora-small": 0.1, "small": 0.05, "mixed": 0.05}  # in bfloat16
+DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.3, "embedding_dropout": 0.2}
 REFUSED: dict[str, dict[str, Any]] = {
     "heads": {"model": LLAMA, "train": {"tensor_parallel": 4}},
-    "lora": {"model": LORA, "train": TP},
+    "dora": {"model": DORA, "train": TP},
     "qwen2_moe": {"model": of_type("qwen2_moe", **MOE, shared_expert_intermediate_size=16), "train": TP},
     "opt": {"model": of_type("opt", ffn_dim=64, word_embed_proj_dim=32), "train": TP},
     "compiled": {"model": LLAMA, "train": {**TP, "torch_compile": True}},
@@ -114,7 +119,8 @@ def test_what_cannot_be_cut_is_refused_by_name_on_every_rank(results: dict[str, 
     messages = {
         "heads": "train.tensor_parallel 4 does not divide num_key_value_heads 2 of LlamaForCausalLM: choose a divisor "
         "of 2",
-        "lora": "train.tensor_parallel does not cut adapters: set it to 1",
+        "dora": "train.tensor_parallel cuts adapters of peft_type LORA without use_dora alone, and this one is LORA: "
+        "set it to 1",
         "qwen2_moe": "Qwen2MoeForCausalLM with attention ",
         "opt": f"transformers has no plan for tensor parallelism of OPTForCausalLM: {remedy}",
         "compiled": "train.tensor_parallel 2 and torch_compile do not go together yet",
@@ -131,3 +137,22 @@ def test_what_cannot_be_cut_is_refused_by_name_on_every_rank(results: dict[str, 
         "train.tensor_parallel 2 cuts its heads, which not every model's code can take: "
         in results["qwen2_moe"][0]["error"]
     )
+
+
+@in_long_rounds
+def test_ranks_of_a_group_draw_the_same_dropout(tmp_path: Path) -> None:
+    """So gradients are those of one rank, which draws it for the whole."""
+    write_samples(tmp_path / "data", tokens_and_learnt(), shard_bytes=1 << 12)
+    made: dict[tuple[int, int], dict[str, Any]] = {}
+    for nproc in (1, 2):
+        case = {"model": of_type("starcoder2", **DROPOUT), "train": {"tensor_parallel": nproc}, "on": [nproc]}
+        path = tmp_path / f"job-{nproc}.json"
+        path.write_text(json.dumps({"dataset": str(tmp_path / "data"), "cases": {"drawn": case}}))
+        done = run_job(nproc, "tests.jobs.sharding_job", str(path), timeout_s=100)
+        assert done.returncode == 0, last_words(done.stderr)
+        made |= {(nproc, rank): torch.load(tmp_path / f"drawn-{nproc}-{rank}.pt") for rank in range(nproc)}
+    one = made[1, 0]
+    for rank in range(2):
+        assert made[2, rank]["packs"] == one["packs"]
+        assert difference(made[2, rank]["gradients"], one["gradients"]) < 1e-5
+    assert difference(one["gradients"], alone(plain(of_type("starcoder2")), one["packs"])) > 1e-2

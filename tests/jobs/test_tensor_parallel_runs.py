@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,10 @@ TOLERANCE = 1e-5  # of losses and weights; sums are of other parts
 IN_BFLOAT16 = 2e-4  # of weights that muon has moved, whose iterations round to bfloat16
 
 
-def write(folder: Path, **settings: object) -> Path:
+def write(folder: Path, **settings: Any) -> Path:
     """A run that begins as one rank's and two tensor parallel ones' do; its average of the weights is kept, too."""
     write_tokens(folder / "data", num_samples=300)
-    own = {
+    own: dict[str, Any] = {
         "max_steps": LAST,
         "save_steps": 2,
         "ema_decay": 0.8,
@@ -40,7 +41,7 @@ def write(folder: Path, **settings: object) -> Path:
 
 def exports(output: Path) -> dict[str, torch.Tensor]:
     """The weights that a run ended with, and their average."""
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for folder in ("export", "export-ema"):
         assert AutoModelForCausalLM.from_pretrained(output / folder) is not None
         found |= {f"{folder} {name}": each for name, each in load_file(output / folder / "model.safetensors").items()}

@@ -35,6 +35,11 @@ def shard_model(model: PackedModel | PlainModel, meshes: Meshes, *, config: Trai
     record_base(model.model)
     weights = take_weights(model)
     if meshes.tp is not None:
+        if not isinstance(model, PackedModel):
+            raise ConfigError(
+                f"train.tensor_parallel {meshes.tp.size()} is for language models, and this is a "
+                f"{type(model.model).__name__}: set it to 1, and shard the model over more ranks"
+            )
         cut_model(model.model, meshes.tp)
     dtype = torch.bfloat16 if config.bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

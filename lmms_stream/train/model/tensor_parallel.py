@@ -13,12 +13,13 @@ ranks, those that no plan names the same on each, and modules compute with the l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
@@ -50,19 +51,23 @@ def cut_model(model: Any, mesh: DeviceMesh) -> None:
     words = {name: word for name, word in words.items() if _divides(model, name, word, mesh.size())}
     shared = _used_by(model)
     words = {name: word for name, word in words.items() if not _is_shared(model.get_submodule(name), words, shared)}
-    partial = set(_inside(model, words))
+    inner = {at: cut for name, word in words.items() for at, cut in _inner(model, name, word).items()}
+    partial = {*_inside(model, {*words, *inner}, words), *(at for at, cut in inner.items() if cut.is_partial)}
+    inputs = {_parent(name): _SharedInput() for name, word in words.items() if word.startswith("rowwise")}
     made: dict[int, torch.nn.Parameter] = {}
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
-        if not own:
+        word = words.get(name, "replicate")
+        if not own and name not in words:
             continue
-        cuts = dict(zip(("weight", "bias"), _CUTS[words.get(name, "replicate")], strict=True))
+        cuts = dict(zip(("weight", "bias"), inner[name].placements if name in inner else _CUTS[word], strict=True))
         for key, parameter in own.items():
             if id(parameter) not in made:
                 whole = distribute_tensor(parameter.data, mesh, [cuts.get(key, Replicate())])
                 made[id(parameter)] = torch.nn.Parameter(whole, requires_grad=parameter.requires_grad)
             setattr(module, key, made[id(parameter)])
-        _Part(word=words.get(name, "replicate"), mesh=mesh, is_partial=name in partial).hook(module)
+        shared_input = inputs.get(_parent(name))
+        _Part(word=word, mesh=mesh, is_partial=name in partial, shared=shared_input).hook(module)
 
 
 @contextmanager
@@ -79,11 +84,34 @@ def cut_heads_told(degree: int) -> Iterator[None]:
         ) from error
 
 
-class _Part:
-    """Runs a module with the local tensors of its parameters. is_partial: it sees what this rank's part makes alone."""
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
-    def __init__(self, *, word: str, mesh: DeviceMesh, is_partial: bool):
+
+class _SharedInput:
+    """What several maps of a block read: its gradient is summed over them before it is summed over ranks, once."""
+
+    _given: torch.Tensor | None = None
+    _copied: torch.Tensor | None = None
+
+    def copied(self, given: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        if given is not self._given or self._copied is None:
+            self._given, self._copied = given, copied(given, group)
+        return self._copied
+
+    def forget(self) -> None:
+        self._given = self._copied = None
+
+
+class _Part:
+    """Runs a module with the local tensors of its parameters. is_partial: it sees what this rank's part makes alone.
+
+    shared: of the maps whose outputs one other map reads, which comes after them.
+    """
+
+    def __init__(self, *, word: str, mesh: DeviceMesh, is_partial: bool, shared: _SharedInput | None):
         self._word, self._mesh = word, mesh
+        self._shared = shared
         self._of_gradients = [Partial()] if is_partial else None  # to be summed over ranks
         self._bias: torch.Tensor | None = None
         self._whole: dict[str, Any] = {}
@@ -104,8 +132,11 @@ class _Part:
         given, *others = inputs
         group = self._mesh.get_group()
         if self._word in ("colwise", "colwise_rep"):
-            return copied(given, group), *others
-        self._bias, module._parameters["bias"] = module._parameters.get("bias"), None
+            return copied(given, group) if self._shared is None else self._shared.copied(given, group), *others
+        if self._shared is not None:
+            self._shared.forget()
+        if (bias := module._parameters.get("bias")) is not None:
+            self._bias, module._parameters["bias"] = bias, None
         return split(given, group) if self._word == "rowwise_rep" else given, *others
 
     def _end(self, module: torch.nn.Module, _: Any, output: Any) -> Any:
@@ -123,10 +154,11 @@ class _Part:
 
 def _plan(model: Any) -> dict[str, str]:
     """Names of modules, with * for numbers -> how they are cut."""
-    if adapter_of(model) is not None:
+    adapter = adapter_of(model)
+    if adapter is not None and (adapter.config.get("peft_type") != "LORA" or adapter.config.get("use_dora")):
         raise ConfigError(
-            "train.tensor_parallel does not cut adapters: set it to 1, as ranks share the frozen weights in any case "
-            "(FSDP), or train the whole model"
+            f"train.tensor_parallel cuts adapters of peft_type LORA without use_dora alone, and this one is "
+            f"{adapter.config.get('peft_type')}: set it to 1, as ranks share the frozen weights in any case (FSDP)"
         )
     # transformers 4.57 replaces what a class says of its head by what the config says of the blocks.
     plan: dict[str, str] = {
@@ -145,7 +177,8 @@ def _check_words(model: Any, words: Mapping[str, str]) -> None:
     for name, word in words.items():
         module = model.get_submodule(name)
         kind = type(module).__name__
-        if word not in _CUTS or (word != "replicate" and not isinstance(module, torch.nn.Linear)):
+        is_linear = isinstance(base_of(module), torch.nn.Linear)
+        if word not in _CUTS or (word != "replicate" and not is_linear) or _adds_bias(module, word):
             raise ConfigError(
                 f"transformers' plan for {type(model).__name__} cuts {name} ({kind}) by {word!r}, which is not here: "
                 "set train.tensor_parallel to 1, and shard the model over more ranks"
@@ -195,17 +228,53 @@ def _is_shared(module: torch.nn.Module, words: Mapping[str, str], shared: Mappin
     return any(len({words.get(name) for name in shared[id(each)]}) > 1 for each in module.parameters(recurse=False))
 
 
-def _inside(model: Any, words: Mapping[str, str]) -> Iterator[str]:
+class _Inner(NamedTuple):
+    """How a map inside of another one is cut. is_partial: its gradient is a sum over ranks."""
+
+    placements: tuple[Placement, Placement]
+    is_partial: bool = False
+
+
+def base_of(module: torch.nn.Module) -> torch.nn.Module:
+    """The map that peft's stands around, or the module itself."""
+    base = getattr(module, "base_layer", None)
+    return base if isinstance(base, torch.nn.Module) else module
+
+
+def _adds_bias(module: torch.nn.Module, word: str) -> bool:
+    """Whether each rank would add the bias of a map with an adapter, whose outputs are summed with that of the map."""
+    has_bias = any(getattr(each, "bias", None) is not None for each in module.modules() if each is not module)
+    return base_of(module) is not module and word.startswith("rowwise") and has_bias
+
+
+def _inner(model: Any, name: str, word: str) -> dict[str, _Inner]:
+    """The maps inside of one with LoRA: x W + x A B. A is cut as W where the input is, B where the output is.
+
+    The other of the two is the same on each rank, and has a gradient that is a sum over ranks.
+    """
+    module = model.get_submodule(name)
+    if base_of(module) is module or word == "replicate":
+        return {}
+    cuts, whole = _CUTS[word], _CUTS["replicate"]
+    of_outputs = word.startswith("colwise")
+    made = {f"{name}.base_layer": _Inner(cuts)}
+    for adapter in module.lora_A:
+        made[f"{name}.lora_A.{adapter}"] = _Inner(whole, is_partial=True) if of_outputs else _Inner(cuts)
+        made[f"{name}.lora_B.{adapter}"] = _Inner(cuts) if of_outputs else _Inner(whole, is_partial=True)
+    return made
+
+
+def _inside(model: Any, known: Set[str], words: Mapping[str, str]) -> Iterator[str]:
     """The modules that no plan cuts, and that see this rank's heads alone; ConfigError for those that are not known.
 
     Their gradients are sums over ranks.
     """
-    parents = {name.rpartition(".")[0] for name, word in words.items() if word == "colwise"}
+    parents = {_parent(name) for name, word in words.items() if word == "colwise"}
     for parent in sorted(parents):
         for inner, module in model.get_submodule(parent).named_modules():
             name = f"{parent}.{inner}" if inner else parent
             own = dict(module.named_parameters(recurse=False))
-            if not own or name in words:
+            if not own or name in known:
                 continue
             head_dim = getattr(model.get_submodule(parent), "head_dim", None)
             if inner not in _HEAD_NORMS or any(each.shape != (head_dim,) for each in own.values()):

@@ -219,8 +219,9 @@ class TrainConfig:
             )
         if self.expert_parallel > 1:
             raise ConfigError(
-                f"train.expert_parallel {self.expert_parallel} is not here yet: set it to 1; experts are sharded over "
-                "ranks as the other weights are"
+                f"train.expert_parallel {self.expert_parallel}: transformers' plans for experts, of Llama 4 and "
+                "gpt-oss, are for inference. Set it to 1: experts are sharded over ranks as other weights are, and cut "
+                "by tensor_parallel where the model's plan says how"
             )
 
     def _check_best(self) -> None:
