@@ -64,6 +64,7 @@ bench: setup
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/convergence.py
+	$(BIN)/python benchmarks/spikes.py
 	$(BIN)/python benchmarks/chart_learning.py
 	$(BIN)/python benchmarks/bagel.py
 	$(BIN)/python benchmarks/image_generation.py

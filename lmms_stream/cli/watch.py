@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,16 +52,13 @@ def _watch(options: argparse.Namespace) -> int:
         console.print(terminal_view(watch.views()))
         return 0
     with WatchServer(watch, port=options.port) as server:
-        serving = threading.Thread(target=server.serve_forever, name="lmms-watch", daemon=True)
-        serving.start()
+        threading.Thread(target=server.serve_forever, name="lmms-watch", daemon=True).start()
         sys.stdout.write(f"{server.url} (Ctrl-C ends it)\n")
         sys.stdout.flush()
-        try:
+        with suppress(KeyboardInterrupt):
             _show(watch)
-        except KeyboardInterrupt:
-            return 0
-        finally:
-            server.shutdown()
+        server.shutdown()
+    return 0
 
 
 def _show(watch: Watch) -> None:

@@ -39,7 +39,8 @@ PANELS = (
         "imbalance: busiest rank over mean", "",
         {"tokens": _figure("perf/cost_imbalance"), "media": _figure("perf/tower_imbalance")},
     ),
-    Panel("memory", "MiB", {"process": _figure("memory/process_mib"), "GPU, peak": _figure("memory/cuda_peak_mib")}),
+    Panel("memory of the largest process", "MiB", {"process": _figure("memory/process_mib")}),
+    Panel("peak memory of a GPU", "MiB", {"tensors": _figure("memory/cuda_peak_mib")}),
     Panel("packing efficiency", "share", {"filled": _figure("perf/packing_efficiency")}),
 )  # fmt: skip
 

@@ -49,6 +49,7 @@ class WatchedRun:
             "num_alerts": len(alerts),
             "num_damaged_lines": self._tail.num_damaged,
             "checkpoints": [path.name for path in saved[: -_MOST_CHECKPOINTS - 1 : -1]],
+            "lists_checkpoints": self.source.checkpoints is not None,
             "samples": {"step": self._samples[0], "ids": self._samples[1]} if self._samples else None,
             "has_datasets": bool(self.source.datasets),
         }

@@ -13,24 +13,27 @@ from rich.text import Text
 from ..converters.stored.inspect.visible import visible
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_WIDTH = 40  # of a curve
+_WIDTH = 32  # of a curve
 _ALERTS, _CHECKPOINTS, _SAMPLES = 3, 3, 12
 
 
 def terminal_view(views: Sequence[Mapping[str, Any]]) -> Group:
-    """All runs, one below another; text of the runs is shown as it is, control characters as escapes."""
+    """All runs, one below another; text of the runs is shown as it is, control characters as escapes.
+
+    What matters most is first, as a terminal may be too low for all of it.
+    """
     return Group(*map(_run, views))
 
 
 def _run(view: Mapping[str, Any]) -> Panel:
     done = "" if view["done"] is None else f", {view['done']:.0%} done"
     parts: list[RenderableType] = [_line("", f"{view['state']}{done}", style="bold")]
-    if view["figures"]:
-        parts += [_figures(view["figures"]), _curves(view["panels"])]
     for alert in view["alerts"][:_ALERTS]:
         parts.append(_line("alert  ", alert["message"], style="yellow"))
     if view["num_alerts"] > _ALERTS:
         parts.append(_line("", f"{view['num_alerts'] - _ALERTS} earlier alerts", style="yellow"))
+    if view["figures"]:
+        parts += [_figures(view["figures"]), _curves(view["panels"])]
     if view["checkpoints"]:
         parts.append(_line("checkpoints  ", _some(view["checkpoints"], _CHECKPOINTS)))
     if view["samples"]:
@@ -60,10 +63,20 @@ def _curves(panels: Sequence[Mapping[str, Any]]) -> Table:
     for panel in panels:
         first = panel["series"][0]
         values = [value for value in first["y"] if value is not None]
-        form = {"share": "{:.1%}", "MiB": "{:,.0f} MiB", "rate": "{:,.3g}/s"}.get(panel["unit"], "{:.4g}")
-        ends = f"{form.format(min(values))} to {form.format(max(values))}"
+        ends = f"{_shown(min(values), panel['unit'])} to {_shown(max(values), panel['unit'])}"
         table.add_row(Text(panel["title"], "dim"), Text(sparkline(first["y"]), "cyan", no_wrap=True), Text(ends))
     return table
+
+
+def _shown(value: float, unit: str) -> str:
+    """
+    >>> _shown(20512.25, "rate"), _shown(0.0521, "share"), _shown(1.40712, "")
+    ('20,512/s', '5.2%', '1.407')
+    """
+    if unit == "share":
+        return f"{value:.1%}"
+    text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
+    return text + {"rate": "/s", "MiB": " MiB"}.get(unit, "")
 
 
 def sparkline(values: Sequence[float | None], width: int = _WIDTH) -> str:
