@@ -22,7 +22,7 @@ class Verdict(NamedTuple):
 
 def limit_of(rates: Rates) -> Limit:
     """The limit, from the ratio of the loader's tokens to the model's, and from how long the run waits for data."""
-    waits, is_ahead = rates.both.wait_share.median >= WAITS, ratio_of(rates.loader, rates) >= AHEAD
+    waits, is_ahead = rates.both.wait_share.mean >= WAITS, ratio_of(rates.loader, rates) >= AHEAD
     if waits:
         return "shared" if is_ahead else "data"
     return "model" if is_ahead else "even"
@@ -30,7 +30,7 @@ def limit_of(rates: Rates) -> Limit:
 
 def ratio_of(loader: LoaderRates, rates: Rates) -> float:
     """Tokens/s of a loader alone over those of the model alone."""
-    return loader.tokens_per_s.median / rates.model.tokens_per_s.median
+    return loader.tokens_per_s.mean / rates.model.tokens_per_s.mean
 
 
 def times(ratio: float) -> str:
@@ -46,7 +46,7 @@ def verdict_of(rates: Rates) -> Verdict:
     limit = limit_of(rates)
     figures = (
         f"the loader alone makes {times(ratio_of(rates.loader, rates))} the tokens that the model alone takes, and "
-        f"together they wait for data {rates.both.wait_share.median:.0%} of the time"
+        f"together they wait for data {rates.both.wait_share.mean:.0%} of the time"
     )
     if limit == "model":
         return Verdict(limit, f"data is not the limit: {figures}", "nothing of the data: it is the model that takes")
@@ -66,7 +66,7 @@ def _by_workers(rates: Rates) -> str:
 def _gain(rates: Rates) -> str:
     more, here = rates.more_workers, rates.loader
     assert more is not None
-    gain = more.tokens_per_s.median / here.tokens_per_s.median
+    gain = more.tokens_per_s.mean / here.tokens_per_s.mean
     return f"{more.num_workers} workers instead of {here.num_workers} make {times(gain)} the tokens"
 
 
