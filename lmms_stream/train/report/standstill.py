@@ -86,14 +86,16 @@ class Standstill:
             within(READ_S, partial(self._publish_end, error))
         if self._file is not None:
             self._file.close()
-            if not self._path.stat().st_size:
-                self._path.unlink()
+            with suppress(OSError):  # other ranks have files in the folder
+                if not self._path.stat().st_size:
+                    self._path.unlink()
+                    self._path.parent.rmdir()
 
     def _open(self) -> None:
         """The file is there before it is needed: where Python does not run, none can be opened."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w")
+            self._file = self._path.open("a")  # what a run before left stays
         except OSError as error:
             logger.warning("%s: stacks of a rank that stands still go to standard error (%s)", self._path, error)
 
@@ -129,7 +131,8 @@ class Standstill:
         file = self._file or sys.stderr
         phase = self._phases.now
         stands_s = time.monotonic() - phase.since_s
-        file.write(f"rank {self._world.rank}, {phase.said}, for {stands_s:.0f} s\n")
+        now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        file.write(f"rank {self._world.rank}, {phase.said}, for {stands_s:.0f} s, at {now} UTC\n")
         workers = [pid for pid in descendants(os.getpid()) if phase.name == "data" and catches(pid, STACKS_SIGNAL)]
         if workers:
             file.write(f"its loader workers write their stacks to standard error: {', '.join(map(str, workers))}\n")
