@@ -49,7 +49,11 @@ def verdict_of(rates: Rates) -> Verdict:
         f"together they wait for data {rates.both.wait_share.mean:.0%} of the time"
     )
     if limit == "model":
-        return Verdict(limit, f"data is not the limit: {figures}", "nothing of the data: it is the model that takes")
+        return Verdict(
+            limit,
+            f"data is not the limit: {figures}",
+            "nothing about the data, as the steps of the model are the limit",
+        )
     if limit == "even":
         change = "nothing yet; a faster device or model would wait for data"
         return Verdict(limit, f"neither is far ahead: {figures}", change)
