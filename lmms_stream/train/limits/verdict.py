@@ -78,6 +78,11 @@ def _change_of_data(rates: Rates) -> str:
     more, here = rates.more_workers, rates.loader
     if more is None:
         return "more workers (train.num_workers), or less work for each sample; neither was tried here"
+    if here.cache_misses and more.cache_hits > more.cache_misses:
+        return (
+            "a faster store, or a cache that is filled before; whether more workers help is not known, as these found "
+            "shards that were fetched before (the data is too short to measure it)"
+        )
     if more.tokens_per_s.lowest > here.tokens_per_s.highest and ratio_of(more, rates) >= AHEAD * ratio_of(here, rates):
         remains = "" if ratio_of(more, rates) >= AHEAD else "; data stays the limit then, so measure again with more"
         return (

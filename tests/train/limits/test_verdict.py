@@ -84,6 +84,12 @@ def test_data_that_comes_in_bursts_counts_with_the_time_between_them() -> None:
     assert "the loader alone makes 0.29 times the tokens" in verdict_of(found).sentence
 
 
+def test_workers_that_found_a_warm_cache_are_no_advice() -> None:
+    warm = replace(loader(1300, num_workers=4), cache_hits=109, cache_misses=9)
+    found = verdict_of(rates(ahead=0.5, waits=0.5, more=warm, misses=52))
+    assert "whether more workers help is not known, as these found shards that were fetched before" in found.change
+
+
 def test_without_a_measurement_of_more_workers_none_is_claimed() -> None:
     assert verdict_of(rates(ahead=0.2, waits=0.8)).change.endswith("neither was tried here")
 
