@@ -1,7 +1,11 @@
-"""Signals that tell a run to stop: the run takes note, and its workers go on until it has stopped."""
+"""Signals that tell a run to stop: the run takes note, and its workers go on until it has stopped.
+
+And one that has workers write their stacks.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
@@ -9,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # the second is what SLURM is asked to send before its time limit
+STACKS_SIGNAL = signal.SIGUSR2  # has a loader worker write the stacks of its threads to standard error
 _GRACE_S = 30.0  # launchers kill what is left after as long
 
 
@@ -43,6 +48,7 @@ def outlive_stop_signal(worker: int) -> None:
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end_later)
+    faulthandler.register(STACKS_SIGNAL, file=2)
 
 
 def _end_later(number: int, _: FrameType | None) -> None:

@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "train/model": {*BASE, "processors", "processors/families", "loader", "train/run"},
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model"},
     "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run", "train/model"},
-    "train/report": {*BASE, "plan", "storage", "loader", "train/run", "train/model"},
+    "train/report": {*BASE, "signals", "plan", "storage", "processes", "loader", "train/run", "train/model"},
     "train/habits": {
         *BASE, "config", "plan", "storage", "processors", "mds", "loader", "converters", "converters/rows", "datasets",
         "train/run", "train/model",

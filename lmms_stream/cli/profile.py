@@ -86,17 +86,15 @@ def _print_table(rates: Rates) -> None:
     table = Table("", "tokens/s", "rounds", "steps/s", "waits for data", "MFU", title="what limits the run")
     for each in _loaders(rates):
         tokens = each.tokens_per_s
-        table.add_row(
-            f"loader, {each.num_workers} workers a rank", f"{tokens.median:,.0f}", _rounds(tokens), "", "", ""
-        )
+        table.add_row(f"loader, {each.num_workers} workers a rank", f"{tokens.mean:,.0f}", _rounds(tokens), "", "", "")
     for name, steps in (("model", rates.model), ("both", rates.both)):
-        waits, mfu = f"{steps.wait_share.median:.0%}", "" if steps.mfu is None else f"{steps.mfu:.1%}"
-        tokens, rate = steps.tokens_per_s, f"{steps.steps_per_s.median:,.2f}"
-        table.add_row(name, f"{tokens.median:,.0f}", _rounds(tokens), rate, waits, mfu)
+        waits, mfu = f"{steps.wait_share.mean:.0%}", "" if steps.mfu is None else f"{steps.mfu:.1%}"
+        tokens, rate = steps.tokens_per_s, f"{steps.steps_per_s.mean:,.2f}"
+        table.add_row(name, f"{tokens.mean:,.0f}", _rounds(tokens), rate, waits, mfu)
     console.print(table)
     for each in _loaders(rates):
         sys.stdout.write(
-            f"{each.num_workers} workers a rank: {each.packs_per_s.median:,.1f} packs/s, busy on {each.busy_cpus:.1f} "
+            f"{each.num_workers} workers a rank: {each.packs_per_s.mean:,.1f} packs/s, busy on {each.busy_cpus:.1f} "
             f"CPUs, {each.fetched_mb_per_s:.1f} MB/s fetched; the node's cache: {each.cache}\n"
         )
 

@@ -4,5 +4,6 @@ pool        the processes, what they are given and what they answer
 sendable    what can be sent to them
 alone       one call in an interpreter of its own, which a script need not be written for
 bar         how far such work is, on a terminal
+family      the processes that a process has started
 ending      the end of a process whose work is done
 """

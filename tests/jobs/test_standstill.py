@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.conftest import write_tokens
+from tests.rounds import in_long_rounds
 from tests.train.runs import write_run
 
 from .launcher import run_job
@@ -14,14 +15,15 @@ TIMEOUT_S = 20  # of collectives: ranks stand still after 15 s
 LIMIT_S = 120
 
 
-def stand_still(tmp_path: Path, how: str) -> tuple[str, dict[str, str]]:
-    """What rank 0 says of it, and the files of stacks by their names."""
+def stand_still(tmp_path: Path, how: str, *overrides: str) -> tuple[str, dict[str, str]]:
+    """What is said: a line of rank 0 with the error, others behind it; and the files of stacks by their names."""
     write_tokens(tmp_path / "data", num_samples=300)
     config = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=10, save_strategy="no", timeout_s=TIMEOUT_S)
-    done = run_job(2, JOB, how, str(config), f"train.output_dir={tmp_path / 'out'}", timeout_s=LIMIT_S)
+    output = f"train.output_dir={tmp_path / 'out'}"
+    done = run_job(2, JOB, how, str(config), output, *overrides, timeout_s=LIMIT_S)
     assert done.returncode == 1, done.stderr
-    (said,) = [line for line in done.stderr.splitlines() if line.startswith("rank 0: ")]
-    return said, {path.name: path.read_text() for path in (tmp_path / "out" / "stacks").glob("*")}
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("rank 0: ")]
+    return f"{error}\n{done.stderr}", {path.name: path.read_text() for path in (tmp_path / "out" / "stacks").glob("*")}
 
 
 def test_a_rank_that_sleeps_in_its_data_is_named_with_the_function(tmp_path: Path) -> None:
@@ -54,5 +56,13 @@ def test_a_rank_that_is_stopped_is_named_and_the_others_leave_their_stacks(tmp_p
 def test_a_rank_that_fails_is_named_with_its_error_by_those_that_waited_for_it(tmp_path: Path) -> None:
     """At once, and no stacks are left."""
     said, stacks = stand_still(tmp_path, "fail")
-    assert said.endswith("or raise train.timeout_s. rank 1 ended with ZeroDivisionError: rank 1 fails here")
+    assert "or raise train.timeout_s. rank 1 ended with ZeroDivisionError: rank 1 fails here\n" in said
     assert stacks == {}
+
+
+@in_long_rounds
+def test_a_loader_worker_that_sleeps_writes_its_stacks_to_standard_error(tmp_path: Path) -> None:
+    said, stacks = stand_still(tmp_path, "sleep", "train.num_workers=1")
+    assert "rank 1 did not come: it has been waiting for data in step 3 for " in said
+    assert "in sleep_on_rank_1\n" in said
+    assert "\nits loader workers write their stacks to standard error: " in stacks["rank-1.txt"]

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from ...processes.family import descendants
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def loader_cpu_s(num_workers: int) -> float:
     """CPU seconds so far of all processes that this one started, which live; without workers, of this one."""
-    return sum(map(_cpu_s, _descendants(os.getpid()))) if num_workers else time.process_time()
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
-            for child in map(int, listed.read_text().split()):
-                yield child
-                yield from _descendants(child)
+    return sum(map(_cpu_s, descendants(os.getpid()))) if num_workers else time.process_time()
 
 
 def _cpu_s(pid: int) -> float:

@@ -42,8 +42,8 @@ class MeasureConfig:
 def measure(trainer: FSDP2SFTTrainer, config: MeasureConfig, tell: Tell = lambda line: None) -> Rates:
     """The rates of a run whose trainer is new; all ranks call it. tell: takes a line of progress.
 
-    Loaders go on where the one before stood, so that each reads samples that nobody has read; at the end of the data
-    they begin again. The model is trained meanwhile, and is of no use afterwards.
+    Loaders go on where the one before stood, so that each reads samples that nobody has read, as far as an epoch has
+    enough of them. The model is trained meanwhile, and is of no use afterwards.
     """
     return _Measurement(trainer, config, tell).rates()
 
@@ -181,7 +181,13 @@ class _Measurement:
         return max(self._config.warmup_steps, -(-at_once // loader.micro_batches))
 
     def _endless(self, loader: PackedLoader) -> Generator[Batch, None, None]:
-        """Batches from where a loader stands; at the end of the data from where the run began."""
+        """Batches from where a loader stands, or from where the run began if its epoch ended during the measurement.
+
+        A new epoch starts new workers. Of an epoch that is shorter than a measurement, that is part of the figures.
+        """
+        num_steps = self._warmup_steps(loader) + NUM_ROUNDS * self._config.steps
+        if loader.packs_left is not None and loader.steps_left < num_steps:
+            loader.load_state_dict(self._begin)
         while True:
             if loader.packs_left == 0:
                 loader.load_state_dict(self._begin)
@@ -212,8 +218,8 @@ def _loader_rates(rounds: Sequence[_Round], *, num_workers: int) -> LoaderRates:
     seconds = sum(each.seconds for each in rounds)
     return LoaderRates(
         num_workers=num_workers,
-        tokens_per_s=Spread.of([each.num_tokens / each.seconds for each in rounds]),
-        packs_per_s=Spread.of([each.num_packs / each.seconds for each in rounds]),
+        tokens_per_s=Spread.of([(each.num_tokens, each.seconds) for each in rounds]),
+        packs_per_s=Spread.of([(each.num_packs, each.seconds) for each in rounds]),
         busy_cpus=sum(each.cpu_s for each in rounds) / seconds,
         fetched_mb_per_s=sum(each.num_bytes for each in rounds) / 1e6 / seconds,
         cache_hits=sum(each.hits for each in rounds),
@@ -223,10 +229,15 @@ def _loader_rates(rounds: Sequence[_Round], *, num_workers: int) -> LoaderRates:
 
 def _step_rates(records: Sequence[dict[str, Any]]) -> StepRates:
     mfu = [record["perf/mfu"] for record in records if "perf/mfu" in record]
+
+    def spread(name: str) -> Spread:
+        """Of a figure that is a rate, or a share of the time."""
+        return Spread.of([(record[name] * record["seconds"], record["seconds"]) for record in records])
+
     return StepRates(
-        steps_per_s=Spread.of([record["num_steps"] / record["seconds"] for record in records]),
-        tokens_per_s=Spread.of([record["perf/tokens_per_s"] for record in records]),
-        wait_share=Spread.of([record["data/wait_share"] for record in records]),
+        steps_per_s=Spread.of([(record["num_steps"], record["seconds"]) for record in records]),
+        tokens_per_s=spread("perf/tokens_per_s"),
+        wait_share=spread("data/wait_share"),
         mfu=statistics.median(mfu) if mfu else None,
     )
 

@@ -14,19 +14,26 @@ from ...errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure of several rounds."""
+    """A figure of several rounds. mean: over their whole time, which is what a run gets of data that comes in bursts.
 
+    median, lowest, highest: of the rounds.
+    """
+
+    mean: float
     median: float
     lowest: float
     highest: float
 
     @staticmethod
-    def of(values: Sequence[float]) -> Spread:
+    def of(rounds: Sequence[tuple[float, float]]) -> Spread:
+        """rounds: what was counted in each, and the seconds that it took.
+
+        >>> Spread.of([(30.0, 1.0), (10.0, 2.0), (20.0, 1.0)])
+        Spread(mean=15.0, median=20.0, lowest=5.0, highest=30.0)
         """
-        >>> Spread.of([3.0, 1.0, 2.0])
-        Spread(median=2.0, lowest=1.0, highest=3.0)
-        """
-        return Spread(statistics.median(values), min(values), max(values))
+        rates = [count / seconds for count, seconds in rounds]
+        mean = sum(count for count, _ in rounds) / sum(seconds for _, seconds in rounds)
+        return Spread(mean, statistics.median(rates), min(rates), max(rates))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

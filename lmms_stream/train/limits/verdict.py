@@ -22,7 +22,7 @@ class Verdict(NamedTuple):
 
 def limit_of(rates: Rates) -> Limit:
     """The limit, from the ratio of the loader's tokens to the model's, and from how long the run waits for data."""
-    waits, is_ahead = rates.both.wait_share.median >= WAITS, ratio_of(rates.loader, rates) >= AHEAD
+    waits, is_ahead = rates.both.wait_share.mean >= WAITS, ratio_of(rates.loader, rates) >= AHEAD
     if waits:
         return "shared" if is_ahead else "data"
     return "model" if is_ahead else "even"
@@ -30,7 +30,7 @@ def limit_of(rates: Rates) -> Limit:
 
 def ratio_of(loader: LoaderRates, rates: Rates) -> float:
     """Tokens/s of a loader alone over those of the model alone."""
-    return loader.tokens_per_s.median / rates.model.tokens_per_s.median
+    return loader.tokens_per_s.mean / rates.model.tokens_per_s.mean
 
 
 def times(ratio: float) -> str:
@@ -46,10 +46,14 @@ def verdict_of(rates: Rates) -> Verdict:
     limit = limit_of(rates)
     figures = (
         f"the loader alone makes {times(ratio_of(rates.loader, rates))} the tokens that the model alone takes, and "
-        f"together they wait for data {rates.both.wait_share.median:.0%} of the time"
+        f"together they wait for data {rates.both.wait_share.mean:.0%} of the time"
     )
     if limit == "model":
-        return Verdict(limit, f"data is not the limit: {figures}", "nothing of the data: it is the model that takes")
+        return Verdict(
+            limit,
+            f"data is not the limit: {figures}",
+            "nothing about the data, as the steps of the model are the limit",
+        )
     if limit == "even":
         change = "nothing yet; a faster device or model would wait for data"
         return Verdict(limit, f"neither is far ahead: {figures}", change)
@@ -66,7 +70,7 @@ def _by_workers(rates: Rates) -> str:
 def _gain(rates: Rates) -> str:
     more, here = rates.more_workers, rates.loader
     assert more is not None
-    gain = more.tokens_per_s.median / here.tokens_per_s.median
+    gain = more.tokens_per_s.mean / here.tokens_per_s.mean
     return f"{more.num_workers} workers instead of {here.num_workers} make {times(gain)} the tokens"
 
 
@@ -74,6 +78,11 @@ def _change_of_data(rates: Rates) -> str:
     more, here = rates.more_workers, rates.loader
     if more is None:
         return "more workers (train.num_workers), or less work for each sample; neither was tried here"
+    if here.cache_misses and more.cache_hits > more.cache_misses:
+        return (
+            "a faster store, or a cache that is filled before; whether more workers help is not known, as these found "
+            "shards that were fetched before (the data is too short to measure it)"
+        )
     if more.tokens_per_s.lowest > here.tokens_per_s.highest and ratio_of(more, rates) >= AHEAD * ratio_of(here, rates):
         remains = "" if ratio_of(more, rates) >= AHEAD else "; data stays the limit then, so measure again with more"
         return (

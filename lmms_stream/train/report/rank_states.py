@@ -8,9 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
-
-import torch.distributed as dist
+from typing import Any, NamedTuple
 
 from ...types import World
 from ..run.phases import Phase
@@ -41,7 +39,7 @@ class RankState(NamedTuple):
 class RankStates:
     """The states of all ranks in a store. A store that does not answer is an empty one."""
 
-    def __init__(self, store: dist.Store, world: World):
+    def __init__(self, store: Any, world: World):  # a torch.distributed.Store, which has no types
         self._store, self._world = store, world
         self._beat = 0
 

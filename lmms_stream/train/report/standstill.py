@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import IO, Any
 
 import torch.distributed as dist
 
+from ...processes.family import catches, descendants
+from ...signals import STACKS_SIGNAL
 from ...storage.threads import start_thread
 from ...types import World
 from ..run.distributed import is_lost_rank
@@ -83,14 +86,16 @@ class Standstill:
             within(READ_S, partial(self._publish_end, error))
         if self._file is not None:
             self._file.close()
-            if not self._path.stat().st_size:
-                self._path.unlink()
+            with suppress(OSError):  # other ranks have files in the folder
+                if not self._path.stat().st_size:
+                    self._path.unlink()
+                    self._path.parent.rmdir()
 
     def _open(self) -> None:
         """The file is there before it is needed: where Python does not run, none can be opened."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w")
+            self._file = self._path.open("a")  # what a run before left stays
         except OSError as error:
             logger.warning("%s: stacks of a rank that stands still go to standard error (%s)", self._path, error)
 
@@ -126,9 +131,16 @@ class Standstill:
         file = self._file or sys.stderr
         phase = self._phases.now
         stands_s = time.monotonic() - phase.since_s
-        file.write(f"rank {self._world.rank}, {phase.said}, for {stands_s:.0f} s\n")
+        now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        file.write(f"rank {self._world.rank}, {phase.said}, for {stands_s:.0f} s, at {now} UTC\n")
+        workers = [pid for pid in descendants(os.getpid()) if phase.name == "data" and catches(pid, STACKS_SIGNAL)]
+        if workers:
+            file.write(f"its loader workers write their stacks to standard error: {', '.join(map(str, workers))}\n")
         file.flush()
         faulthandler.dump_traceback(file)
+        for pid in workers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, STACKS_SIGNAL)
 
     def _tell(self, stands_s: float) -> None:
         states = self._states.read()
@@ -159,10 +171,10 @@ def within(seconds: float, do: Any) -> None:
     start_thread(do, name="lmms-standstill-end").join(seconds)
 
 
-def _own_store(timeout_s: float) -> dist.Store:
+def _own_store(timeout_s: float) -> Any:
     """A connection of this thread's own to the store of the process group."""
-    store = dist.distributed_c10d._get_default_store()
-    own: dist.Store = store.clone() if hasattr(store, "clone") else store
+    store: Any = dist.distributed_c10d._get_default_store()
+    own = store.clone() if hasattr(store, "clone") else store
     own.set_timeout(timedelta(seconds=max(1.0, timeout_s)))
     return own
 

@@ -10,8 +10,8 @@ from lmms_stream.train.limits.rates import LoaderRates, Rates, Spread, StepRates
 from lmms_stream.train.limits.verdict import limit_of, verdict_of
 
 
-def spread(median: float) -> Spread:
-    return Spread.of([0.95 * median, median, 1.05 * median])
+def spread(mean: float) -> Spread:
+    return Spread.of([(0.95 * mean, 1), (mean, 1), (1.05 * mean, 1)])
 
 
 def loader(tokens_per_s: float, *, num_workers: int = 2, busy_cpus: float = 1.9, misses: int = 0) -> LoaderRates:
@@ -74,6 +74,20 @@ def test_parts_that_hinder_each_other_and_parts_that_are_even_are_told_apart() -
     assert shared.sentence.startswith("loader and model hinder each other: the loader alone makes 1.6 times")
     assert limit_of(rates(ahead=1.05, waits=0.02)) == "even"
     assert "neither is far ahead" in verdict_of(rates(ahead=1.05, waits=0.02)).sentence
+
+
+def test_data_that_comes_in_bursts_counts_with_the_time_between_them() -> None:
+    bursts = Spread.of([(1000, 10.0), (1000, 0.1), (1000, 0.1)])
+    assert bursts.median == 10_000
+    found = replace(rates(ahead=1, waits=0.9), loader=replace(loader(1), tokens_per_s=bursts))
+    assert limit_of(found) == "data"
+    assert "the loader alone makes 0.29 times the tokens" in verdict_of(found).sentence
+
+
+def test_workers_that_found_a_warm_cache_are_no_advice() -> None:
+    warm = replace(loader(1300, num_workers=4), cache_hits=109, cache_misses=9)
+    found = verdict_of(rates(ahead=0.5, waits=0.5, more=warm, misses=52))
+    assert "whether more workers help is not known, as these found shards that were fetched before" in found.change
 
 
 def test_without_a_measurement_of_more_workers_none_is_claimed() -> None:
