@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from ...errors import DataError, ObjectMissingError
-from ...processors.media.facts import Facts, VideoFacts, checked_facts, facts_of
+from ...processors.media.facts import Facts, VideoFacts, checked_facts, facts_of, sound_to_store
 from ...processors.media.formats import Kind, looks_like_base64, mime_type
 from ...processors.media.image_header import fit_image
 from ...processors.media.intervals import INTERVAL_KEYS, interval_of
@@ -66,12 +66,13 @@ class SampleMedia:
             interval = _interval(said, facts) if isinstance(facts, VideoFacts) else {}
         except DataError as error:
             raise DataError(f"{kind} {shown(reference)}: {error}") from error
+        sound = sound_to_store(data) if kind == "video" else {}
         offset = self._size
         self._pieces.append(data)
         self._size += len(data)
         if self._size > MAX_MEDIA_BYTES:
             raise DataError(f"the sample's media have more than {MAX_MEDIA_BYTES} bytes: split the sample")
-        return {"type": kind, "mime": mime, "span": [offset, len(data)], **facts._asdict(), **interval}
+        return {"type": kind, "mime": mime, "span": [offset, len(data)], **facts._asdict(), **sound, **interval}
 
     def _fit(self, data: bytes, kind: Kind) -> tuple[bytes, Facts]:
         """The bytes that are stored of media, and the facts about these."""
