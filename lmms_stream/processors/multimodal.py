@@ -131,8 +131,9 @@ class MultimodalProcessor:
         seen = []
         for layout, data in zip(filled.layouts, media, strict=True):
             spans = [((stop := next(ends)) - count, stop) for count in layout.counts]
-            pixels = self.family.pixels(layout, data)
-            seen.append(SeenMedium(layout.kind, spans, pixels, self.family.frames(layout)))
+            pixels, heard = self.family.pixels(layout, data), getattr(self.family, "heard", None)
+            words = "" if heard is None else heard(layout)
+            seen.append(SeenMedium(layout.kind, spans, pixels, self.family.frames(layout), words))
         return seen
 
     def _tokenized(self, sample: Sample) -> _Tokenized:
