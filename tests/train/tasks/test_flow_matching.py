@@ -120,7 +120,7 @@ def counted(run: Any) -> int:
 
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         run()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 @pytest.mark.parametrize("frozen", [[], ["transformer_blocks.0.*"]])
@@ -256,7 +256,7 @@ def test_a_run_names_a_model_class_of_the_users_own(data: Path, tmp_path: Path) 
     run.write_text(yaml.safe_dump(settings))
     trainer = trainer_of(run)
     trainer.train()
-    assert trainer.model.model.first.weight.shape == (5, 3, 3, 3)
+    assert trainer.model.model.get_parameter("first.weight").shape == (5, 3, 3, 3)
     assert read_log(tmp_path / "default")
 
 
@@ -292,9 +292,11 @@ def test_a_run_names_a_model_class_of_the_users_own(data: Path, tmp_path: Path) 
 def test_a_class_that_makes_no_model_is_named(said: dict[str, Any], message: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     own = str(tmp_path / "own.py")
+    values: dict[str, Any] = {
+        name: value.replace("OWN", own) if isinstance(value, str) else value for name, value in said.items()
+    }
     with pytest.raises(ConfigError, match=message.replace("OWN", own)):
-        ModelConfig(**{name: value.replace("OWN", own) if isinstance(value, str) else value
-                       for name, value in said.items()}).build()  # fmt: skip
+        ModelConfig(**values).build()
 
 
 def test_what_cannot_be_learnt_is_named(data: Path, tmp_path: Path) -> None:
