@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from ...errors import DataError, ObjectMissingError
-from ...processors.media.facts import Facts, VideoFacts, checked_facts, facts_of
+from ...processors.media.facts import SOUND_OF_VIDEO, Facts, VideoFacts, checked_facts, facts_of, sound_to_store
 from ...processors.media.formats import Kind, looks_like_base64, mime_type
 from ...processors.media.image_header import fit_image
 from ...processors.media.intervals import INTERVAL_KEYS, interval_of
@@ -23,6 +23,7 @@ from ...storage.storage import shared_storage
 
 MAX_MEDIA_BYTES = 1 << 31  # of a file and of a sample, as a shard can hold no more
 CheckMedia = Literal["header", "decode"]
+FACTS_OF_SOME = SOUND_OF_VIDEO  # names of facts that only some media of a kind have
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -66,12 +67,13 @@ class SampleMedia:
             interval = _interval(said, facts) if isinstance(facts, VideoFacts) else {}
         except DataError as error:
             raise DataError(f"{kind} {shown(reference)}: {error}") from error
+        sound = sound_to_store(data) if kind == "video" else {}
         offset = self._size
         self._pieces.append(data)
         self._size += len(data)
         if self._size > MAX_MEDIA_BYTES:
             raise DataError(f"the sample's media have more than {MAX_MEDIA_BYTES} bytes: split the sample")
-        return {"type": kind, "mime": mime, "span": [offset, len(data)], **facts._asdict(), **interval}
+        return {"type": kind, "mime": mime, "span": [offset, len(data)], **facts._asdict(), **sound, **interval}
 
     def _fit(self, data: bytes, kind: Kind) -> tuple[bytes, Facts]:
         """The bytes that are stored of media, and the facts about these."""

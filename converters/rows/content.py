@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import DataError
-from ..media.references import SampleMedia
+from ..media.references import FACTS_OF_SOME, SampleMedia
 
 Turn = dict[str, Any]  # a message with `role` and `content`, as its row has them
 
@@ -112,7 +112,7 @@ def _store(part: dict[str, Any], nexts: Mapping[str, Iterator[Any]], media: Samp
         source = next(nexts[kind])
     said = [each for each in (part, part.get(source_key), source) if isinstance(each, Mapping)]
     stored = media.add(kind, source, said=said)
-    facts = stored.keys() - _NO_FACTS
+    facts = (stored.keys() - _NO_FACTS) | {*FACTS_OF_SOME}
     # A row may mean something else by a fact's name: fps, say, how many frames are to be chosen.
     others = {f"said_{key}" if key in facts else key: value for key, value in part.items() if key != source_key}
     return others | stored

@@ -19,7 +19,7 @@ from ...mds.shard import Shard
 from ...processes.pool import do_all, open_pool
 from ...processors.base import Measured, Processor
 from ...processors.measured import measured_with_media
-from ...processors.media.facts import facts_of
+from ...processors.media.facts import facts_of, sound_of_video
 from ...processors.media.stored import media_parts
 from ...processors.stored_chat import read_chat
 from ...processors.text import TokensProcessor
@@ -151,6 +151,11 @@ def _check_content(sample: Sample, schema: str | None) -> None:
             if part.facts is not None and part.facts != (found := facts_of(part.data, part.kind)):
                 raise DataError(
                     f"a part of type {part.kind!r} says {part.facts}, its media have {found}: convert the dataset again"
+                )
+            if part.sound is not None and part.sound != (heard := sound_of_video(part.data)):
+                raise DataError(
+                    f"a part of type 'video' says {part.sound} of its sound, its media have {heard}: convert the "
+                    "dataset again"
                 )
     elif schema == "image":
         found = facts_of(sample["image"], "image")

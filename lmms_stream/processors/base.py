@@ -81,13 +81,15 @@ class FactsMissingError(DataError):
 class SeenMedium(NamedTuple):
     """A medium as a model sees it. spans: of its tokens among input_ids, [first, stop) each.
 
-    pixels: uint8[N, H, W, 3], an image or N frames; frames: the numbers of these in the video, of an image none.
+    pixels: uint8[N, H, W, 3], an image, N frames, or a drawing of a sound; frames: the numbers of these in the video,
+    of other media none. heard: what is read of its sound, in words; "" where nothing is.
     """
 
     kind: str
     spans: Sequence[tuple[int, int]]
     pixels: NDArray[np.uint8]
     frames: Sequence[int]
+    heard: str = ""
 
 
 # What a processor may have besides, as `process_drawn`: what `process` makes, with what is drawn at random for this

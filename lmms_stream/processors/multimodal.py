@@ -17,7 +17,7 @@ from .families.family import Family, FamilyMaker, Layout
 from .families.files import read_files
 from .families.registry import family_of
 from .families.settings import MediaSettings
-from .media.facts import facts_of, sound_of_video, stored_facts
+from .media.facts import facts_of, sound_of_video, stored_facts, stored_sound
 from .media.intervals import interval_of
 from .media.memory import new_memory
 from .media.stored import media_part
@@ -129,8 +129,9 @@ class MultimodalProcessor:
         seen = []
         for layout, data in zip(filled.layouts, media, strict=True):
             spans = [((stop := next(ends)) - count, stop) for count in layout.counts]
-            pixels = self.family.pixels(layout, data)
-            seen.append(SeenMedium(layout.kind, spans, pixels, self.family.frames(layout)))
+            pixels, heard = self.family.pixels(layout, data), getattr(self.family, "heard", None)
+            words = "" if heard is None else heard(layout)
+            seen.append(SeenMedium(layout.kind, spans, pixels, self.family.frames(layout), words))
         return seen
 
     def _tokenized(self, sample: Sample) -> _Tokenized:
@@ -221,7 +222,9 @@ def _facts(part: dict[str, Any], sample: Sample) -> Facts:
 
 
 def _sound_of_video(part: dict[str, Any], sample: Sample) -> AudioFacts | None:
-    """Facts about the sound of a video, which are not stored with it; None for a video without sound."""
+    """Facts about the sound of a video; None for a video without sound, of which nothing is stored."""
+    if (stored := stored_sound(part)) is not None:
+        return stored
     if "media" not in sample:
         raise FactsMissingError("the sound of a video is counted from its bytes: give the column media, too")
     return sound_of_video(media_part(part, sample["media"]).data)

@@ -122,7 +122,10 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
         ),
         ("", {"trainer_arg": {}}, "launch.yaml has no 'trainer_arg': did you mean 'trainer_args'"),
         ("", {"model_config": None}, "model_config is missing: write the section"),
-        ("", {"trainer_type": "sit_trainer"}, "'sit_trainer' is not there yet: there are fsdp2_trainer, hf_trainer"),
+        ("", {"trainer_type": "wan_trainer"}, "'wan_trainer' is not there yet: there are fsdp2_trainer, hf_trainer"),
+        ("", {"trainer_type": "sit_trainer"}, "learns from dataset_type sit, and dataset_config has vision: correct"),
+        ("", {"trainer_type": "rae_trainer"}, "own classes, which is not here: .*type: reconstruction.*class_path"),
+        ("", {"trainer_type": "bagel_fsdp2_trainer"}, "own classes, which is not here: .*type: bagel.*class_path"),
         ("", {"trainer_type": "fsdp_trainer"}, "did you mean 'fsdp2_trainer'"),
         ("", {"extra_kwargs": {"x": 1}}, "are for trainers that are not there: leave them out"),
         ("dataset_config", {"dataset_type": None}, "dataset_config: "),
@@ -141,6 +144,19 @@ def test_what_cannot_be_kept_is_refused(
     changed = data | change if not section else data | {section: data[section] | change}
     with pytest.raises(ConfigError, match=message):
         read_launch(changed, source="launch.yaml")
+
+
+def test_a_launch_file_of_the_sit_trainer_names_a_model_of_diffusers(data: dict[str, Any]) -> None:
+    dit = {"_class_name": "DiTTransformer2DModel", "num_layers": 1}
+    rows = data["dataset_config"] | {"dataset_type": "sit", "processor_config": {"processor_type": "sit"}}
+    said = data | {"trainer_type": "sit_trainer", "dataset_config": rows}
+    launch = launch_of(said | {"model_config": {"load_from_config": {"model_type": "sit", "config": dit}}}, source="f")
+    assert launch.model.config == dit
+    assert launch.dataset.dataset_type == "sit"
+    with pytest.raises(
+        ConfigError, match="model_type 'sit' of sit_trainer is a class of LMMS Engine's: name diffusers"
+    ):
+        launch_of(said | {"model_config": {"load_from_config": {"model_type": "sit", "config": {}}}}, source="f")
 
 
 def test_each_key_beyond_transformers_is_honoured_told_once_or_refused(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from lmms_stream.processors.multimodal import MultimodalProcessor
 from numpy.typing import NDArray
 
 from tests.processors.tiny_sound import SECONDS, SOUND_FAMILIES, clip, save_sound_processor, sounding_film
-from tests.processors.tiny_vlm import stored
+from tests.processors.tiny_vlm import picture, stored
 from tests.rounds import rounds
 
 OMNIS = SOUND_FAMILIES[1:]
@@ -211,3 +213,90 @@ def test_the_sound_of_a_part_of_a_video_is_that_of_the_part(family: str, made: d
 
     assert clips_of(0.5, 1.0) == [50]
     assert clips_of(3.0, 4.0) == []  # its sound ends early
+
+
+SOUNDS_OF_THE_TEST = '''
+"""Images as strips of 10 pixels, and sounds as a token for each tenth of a second; by docs/families.md alone."""
+from dataclasses import dataclass
+
+import numpy as np
+from lmms_stream.errors import DataError
+from lmms_stream.processors.families.family import Layout
+from lmms_stream.processors.media.sound import read_sound, resampled_length
+
+RATE = 8000
+
+@dataclass(frozen=True)
+class Heard:
+    model_types = ("heard",)
+    processor_classes = ("HeardProcessor",)
+    num_axes = 0
+    towers = {"image": "visual", "audio": "ear"}
+    token_inputs = ()
+    attentions = ("sdpa",)
+    placeholders = {"image": "<|IMAGE|>", "audio": "<|AUDIO|>"}
+    surroundings = ("<|vision_bos|>", "<|vision_eos|>")
+    media_tokens = ("<|IMAGE|>", "<|AUDIO|>")
+
+    @staticmethod
+    def of(files, settings, token_ids):
+        return Heard()
+
+    @property
+    def description(self):
+        return {"family": "heard"}
+
+    def layout(self, kind, facts, interval=None):
+        if kind == "image":
+            count = -(-facts.width // 10)
+        else:
+            count = resampled_length(facts.samples, facts.rate, RATE) // (RATE // 10)
+            if not count:
+                raise DataError(f"a sound of {facts.samples} samples is too short: remove it")
+        return Layout(kind, (count,), count, "", facts)
+
+    def frames(self, layout):
+        return ()
+
+    def tensors(self, layouts, media, memory):
+        found = {"image": [], "audio": []}
+        for layout, data in zip(layouts, media):
+            if layout.kind == "audio":
+                samples = read_sound(data, layout.shape, rate=RATE, num_samples=layout.patches * (RATE // 10))
+                found["audio"].append(samples.reshape(layout.patches, -1))
+            else:
+                found["image"].append(np.zeros((layout.patches, 3), np.float32))
+        return {name: np.concatenate(rows) for name, rows in found.items() if rows}
+'''
+
+
+def test_a_family_of_images_and_sounds_lives_in_a_file_outside_of_the_house(
+    made: dict[str, Made], tmp_path: Path
+) -> None:
+    (tmp_path / "heard.py").write_text(SOUNDS_OF_THE_TEST)
+    spec = importlib.util.spec_from_file_location("heard_of_a_test", tmp_path / "heard.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["heard_of_a_test"] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        folder = str(made["qwen2_5_omni"].folder)
+        processor = MultimodalProcessor.from_pretrained(folder, family=module.Heard)
+        sample = stored(
+            ("user", [("image", picture(55, 20)), "and", ("audio", clip(22050, rate=22050))]), ("assistant", "c")
+        )
+        processed = processor.process(sample)
+        assert {name: each.shape for name, each in processed["media"].items()} == {"image": (6, 3), "audio": (10, 800)}
+        assert processor.measure_media([sample]) == [
+            Measured(len(processed["input_ids"]), 16, image_tokens=6, audio_tokens=10)
+        ]
+        assert processor.measure({"messages": sample["messages"]}) == len(processed["input_ids"])
+        film = ("video", sounding_film(num_frames=4, fps=4, samples=0))
+        for parts, message in (
+            ([film], "a message holds media of type video, and .* reads image and audio"),
+            ([("audio", clip(9))], "a sound of 9 samples is too short: remove it"),
+        ):
+            with pytest.raises(DataError, match=message):
+                processor.measure(stored(("user", parts), ("assistant", "x")))
+    finally:
+        sys.modules.pop("heard_of_a_test")

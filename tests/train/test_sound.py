@@ -23,7 +23,7 @@ from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.flops import model_flops
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.model.sharding import freeze
-from lmms_stream.train.model.towers import family_of
+from lmms_stream.train.model.towers import Dummies, family_of
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.types import Batch, Processed
 
@@ -277,6 +277,20 @@ def test_every_pack_calls_every_tower_whatever_it_holds(family: str, tiny: dict[
         for kind, tower in packed.towers.items():
             last = next(each for name, each in tower.named_parameters() if "layers.1." in name or "blocks.1." in name)
             assert last.grad is not None, kind
+
+
+def test_a_model_with_several_towers_and_no_method_for_one_is_named(tiny: dict[str, Tiny]) -> None:
+    class Without(torch.nn.Module):
+        """Of a user's own."""
+
+    dummies = Dummies(tiny["qwen2_5_omni"].processor.family)
+    with (
+        pytest.raises(
+            ConfigError, match="Without has no get_image_features, and a model with several towers needs one"
+        ),
+        dummies.run_first(Without(), {}, CPU),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("family", SOUND_FAMILIES)

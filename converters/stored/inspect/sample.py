@@ -15,6 +15,7 @@ import numpy as np
 from ....errors import ConfigError, DataError
 from ....mds.index import ShardInfo
 from ....processors.base import IGNORED_LABEL, Processor
+from ....processors.media.facts import SOUND_OF_VIDEO
 from ....processors.media.formats import shown_mime
 from ....processors.media.intervals import interval_of
 from ....processors.media.stored import MediaPart, media_part
@@ -48,6 +49,8 @@ class MediaView:
     @staticmethod
     def of(part: MediaPart) -> MediaView:
         facts = {**(part.facts._asdict() if part.facts else {}), **(part.interval.said if part.interval else {})}
+        if part.sound is not None:
+            facts |= zip(SOUND_OF_VIDEO, part.sound, strict=True)
         width, height = (facts["width"], facts["height"]) if "width" in facts else part.image_size or (None, None)
         return MediaView(
             kind=part.kind,
@@ -67,6 +70,8 @@ class MediaView:
             size += f", {self.facts['frames']:,} frames at {self.facts['fps']:.6g} a second"
         if interval := interval_of(self.facts):
             size += f", of which {interval} are read"
+        if "sound_rate" in self.facts:
+            size += f", with {self.facts['sound_samples']:,} samples of sound at {self.facts['sound_rate']:,} Hz"
         if "rate" in self.facts:
             size += f", {self.facts['samples']:,} samples at {self.facts['rate']:,} Hz"
         kind = "" if self.mime.startswith(f"{self.kind}/") else f"{self.kind} "

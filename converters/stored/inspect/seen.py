@@ -19,7 +19,7 @@ _GAP = 2  # pixels between frames
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenView:
     """spans: of its tokens, [first, stop) each. label: what it is and how many tokens it has. picture: a PNG of it;
-    of a video its frames, row by row.
+    of a video its frames, row by row; of a sound its waveform.
     """
 
     kind: str
@@ -35,6 +35,9 @@ class SeenView:
         if len(seen.frames):
             numbers = ", ".join(map(str, seen.frames[:_MAX_FRAMES])) + (", …" if num_frames > _MAX_FRAMES else "")
             label = f"{seen.kind} of {num_frames} frames of {width} x {height}, {num_tokens:,} tokens: frames {numbers}"
+            label += f"; sound: {seen.heard}" if seen.heard else ""
+        elif seen.heard:
+            label = f"{seen.kind} of {seen.heard}, {num_tokens:,} tokens"
         return SeenView(kind=seen.kind, spans=tuple(seen.spans), label=label, picture=_png(seen.pixels[:_MAX_FRAMES]))
 
 

@@ -86,6 +86,16 @@ class Clips:
         wanted = max(min(total, stop if stop is not None else total) - start, 0)
         return min(wanted, self.max_samples), wanted > self.max_samples
 
+    def heard(self, shape: ClipShape) -> str:
+        """What is read of a clip, for people: its seconds, which of them where not all are, and mel frames."""
+        facts, seconds = shape.facts, shape.num_samples / self.rate
+        read = f"{seconds:.2f} s" if shape.start == 0 else f"{seconds:.2f} s from second {shape.start / self.rate:.2f}"
+        if abs(facts.samples / facts.rate - seconds) >= 0.01:
+            read += f" of {facts.samples / facts.rate:.2f} s"
+        cut = ", whose rest is cut off," if shape.is_cut else ""
+        resampled = "" if facts.rate == self.rate else f" (from {facts.rate:,} Hz)"
+        return f"{read}{cut} at {self.rate:,} Hz{resampled} in {shape.frames:,} mel frames"
+
     def samples(self, shape: ClipShape, data: bytes) -> NDArray[np.float32]:
         """What is read of a clip. DataError for one that cannot be decoded, or is not what its facts say."""
         from ..media.sound import read_sound

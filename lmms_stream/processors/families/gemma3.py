@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from .family import Layout, TokenIds
 from .files import ProcessorFiles
 from .settings import MediaSettings
-from .tiles import HALF, Shape, TiledFamily, Tiles, refuse_pixels, square_side
+from .tile_settings import refuse_pixels, square_side
+from .tiles import HALF, Shape, TiledFamily, Tiles
 
 if TYPE_CHECKING:
     from ..media.facts import ImageFacts

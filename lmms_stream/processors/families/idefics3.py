@@ -15,7 +15,8 @@ from ..media.memory import Memory, new_memory
 from .family import Layout, TokenIds
 from .files import ProcessorFiles
 from .settings import MediaSettings
-from .tiles import HALF, Shape, TiledFamily, Tiles, refuse_pixels, square_side
+from .tile_settings import refuse_pixels, square_side
+from .tiles import HALF, Shape, TiledFamily, Tiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,8 @@ from .family import Layout, TokenIds
 from .files import ProcessorFiles
 from .frames import Section, middles_of_equal_parts
 from .settings import MediaSettings
-from .tiles import Shape, TiledFamily, Tiles, choice_of, refuse_pixels, square_side
+from .tile_settings import choice_of, refuse_pixels, square_side
+from .tiles import Shape, TiledFamily, Tiles
 from .vision import CLIP_MEAN, CLIP_STD
 
 if TYPE_CHECKING:

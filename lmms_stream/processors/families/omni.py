@@ -242,6 +242,10 @@ class Omni(FramesOfTheirOwn):
         """See Family."""
         return () if layout.kind == "audio" else super().frames(layout)
 
+    def heard(self, layout: Layout) -> str:
+        """See Family."""
+        return " and ".join(map(self.clips.heard, self.clips_of(layout)))
+
     def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
         """See Family."""
         if layout.kind == "audio":

@@ -83,6 +83,10 @@ class Qwen2Audio:
         """See Family."""
         return {}
 
+    def heard(self, layout: Layout) -> str:
+        """See Family."""
+        return self.clips.heard(layout.shape)
+
     def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
         """See Family."""
         return waveform_of(self.clips.samples(layout.shape, data))

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from ...errors import ConfigError
 from ..media.memory import Memory, new_memory
 from .family import AUTO_CLASS, Layout
-from .files import ProcessorFiles, check_followed
+from .files import check_followed
 from .frames import FrameChoice, Section
-from .settings import MediaSettings
 from .vision import check_decoded
 
 if TYPE_CHECKING:
@@ -23,10 +22,8 @@ if TYPE_CHECKING:
     from ..media.resize import Filter
 
 HALF = (0.5, 0.5, 0.5)
-NO_LIMIT = 1 << 31  # of frames
 _FILTERS: Mapping[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # by Pillow's numbers of them
 _ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
-_LIMITS_OF_PIXELS = ("image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels")
 
 
 class Shape(NamedTuple):
@@ -260,48 +257,3 @@ class TiledFamily:
 
 def _part(config: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     return list((config.get(name) or {}).items())
-
-
-def square_side(size: Mapping[str, Any] | int | None, *, name: str, default: int) -> int:
-    """The side of a size that a folder's file says; ConfigError for one that is no square. name: the folder."""
-    if isinstance(size, int):
-        return size
-    said = {key: value for key, value in (size or {}).items() if value is not None}
-    sides = {int(said[key]) for key in ("height", "width", "shortest_edge", "longest_edge") if key in said}
-    if len(sides) > 1:
-        raise ConfigError(f"processor {name!r} has tiles of size {said}, and only squares are read here: save it anew")
-    return next(iter(sides), default)
-
-
-def refuse_pixels(settings: MediaSettings, names: Sequence[str] = _LIMITS_OF_PIXELS, *, family: str) -> None:
-    """ConfigError for limits on pixels that are set, of a family whose tiles have one size."""
-    for name in names:
-        if (value := getattr(settings, name)) is not None:
-            raise ConfigError(
-                f"processor.{name} {value} cannot be followed: {family} reads tiles of one size, whose number follows "
-                "from its own settings: leave it out"
-            )
-
-
-def choice_of(
-    files: ProcessorFiles,
-    settings: MediaSettings,
-    *,
-    fps: float | None = None,
-    num_frames: int | None = None,
-    max_frames: int = NO_LIMIT,
-) -> FrameChoice:
-    """The user's settings, those of a folder's file, or the defaults given here: frames a second, or a number."""
-    said_fps, said_num = settings.fps, settings.frame_num
-    if said_fps is None and said_num is None:
-        said_fps, said_num = files.video.get("fps"), files.video.get("num_frames")
-    if said_fps is None and said_num is None:
-        said_fps, said_num = fps, num_frames
-    return FrameChoice(
-        fps=float(said_fps or 1.0),
-        frame_num=said_num,
-        min_frames=1,
-        max_frames=settings.video_max_frames or max_frames,
-        start=settings.video_start or 0.0,
-        end=settings.video_end,
-    )

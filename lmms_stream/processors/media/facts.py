@@ -12,7 +12,11 @@ from .formats import is_cut_short
 from .image_header import check_image, image_facts
 from .sound_header import sound_facts_of_header
 
-__all__ = ["FACT_TYPES", "AudioFacts", "Facts", "ImageFacts", "VideoFacts", "checked_facts", "facts_of", "stored_facts"]
+__all__ = [
+    "FACT_TYPES", "SOUND_OF_VIDEO", "AudioFacts", "Facts", "ImageFacts", "VideoFacts", "checked_facts", "facts_of",
+    "sound_of_video", "sound_to_store", "stored_facts", "stored_sound",
+]  # fmt: skip
+SOUND_OF_VIDEO = ("sound_samples", "sound_rate")  # in a part of type video: AudioFacts of its sound
 
 
 def facts_of(data: bytes, kind: str) -> Facts:
@@ -44,6 +48,34 @@ def sound_of_video(data: bytes) -> AudioFacts | None:
     from .containers import has_sound
 
     return sound_facts(data) if has_sound(data) else None
+
+
+def sound_to_store(data: bytes) -> dict[str, int]:
+    """What is stored of the sound of a video beside its other facts, by name; nothing of one without sound that can be
+    decoded, which only a processor that reads it would miss.
+    """
+    try:
+        found = sound_of_video(data)
+    except DataError:
+        return {}
+    return {} if found is None else dict(zip(SOUND_OF_VIDEO, found, strict=True))
+
+
+def stored_sound(part: Mapping[str, Any]) -> AudioFacts | None:
+    """The facts about the sound of a video that a stored part has; None for a part without them.
+
+    DataError where they are no whole numbers above 0.
+    """
+    values = [part[name] for name in SOUND_OF_VIDEO if name in part]
+    if not values:
+        return None
+    if len(values) < len(SOUND_OF_VIDEO) or any(type(value) is not int or value < 1 for value in values):
+        said = {name: part.get(name) for name in SOUND_OF_VIDEO}
+        raise DataError(
+            f"a part of type 'video' says {said} of its sound, expected whole numbers above 0: convert the dataset "
+            "again"
+        )
+    return AudioFacts(*values)
 
 
 def checked_facts(data: bytes, kind: str) -> Facts:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import DataError
-from .facts import Facts, stored_facts
+from .facts import AudioFacts, Facts, stored_facts, stored_sound
 from .formats import extension_of, shown_mime
 from .image_header import image_size
 from .intervals import Interval, interval_of
@@ -17,7 +17,8 @@ from .intervals import Interval, interval_of
 class MediaPart:
     """kind: "image", "audio", "video" or what the sample calls it; mime: as the sample says, "" where it does not.
 
-    facts: as the sample says, None where it does not. interval: of a video, the seconds that are read of it.
+    facts: as the sample says, None where it does not. interval: of a video, the seconds that are read of it. sound: of
+    a video, the facts about its sound, as the sample says.
     """
 
     kind: str
@@ -25,6 +26,7 @@ class MediaPart:
     data: bytes
     facts: Facts | None = None
     interval: Interval | None = None
+    sound: AudioFacts | None = None
 
     @property
     def real_mime(self) -> str:
@@ -55,8 +57,9 @@ def media_part(part: dict[str, Any], media: bytes) -> MediaPart:
             "convert the dataset again"
         )
     data, facts = media[offset : offset + size], stored_facts(part)
-    interval = interval_of(part) if kind == "video" else None
-    return MediaPart(kind=kind, mime=str(part.get("mime") or ""), data=data, facts=facts, interval=interval)
+    interval, sound = (interval_of(part), stored_sound(part)) if kind == "video" else (None, None)
+    mime = str(part.get("mime") or "")
+    return MediaPart(kind=kind, mime=mime, data=data, facts=facts, interval=interval, sound=sound)
 
 
 def media_parts(messages: Sequence[dict[str, Any]], media: bytes) -> list[MediaPart]:

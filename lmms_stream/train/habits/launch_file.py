@@ -12,12 +12,17 @@ from ...errors import ConfigError
 from ...mds.dataset_config import DatasetConfig
 from ...mds.engine_fields import check_names
 from ..model.build import ModelConfig
+from ..model.plain import DIFFUSERS_CLASS
 from ..run.settings import TrainConfig
 from .launch_keys import OF_TRANSFORMERS_TOO, TRAINER_ARGS, trainer_values, uses_liger
 
 TOP = ("trainer_type", "dataset_config", "model_config", "trainer_args", "extra_kwargs", "config_yaml")
-TRAINERS = ("fsdp2_trainer", "hf_trainer")
-LATER_TRAINERS = ("bagel_fsdp2_trainer", "sit_trainer", "rae_trainer", "dllm_trainer", "wan_trainer")
+TRAINERS = ("fsdp2_trainer", "hf_trainer", "sit_trainer")
+LATER_TRAINERS = ("dllm_trainer", "wan_trainer")
+OTHER_MODELS = {  # whose models are classes of LMMS Engine's -> the task of a run's file of ours
+    "bagel_fsdp2_trainer": "bagel",
+    "rae_trainer": "reconstruction",
+}
 MODEL = (
     "load_from_pretrained_path", "load_from_config", "attn_implementation", "overwrite_config", "monkey_patch_kwargs",
     "extra_kwargs", "torch_dtype",
@@ -46,6 +51,12 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     trainer = data.get("trainer_type")
     if trainer in LATER_TRAINERS:
         raise ConfigError(f"{source}: trainer_type {trainer!r} is not there yet: there are {', '.join(TRAINERS)}")
+    if trainer in OTHER_MODELS:
+        raise ConfigError(
+            f"{source}: trainer_type {trainer!r} trains a model of LMMS Engine's own classes, which is not here: write "
+            f"a run's file with task {{type: {OTHER_MODELS[trainer]}}} and model {{class_path: module:Class}} "
+            "(docs/generation.md, docs/bagel.md)"
+        )
     if trainer is not None:
         check_names([trainer], TRAINERS, f"{source}: trainer_type")
     if data.get("config_yaml"):
@@ -58,11 +69,28 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     dataset = build_config(DatasetConfig, data["dataset_config"], source=f"{source}: dataset_config")
     if dataset.dataset_type is None:
         raise ConfigError(f"{source}: dataset_config.dataset_type is missing: give one, as vision")
+    if trainer == "sit_trainer":
+        _check_sit(dataset, data["model_config"], source=source)
     arguments, values = _arguments(data["trainer_args"], source=f"{source}: trainer_args")
     model = model_of(data["model_config"], source=f"{source}: model_config")
     if arguments.get("use_liger_kernel"):
         model = dataclasses.replace(model, use_liger_kernel=True)
     return Launch(dataset=dataset, model=model, arguments=arguments, values=values)
+
+
+def _check_sit(dataset: DatasetConfig, model: Mapping[str, Any], *, source: str) -> None:
+    """ConfigError for rows that are no images, and for a model of LMMS Engine's own class."""
+    if dataset.dataset_type != "sit":
+        raise ConfigError(
+            f"{source}: trainer_type sit_trainer learns from dataset_type sit, and dataset_config has "
+            f"{dataset.dataset_type}: correct one of them"
+        )
+    made = model.get("load_from_config")
+    if made is not None and DIFFUSERS_CLASS not in (made.get("config") or {}):
+        raise ConfigError(
+            f"{source}: model_type {made.get('model_type')!r} of sit_trainer is a class of LMMS Engine's: name "
+            f"diffusers' by load_from_config: {{config: {{{DIFFUSERS_CLASS}: DiTTransformer2DModel, …}}}}"
+        )
 
 
 def model_of(said: Mapping[str, Any], *, source: str) -> ModelConfig:
@@ -83,6 +111,8 @@ def model_of(said: Mapping[str, Any], *, source: str) -> ModelConfig:
     elif made is not None:
         check_names(made, ("model_type", "config"), f"{source}: load_from_config")
         values["config"] = {"model_type": made.get("model_type"), **(made.get("config") or {}), **overwritten}
+        if DIFFUSERS_CLASS in values["config"]:
+            del values["config"]["model_type"]
     extra = dict(said.get("extra_kwargs") or {})
     if said.get("torch_dtype"):
         extra = {"torch_dtype": said["torch_dtype"], **extra}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ from ...processors.families.registry import family_of_model
 from .adapters import add_adapter
 from .attention import Attention, implementations
 from .diffusion import build_diffusers, diffusers_config
+from .own_class import build_own
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A causal language model, or one of images and text: exactly one of pretrained and config says which.
+    """A causal language model, or one of images and text: exactly one of pretrained, config and class_path says which.
 
     Also a model of diffusers: pretrained is its folder, or config has its `_class_name`.
     """
@@ -32,6 +33,10 @@ class ModelConfig:
     pretrained: str | None = None  # a local folder or hub id
     # the fields of a transformers config: `model_type`, and whatever that class takes; the weights are random
     config: Mapping[str, Any] | None = None
+    # a class of your own, for tasks that take any model (flow_matching, reconstruction, bagel), as module:Class or
+    # path/to/file.py:Class, or a function that makes the model; the weights are random
+    class_path: str | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of class_path
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the weights, which the optimizer updates in it
     # "auto" is transformers' own, until the trainer chooses the best that this machine has and that keeps the samples
     # of a pack apart
@@ -43,8 +48,13 @@ class ModelConfig:
     use_liger_kernel: bool = False  # fused kernels of liger-kernel for norms, rotary positions and MLPs; with CUDA
 
     def __post_init__(self) -> None:
-        if (self.pretrained is None) == (self.config is None):
-            raise ConfigError("model needs exactly one of pretrained and config")
+        if sum(each is not None for each in (self.pretrained, self.config, self.class_path)) != 1:
+            raise ConfigError("model needs exactly one of pretrained and config, or class_path")
+        if self.args and self.class_path is None:
+            raise ConfigError("model.args are arguments of model.class_path, which is not given: leave them out")
+        if self.class_path is not None and (self.adapter is not None or self.use_liger_kernel):
+            name = "use_liger_kernel" if self.adapter is None else "adapter"
+            raise ConfigError(f"model.{name} is for models of transformers, and class_path names another: leave it out")
 
     def build(self) -> PreTrainedModel:
         """The model, on the CPU of rank 0; on other ranks without weights, on the meta device.
@@ -72,6 +82,9 @@ class ModelConfig:
         return model
 
     def _build(self, *, is_empty: bool) -> PreTrainedModel:
+        if self.class_path is not None:
+            own_model = build_own(self.class_path, self.args, dtype=getattr(torch, self.dtype), is_empty=is_empty)
+            return own_model  # type: ignore[return-value]
         if (diffused := diffusers_config(self.pretrained, self.config)) is not None:
             dtype = getattr(torch, self.dtype)
             return build_diffusers(diffused, self.pretrained, dtype=dtype, is_empty=is_empty)  # type: ignore[return-value]

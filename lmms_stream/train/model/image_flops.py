@@ -49,7 +49,7 @@ def image_flops(model: torch.nn.Module, run: Callable[[Any], torch.Tensor | None
                 return None
             if made.requires_grad:
                 made.sum().backward()
-    except Exception as error:  # a model of the user's own, that may ask for values
+    except Exception as error:  # noqa: BLE001 - a model of the user's own, that may ask for values
         reason = " ".join(str(error).split())[:200]
         log.info(
             "the arithmetic of %s is not known, which does not run on the meta device: %s", type(model).__name__, reason

@@ -54,6 +54,11 @@ class Dummies:
         total = torch.zeros((), device=device)
         methods: dict[str, Any] = {}
         for kind in self.of_kind:
+            if not hasattr(base, f"get_{kind}_features"):
+                raise ConfigError(
+                    f"{type(base).__name__} has no get_{kind}_features, and a model with several towers needs one for "
+                    "each kind of media, so that ranks run the towers in the same order: give the model one"
+                )
             own = [*model_inputs(self._family, base, self.of_kind[kind])]
             if own[0] in inputs:
                 features = getattr(base, f"get_{kind}_features")(**{name: inputs[name] for name in own})

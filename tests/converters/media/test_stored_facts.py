@@ -14,12 +14,15 @@ from lmms_stream.converters.stored.inspect.summary import inspect_dataset
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import ConfigError, DataError, StorageError
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.processors.media.facts import facts_of, stored_facts
+from lmms_stream.processors.base import FactsMissingError
+from lmms_stream.processors.media.facts import facts_of, sound_of_video, stored_facts, stored_sound
+from lmms_stream.processors.multimodal import MultimodalProcessor
 from streaming import MDSWriter
 
 from ...conftest import run_cli
 from ...processors.media.clips import empty_moov, flipped, moov_first, sound_bytes, video_bytes
 from ...processors.media.pictures import noisy, turned
+from ...processors.tiny_sound import save_sound_processor, sounding_film
 from ..media_files import CLIP, image_bytes, wav_bytes
 from ..sources.source_rows import json_lines, write
 
@@ -97,6 +100,41 @@ def test_what_a_row_says_by_the_name_of_a_fact_is_kept_beside_it(tmp_path: Path)
     ((stored, _),) = stored_parts(tmp_path / "out")
     assert (stored["said_fps"], stored["said_width"], stored["nframes"]) == (2.0, 320, 8)
     assert (stored["fps"], stored["width"]) == (10.0, 48)
+
+
+def test_the_sound_of_a_video_is_counted_at_conversion_and_measured_without_its_bytes(tmp_path: Path) -> None:
+    save_sound_processor(tmp_path / "processor", "qwen2_5_omni")
+    processor = MultimodalProcessor.from_pretrained(str(tmp_path / "processor"), use_audio_in_video=True)
+    film = sounding_film(num_frames=12, fps=6, samples=30000, rate=22050)
+    write(tmp_path / "film.mp4", film)
+    write(tmp_path / "silent.mp4", sounding_film(num_frames=12, fps=6, samples=0))
+    parts = [{"type": "video", "video": name, "sound_samples": 7} for name in ("film.mp4", "silent.mp4")]
+    source = write(tmp_path / "rows.jsonl", json_lines([of_a_video(part) for part in parts]))
+    convert([source], str(tmp_path / "out"), num_workers=1)
+    (part, data), (silent, _) = stored_parts(tmp_path / "out")
+    heard = sound_of_video(data)
+    assert heard is not None
+    assert (part["sound_samples"], part["sound_rate"]) == (heard.samples, heard.rate) == (heard.samples, 22050)
+    assert part["said_sound_samples"] == silent["said_sound_samples"] == 7
+    assert stored_sound(silent) is None
+    for sample in PackedStreamingDataset(tmp_path / "out")[:1]:
+        older = json.loads(sample["messages"])
+        for name in ("sound_samples", "sound_rate"):
+            del older[0]["content"][0][name]
+        without = {**sample, "messages": json.dumps(older)}
+        tokens = processor.measure({"messages": sample["messages"]})
+        assert tokens == processor.measure(without) == len(processor.process(sample)["input_ids"])
+        with pytest.raises(FactsMissingError, match="the sound of a video is counted from its bytes: give the column"):
+            processor.measure({"messages": without["messages"]})
+    assert verify_dataset(str(tmp_path / "out"), deep=True, num_workers=1).problems == ()
+
+
+@pytest.mark.parametrize("said", [{"sound_samples": 0, "sound_rate": 16000}, {"sound_samples": 5}])
+def test_facts_about_the_sound_of_a_video_that_are_no_counts_are_named(said: dict[str, int]) -> None:
+    with pytest.raises(
+        DataError, match=r"a part of type 'video' says .* of its sound, expected whole numbers above 0: c"
+    ):
+        stored_sound({"type": "video", **said})
 
 
 def of_a_video(part: dict[str, Any], **columns: Any) -> dict[str, Any]:

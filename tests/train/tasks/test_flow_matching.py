@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from lmms_stream.config import load_config
 from lmms_stream.errors import ConfigError
 from lmms_stream.train.checkpoint.export import export_checkpoint
+from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.image_flops import image_flops
 from lmms_stream.train.model.plain import PlainModel
 from lmms_stream.train.model.sharding import freeze
@@ -118,7 +120,7 @@ def counted(run: Any) -> int:
 
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         run()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 @pytest.mark.parametrize("frozen", [[], ["transformer_blocks.0.*"]])
@@ -227,6 +229,74 @@ def test_a_model_of_the_users_own_is_trained_and_exported(data: Path, tmp_path: 
             run, "train.output_dir=" + str(tmp_path / "other"), model=Own(torch.nn.BatchNorm2d),
             task=FlowMatching(sample_shape=(3, SIZE, SIZE)),
         ).train()  # fmt: skip
+
+
+OWN = """
+import torch
+
+class Narrow(torch.nn.Module):
+    def __init__(self, width=3):
+        super().__init__()
+        self.first, self.last = torch.nn.Conv2d(3, width, 3, padding=1), torch.nn.Conv2d(width, 3, 3, padding=1)
+
+    def forward(self, images, timestep):
+        return self.last(self.first(images))
+
+def number(width=3):
+    return width
+"""
+
+
+def test_a_run_names_a_model_class_of_the_users_own(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    run = write_image_run(tmp_path / "run.yaml", data, max_steps=2, task={"type": "flow_matching"})
+    settings = yaml.safe_load(run.read_text())
+    settings["task"]["sample_shape"] = [3, SIZE, SIZE]
+    settings["model"] = {"class_path": f"{tmp_path / 'own.py'}:Narrow", "args": {"width": 5}}
+    run.write_text(yaml.safe_dump(settings))
+    trainer = trainer_of(run)
+    trainer.train()
+    assert trainer.model.model.get_parameter("first.weight").shape == (5, 3, 3, 3)
+    assert read_log(tmp_path / "default")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"class_path": "own.py"}, "class_path 'own.py' names no class: write it as module:Class or path/to/file.py:C"),
+        ({"class_path": "nowhere.py:Narrow"}, "there is no file .*nowhere.py: correct the path"),
+        (
+            {"class_path": "no_such_module:Narrow"},
+            "module no_such_module cannot be imported .* install it, or name its",
+        ),
+        ({"class_path": "OWN:Wide"}, "has no class 'Wide': correct the name"),
+        (
+            {"class_path": "OWN:number"},
+            "OWN:number makes a int, and a model is a torch.nn.Module: name its class, or a",
+        ),
+        (
+            {"class_path": "OWN:Narrow", "args": {"size": 1}},
+            "model cannot be built: .*unexpected keyword argument 'size'",
+        ),
+        (
+            {"config": {}, "args": {"width": 1}},
+            "model.args are arguments of model.class_path, which is not given: leave",
+        ),
+        (
+            {"class_path": "a:B", "adapter": {}},
+            "model.adapter is for models of transformers, and class_path names anoth",
+        ),
+        ({"class_path": "a:B", "pretrained": "x"}, "exactly one of pretrained and config, or class_path"),
+    ],
+)
+def test_a_class_that_makes_no_model_is_named(said: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    own = str(tmp_path / "own.py")
+    values: dict[str, Any] = {
+        name: value.replace("OWN", own) if isinstance(value, str) else value for name, value in said.items()
+    }
+    with pytest.raises(ConfigError, match=message.replace("OWN", own)):
+        ModelConfig(**values).build()
 
 
 def test_what_cannot_be_learnt_is_named(data: Path, tmp_path: Path) -> None:
