@@ -8,8 +8,8 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 import torch.fx.experimental._config as shape_config
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from ...errors import ConfigError
@@ -19,6 +19,8 @@ from .model import PackedModel
 from .plain import PlainModel
 from .unused import use_all_parameters
 from .weights import give_weights, take_weights
+
+_RENAMES = "transformers/utils/deprecation.py"
 
 
 def shard_model(
@@ -99,9 +101,9 @@ def _leave_out_wrappers(block: torch.nn.Module) -> None:
     """
     for module in block.modules():
         forward = type(module).forward
-        if getattr(forward, "__module__", "").startswith("transformers") and hasattr(forward, "__wrapped__"):
-            if forward.__code__.co_filename.endswith("deprecation.py") and "forward" not in vars(module):
-                module.forward = MethodType(forward.__wrapped__, module)
+        is_wrapped = hasattr(forward, "__wrapped__") and forward.__code__.co_filename.endswith(_RENAMES)
+        if is_wrapped and "forward" not in vars(module):
+            module.forward = MethodType(forward.__wrapped__, module)
 
 
 def blocks_of(model: PackedModel | PlainModel, wrap: Sequence[str]) -> list[torch.nn.Module]:
