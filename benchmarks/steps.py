@@ -1,10 +1,10 @@
-"""Claims: a step of n micro-batches sums gradients over ranks once with accumulate: unsharded, and n times with sharded;
-blocks that stay gathered are gathered once; whatever is accumulated, the host reads the device once a step.
+"""Claims: a step of n micro-batches sums gradients over ranks once with accumulate: unsharded, and n times with
+sharded; blocks that stay gathered are gathered once; whatever is accumulated, the host reads the device once a step.
 
-Two ranks (gloo, on CPUs) train the same packs in each way, each way in processes of its own. Counted are the collectives
-of a step by torch's profiler, its reads for which a GPU's host would wait (report/step_costs.py), CPU seconds of a rank
-for a step, and the most memory of a rank. "before" is how steps were: each micro-batch looks for its targets on the
-device, and the norm and the losses are read one after the other.
+Two ranks (gloo, on CPUs) train the same packs in each way, each way in processes of its own. Counted are the
+collectives of a step by torch's profiler, its reads for which a GPU's host would wait (report/step_costs.py), CPU
+seconds of a rank for a step, and the most memory of a rank. "before" is how steps were: each micro-batch looks for its
+targets on the device, and the norm and the losses are read one after the other.
 
     python benchmarks/steps.py
 """
