@@ -82,7 +82,7 @@ def rank_main(folder: Path, way: str, num_steps: int) -> None:
         folder / "data", folder / "cache", processor=TokensProcessor(), packing=packing, world=world
     )
     args = TrainConfig(
-        output_dir=str(folder / "out"), global_batch=MICRO_BATCHES * NUM_RANKS, num_workers=0,
+        output_dir=str(folder / "out"), global_batch=MICRO_BATCHES * NUM_RANKS, num_workers=0, timeout_s=120,
         max_steps=WARM_UP + num_steps + 1, **WAYS[way],
     )  # fmt: skip
     trainer = FSDP2SFTTrainer(ModelConfig(config=MODEL).build(), args, data)
