@@ -42,8 +42,8 @@ def shard_model(
     for part in (*blocks, model):
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
             use_all_parameters(part)
-        options = {} if part is model else {"reshard_after_forward": config.reshard_after_forward}
-        fully_shard(part, mesh=mesh, mp_policy=policy, **options)
+        again = None if part is model else config.reshard_after_forward  # of the whole, what is left stays gathered
+        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
     prefetch(blocks, config.prefetch_blocks)
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         # Experts that no token of a rank's packs went to have no gradient there, and ranks would reduce other tensors.
@@ -100,7 +100,7 @@ def _leave_out_wrappers(block: torch.nn.Module) -> None:
     each layer's and each attention's would be compiled until none is any more.
     """
     for module in block.modules():
-        forward = type(module).forward
+        forward: Any = type(module).forward
         is_wrapped = hasattr(forward, "__wrapped__") and forward.__code__.co_filename.endswith(_RENAMES)
         if is_wrapped and "forward" not in vars(module):
             module.forward = MethodType(forward.__wrapped__, module)

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -29,7 +28,7 @@ def step_seconds(model: PackedModel, device: torch.device) -> float:
     segments = segments_of(model)
     repeats = max(1, NUM_TOKENS // sum(map(len, segments)))
     samples = [{"input_ids": ids, "labels": ids} for ids in segments * repeats]
-    pack = collate(samples, np.arange(len(samples))).to(device)
+    pack = collate(samples, range(len(samples))).to(device)
     try:
         return min([_seconds(model, pack, device) for _ in range(1 + _REPEATS)][1:])
     except torch.OutOfMemoryError:
