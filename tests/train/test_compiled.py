@@ -137,7 +137,7 @@ def test_compiled_blocks_run_their_own_forward_methods(tmp_path: Path) -> None:
     forwards = [
         vars(module)["forward"].__func__
         for module in trainer.model.model.modules()
-        if type(module).__name__ in ("Qwen2_5_VLDecoderLayer", "Qwen2_5_VLAttention")
+        if type(module).__name__.endswith(("VLDecoderLayer", "VLAttention"))
     ]
     assert len(forwards) == 4
     assert {each.__code__.co_filename.rpartition("/")[2] for each in forwards} == {"modeling_qwen2_5_vl.py"}
