@@ -160,6 +160,10 @@ class Batch:
         """The same batch on a device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
+    def record_stream(self, stream: Any) -> None:
+        """Have the memory of the tensors, which are on a GPU, stay until what a stream was given is done."""
+        self._map(lambda tensor: (tensor.record_stream(stream), tensor)[1])
+
     def _map(self, change: Any) -> Batch:
         from dataclasses import fields, replace
 

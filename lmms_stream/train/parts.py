@@ -19,6 +19,7 @@ from .model.tensor_parallel import cut_heads_told
 from .model.towers import family_of
 from .predictions import check_text
 from .protocol import Trainer
+from .report.compilations import Compilations
 from .report.meter import Meter
 from .run.adopted import names_of_parameters
 from .run.average import Average
@@ -110,6 +111,7 @@ class Parts:
             device=trainer.device,
             flops=self._flops,
             peak=trainer.config.peak_tflops,
+            compilations=Compilations(tells=trainer.world.rank == 0) if trainer.config.torch_compile else None,
         )
 
     @property

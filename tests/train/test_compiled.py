@@ -12,6 +12,7 @@ import torch
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.train.model.sharding import compile_blocks
+from lmms_stream.train.report.compilations import Compilations
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
@@ -102,6 +103,7 @@ def test_a_compiled_model_reads_packs_of_any_number_of_media_and_gives_the_same_
     for is_compiled in (False, True):
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
             trainer = trainer_of_media(tmp_path, is_compiled=is_compiled)
+            trainer.build()
             num_proven = counters["stats"]["unique_graphs"]
             trainer.train()
         records = read_log(tmp_path / f"compiled-{is_compiled}" / "train_log.jsonl")
@@ -112,3 +114,30 @@ def test_a_compiled_model_reads_packs_of_any_number_of_media_and_gives_the_same_
     num_graphs = counters["stats"]["unique_graphs"]
     assert 0 < num_proven <= 8
     assert num_graphs - num_proven <= 4, dict(counters["stats"])
+
+
+def test_more_graphs_than_packs_explain_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    counters["stats"]["unique_graphs"] = 5
+    found = Compilations(tells=True, most=3)
+    counters["stats"]["unique_graphs"] = 8
+    assert found.figures() == {"perf/num_graphs": 3}
+    assert not caplog.records
+    for number in (9, 10):
+        counters["stats"]["unique_graphs"] = number
+        assert found.figures() == {"perf/num_graphs": number - 5}
+    (record,) = caplog.records
+    assert record.getMessage().startswith("4 graphs were compiled since the steps began, and 3 are expected at most: ")
+    assert "set train.torch_compile to false, or train.pad_to" in record.getMessage()
+
+
+def test_compiled_blocks_run_their_own_forward_methods(tmp_path: Path) -> None:
+    """transformers wraps those that took other keywords once by one function, whose graphs torch counts together."""
+    trainer = trainer_of_media(tmp_path, is_compiled=False)
+    compile_blocks(trainer.model)
+    forwards = [
+        vars(module)["forward"].__func__
+        for module in trainer.model.model.modules()
+        if type(module).__name__.endswith(("VLDecoderLayer", "VLAttention"))
+    ]
+    assert len(forwards) == 4
+    assert {each.__code__.co_filename.rpartition("/")[2] for each in forwards} == {"modeling_qwen2_5_vl.py"}

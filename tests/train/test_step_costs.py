@@ -10,6 +10,7 @@ import pytest
 import torch
 from lmms_stream.signals import StopSignal
 from lmms_stream.train.loop import Loop
+from lmms_stream.train.model.accumulation import fits
 from lmms_stream.train.model.loss import learnt_tokens
 from lmms_stream.train.report.step_costs import reads
 from lmms_stream.train.run.reading import read
@@ -70,3 +71,14 @@ def test_targets_whose_number_is_known_are_those_that_are_looked_for(labels: lis
     found = learnt_tokens(given, num_learnt=sum(label != -100 for label in labels))
     for one, other in zip(found, learnt_tokens(given), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("num_trained", "num_own", "free_gb", "is_so"),
+    [(10**9, 10**9 // 8, 70, True), (8 * 10**9, 10**9, 50, False), (10**9, 10**9, 27, False), (10**9, 10**9, 29, True)],
+)
+def test_gradients_stay_on_their_ranks_where_they_take_a_quarter_of_the_free_memory_at_most(
+    num_trained: int, num_own: int, free_gb: int, is_so: bool
+) -> None:
+    """Of what is free once a rank's own gradients and two states of an optimizer are counted."""
+    assert fits(num_trained, num_own=num_own, free_bytes=free_gb * 10**9) is is_so

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from ..run.distributed import gather
@@ -60,10 +61,11 @@ def _fits(model: torch.nn.Module, device: torch.device, world_size: int) -> bool
     free, _ = torch.cuda.mem_get_info(device)
     is_so = fits(sum(each.numel() for each in trained), num_own=sum(map(_num_own, trained)), free_bytes=free)
     everywhere = bool(gather([float(is_so)], world_size).all())
-    logger.info(
-        "gradients of micro-batches are summed over ranks %s: accumulate is auto, and they take %.2f GB",
-        "once a step" if everywhere else "each time", sum(each.numel() for each in trained) * 4 / 1e9,
-    )  # fmt: skip
+    if dist.get_rank() == 0:
+        logger.info(
+            "gradients of micro-batches are summed over ranks %s: accumulate is auto, and those of the model take %.2f "
+            "GB", "once a step" if everywhere else "each time", sum(each.numel() for each in trained) * 4 / 1e9,
+        )  # fmt: skip
     return everywhere
 
 

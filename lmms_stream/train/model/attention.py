@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ...errors import ConfigError
-from . import varlen
+from . import torch_varlen, varlen
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Attention = Literal["auto", "sdpa", "sdpa_varlen", "eager", "flash_attention_2", "flex_attention"]
+Attention = Literal["auto", "sdpa", "sdpa_varlen", "varlen", "eager", "flash_attention_2", "flex_attention"]
 _FLAGS = {
     "flash_attention_2": ("_supports_flash_attn", "_supports_flash_attn_2"),
     "flex_attention": ("_supports_flex_attn",),
     "sdpa": ("_supports_sdpa",),
 }
-_BEST_FIRST = ("flash_attention_2", "flex_attention", varlen.SDPA_VARLEN, "sdpa")
+_OF_TEXT = (torch_varlen.VARLEN, varlen.SDPA_VARLEN)  # for packs of text: see has_varlen
+_BEST_FIRST = ("flash_attention_2", torch_varlen.VARLEN, "flex_attention", varlen.SDPA_VARLEN, "sdpa")
 
 
 def implementations(
@@ -29,10 +30,13 @@ def implementations(
     A named attention is the only one. ConfigError for one that this machine or this class cannot train with.
     """
     varlen.register()
+    torch_varlen.register()
     reasons = {name: _reason(name, model_class, config) for name in _BEST_FIRST}
-    if attention in ("flex_attention", "flash_attention_2") and (reason := _reason_of_machine(attention)):
+    if attention in ("flex_attention", "flash_attention_2", torch_varlen.VARLEN) and (
+        reason := _reason_of_machine(attention)
+    ):
         raise ConfigError(f"attention {attention} {reason}: choose sdpa, eager or auto")
-    if attention == varlen.SDPA_VARLEN and (reason := reasons[attention]):
+    if attention in _OF_TEXT and (reason := reasons[attention]):
         raise ConfigError(f"attention {attention} {reason}: choose sdpa or auto")
     if attention != "auto":
         return [attention], {}
@@ -42,14 +46,14 @@ def implementations(
 
 def _reason(attention: str, model_class: Any, config: PretrainedConfig) -> str | None:
     """Why an implementation is none for a class on this machine; None where it is one."""
-    if attention == varlen.SDPA_VARLEN:
+    if reason := _reason_of_machine(attention):
+        return reason
+    if attention in _OF_TEXT:
         if varlen.has_varlen(model_class, config):
             return None
         return (
             f"is for models of text whose layers see all before them, or a window, and {model_class.__name__} is none"
         )
-    if reason := _reason_of_machine(attention):
-        return reason
     has = any(getattr(model_class, flag, False) for flag in _FLAGS[attention])
     return None if has else f"is not in transformers' {model_class.__name__}"
 
@@ -61,4 +65,6 @@ def _reason_of_machine(attention: str) -> str | None:
         return "needs CUDA and pip install flash-attn"
     if attention == "flex_attention" and not torch.cuda.is_available():
         return "has no backward pass on the CPU"
+    if attention == torch_varlen.VARLEN:
+        return torch_varlen.reason_against()
     return None

@@ -39,7 +39,7 @@ class ModelConfig:
     args: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of class_path
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the weights, which the optimizer updates in it
     # "auto" is transformers' own, until the trainer chooses the best that this machine has and that keeps the samples
-    # of a pack apart
+    # of a pack apart; on a GPU the fastest of those (see docs/speed.md)
     attention: Attention = "auto"
     seed: int = 0  # of random weights
     # the fields of a peft config, peft_type "LORA" unless it says another: the adapter alone is trained and saved

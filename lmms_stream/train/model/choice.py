@@ -15,20 +15,26 @@ from .loss import learnt_tokens, losses_of_logits
 from .model import PackedModel
 from .proof_samples import pack_of, text_samples
 from .sharding import reshard
+from .torch_varlen import VARLEN
+from .trial import Trial, slowest, step_seconds
 
+_OWN_BACKWARD = ("flex_attention", VARLEN)  # whose backward pass is compiled, or a kernel, of its own
 logger = logging.getLogger("lmms_stream")
 
 
-def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = False) -> None:
+def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = False, trial: Trial | None = None) -> None:
     """Choose the model's attention and the way to its logits; all ranks call it.
 
-    Where no attention was named, the first implementation that passes the proof is taken, and a line is logged that
-    says why not those before it. bf16: the model computes in bfloat16 whatever its parameters are. ConfigError where
+    Where no attention was named, the first implementation that passes the proof is taken, on a GPU the fastest of them,
+    and a line is logged that says why not the others. trial: what says how fast one is (default: on a GPU, a short
+    step; on the CPU none is tried). bf16: the model computes in bfloat16 whatever its parameters are. ConfigError where
     none keeps samples apart.
     """
     tolerances = tolerances_of(model, bf16=bf16)
+    if trial is None and device.type == "cuda":
+        trial = step_seconds
     with _proving(model), torch.no_grad():
-        refused = _choose_attention(model, tolerances, device)
+        refused = _choose_attention(model, tolerances, device, trial)
         _choose_logits_way(model, tolerances, device)
     if not dist.is_initialized() or dist.get_rank() == 0:
         reasons = "".join(f"; not {name}, which {reason}" for name, reason in refused.items())
@@ -47,8 +53,10 @@ def prove_compiled(model: PackedModel, *, device: torch.device, bf16: bool = Fal
         )
 
 
-def _choose_attention(model: PackedModel, tolerances: Tolerances, device: torch.device) -> Mapping[str, str]:
-    """Set the first implementation that passes the proof; returns why those before it were not taken."""
+def _choose_attention(
+    model: PackedModel, tolerances: Tolerances, device: torch.device, trial: Trial | None
+) -> Mapping[str, str]:
+    """Set the first implementation that passes the proof, of several the fastest; returns why others were not taken."""
     inner = model.model
     refused: dict[str, str] = dict(getattr(inner, "attention_left_out", {}))
     choices: list[str] = getattr(inner, "attention_choices", [])
@@ -60,22 +68,41 @@ def _choose_attention(model: PackedModel, tolerances: Tolerances, device: torch.
                 f"{type(inner).__name__}: set model.attention to {' or '.join(model.family.attentions)}, or to auto"
             )
     faults: dict[str, str] = {}  # of implementations that were set, by their names
+    passed: dict[str, float] = {}  # seconds of a step
     for choice in choices or [inner.config._attn_implementation]:
+        if passed and choice == "eager":
+            break  # it makes all scores of a pack
         if (fault := agreed(_set_fault(model, choice))) is None:
             attention = inner.config._attn_implementation  # transformers may take another than it is told to
-            if attention in faults:
+            if attention in faults or attention in passed:
                 fault = "cannot be set"
-            elif fault := agreed(find_fault(model, tolerances, device=device, backward=attention == "flex_attention")):
+            elif fault := agreed(find_fault(model, tolerances, device=device, backward=attention in _OWN_BACKWARD)):
                 faults[attention] = fault
-            else:
+            elif trial is None or len(choices) < 2:
                 choices.clear()
                 return refused
+            else:
+                passed[attention] = slowest(trial(model, device))
+                continue
         refused[choice] = fault
+    if passed:
+        choices.clear()
+        return refused | _take_fastest(model, passed)
     attention, fault = list((faults or refused).items())[-1]
     raise ConfigError(
         f"{type(inner).__name__} with attention {attention} {fault}: "
         "set another model.attention, or take a model that transformers masks by position_ids"
     )
+
+
+def _take_fastest(model: PackedModel, passed: Mapping[str, float]) -> dict[str, str]:
+    """Set the fastest implementation; returns by how much the others are slower. passed: seconds of a step."""
+    best = min(passed, key=lambda name: passed[name])
+    if fault := agreed(_set_fault(model, best)):
+        raise ConfigError(f"attention {best} {fault}, after it passed the proof: set model.attention to another")
+    return {
+        name: f"takes {seconds / passed[best]:.2f} times as long" for name, seconds in passed.items() if name != best
+    }
 
 
 def _bound(choices: list[str], attentions: Sequence[str]) -> dict[str, str]:

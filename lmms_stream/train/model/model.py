@@ -21,6 +21,7 @@ from .head import SharedParameters
 from .hidden import decoder_of, run_to_hidden
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
+from .torch_varlen import VARLEN
 from .towers import Dummies, has_modules, model_inputs
 from .varlen import SDPA_VARLEN, has_axes
 
@@ -103,7 +104,7 @@ class PackedModel(torch.nn.Module):
     def forward(self, batch: Batch, packs: Sequence[Batch] = ()) -> PackLosses:
         """packs: those that the batch is joined of (default: it is one)."""
         learnt, targets = learnt_tokens(batch.labels, num_learnt=batch.num_loss_tokens)
-        inputs = self._inputs(batch, packs)
+        inputs = self._run_inputs(batch, packs)
         if self.router_weight and self.training:
             inputs["output_router_logits"] = True
         with self._towers_run(batch, inputs) as zero:
@@ -174,7 +175,7 @@ class PackedModel(torch.nn.Module):
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The model's own logits, of every token: float[1, T, V], no view, which FSDP's hooks would not follow."""
-        logits: torch.Tensor = self.model(**self._inputs(batch)).logits
+        logits: torch.Tensor = self.model(**self._run_inputs(batch)).logits
         self._tell(batch, lambda part: logits[0, part])
         return logits
 
@@ -185,9 +186,11 @@ class PackedModel(torch.nn.Module):
     def plain_logits(self, sample: Batch) -> torch.Tensor:
         """What the model gives for one sample as transformers' users run it, without packing: float[1, T, V]."""
         positions = sample.position_ids
-        bounds = {}
+        bounds: dict[str, Any] = {}
         if self.model.config._attn_implementation == SDPA_VARLEN:
             bounds = {"cu_seq_lens_q": sample.cu_seqlens.cpu()}  # which has no other way
+        elif self.model.config._attn_implementation == VARLEN:
+            bounds = {"cu_seq_lens_q": sample.cu_seqlens, "max_length_q": sample.max_seqlen}
         logits: torch.Tensor = self.model(
             input_ids=sample.input_ids,
             position_ids=positions[1:] if positions.ndim == 3 else positions,
@@ -222,11 +225,18 @@ class PackedModel(torch.nn.Module):
                 "tokens: take the model's own tokenizer, or resize its embedding"
             )
 
-    def _inputs(self, batch: Batch, packs: Sequence[Batch] = ()) -> dict[str, Any]:
+    def _run_inputs(self, batch: Batch, packs: Sequence[Batch] = ()) -> dict[str, Any]:
+        """The arguments of the model; packs: those that the batch is joined of, on the CPU, where they are known."""
+        inputs = self._inputs(batch)
+        if self.model.config._attn_implementation == SDPA_VARLEN:  # which reads the bounds
+            inputs["cu_seq_lens_q"] = joined_bounds(packs) if packs else inputs["cu_seq_lens_q"].cpu()
+        return inputs
+
+    def _inputs(self, batch: Batch) -> dict[str, Any]:
         """The arguments of a transformers model that keep the segments of a pack apart.
 
         sdpa, eager and flex_attention do so where position_ids restart, but only without an attention mask and without
-        a cache; flash_attention_2 and sdpa_varlen take the bounds of the segments.
+        a cache; flash_attention_2, varlen and sdpa_varlen take the bounds of the segments.
         """
         positions = batch.position_ids
         if self._has_text_axis and positions.ndim == 2:
@@ -240,8 +250,8 @@ class PackedModel(torch.nn.Module):
             **self._token_inputs(batch),
         }
         if self.model.config._attn_implementation == SDPA_VARLEN:
-            inputs["cu_seq_lens_q"] = joined_bounds(packs) if packs else batch.cu_seqlens.cpu()
-        elif self.model.config._attn_implementation == "flash_attention_2":
+            inputs["cu_seq_lens_q"] = batch.cu_seqlens
+        elif self.model.config._attn_implementation in ("flash_attention_2", VARLEN):
             bounds = {"cu_seq_lens_q": batch.cu_seqlens, "cu_seq_lens_k": batch.cu_seqlens}
             inputs |= {**bounds, "max_length_q": batch.max_seqlen, "max_length_k": batch.max_seqlen}
         return inputs

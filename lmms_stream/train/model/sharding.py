@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as shape_config
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from ...errors import ConfigError
@@ -20,6 +21,8 @@ from .plain import PlainModel
 from .tensor_parallel import cut_model
 from .unused import use_all_parameters
 from .weights import give_weights, take_weights
+
+_RENAMES = "transformers/utils/deprecation.py"
 
 
 def shard_model(model: PackedModel | PlainModel, meshes: Meshes, *, config: TrainConfig, device: torch.device) -> None:
@@ -46,8 +49,8 @@ def shard_model(model: PackedModel | PlainModel, meshes: Meshes, *, config: Trai
     for part in (*blocks, model):
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
             use_all_parameters(part)
-        options = {} if part is model else {"reshard_after_forward": config.reshard_after_forward}
-        fully_shard(part, mesh=meshes.fsdp, mp_policy=policy, **options)
+        again = None if part is model else config.reshard_after_forward  # of the whole, what is left stays gathered
+        fully_shard(part, mesh=meshes.fsdp, mp_policy=policy, reshard_after_forward=again)
     prefetch(blocks, config.prefetch_blocks)
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         # Experts that no token of a rank's packs went to have no gradient there, and ranks would reduce other tensors.
@@ -104,10 +107,10 @@ def _leave_out_wrappers(block: torch.nn.Module) -> None:
     each layer's and each attention's would be compiled until none is any more.
     """
     for module in block.modules():
-        forward = type(module).forward
-        if getattr(forward, "__module__", "").startswith("transformers") and hasattr(forward, "__wrapped__"):
-            if forward.__code__.co_filename.endswith("deprecation.py") and "forward" not in vars(module):
-                module.forward = MethodType(forward.__wrapped__, module)
+        forward: Any = type(module).forward
+        is_wrapped = hasattr(forward, "__wrapped__") and forward.__code__.co_filename.endswith(_RENAMES)
+        if is_wrapped and "forward" not in vars(module):
+            module.forward = MethodType(forward.__wrapped__, module)
 
 
 def blocks_of(model: PackedModel | PlainModel, wrap: Sequence[str]) -> list[torch.nn.Module]:

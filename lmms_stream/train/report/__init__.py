@@ -9,6 +9,7 @@ reporters   where records go
 train_log   the log, a record a line, written and read
 progress    a bar, or a line now and then
 profiling   traces of some steps
+compilations  graphs that were compiled, and a warning of too many
 step_costs  collectives of a step, and reads for which the host waits
 standstill  the stacks of ranks that do not move; rank_states: which of them the others wait for
 """

@@ -17,6 +17,7 @@ from ...types import Batch, World
 from ..model.flops import ModelFlops, peak_tflops
 from ..model.image_flops import ImageFlops
 from ..run.distributed import gather
+from .compilations import Compilations
 from .metrics import Logged, StepCounts, StepWindow, by_source, count_step, finite_mean, objective_losses
 
 MIB = 1 << 20
@@ -27,7 +28,7 @@ class Meter:
 
     It never waits for the device: it is given the losses of a step with its norm, see run/reading.py. The time of a
     record is that of its steps without what is done `aside` (checkpoints, evaluation). objectives: those whose losses
-    are logged. peak: TFLOP/s of a device (default: by its name).
+    are logged. peak: TFLOP/s of a device (default: by its name). compilations: of a model that is compiled.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Meter:
         device: torch.device,
         flops: ModelFlops | ImageFlops | None,
         peak: float | None = None,
+        compilations: Compilations | None = None,
     ):
         self._loader = loader
         self._world = world
@@ -48,6 +50,7 @@ class Meter:
         if peak is None and device.type == "cuda":
             peak = peak_tflops(torch.cuda.get_device_name(device))
         self._peak = peak
+        self._compilations = compilations
         self._window = StepWindow(world.world_size, replication=world.replication)
         self._fetched = FetchCounts()
         self._objectives = objectives
@@ -131,6 +134,7 @@ class Meter:
             "seconds": seconds,
             **self._window.figures(seconds),
             **self._utilization(seconds),
+            **({} if self._compilations is None else self._compilations.figures()),
             **self._fetches(everyone[:, num_losses : num_losses + len(fetched)], seconds),
             **dict(zip(memory, everyone[:, num_losses + len(fetched) :].amax(dim=0).tolist(), strict=True)),
         }

@@ -107,7 +107,7 @@ class TrainConfig:
     # classes of the blocks that are sharded one by one (default: what the model says)
     wrap: list[str] = field(default_factory=list)
     bf16: bool | None = None  # computed with in bfloat16, whatever the parameters are (default: on GPUs that have it)
-    # products of float32 numbers in TF32, on GPUs that have it (default: where bf16 is computed in, else as torch is set)
+    # products of float32 numbers in TF32, on GPUs that have it (default: yes with bf16, else as torch is set)
     tf32: bool | None = None
     # "unsharded": the gradients of a step's micro-batches are summed over ranks once, after the last, and take as much
     # memory until then as the whole model in float32; "sharded": after each; "auto": unsharded on GPUs that have four

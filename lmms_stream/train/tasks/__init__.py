@@ -11,5 +11,6 @@ bagel_draw      noise, times and what is dropped of texts and images in one sequ
                 bagel_check: the proof that it keeps to the mask; bagel: the task, of tokens and of latents
 function a loss function as transformers' users write it
 registry the tasks by their names, of which a dataset's processor may name one
+copies   batches on the device, copied ahead
 steps    a task on the packs of a step: gradients of its objectives, and their sums by source
 """

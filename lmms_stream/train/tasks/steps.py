@@ -15,6 +15,7 @@ from ...types import Batch
 from ..model.isolation import check_lengths
 from ..model.model import PackedModel
 from ..run.phases import Phases
+from .copies import on_device
 from .noise import Draw
 from .task import LossSum, Task
 
@@ -86,12 +87,16 @@ class TaskSteps:
             each.weight * self._num_averaged / max(count, 1) for each, count in zip(self.objectives, units, strict=True)
         ]
         by_name = {each.name: count for each, count in zip(self.objectives, units, strict=True)}
-        for start in range(0, len(packs), self._per_device_batch):
-            if start:
+        size = self._per_device_batch
+        passes = [packs[start : start + size] for start in range(0, len(packs), size)]
+        batches = on_device(map(self._joined, passes), self._device)
+        for index, together in enumerate(passes):
+            if index:
                 self._between()
-            together = packs[start : start + self._per_device_batch]
-            self._begin_pass(start + self._per_device_batch >= len(packs))
-            sums = self._run(together, by_name)
+            self._begin_pass(index == len(passes) - 1)
+            joined = next(batches)
+            with self._phases.doing("forward"):
+                sums = self._losses(self._model, joined, together, by_name)
             loss = sum(sums[each.name].total * scale for each, scale in zip(self.objectives, scales, strict=True))
             assert isinstance(loss, torch.Tensor)
             with self._phases.doing("backward"):
@@ -103,17 +108,18 @@ class TaskSteps:
     def forward(self, pack: Batch) -> list[torch.Tensor]:
         """The losses of each objective that is logged: float64[] each. What is drawn is that of an evaluation."""
         self.draw = replace(self.draw, step=None)
-        sums = self._run([pack], {name: float(count) for name, count in self._task.units(pack).items()})
+        units = {name: float(count) for name, count in self._task.units(pack).items()}
+        sums = self._losses(self._model, self._joined([pack]).to(self._device), [pack], units)
         return [sums[each.name].of_packs.sum() for each in self.logged]
 
-    def _run(self, packs: Sequence[Batch], units: Mapping[str, float]) -> Mapping[str, LossSum]:
+    def _joined(self, packs: Sequence[Batch]) -> Batch:
+        """The packs of a forward pass as one sequence, checked."""
         joined = join(packs)
         if isinstance(self._model, PackedModel):  # what others cannot read their tasks know
             for pack in packs:
                 self._model.check_tokens(pack)
             check_lengths(self._model.model.config, joined)
-        with self._phases.doing("forward"):
-            return self._losses(self._model, joined.to(self._device), packs, units)
+        return joined
 
     def _add(self, totals: torch.Tensor, packs: Sequence[Batch], sums: Mapping[str, LossSum]) -> None:
         for index, pack in enumerate(packs):

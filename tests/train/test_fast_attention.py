@@ -1,0 +1,107 @@
+"""Attention by torch's kernel for packs, and the choice of the fastest among those that pass the proof."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lmms_stream.errors import ConfigError
+from lmms_stream.loader.collate import collate
+from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.model.choice import prove_packing
+from lmms_stream.train.model.model import PackedModel
+from lmms_stream.train.model.torch_varlen import VARLEN
+from lmms_stream.train.model.trial import step_seconds
+from lmms_stream.train.tasks.copies import on_device
+
+from .test_model import TINY
+
+CPU = torch.device("cpu")
+
+
+def build(model_type: str, **fields: Any) -> PackedModel:
+    return PackedModel(ModelConfig(config={"model_type": model_type, **TINY, "pad_token_id": 0, **fields}).build())
+
+
+def varlen_on_cpu(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: torch.Tensor,
+    max_q: int, max_k: int, *, scale: float, window_size: tuple[int, int], enable_gqa: bool,
+) -> torch.Tensor:  # fmt: skip
+    """What torch.nn.attention.varlen documents of varlen_attn, which runs on GPUs alone: float[T, heads, d]."""
+    assert cu_seq_q is cu_seq_k
+    assert max_q == max_k == int(cu_seq_q.diff().max())
+    made, (left, right) = [], window_size
+    for start, stop in pairwise(cu_seq_q.tolist()):
+        q, k, v = (each[start:stop].transpose(0, 1) for each in (query, key, value))
+        seen = torch.ones(stop - start, stop - start, dtype=torch.bool).tril(right)
+        seen = seen if left < 0 else seen.triu(-left)
+        made.append(torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=enable_gqa))
+    return torch.cat(made, dim=1).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [("llama", {"num_key_value_heads": 2}), ("mistral", {"sliding_window": 4})],
+)
+def test_torchs_kernel_for_packs_is_given_what_it_documents(
+    model_type: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses and gradients are those of a mask; the kernel itself is stood in for by its documentation."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_on_cpu)
+    model = build(model_type, attention_dropout=0.0, **fields)
+    rng = np.random.default_rng(3)
+    samples = [{"input_ids": (ids := rng.integers(5, 60, length)), "labels": ids} for length in (5, 23, 1, 9)]
+    batch, of = collate(samples, range(4), pad_to=48), {}
+    for attention in (VARLEN, "eager"):
+        model.model.set_attn_implementation(attention)
+        model.zero_grad()
+        losses = model(batch).tokens
+        losses.sum().backward()
+        grads = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+        of[attention] = torch.cat([losses.detach(), *grads])
+    assert (of[VARLEN] - of["eager"]).norm() <= 1e-5 * of["eager"].norm()
+
+
+def test_torchs_kernel_for_packs_needs_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="attention varlen needs CUDA: choose sdpa, eager or auto"):
+        ModelConfig(config={"model_type": "llama", **TINY}, attention="varlen").build()
+
+
+@pytest.mark.parametrize(("fastest", "slow"), [("sdpa", "sdpa_varlen"), ("sdpa_varlen", "sdpa")])
+def test_of_those_that_pass_the_proof_the_fastest_is_taken_where_they_are_timed(
+    fastest: str, slow: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a GPU. On the CPU none is timed, so that a run goes on with the attention that it began with."""
+    model = build("llama")
+    with caplog.at_level(logging.INFO, "lmms_stream"):
+        prove_packing(model, device=CPU, trial=lambda it, _: 1.0 + (it.model.config._attn_implementation == slow))
+    assert model.model.config._attn_implementation == fastest
+    assert f"attention: {fastest}; not " in caplog.text
+    assert f"not {slow}, which takes 2.00 times as long" in caplog.text
+    other = build("llama")
+    prove_packing(other, device=CPU)
+    assert other.model.config._attn_implementation == "sdpa_varlen"
+
+
+def test_a_trial_runs_a_step_and_leaves_no_gradient() -> None:
+    model = build("llama", max_position_embeddings=64)
+    assert 0 < step_seconds(model, CPU) < float("inf")
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_batches_are_copied_in_their_order_and_on_a_cpu_when_they_are_asked_for() -> None:
+    taken: list[int] = []
+
+    def batches() -> Any:
+        for number in range(3):
+            taken.append(number)
+            yield collate([{"input_ids": [number + 1], "labels": [1]}], [number])
+
+    copied = on_device(batches(), CPU)
+    assert next(copied).input_ids.tolist() == [[1]]
+    assert taken == [0]
+    assert [batch.input_ids.tolist() for batch in copied] == [[[2]], [[3]]]
