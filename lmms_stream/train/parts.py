@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from .checkpoint.saving import RunSaver
 from .model.flops import ModelFlops, model_flops
 from .model.model import PackedModel
+from .model.sequence import share_tokens
 from .model.sharding import compile_blocks, shard_model
 from .model.towers import family_of
 from .predictions import check_text
@@ -57,6 +58,7 @@ class Parts:
     def _shard(self, model: PackedModel) -> None:
         """Shard the model, and prove that it keeps samples apart."""
         config, task, device = self._trainer.config, self._trainer.task, self._trainer.device
+        share_tokens(model, self.meshes)
         shard_model(model, self.meshes.fsdp, config=config, device=device)
         task.check(model, device=device, bf16=config.bf16, is_compiled=False)
         if config.torch_compile:

@@ -20,6 +20,7 @@ from lmms_stream.processors import ProcessorConfig
 from lmms_stream.signals import StopSignal
 from lmms_stream.train.loop import Loop
 from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.trainer import FSDP2SFTTrainer
@@ -72,6 +73,8 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
     return {
         "weights": weights,
         "gradients": gradients,
+        "loss": read_log(trainer.output_dir)[-1]["loss"] if world.rank == 0 else None,
+        "attention": trainer.model.model.config._attn_implementation,
         "packs": [pack for of_rank in packs for pack in of_rank],
         "built_on": everywhere,
         "logits_way": trainer.model.logits_way,

@@ -1,9 +1,10 @@
 """A transformers model -> what each rank runs on packs.
 
 attention   which implementations of attention to try; varlen: each sample by itself;
-            block_attention: among blocks of texts and images
+            block_attention: among blocks of texts and images; ulysses: of tokens that lie on several ranks
 loss        a loss of each target token; router: that of a mixture of experts
 head        gradients of what makes the logits, some at a time
+sequence    the part of a pack's tokens that a rank runs
 adapters    what is trained of a model with an adapter
 build       how a model is built; diffusion: one of diffusers
 model       how it is run on packs; towers: its parts that read media; plain: one that is no language model

@@ -14,6 +14,7 @@ from .isolation import FAILURES, Tolerances, agreed, find_fault, one_line, toler
 from .loss import learnt_tokens, losses_of_logits
 from .model import PackedModel
 from .proof_samples import pack_of, text_samples
+from .sequence import leave_out
 from .sharding import reshard
 
 logger = logging.getLogger("lmms_stream")
@@ -59,6 +60,8 @@ def _choose_attention(model: PackedModel, tolerances: Tolerances, device: torch.
                 f"attention {inner.config._attn_implementation} is none that keeps samples with media apart in "
                 f"{type(inner).__name__}: set model.attention to {' or '.join(model.family.attentions)}, or to auto"
             )
+    if model.sequence is not None:
+        refused |= leave_out(choices, inner.config._attn_implementation, degree=model.sequence.degree)
     faults: dict[str, str] = {}  # of implementations that were set, by their names
     for choice in choices or [inner.config._attn_implementation]:
         if (fault := agreed(_set_fault(model, choice))) is None:
