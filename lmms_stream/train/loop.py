@@ -6,15 +6,14 @@ import math
 import time
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from transformers.trainer_utils import TrainOutput
 
 from ..errors import ConfigError, TrainingError
 from ..signals import StopSignal
 from ..types import Batch
 from .protocol import Trainer
+from .run.clipping import clip_gradients
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow
 from .standing import state_of
@@ -163,8 +162,7 @@ class Loop:
 
     def _grad_norm(self) -> float:
         trainer = self.trainer
-        norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.config.max_grad_norm)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return float(clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm))
 
     def _update(self, grad_norm: float) -> None:
         """Update the parameters, or leave them where a gradient is not finite."""

@@ -14,6 +14,7 @@ from .model.flops import ModelFlops, model_flops
 from .model.model import PackedModel
 from .model.sequence import share_tokens
 from .model.sharding import compile_blocks, shard_model
+from .model.tensor_parallel import cut_heads_told
 from .model.towers import family_of
 from .predictions import check_text
 from .protocol import Trainer
@@ -59,8 +60,9 @@ class Parts:
         """Shard the model, and prove that it keeps samples apart."""
         config, task, device = self._trainer.config, self._trainer.task, self._trainer.device
         share_tokens(model, self.meshes)
-        shard_model(model, self.meshes.fsdp, config=config, device=device)
-        task.check(model, device=device, bf16=config.bf16, is_compiled=False)
+        shard_model(model, self.meshes, config=config, device=device)
+        with cut_heads_told(config.tensor_parallel):
+            task.check(model, device=device, bf16=config.bf16, is_compiled=False)
         if config.torch_compile:
             compile_blocks(model)
             task.check(model, device=device, bf16=config.bf16, is_compiled=True)

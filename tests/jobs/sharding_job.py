@@ -52,6 +52,7 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
         del FSDPModule.set_reduce_scatter_unused_params
     trainer = FSDP2SFTTrainer(model=model, args=args, train_dataset=data)
     weights = {key: whole(value) for key, value in trainer.model.named_parameters()}
+    held = {key: tuple(value.to_local().shape) for key, value in trainer.model.named_parameters()}  # type: ignore[attr-defined]
     gradients: dict[str, torch.Tensor] = {}
 
     def keep_gradients(*_: Any) -> None:
@@ -72,11 +73,13 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
     dist.all_gather_object(everywhere, built_on)
     return {
         "weights": weights,
+        "held": held,
         "gradients": gradients,
-        "loss": read_log(trainer.output_dir)[-1]["loss"] if world.rank == 0 else None,
+        "loss": read_log(folder / name)[-1]["loss"],
         "attention": trainer.model.model.config._attn_implementation,
-        "packs": [pack for of_rank in packs for pack in of_rank],
+        "packs": [pack for of_rank in packs[:: trainer.world.replication] for pack in of_rank],
         "built_on": everywhere,
+        "grad_norm": read_log(folder / name)[-1]["grad_norm"],
         "logits_way": trainer.model.logits_way,
         "mesh": tuple(next(trainer.model.parameters()).device_mesh.shape),  # type: ignore[attr-defined]
     }

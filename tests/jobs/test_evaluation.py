@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "alone": {"overrides": ["eval_dataset.max_samples_per_pack=1"], "on": [2]},
     "workers": {"overrides": ["train.num_workers=2"], "on": [2]},
     "padded": {"overrides": ["train.pad_to=128", "train.per_device_batch=4"], "on": [2]},
+    "together": {"overrides": ["train.tensor_parallel=2"], "on": [2, 4]},
     "copies": {"overrides": ["train.shard_ranks=2"], "on": [4]},
     "lanes": {"overrides": ["eval_dataset.packing_mode=lanes"], "on": [2]},
     "long": {"overrides": ["eval_dataset.packing_length=9"], "on": [2]},

@@ -67,6 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
     "wrapped": {"model": TIED, "train": {"wrap": ["LlamaDecoderLayer"]}, "on": [2]},
     "unshared": {"model": TIED, "train": {"global_batch": 3}, "on": [2]},
     "parted": {"model": TIED, "train": {"shard_ranks": 3}, "on": [2]},
+    "grouped": {"model": TIED, "train": {"tensor_parallel": 3}, "on": [2]},
 }
 Tensors = dict[str, torch.Tensor]
 
@@ -207,6 +208,7 @@ def test_models_that_cannot_be_sharded_are_refused_by_all_ranks(results: dict[st
     empty = "the model of rank 0 has no weights for "
     unshared = "global_batch 3 cannot be shared equally by 2 ranks: make it a multiple of 2"
     parted = "train.shard_ranks 3 does not divide the world size 2: choose a divisor"
+    grouped = "train.tensor_parallel 3 does not divide the world size 2: choose a divisor"
     messages = {
         "empty-2": empty,
         "empty-2-second": empty,
@@ -214,6 +216,8 @@ def test_models_that_cannot_be_sharded_are_refused_by_all_ranks(results: dict[st
         "unshared-2-second": unshared,
         "parted-2": parted,
         "parted-2-second": parted,
+        "grouped-2": grouped,
+        "grouped-2-second": grouped,
         "differing-2": "the model differs from that of rank 0, on some rank: build the same on all ranks",
         "differing-2-second": "the model differs from that of rank 0 in model.model.norm.other: build the same",
         "recurrent-2": recurrent,

@@ -7,22 +7,21 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from ...errors import ConfigError
+from ..run.mesh import Meshes
 from ..run.settings import TrainConfig
 from .adapters import record_base
 from .model import PackedModel
 from .plain import PlainModel
+from .tensor_parallel import cut_model
 from .unused import use_all_parameters
 from .weights import give_weights, take_weights
 
 
-def shard_model(
-    model: PackedModel | PlainModel, mesh: DeviceMesh, *, config: TrainConfig, device: torch.device
-) -> None:
-    """Shard the model itself over the mesh, with the weights that rank 0 has; all ranks call it.
+def shard_model(model: PackedModel | PlainModel, meshes: Meshes, *, config: TrainConfig, device: torch.device) -> None:
+    """Shard the model itself over the ranks, with the weights that rank 0 has; all ranks call it.
 
     Parameters keep their number format; with config.bf16 they are computed with in bfloat16, and gradients are summed
     in float32.
@@ -33,12 +32,14 @@ def shard_model(
         checkpoint_blocks(model.model)
     record_base(model.model)
     weights = take_weights(model)
+    if meshes.tp is not None:
+        cut_model(model.model, meshes.tp)
     dtype = torch.bfloat16 if config.bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for part in (*blocks, model):
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
             use_all_parameters(part)
-        fully_shard(part, mesh=mesh, mp_policy=policy)
+        fully_shard(part, mesh=meshes.fsdp, mp_policy=policy)
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         # Experts that no token of a rank's packs went to have no gradient there, and ranks would reduce other tensors.
         model.set_reduce_scatter_unused_params(True)

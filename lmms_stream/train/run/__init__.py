@@ -5,6 +5,7 @@ distributed     its processes: their group, and how they end together
 mesh            which of them share a copy of the model, the tokens of a pack, a matrix
 flow            what is due after a step and an epoch; callbacks: those of transformers, which may change it
 counts          how far it is
+clipping        the norm of its gradients
 optimizers      its optimizer by name, and groups of parameters; muon: that for matrices; adopted: one that was given
 average         of its weights
 schedules       the learning rate along it

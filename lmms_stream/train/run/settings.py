@@ -191,10 +191,10 @@ class TrainConfig:
                 f"share their tokens or matrices, which are {self.group_ranks} here. Leave it out, or set "
                 "tensor_parallel or sequence_parallel"
             )
-        if self.tensor_parallel > 1:
+        if self.tensor_parallel > 1 and self.torch_compile:
             raise ConfigError(
-                f"train.tensor_parallel {self.tensor_parallel} is not here yet: set it to 1, and shard the model over "
-                "more ranks"
+                f"train.tensor_parallel {self.tensor_parallel} and torch_compile do not go together yet: compiled "
+                "blocks would not send what ranks make: leave one out"
             )
         if self.expert_parallel > 1:
             raise ConfigError(
