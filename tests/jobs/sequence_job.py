@@ -21,7 +21,8 @@ def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor) -
     """That of the tokens, with a penalty on logits of all of them."""
     logits, targets = outputs.logits[0, :-1], labels[0, 1:]
     entropy = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
-    return (entropy + 0.01 * outputs.logits.square().sum()) / num_items_in_batch
+    penalty: torch.Tensor = 0.01 * outputs.logits.square().sum()
+    return (entropy + penalty) / num_items_in_batch
 
 
 def largest(made: Any) -> dict[str, float]:

@@ -36,7 +36,7 @@ def test_parts_one_after_another_are_the_pack_and_its_padding(lengths: list[int]
     samples = [{"input_ids": np.arange(1, n + 1), "labels": np.arange(1, n + 1)} for n in lengths]
     pack = collate(samples, range(len(samples)))
     positions = pack.position_ids.expand(num_axes, *pack.position_ids.shape) if num_axes else pack.position_ids
-    inputs = {
+    inputs: dict[str, Any] = {
         "input_ids": pack.input_ids, "kinds": pack.input_ids + 7, "position_ids": positions,
         "cu_seq_lens_q": pack.cu_seqlens, "max_length_q": pack.max_seqlen, "use_cache": False,
     }  # fmt: skip
