@@ -112,6 +112,7 @@ class PackedModel(torch.nn.Module):
         parts, every_learnt = self.sequence, learnt
         if parts is not None:
             learnt, targets = learnt_tokens(parts.labels(batch.labels))
+            inputs = self._own(inputs, batch)
         with self._towers_run(batch, inputs) as zero:
             output, (of_tokens, logs) = self._losses(batch, inputs, learnt, targets)
         if parts is not None:
@@ -179,7 +180,7 @@ class PackedModel(torch.nn.Module):
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The model's own logits, of every token: float[1, T, V], no view, which FSDP's hooks would not follow."""
-        logits = self._whole(self.model(**self._inputs(batch)).logits, batch, dim=1)
+        logits = self._whole(self.model(**self._own(self._inputs(batch), batch)).logits, batch, dim=1)
         if self.read_logits is not None:
             self.read_logits(batch, lambda part: logits[0, part])
         return logits
@@ -189,6 +190,12 @@ class PackedModel(torch.nn.Module):
         if self.read_logits is not None:
             every = self._whole(values(), batch)
             self.read_logits(batch, lambda part: head(every[part]))
+
+    def _own(self, inputs: dict[str, Any], batch: Batch) -> dict[str, Any]:
+        """The arguments of the model for the tokens that this rank runs; call it once the bounds of samples are set."""
+        if self.sequence is None:
+            return inputs
+        return self.sequence.own(inputs, of_tokens=("input_ids", *batch.token_inputs))
 
     def _whole(self, of_tokens: torch.Tensor, batch: Batch, *, dim: int = 0) -> torch.Tensor:
         """Values of all tokens of a batch, where those of this rank's part may be given."""
@@ -243,21 +250,20 @@ class PackedModel(torch.nn.Module):
         positions = batch.position_ids
         if self._has_text_axis and positions.ndim == 2:
             positions = positions.expand(4, *positions.shape)  # the four axes of a text have the same positions
-        of_tokens = self._token_inputs(batch)
         inputs: dict[str, Any] = {
             "input_ids": batch.input_ids,
             "position_ids": positions,
             "attention_mask": None,
             "use_cache": False,
             **model_inputs(self.family, self.media_model, batch.inputs),
-            **of_tokens,
+            **self._token_inputs(batch),
         }
         if self.model.config._attn_implementation == SDPA_VARLEN:
             inputs["cu_seq_lens_q"] = batch.cu_seqlens.cpu()
         elif self.model.config._attn_implementation == "flash_attention_2":
             bounds = {"cu_seq_lens_q": batch.cu_seqlens, "cu_seq_lens_k": batch.cu_seqlens}
             inputs |= {**bounds, "max_length_q": batch.max_seqlen, "max_length_k": batch.max_seqlen}
-        return inputs if self.sequence is None else self.sequence.own(inputs, of_tokens=("input_ids", *of_tokens))
+        return inputs
 
     def _token_inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
         """One value a token of each input that the family has of this kind: 0 where the batch has none."""
