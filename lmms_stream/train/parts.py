@@ -12,8 +12,8 @@ from ..errors import ConfigError
 from .checkpoint.saving import RunSaver
 from .model.flops import ModelFlops, model_flops
 from .model.model import PackedModel
-from .model.sequence import share_tokens
 from .model.sharding import compile_blocks, shard_model
+from .model.sharing import share_tokens
 from .model.tensor_parallel import cut_heads_told
 from .model.towers import family_of
 from .predictions import check_text

@@ -9,6 +9,7 @@ adapters    what is trained of a model with an adapter
 build       how a model is built; diffusion: one of diffusers
 model       how it is run on packs; towers: its parts that read media; plain: one that is no language model
 isolation   the proof that it keeps the samples of a pack apart, by proof_samples; choice: the attention that passes it
+sharing     has it run on parts of the tokens of packs
 sharding    what each rank holds; weights: how it gets there; unused: gradients of what a rank does not use
 tensor_parallel  parts of matrices, by transformers' plan; cuts: what their ranks send each other
 flops       how much arithmetic its training takes; tower_flops: that of a part that reads media

@@ -16,15 +16,11 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from ...errors import ConfigError
-from .plain import PlainModel
-from .ulysses import GROUP, register
+from .ulysses import GROUP
 from .varlen import SDPA_VARLEN, has_varlen
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from ..run.mesh import Meshes
-    from .model import PackedModel
 
 ATTENTIONS = ("flash_attention_2", SDPA_VARLEN)  # that are told where samples begin, and need no mask
 _CHANGING_ROPE = ("dynamic", "longrope")  # rotary positions that depend on the furthest one
@@ -104,28 +100,6 @@ class SequenceParts:
     def _part(self, tensor: torch.Tensor) -> torch.Tensor:
         start, stop = self._bounds(tensor.shape[-1])
         return tensor[..., start:stop].contiguous()
-
-
-def share_tokens(model: PackedModel | PlainModel, meshes: Meshes) -> None:
-    """Have a model run on parts of the tokens, where there are ranks that share them.
-
-    ConfigError for a model that cannot.
-    """
-    if (mesh := meshes.sp) is None:
-        return
-    if isinstance(model, PlainModel):
-        raise ConfigError(
-            f"train.sequence_parallel {mesh.size()} shares the tokens of texts, and {type(model.model).__name__} is no "
-            "language model: set it to 1"
-        )
-    check_parts(
-        model.model,
-        degree=mesh.size(),
-        matrix_parts=1 if meshes.tp is None else meshes.tp.size(),
-        is_of_text=model.family is None,
-    )
-    register()
-    model.sequence = SequenceParts(group=mesh.get_group())
 
 
 def check_parts(model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, is_of_text: bool) -> None:
