@@ -62,6 +62,7 @@ bench: setup
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/sft.py
 	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/parallel.py
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/convergence.py
 	$(BIN)/python benchmarks/spikes.py

@@ -151,7 +151,7 @@ class Loop:
             )
         if everyone.num_failed_saves:
             trainer.saver.tell_failure()
-        seed_step(config.seed, step=counts.step, group=trainer.world.group)
+        seed_step(config.seed, step=counts.step, group=trainer.world.rank // config.tensor_parallel)
         trainer.steps.begin_step(counts.step)
         losses = trainer.training_step(batches, units)
         grad_norm, losses = read(self._grad_norm(), losses)

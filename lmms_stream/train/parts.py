@@ -15,6 +15,7 @@ from .model.flops import ModelFlops, model_flops
 from .model.image_flops import ImageFlops, image_flops
 from .model.model import PackedModel
 from .model.sharding import compile_blocks, freeze, shard_model
+from .model.sharing import share_tokens
 from .model.tensor_parallel import cut_heads_told
 from .model.towers import family_of
 from .predictions import check_text
@@ -67,6 +68,7 @@ class Parts:
         """Shard the model, and prove that it keeps samples apart."""
         config, task, device = self._trainer.config, self._trainer.task, self._trainer.device
         set_tf32(config, device)
+        share_tokens(model, self.meshes)
         shard_model(model, self.meshes, config=config, device=device)
         with cut_heads_told(config.tensor_parallel):
             task.check(model, device=device, bf16=bool(config.bf16), is_compiled=False)

@@ -75,6 +75,8 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
         "weights": weights,
         "held": held,
         "gradients": gradients,
+        "loss": read_log(folder / name)[-1]["loss"],
+        "attention": trainer.model.model.config._attn_implementation,
         "packs": [pack for of_rank in packs[:: trainer.world.replication] for pack in of_rank],
         "built_on": everywhere,
         "grad_norm": read_log(folder / name)[-1]["grad_norm"],

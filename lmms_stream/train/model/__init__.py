@@ -1,14 +1,16 @@
 """A transformers model -> what each rank runs on packs.
 
 attention   which implementations of attention to try; varlen: each sample by itself; torch_varlen: by torch's kernel;
-            block_attention: among blocks of texts and images
+            block_attention: among blocks of texts and images; ulysses: of tokens that lie on several ranks
 loss        a loss of each target token; router: that of a mixture of experts
 head        gradients of what makes the logits, some at a time; hidden: hidden states of models without a part for them
+sequence    the part of a pack's tokens that a rank runs
 adapters    what is trained of a model with an adapter
 build       how a model is built; diffusion: one of diffusers; own_class: one of the user's own class
 model       how it is run on packs; towers: its parts that read media; plain: one that is no language model
 isolation   the proof that it keeps the samples of a pack apart, by proof_samples; choice: the attention that passes it;
             trial: how long a step takes with it
+sharing     has it run on parts of the tokens of packs
 sharding    what each rank holds; weights: how it gets there; unused: gradients of what a rank does not use
 tensor_parallel  parts of matrices, by transformers' plan; cuts: what their ranks send each other
 accumulation  when gradients of micro-batches are summed over ranks

@@ -14,6 +14,7 @@ from .isolation import FAILURES, Tolerances, agreed, find_fault, one_line, toler
 from .loss import learnt_tokens, losses_of_logits
 from .model import PackedModel
 from .proof_samples import pack_of, text_samples
+from .sequence import leave_out
 from .sharding import reshard
 from .torch_varlen import VARLEN
 from .trial import Trial, slowest, step_seconds
@@ -67,6 +68,8 @@ def _choose_attention(
                 f"attention {inner.config._attn_implementation} is none that keeps samples with media apart in "
                 f"{type(inner).__name__}: set model.attention to {' or '.join(model.family.attentions)}, or to auto"
             )
+    if model.sequence is not None:
+        refused |= leave_out(choices, inner.config._attn_implementation, degree=model.sequence.degree)
     faults: dict[str, str] = {}  # of implementations that were set, by their names
     passed: dict[str, float] = {}  # seconds of a step
     for choice in choices or [inner.config._attn_implementation]:

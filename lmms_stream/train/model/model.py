@@ -21,6 +21,7 @@ from .head import SharedParameters
 from .hidden import decoder_of, run_to_hidden
 from .loss import Head, learnt_tokens, losses_of_logits, token_losses
 from .router import router_loss, router_weight
+from .sequence import SequenceParts
 from .torch_varlen import VARLEN
 from .towers import Dummies, has_modules, model_inputs
 from .varlen import SDPA_VARLEN, has_axes
@@ -52,6 +53,9 @@ class PackedModel(torch.nn.Module):
     all these tokens at once, by its argument logits_to_keep. "whole": for all tokens. choice.prove_packing finds
     the thriftiest that gives the same losses. family: that of the processors, where any reads media.
 
+    sequence: where it is set, the ranks of a group run the blocks on parts of the tokens; each has the losses, logits
+    and router's losses of whole packs, and gradients of its own part.
+
     read_logits: where it is set, each forward pass that makes logits of all tokens of a batch at little cost calls it
     with the batch and them, before it ends.
     """
@@ -64,6 +68,7 @@ class PackedModel(torch.nn.Module):
         self._tower_paths = {} if family is None else towers_of(family)
         self._dummies = Dummies(family) if family is not None else None
         self.read_logits: Callable[[Batch, LogitsOf], None] | None = None
+        self.sequence: SequenceParts | None = None
         self.router_weight = router_weight(model)
         self._has_text_axis = has_axes(model.config)
         self.logits_way: LogitsWay = self.logits_ways[0]
@@ -107,11 +112,18 @@ class PackedModel(torch.nn.Module):
         inputs = self._run_inputs(batch, packs)
         if self.router_weight and self.training:
             inputs["output_router_logits"] = True
+        parts, every_learnt = self.sequence, learnt
+        if parts is not None:
+            learnt, targets = learnt_tokens(parts.labels(batch.labels))
+            inputs = self._own(inputs, batch)
         with self._towers_run(batch, inputs) as zero:
             output, (of_tokens, logs) = self._losses(batch, inputs, learnt, targets)
+        if parts is not None:
+            of_tokens, logs = parts.whole_losses(of_tokens, logs, learnt, every_learnt, batch.num_tokens)
         router = None
         if self.router_weight and self.training:
-            router = router_loss(output.router_logits, packs or [batch], config=self.model.config)
+            routed = [self._whole(each.flatten(0, -2), batch) for each in output.router_logits]
+            router = router_loss(routed, packs or [batch], config=self.model.config)
         return PackLosses(of_tokens if zero is None else of_tokens + zero, logs, router)
 
     def _losses(
@@ -129,14 +141,14 @@ class PackedModel(torch.nn.Module):
             every = of_base.last_hidden_state[0]
             head = self._head(base, of_base, batch)
             losses = token_losses(every[learnt], targets, head, vocab_size=self.vocab_size)
-            self._tell(batch, lambda part: head(every[part]))
+            self._tell(batch, lambda: every, head)
             return output, losses
         if self.logits_way == "kept":
             output = self.model(**inputs, logits_to_keep=learnt)
             return output, losses_of_logits(output.logits[0], targets)
         output = self.model(**inputs)
         losses = losses_of_logits(output.logits[0, learnt], targets)
-        self._tell(batch, lambda part: output.logits[0, part])
+        self._tell(batch, lambda: output.logits[0])
         return output, losses
 
     @contextmanager
@@ -175,13 +187,26 @@ class PackedModel(torch.nn.Module):
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The model's own logits, of every token: float[1, T, V], no view, which FSDP's hooks would not follow."""
-        logits: torch.Tensor = self.model(**self._run_inputs(batch)).logits
-        self._tell(batch, lambda part: logits[0, part])
+        logits = self._whole(self.model(**self._own(self._run_inputs(batch), batch)).logits, batch, dim=1)
+        if self.read_logits is not None:
+            self.read_logits(batch, lambda part: logits[0, part])
         return logits
 
-    def _tell(self, batch: Batch, logits_of: LogitsOf) -> None:
+    def _tell(self, batch: Batch, values: Callable[[], torch.Tensor], head: Head = lambda logits: logits) -> None:
+        """Give read_logits what the head makes of values of tokens: float[T, …], or those of this rank's part."""
         if self.read_logits is not None:
-            self.read_logits(batch, logits_of)
+            every = self._whole(values(), batch)
+            self.read_logits(batch, lambda part: head(every[part]))
+
+    def _own(self, inputs: dict[str, Any], batch: Batch) -> dict[str, Any]:
+        """The arguments of the model for the tokens that this rank runs; call it once the bounds of samples are set."""
+        if self.sequence is None:
+            return inputs
+        return self.sequence.own(inputs, of_tokens=("input_ids", *batch.token_inputs))
+
+    def _whole(self, of_tokens: torch.Tensor, batch: Batch, *, dim: int = 0) -> torch.Tensor:
+        """Values of all tokens of a batch, where those of this rank's part may be given."""
+        return of_tokens if self.sequence is None else self.sequence.whole(of_tokens, batch.num_tokens, dim=dim)
 
     def plain_logits(self, sample: Batch) -> torch.Tensor:
         """What the model gives for one sample as transformers' users run it, without packing: float[1, T, V]."""

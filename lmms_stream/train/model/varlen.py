@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .ulysses import over_heads
+
 SDPA_VARLEN = "sdpa_varlen"
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -41,7 +43,7 @@ def register() -> None:
     from transformers import AttentionInterface
 
     # Not compiled: each sample is attended to by itself, and packs have any number of them.
-    AttentionInterface.register(SDPA_VARLEN, torch.compiler.disable(_attend))
+    AttentionInterface.register(SDPA_VARLEN, torch.compiler.disable(over_heads(_attend)))
 
 
 def _attend(

@@ -207,11 +207,6 @@ class TrainConfig:
                 f"share their tokens or matrices, which are {self.group_ranks} here. Leave it out, or set "
                 "tensor_parallel or sequence_parallel"
             )
-        if self.sequence_parallel > 1:
-            raise ConfigError(
-                f"train.sequence_parallel {self.sequence_parallel} is not here yet: set it to 1, and shard the model "
-                "over more ranks"
-            )
         if self.tensor_parallel > 1 and self.torch_compile:
             raise ConfigError(
                 f"train.tensor_parallel {self.tensor_parallel} and torch_compile do not go together yet: compiled "
