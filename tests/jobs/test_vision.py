@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from tests.conftest import last_words, write_samples
-from tests.rounds import LONG
+from tests.rounds import LONG, rounds
 from tests.train import families
 from tests.train.one_by_one import is_noise_of_keys, unequal
 from tests.train.vision import plain_losses
 
 from .launcher import run_job
 
-pytestmark = pytest.mark.timeout(900)
+JOB_S = float(rounds(400, 1500))
+pytestmark = pytest.mark.timeout(2 * JOB_S + 100)
 CASES: dict[str, dict[str, Any]] = {
     "images-text": {"model": "qwen2_5_vl", "sources": ["images", "text"], "on": [1, 2]},
     "images-video": {"model": "qwen2_5_vl", "sources": ["images", "video"], "on": [1, 2]},
@@ -76,7 +77,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     job = folder / "job.json"
     job.write_text(json.dumps({"datasets": folders, "cases": CASES}))
     for nproc in (1, 2):
-        done = run_job(nproc, "tests.jobs.vision_job", str(job), timeout_s=400)
+        done = run_job(nproc, "tests.jobs.vision_job", str(job), timeout_s=JOB_S)
         assert done.returncode == 0, last_words(done.stderr)
     return {path.stem: torch.load(path) for path in folder.glob("*.pt")}
 

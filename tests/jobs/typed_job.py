@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.run_config import RunConfig
 from lmms_stream.train.tasks.reconstruction import Reconstruction
-from lmms_stream.train.tasks.terms import L1, HingeGAN
+from lmms_stream.train.tasks.terms import L1, HingeGAN, Term
 from lmms_stream.train.trainer import FSDP2SFTTrainer
 
 
@@ -39,15 +40,16 @@ def model_and_task(data: dict[str, Any], folder: Path) -> tuple[Any, Any]:
         return build_model(), None
     from tests.train.images import adversary
 
-    terms = [L1(), HingeGAN(discriminator_from_step=1, from_step=2)]
+    terms: list[Term] = [L1(), HingeGAN(discriminator_from_step=1, from_step=2)]
     return adversary(), Reconstruction(encoder=folder / "encoder", terms=terms)
 
 
 def _write_numbers() -> None:
     """Stand in for the library that transformers' SmolVLMProcessor needs, which is not installed here."""
-    from transformers.models.smolvlm import processing_smolvlm
+    from tests.processors.tile_vlm import NUM2WORDS
 
-    processing_smolvlm.num2words = in_words
+    module, _, name = NUM2WORDS.rpartition(".")
+    setattr(import_module(module), name, in_words)
 
 
 def hold(trainer: FSDP2SFTTrainer, step: int) -> None:
