@@ -34,8 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "qwen3_vl", "sources": ["images", "video"], "train": {"gradient_checkpointing": True}, "on": [2]
     },
 }  # fmt: skip
-# Every family but Qwen3-Omni, and each kind of media that it reads: on one rank, and on another none or other kinds. The cases above
-# try much of it, so most of these are for long rounds.
+# Every family but Qwen3-Omni, and each kind of media that it reads: on one rank, and on another none or other kinds.
+# The cases above try much of it, so most of these are for long rounds.
 PAIRS: dict[str, list[tuple[str, str]]] = {
     "qwen2_vl": [("both", "text"), ("images", "text")],
     "qwen2_5_vl": [("both", "text"), ("video", "text")],
