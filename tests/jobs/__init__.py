@@ -5,6 +5,7 @@ torchrun            the same by real torchrun
 runs                configs of runs, and what runs with the same data have in common
 sharding_job        what ranks run: one step for each of some cases
 evaluation_job      evaluations for each of some cases
+typed_runs          configs of runs on rows of each dataset_type; typed_job: what ranks run of them
 mesh_job            the groups of ranks of some meshes
 unshared_job        a run of which each rank has a folder of its own for checkpoints
 failing_job         a run of which a rank fails

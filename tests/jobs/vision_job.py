@@ -25,8 +25,7 @@ from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.trainer import FSDP2SFTTrainer
 from lmms_stream.types import World
 
-from tests.processors.tile_vlm import TINY
-from tests.train import tiles, vision
+from tests.train import families
 
 from .sharding_job import whole
 
@@ -34,11 +33,10 @@ TIMEOUT_S = 60.0
 
 
 def open_dataset(folder: str, name: str, model: Any, source: str, world: World) -> PackedStreamingDataset:
-    processor = tiles.Processor(name, source) if name in TINY else vision.Processor(model, source)
     return PackedStreamingDataset(
         folder,
-        processor=processor,
-        packing=PackingConfig(packing_length=384 if name in TINY else 128),
+        processor=families.processor_of(name, model, source),
+        packing=PackingConfig(packing_length=families.packing_length_of(name)),
         order=OrderConfig(num_canonical_nodes=2),
         world=world,
     )
@@ -46,7 +44,7 @@ def open_dataset(folder: str, name: str, model: Any, source: str, world: World) 
 
 def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) -> dict[str, Any]:
     world, _ = init_distributed(TIMEOUT_S)
-    model = tiles.build(case["model"]) if case["model"] in TINY else vision.build(case["model"])
+    model = families.build(case["model"])
     datasets = {
         source: open_dataset(folders[source], case["model"], model, source, world) for source in case["sources"]
     }

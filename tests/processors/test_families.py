@@ -307,7 +307,9 @@ def test_folders_are_named_that_hold_no_known_processor(folders: dict[str, Path]
         read_files(str(tmp_path))
     (tmp_path / "preprocessor_config.json").write_text('{"processor_class": "LlavaProcessor"}')
     with pytest.raises(
-        ConfigError, match=r"is of class 'LlavaProcessor', and those .* are .*Qwen2VLProcessor, .*Qwen2_5_VLProcessor"
+        ConfigError,
+        match=r"is of class 'LlavaProcessor', and those .* are .*Qwen2VLProcessor, .*Qwen2_5_VLProcessor.*: "
+        r"name one of these, or add a family \(docs/families\.md\)",
     ):
         family_of(read_files(str(tmp_path)))
     (tmp_path / "preprocessor_config.json").write_text('{"do_resize": false}')

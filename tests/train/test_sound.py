@@ -21,82 +21,24 @@ from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.flops import model_flops
-from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.model.sharding import freeze
 from lmms_stream.train.model.towers import Dummies, family_of
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.types import Batch, Processed
 
-from tests.processors.tiny_sound import SOUND_FAMILIES, clip, save_sound_processor, sound_config, sounding_film
+from tests.processors.tiny_sound import SOUND_FAMILIES, clip, sounding_film
 from tests.processors.tiny_vlm import film, picture, stored
 
-from .vision import rows_of
+from .one_by_one import check_pack
+from .sounds import SETTINGS, Tiny
+from .vision import plain_inputs
 
 CPU = torch.device("cpu")
-SETTINGS: dict[str, Any] = {"video_max_pixels": 16 * 28 * 28, "video_min_pixels": 4 * 28 * 28}
-
-
-class Tiny:
-    """A tiny model of a family with its processor."""
-
-    def __init__(self, family: str, folder: Path):
-        save_sound_processor(folder, family)
-        self.family, self.folder = family, folder
-        settings = {} if family == "qwen2_audio" else SETTINGS
-        self.processor = MultimodalProcessor.from_pretrained(str(folder), **settings)
-        self.config = sound_config(family, folder)
-
-    def build(self, attention: Any = "auto") -> Any:
-        return ModelConfig(config=self.config, attention=attention, seed=3).build()
-
-    def packed(self, attention: Any = "auto") -> PackedModel:
-        model = self.build(attention)
-        packed = PackedModel(model, family_of([self.processor], model.config))
-        packed.model.config.get_text_config()
-        return packed
-
-    def sample(self, *parts: Any) -> Processed:
-        return self.processor.process(stored(("user", list(parts)), ("assistant", "It is a tone of 42, said twice.")))
-
-    def kinds(self) -> dict[str, list[Processed]]:
-        """Samples of each mixture of media that a pack may hold."""
-        short, long = ("audio", clip(5000, hertz=300)), ("audio", clip(41234, hertz=900, seed=1))
-        # Plain transformers mixes the clips of a sample in Qwen3-Omni, as it mixes those of a pack.
-        two = ["a"] if self.family == "qwen3_omni" else [short, "a"]
-        sounds = [self.sample(*two, long), self.sample("no sound"), self.sample("b", ("audio", clip(20000)))]
-        if self.family == "qwen2_audio":
-            return {"sounds": sounds}
-        image, video = ("image", picture(90, 60)), ("video", film(64, 64, num_frames=9))
-        images = [self.sample(image, long), sounds[0], self.sample(image, "?", image, short)]
-        videos = [self.sample(short, video, "?"), sounds[1], self.sample(video, long)]
-        both = [self.sample(image, video, short)] if self.family == "qwen2_5_omni" else []
-        return {"sounds": sounds, "images": images, "videos": videos} | ({"both": both + sounds} if both else {})
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tiny]:
     return {family: Tiny(family, tmp_path_factory.mktemp(family)) for family in SOUND_FAMILIES}
-
-
-def plain_inputs(tiny: Tiny, sample: Processed, model: Any) -> dict[str, Any]:
-    """What users of transformers give a model for a sample."""
-    ids = torch.from_numpy(sample["input_ids"])[None]
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    media = {name: torch.from_numpy(value) for name, value in sample["media"].items()}
-    if tiny.family != "qwen2_audio":
-        media = dict(tiny.processor.family.model_inputs(model, media))  # type: ignore[attr-defined]
-        inputs["position_ids"] = torch.from_numpy(sample["position_ids"])[:, None]
-    return inputs | media
-
-
-def plain_loss(tiny: Tiny, sample: Processed, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = model(**plain_inputs(tiny, sample, model)).logits[0].float()
-    labels = torch.from_numpy(np.asarray(sample["labels"]))[1:]
-    return logits, torch.nn.functional.cross_entropy(logits[:-1], labels, ignore_index=-100, reduction="sum")
-
-
-def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
 
 def attentions_of(family: str) -> list[str]:
@@ -112,27 +54,9 @@ def test_a_pack_with_sound_gives_what_its_samples_give_one_by_one(
     family: str, attention: str, tiny: dict[str, Tiny]
 ) -> None:
     one = tiny[family]
-    packed, plain = one.packed(attention), one.build("sdpa" if family != "qwen3_omni" else "eager")
-    for kind, samples in one.kinds().items():
-        batch = collate(samples, range(len(samples)), pad_to=200)
-        plain.zero_grad()
-        alone = torch.zeros(())
-        for sample, rows in zip(samples, rows_of(batch), strict=False):
-            logits, loss = plain_loss(one, sample, plain)
-            torch.testing.assert_close(packed.logits(batch)[0, rows], logits, rtol=0, atol=1e-5)
-            alone = alone + loss
-        alone.backward()
-        expected = gradients_of(plain)
-        for way in packed.logits_ways:
-            packed.logits_way = way
-            packed.model.zero_grad()
-            loss = packed(batch).tokens.sum()
-            loss.backward()
-            found = gradients_of(packed.model)
-            torch.testing.assert_close(loss, alone, rtol=1e-5, atol=0)
-            for name, each in expected.items():
-                assert (found[name] - each).norm() <= 1e-5 * each.norm() + 1e-7, (kind, way, name)
-            assert all(not found[name].any() for name in found.keys() - expected.keys())
+    packed, plain = one.packed(attention), one.plain()
+    for samples in one.kinds().values():
+        check_pack(packed, plain, samples, pad_to=200, slack=1e-7)
 
 
 @pytest.mark.parametrize("family", SOUND_FAMILIES)
@@ -199,7 +123,7 @@ def test_positions_are_those_of_the_models_own_code(family: str, tiny: dict[str,
             parts += [(kind, data), "and"]
         chat = stored(("user", parts), ("assistant", "done"))
         sample = one.processor.process(chat)
-        inputs = plain_inputs(one, sample, model)
+        inputs = plain_inputs(sample, model=model, family=one.processor.family)
         layouts = one.processor._tokenized(chat).filled.layouts
         seconds = [one.processor.family.seconds_of_pair(each) for each in layouts if each.kind == "video"]  # type: ignore[attr-defined]
         mask = inputs.get("feature_attention_mask")
@@ -220,7 +144,7 @@ def test_positions_of_videos_with_sound_are_those_of_the_models_own_code(family:
         film = sounding_film(num_frames=num_frames, fps=fps, samples=samples)
         chat = stored(("user", [("audio", clip(9000)), "a", ("video", film), "b"]), ("assistant", "x"))
         sample = processor.process(chat)
-        inputs = plain_inputs(one, sample, model)
+        inputs = plain_inputs(sample, model=model, family=one.processor.family)
         layouts = processor._tokenized(chat).filled.layouts
         seconds = torch.tensor([processor.family.seconds_of_pair(layouts[1])])  # type: ignore[attr-defined]
         expected, _ = model.get_rope_index(
@@ -378,11 +302,13 @@ def test_a_model_that_reads_sound_is_exported_and_loaded_by_its_class(
     out = export_checkpoint(tmp_path / "saved" / "step-00000001", tmp_path / "model")
     sample = one.kinds()["sounds"][0]
     with torch.no_grad():
-        expected = built(**plain_inputs(one, sample, built)).logits
+        expected = built(**plain_inputs(sample, model=built, family=one.processor.family)).logits
         by_class = getattr(transformers, one.processor.family.model_class).from_pretrained(out).eval()
         by_us = ModelConfig(pretrained=str(out), attention="sdpa").build().eval()
         for loaded in (by_class, by_us):
-            assert torch.equal(loaded(**plain_inputs(one, sample, loaded)).logits, expected)
+            assert torch.equal(
+                loaded(**plain_inputs(sample, model=loaded, family=one.processor.family)).logits, expected
+            )
 
 
 def test_a_model_of_another_processor_is_refused(tiny: dict[str, Tiny]) -> None:

@@ -17,15 +17,11 @@ from lmms_stream.train.model.sharding import freeze
 
 from tests.processors.tile_vlm import TINY
 
+from .one_by_one import check_pack, is_noise_of_keys
 from .tiles import build, packed_model, samples_of
-from .vision import plain_logits, plain_losses, rows_of
 
 NAMES = list(TINY)
 CPU = torch.device("cpu")
-
-
-def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -33,19 +29,8 @@ def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def test_a_pack_gives_what_its_samples_give_one_by_one(name: str, attention: Any) -> None:
     packed, plain = packed_model(name, attention=attention), build(name, attention=attention)
     samples = samples_of(name, "media")
-    batch = collate(samples, range(len(samples)), pad_to=sum(len(each["input_ids"]) for each in samples) + 20)
-    for sample, rows in zip(samples, rows_of(batch), strict=False):
-        torch.testing.assert_close(packed.logits(batch)[0, rows], plain_logits(plain, sample), rtol=0, atol=1e-5)
-    alone = torch.stack([plain_losses(plain, sample) for sample in samples]).sum()
-    alone.backward()
-    # What all keys share is not seen by a softmax, so the gradient of a bias of keys is noise around zero.
-    expected = {key: each for key, each in gradients_of(plain).items() if not key.endswith("k_proj.bias")}
-    loss = packed(batch).tokens.sum()
-    loss.backward()
-    found = gradients_of(packed.model)
-    torch.testing.assert_close(loss, alone, rtol=1e-5, atol=0)
-    wrong = [key for key, each in expected.items() if (found[key] - each).norm() > 1e-5 * each.norm()]
-    assert wrong == []
+    length = sum(len(each["input_ids"]) for each in samples) + 20
+    check_pack(packed, plain, samples, pad_to=length, is_noise=is_noise_of_keys)
 
 
 @pytest.mark.parametrize("name", NAMES)

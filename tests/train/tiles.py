@@ -69,7 +69,8 @@ def source_of(name: str, source: str) -> list[Processed]:
     for number in range(12):
         several = [("image", picture(20 + 6 * number, 40, seed=each)) for each in range(2)]
         contents: dict[str, list[Any]] = {
-            "image": several[:1], "images": [*several], "video": [("video", video)], "text": ["no image"]
+            "image": several[:1], "images": [*several], "video": [("video", video)], "text": ["no image"],
+            "both": [*several[:1], ("video", video)],
         }  # fmt: skip
         content = contents[source]
         made.append(processor_of(name).process(stored(("user", [f"{number}", *content]), ("assistant", "it is so"))))

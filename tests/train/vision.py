@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.model.towers import model_inputs
 from lmms_stream.types import Batch, Processed, Sample
 from numpy.typing import NDArray
 
@@ -165,24 +166,32 @@ class Processor:
         return self.made[sample["input_ids"].astype(np.int64).tobytes()]
 
 
-def plain_logits(model: Any, sample: Processed) -> torch.Tensor:
-    """What transformers gives for one sample, without packing: float[T, V]."""
+def plain_inputs(sample: Processed, *, model: Any, family: Any = None) -> dict[str, Any]:
+    """What users of transformers give a model for a sample; family: that of its processor."""
     ids = torch.from_numpy(sample["input_ids"])[None]
     media = {name: torch.from_numpy(value) for name, value in sample["media"].items()}
-    of_tokens = {name: torch.from_numpy(value)[None] for name, value in sample.get("token_inputs", {}).items()}
+    inputs = {name: torch.from_numpy(value)[None] for name, value in sample.get("token_inputs", {}).items()}
     if "position_ids" in sample:
-        of_tokens["position_ids"] = torch.from_numpy(sample["position_ids"])[:, None]
-    logits: torch.Tensor = model(
-        input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **of_tokens, **media
-    ).logits
-    return logits[0]
+        inputs["position_ids"] = torch.from_numpy(sample["position_ids"])[:, None]
+    inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return {**inputs, "use_cache": False, **model_inputs(family, model, media)}
 
 
-def plain_losses(model: Any, sample: Processed) -> torch.Tensor:
+def plain_logits(model: Any, sample: Processed, *, family: Any = None) -> torch.Tensor:
+    """What transformers gives for one sample, without packing: float[T, V]."""
+    logits: torch.Tensor = model(**plain_inputs(sample, model=model, family=family)).logits
+    return logits[0].float()
+
+
+def losses_of(logits: torch.Tensor, sample: Processed) -> torch.Tensor:
     """The sum of the losses of a sample, by its logits."""
     labels = torch.from_numpy(np.asarray(sample["labels"]))[1:]
-    logits = plain_logits(model, sample)[:-1].float()
-    return torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+    return torch.nn.functional.cross_entropy(logits[:-1], labels, ignore_index=-100, reduction="sum")
+
+
+def plain_losses(model: Any, sample: Processed, *, family: Any = None) -> torch.Tensor:
+    """The same without packing."""
+    return losses_of(plain_logits(model, sample, family=family), sample)
 
 
 def rows_of(batch: Batch) -> list[slice]:
