@@ -179,7 +179,7 @@ def _write_weights(
         weights[name] = torch.empty(stored[name].size, dtype=wanted_dtype, device="meta")
     main_dtype: Any = next(each.dtype for each in weights.values() if each.is_floating_point())
     model.to(main_dtype)
-    names = _save_config(model, made)
+    names = save_config(model, made)
     choice = weights_or_average(metadata, found, model, average=average)
     folder = target.fetch(found, files_with(metadata, chosen(choice, dict.fromkeys(names.values()))))
 
@@ -190,7 +190,7 @@ def _write_weights(
     write_weights(made, {saved: weights[name] for saved, name in names.items()}, fill)
 
 
-def _save_config(model: PreTrainedModel, made: Path) -> dict[str, str]:
+def save_config(model: PreTrainedModel, made: Path) -> dict[str, str]:
     """Write config and generation config; the names of weights in transformers' files, with those in the model.
 
     transformers renames the weights of some models, and leaves out those that are tied to others. It is given a number

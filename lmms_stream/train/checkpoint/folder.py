@@ -1,4 +1,7 @@
-"""The model as it is now -> a transformers folder, by all ranks."""
+"""The model as it is now -> a transformers folder, by all ranks.
+
+Rank 0 writes; it asks the others for some tensors at a time, so that no rank holds all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from ...errors import LmmsStreamError, StorageError
 from ...storage.disk_errors import disk_errors
 from ..model.adapters import adapter_of
 from ..run.distributed import cpu_group
+from .export import save_config
 from .export_adapter import save_adapter
 from .names import BASE_CONFIGS
 from .plain_export import is_plain, save_plain
+from .weight_files import write_weights
 
 
 def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
@@ -25,22 +30,21 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
 
     Of a model with an adapter, what peft loads.
 
-    model: a sharded PreTrainedModel. Rank 0 holds all its weights on the CPU meanwhile: where that is too much, export
-    a checkpoint. StorageError, on all ranks, where the disk refuses.
+    model: a sharded PreTrainedModel. StorageError, on all ranks, where the disk refuses.
     """
     adapter = adapter_of(model)
-    weights = _weights(model, None if adapter is None else adapter.tensors)
+    tensors = _Gathered(model, None if adapter is None else adapter.tensors)
     failure: list[LmmsStreamError | None] = [None]
     if dist.get_rank() == 0:
         try:
             with disk_errors(str(out)):
                 out.mkdir(parents=True, exist_ok=True)
                 if adapter is not None:
-                    save_adapter(model, out, weights)
+                    save_adapter(model, out, tensors.gather(tensors.names))
                 elif is_plain(model):
-                    save_plain(model, out, weights)
+                    save_plain(model, out, tensors.gather(tensors.names))
                 else:
-                    model.save_pretrained(out, state_dict=_tied(model, weights))
+                    _save_pretrained(model, out, tensors)
                 for name, data in files.items():
                     if not (out / name).exists() and not (adapter is not None and name in BASE_CONFIGS):
                         (out / name).write_bytes(data)
@@ -48,22 +52,61 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
             failure = [error]
         except Exception as error:  # noqa: BLE001  # of transformers, which raises many kinds: the other ranks wait
             failure = [StorageError(f"{out}: the model cannot be written: {' '.join(str(error).split())[:300]}")]
+        tensors.end()
+    else:
+        tensors.serve()
     dist.broadcast_object_list(failure, src=0, group=cpu_group())
     if failure[0] is not None:
         raise failure[0]
 
 
-def _weights(model: torch.nn.Module, names: Container[str] | None) -> dict[str, torch.Tensor]:
-    """The whole tensors on rank 0; names: those that are asked for (default: all)."""
-    if names is None:
-        whole: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        return dict(whole)
-    asked: Any = {name: tensor for name, tensor in get_model_state_dict(model).items() if name in names}
-    return {name: (each.full_tensor() if isinstance(each, DTensor) else each).cpu() for name, each in asked.items()}
+def _save_pretrained(model: Any, out: Path, tensors: _Gathered) -> None:
+    names = save_config(model, out)
+    empty = {saved: tensors.empty(name) for saved, name in names.items()}
+
+    def fill(wanted: dict[str, torch.Tensor]) -> None:
+        found = tensors.gather([names[saved] for saved in wanted])
+        for saved, tensor in wanted.items():
+            tensor.copy_(found[names[saved]])
+
+    write_weights(out, empty, fill)
 
 
-def _tied(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights, where names of one parameter have one tensor, as transformers expects it."""
-    first: dict[int, str] = {}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    return {name: weights[first.setdefault(id(parameters.get(name, name)), name)] for name in weights}
+class _Gathered:
+    """The whole tensors of a sharded model, some at a time: rank 0 asks for names, the others answer until it ends.
+
+    names: those that are asked for (default: all).
+    """
+
+    def __init__(self, model: torch.nn.Module, names: Container[str] | None):
+        every: Any = get_model_state_dict(model)
+        self._tensors = {name: each for name, each in every.items() if names is None or name in names}
+        self.names = list(self._tensors)
+
+    def empty(self, name: str) -> torch.Tensor:
+        """A tensor's shape and type, on the meta device."""
+        tensor = self._tensors[name]
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    def gather(self, names: list[str]) -> dict[str, torch.Tensor]:
+        """These tensors, on the CPU of rank 0, which asks."""
+        dist.broadcast_object_list([names], src=0, group=cpu_group())
+        return {name: whole.cpu() for name in names for whole in (self._whole(name),)}
+
+    def end(self) -> None:
+        """Rank 0 has all that it asks for."""
+        dist.broadcast_object_list([None], src=0, group=cpu_group())
+
+    def serve(self) -> None:
+        """Take part in what rank 0 asks for, to its end."""
+        while True:
+            asked: list[Any] = [None]
+            dist.broadcast_object_list(asked, src=0, group=cpu_group())
+            if asked[0] is None:
+                return
+            for name in asked[0]:
+                self._whole(name)
+
+    def _whole(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name]
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,77 @@
+"""Jobs on the CPU: what no rank holds whole is saved, resumed and written all the same."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from lmms_stream.train.checkpoint.checkpoint import checkpoints
+from lmms_stream.train.report.train_log import read_log
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from tests.conftest import last_words, write_tokens
+from tests.train.runs import MODEL, write_run
+
+from .launcher import run_job
+from .runs import train
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A run from pretrained weights, whose embedding is tied and whose generation config is its own."""
+    write_tokens(tmp_path / "data", num_samples=300)
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4, save_steps=2)
+    fields = {name: value for name, value in MODEL.items() if name != "model_type"}
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(**fields, tie_word_embeddings=True))
+    model.generation_config.temperature, model.generation_config.do_sample = 0.25, True
+    model.save_pretrained(tmp_path / "pretrained")
+    return path
+
+
+def pretrained(config: Path) -> list[str]:
+    return ["model.config=null", f"model.pretrained={config.parent / 'pretrained'}"]
+
+
+def test_a_run_resumes_on_two_ranks_and_on_one_where_the_pretrained_weights_are_gone(
+    config: Path, tmp_path: Path
+) -> None:
+    constant = "train.lr_scheduler_type=constant"
+    train(config, tmp_path / "whole", *pretrained(config), constant)
+    train(config, tmp_path / "out", *pretrained(config), "train.max_steps=2", constant)
+    (tmp_path / "pretrained" / "model.safetensors").unlink()
+    whole = read_log(tmp_path / "whole")
+    for nproc in (2, 1):
+        output = tmp_path / f"out-{nproc}"
+        shutil.copytree(tmp_path / "out", output)
+        train(config, output, *pretrained(config), constant, "train.export=true", nproc=nproc)
+        log = read_log(output)
+        assert [record["sample_ids"] for record in log] == [record["sample_ids"] for record in whole]
+        tolerance = 0 if nproc == 2 else 1e-5
+        assert [each["loss"] for each in log] == pytest.approx([each["loss"] for each in whole], rel=tolerance, abs=0)
+        exported = AutoModelForCausalLM.from_pretrained(output / "export")
+        assert exported.generation_config.temperature == 0.25
+        assert exported.lm_head.weight is exported.model.embed_tokens.weight
+
+
+def test_a_model_is_written_by_two_ranks_that_hold_a_part_each(config: Path, tmp_path: Path) -> None:
+    done = run_job(
+        2, "tests.jobs.saved_model_job", str(config), str(tmp_path / "out"), str(tmp_path / "saved"), timeout_s=120
+    )
+    assert done.returncode == 0, last_words(done.stderr)
+    expected = torch.load(tmp_path / "saved.pt")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_a_run_saves_by_the_clock_besides_its_steps(config: Path, tmp_path: Path) -> None:
+    train(config, tmp_path / "out", "train.save_steps=0", "train.save_minutes=1e-6")
+    saved = [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")]
+    assert saved == [f"step-{step:08d}" for step in range(1, 5)]
+    train(config, tmp_path / "seldom", "train.save_steps=0", "train.save_minutes=600")
+    assert [path.name for path in checkpoints(tmp_path / "seldom" / "checkpoints")] == ["step-00000004"]
