@@ -59,7 +59,7 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
     try:
         with _without_collections():
             trainer = prepared.trainer()
-            trainer.build()
+            trainer.build(None)  # to train as its settings say
         trainer.train()
     except StoppedError as stopped:
         sys.stderr.write(f"{stopped}\n")

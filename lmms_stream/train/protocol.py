@@ -26,6 +26,12 @@ from .tasks.steps import TaskSteps
 from .tasks.task import LossSum, Task
 
 
+class HasEmpty(Protocol):
+    """The parts of a trainer, see there."""
+
+    empty: torch.nn.Module | None
+
+
 class Trainer(Protocol):
     """See FSDP2SFTTrainer, which is one."""
 
@@ -40,6 +46,7 @@ class Trainer(Protocol):
     best: Best
     callbacks: Callbacks
     run_log: RunLog
+    parts: HasEmpty
 
     @property
     def model(self) -> PackedModel: ...

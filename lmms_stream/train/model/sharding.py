@@ -20,9 +20,16 @@ from .weights import give_weights, take_weights
 
 
 def shard_model(
-    model: PackedModel | PlainModel, mesh: DeviceMesh, *, config: TrainConfig, device: torch.device
+    model: PackedModel | PlainModel,
+    mesh: DeviceMesh,
+    *,
+    config: TrainConfig,
+    device: torch.device,
+    is_filled_later: bool = False,
 ) -> None:
     """Shard the model itself over the mesh, with the weights that rank 0 has; all ranks call it.
+
+    is_filled_later: it has no weights yet; a checkpoint will fill each rank's part.
 
     Parameters keep their number format; with config.bf16 they are computed with in bfloat16, and gradients are summed
     in float32.
@@ -32,7 +39,7 @@ def shard_model(
     if config.gradient_checkpointing:
         checkpoint_blocks(model.model)
     record_base(model.model)
-    weights = take_weights(model)
+    weights = take_weights(model, is_filled_later=is_filled_later)
     dtype = torch.bfloat16 if config.bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for part in (*blocks, model):
@@ -45,7 +52,7 @@ def shard_model(
     if isinstance(model, PackedModel):
         for method in ("logits", "plain_logits", "dummy_tokens"):
             register_fsdp_forward_method(model, method)
-    give_weights(model, weights, device=device)
+    give_weights(model, weights, device=device, is_filled_later=is_filled_later)
 
 
 def reshard(model: torch.nn.Module) -> None:
