@@ -30,6 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 GB = 10**9
 MAX_GROWTH, MAX_BYTES = 0.1, 3 * GB
+IMPORTED = ("lmms_stream.train.checkpoint.checkpoint", "transformers.models.llama.modeling_llama")
 WIDTH = 2048
 LAYER_BYTES = 4 * (4 * WIDTH * WIDTH + 3 * WIDTH * 4 * WIDTH + 2 * WIDTH)
 
@@ -81,12 +82,12 @@ def export(folder: Path) -> None:
 
 def peaks_of(num_bytes: int, folder: Path) -> tuple[int, PeakMemory, PeakMemory]:
     """The bytes of a checkpoint, and the peaks of resuming from it and of its export."""
-    in_fresh_process(save, folder, num_bytes)
+    in_fresh_process(save, folder, num_bytes, imported=IMPORTED)
     size = sum(path.stat().st_size for path in (folder / "step-00000001").rglob("*"))
     (folder / "weights").unlink()
-    _, of_resume = in_fresh_process(resume, folder, num_bytes)
+    _, of_resume = in_fresh_process(resume, folder, num_bytes, imported=IMPORTED)
     (folder / "weights").unlink()
-    _, of_export = in_fresh_process(export, folder)
+    _, of_export = in_fresh_process(export, folder, imported=IMPORTED)
     return size, of_resume, of_export
 
 
