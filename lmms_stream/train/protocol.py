@@ -46,8 +46,9 @@ class Trainer(Protocol):
     best: Best
     callbacks: Callbacks
     run_log: RunLog
-    parts: HasEmpty
 
+    @property
+    def parts(self) -> HasEmpty: ...
     @property
     def model(self) -> PackedModel: ...
     @property
