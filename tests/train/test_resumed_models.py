@@ -17,6 +17,7 @@ from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
 from lmms_stream.train.run_config import RunConfig
 from lmms_stream.train.trainer import FSDP2SFTTrainer
+from transformers import GenerationConfig
 
 from ..conftest import write_tokens
 from .runs import MODEL, write_run
@@ -46,7 +47,7 @@ def test_a_run_goes_on_where_the_pretrained_folder_is_gone_as_if_it_were_there(
     write_tokens(tmp_path / "data", num_samples=60)
     pretrained = tmp_path / "pretrained"
     made = ModelConfig(config=model, seed=3).build()
-    made.generation_config.max_length = 77
+    made.generation_config = GenerationConfig(max_length=77)
     made.save_pretrained(pretrained)
     path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4, lr_scheduler_type="constant")
     settings = yaml.safe_load(path.read_text())
