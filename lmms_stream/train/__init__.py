@@ -9,6 +9,7 @@ run_config      a run as one YAML file
 functions       what a trainer was given; data: its datasets, opened
 protocol        what the files below see of a trainer
 evaluate        the loss on datasets that are not trained on; predictions: what compute_metrics makes of them
+filled          a model that a checkpoint fills, without weights
 parts           what a trainer builds when it is first asked for; standing: where it stands, saved and resumed
 loop            one run of a trainer, step by step
 trainer         FSDP2SFTTrainer: what is given, built, and may be changed

@@ -51,7 +51,7 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
         with lost_ranks_named(prepared):
             with without_collections():
                 trainer = prepared.trainer()
-                trainer.build()
+                trainer.build(None)  # to train as its settings say
             trainer.train()
     except StoppedError as stopped:
         sys.stderr.write(f"{stopped}\n")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from transformers.trainer_utils import TrainOutput
 
@@ -16,6 +17,7 @@ from ..types import Batch
 from .protocol import Trainer
 from .report.alerts import ALERTS, Alerts, tell
 from .run.clipping import clip_gradients
+from .run.clock import SaveClock
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow
 from .run.reading import read
@@ -40,6 +42,8 @@ class Loop:
         self._alerts = Alerts(trainer.config, trainer.loader, sample_ids=self._gathered_ids)
         self._learning_rate = 0.0
         self._in_epoch = False
+        self._clock = SaveClock(trainer.config.save_minutes, rank=trainer.world.rank)
+        self._is_time_to_save = False
 
     def run(self) -> None:
         """To the end of the run, or to where a callback ends it."""
@@ -148,7 +152,9 @@ class Loop:
                 trainer.steps.units(batches),
                 told_to_stop=self._stop.is_received,
                 save_failed=trainer.saver.has_failed,
+                save_due=self._clock.is_due,
             )
+        self._is_time_to_save = everyone.num_saves_due > 0
         if everyone.num_failed_saves:
             trainer.saver.tell_failure()
         seed_step(config.seed, step=counts.step, group=trainer.world.rank // config.tensor_parallel)
@@ -195,7 +201,9 @@ class Loop:
     def _end_step(self, *, is_stopped: bool) -> None:
         trainer = self.trainer
         control = trainer.callbacks.control
-        self._flow.end_step(control, step=self._step, is_finished=trainer.is_finished)
+        self._flow.end_step(
+            control, step=self._step, is_finished=trainer.is_finished, is_time_to_save=self._is_time_to_save
+        )
         trainer.callbacks.call("on_step_end")
         trainer.callbacks.agree()
         if is_stopped:
@@ -266,6 +274,7 @@ class Loop:
     def _save(self) -> None:
         trainer = self.trainer
         trainer.callbacks.control.should_save = False
+        self._clock.restart()
         with trainer.phases.doing("save"), trainer.meter.aside():
             if trainer.best.step == self._step:
                 trainer.best.checkpoint = trainer.saver.where(self._step)

@@ -40,6 +40,7 @@ class Parts:
         # Those that were made last: an overridden method may set them instead of returning them, and read them again.
         self.set_optimizer: torch.optim.Optimizer | None = None
         self.set_scheduler: LRScheduler | None = None
+        self.empty: torch.nn.Module | None = None  # the model without weights, which a checkpoint will fill
 
     def build(self) -> None:
         """Build all, and those that others need first."""
@@ -49,7 +50,7 @@ class Parts:
     def model(self) -> PackedModel:
         """The model that the trainer creates with its losses on packs, sharded."""
         trainer = self._trainer
-        made: Any = trainer.create_model()
+        made: Any = trainer.create_model() if self.empty is None else self.empty
         processors = trainer.data.processors
         wrap = getattr(trainer.task, "wrap", None)  # see Task
         packed = PackedModel(made, family_of(processors, made.config)) if wrap is None else wrap(made)
@@ -65,11 +66,23 @@ class Parts:
         return packed
 
     def _shard(self, model: PackedModel) -> None:
-        """Shard the model, and prove that it keeps samples apart."""
-        config, task, device = self._trainer.config, self._trainer.task, self._trainer.device
+        """Shard the model, and prove that it keeps samples apart, if it has its weights."""
+        config, device = self._trainer.config, self._trainer.device
         set_tf32(config, device)
         share_tokens(model, self.meshes)
-        shard_model(model, self.meshes, config=config, device=device)
+        shard_model(model, self.meshes, config=config, device=device, is_filled_later=self.empty is not None)
+        if self.empty is None:
+            self._prove(model)
+
+    def begin_filled(self) -> None:
+        """Go on with a model that a checkpoint has filled by now; all ranks call it."""
+        if self.empty is not None:
+            self.empty = None
+            self._prove(self.model)
+
+    def _prove(self, model: PackedModel) -> None:
+        """Prove that a model keeps samples apart, once more where it is compiled."""
+        config, task, device = self._trainer.config, self._trainer.task, self._trainer.device
         with cut_heads_told(config.tensor_parallel):
             task.check(model, device=device, bf16=bool(config.bf16), is_compiled=False)
         if config.torch_compile:

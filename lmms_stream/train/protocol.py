@@ -27,6 +27,12 @@ from .tasks.steps import TaskSteps
 from .tasks.task import LossSum, Task
 
 
+class HasEmpty(Protocol):
+    """The parts of a trainer, see there."""
+
+    empty: torch.nn.Module | None
+
+
 class Trainer(Protocol):
     """See FSDP2SFTTrainer, which is one."""
 
@@ -43,6 +49,8 @@ class Trainer(Protocol):
     run_log: RunLog
     phases: Phases
 
+    @property
+    def parts(self) -> HasEmpty: ...
     @property
     def model(self) -> PackedModel: ...
     @property

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from .filled import resume_choice
 from .protocol import Trainer
 
 
@@ -20,10 +21,12 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 
 def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
     """Go on from a checkpoint, as trainer.train is asked to; all ranks call it."""
-    choice: str | None = None if asked is None else "auto" if asked is True else "never" if not asked else str(asked)
+    choice = resume_choice(asked)
     state = trainer.saver.resume(lambda state: trainer.loader.load_state_dict(state["cursor"]), choice=choice)
     if state is None and asked is True:
         raise CheckpointError(f"{trainer.saver.url} has no checkpoint to resume from: call train() to begin a run")
+    if state is None and trainer.parts.empty is not None:
+        raise CheckpointError(f"the checkpoints at {trainer.saver.url} were removed as this run began: start it again")
     if state is not None:
         trainer.counts.load(state)
         if trainer.best.name is not None and "best" in state:

@@ -18,6 +18,7 @@ from ..signals import StopSignal
 from ..types import Batch
 from .data import RunData, named_evaluations
 from .evaluate import evaluate, joined_figures, predict
+from .filled import empty_model
 from .functions import Functions, resolved_of
 from .habits.arguments import arguments_of
 from .habits.given import Given
@@ -183,9 +184,10 @@ class FSDP2SFTTrainer(HasParts):
         start where there are any.
         """
         with StopSignal() as stop, self.data.worker_errors():
-            self.build()
+            self.build(resume_from_checkpoint)
             with self.saver:
                 resume(self, resume_from_checkpoint)
+                self.parts.begin_filled()
                 self.model.train()
                 position = self.position
                 with self.run_log.running(self.schedule, step=self.step, position=position, phases=self.phases):
@@ -238,8 +240,13 @@ class FSDP2SFTTrainer(HasParts):
         """Write the model as it is now as a transformers folder (default: the output_dir); all ranks call it."""
         self.saver.write_model(Path(output_dir or self.output_dir))
 
-    def build(self) -> None:
-        """Build all that training needs, which train does otherwise; all ranks call it."""
+    def build(self, resume_from_checkpoint: bool | str | Path | None = False) -> None:
+        """Build all that training needs, which train does otherwise; all ranks call it.
+
+        resume_from_checkpoint: what train is given next: weights that a checkpoint will fill are not built.
+        """
+        if type(self).create_model is FSDP2SFTTrainer.create_model and "model" not in vars(self.parts):
+            self.parts.empty = empty_model(self, self._given, resume_from_checkpoint, token_ids=self._token_ids)
         self.parts.build()
 
     # Where it stands.

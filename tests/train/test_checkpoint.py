@@ -13,15 +13,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from lmms_stream.errors import CheckpointError, CursorError
+from lmms_stream.errors import CheckpointError, ConfigError, CursorError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.checkpoint.fingerprint import other_differences
 from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.run.clock import SaveClock
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from torch.distributed.fsdp import fully_shard
+from transformers import TrainerCallback
 
 from ..conftest import write_tokens
 from ..emulators import EMULATED
@@ -396,6 +398,44 @@ def test_a_save_that_failed_is_told_in_the_next_steps(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000020 was not saved; those before it are untouched: .*Not a"):
         trainer_of(path).train()
     assert 20 <= read_log(tmp_path / "default")[-1]["step"] < 40
+
+
+def test_a_folder_that_vanishes_while_a_save_is_in_flight_is_told_in_the_next_steps(tmp_path: Path) -> None:
+    """A file lies where it was, so that nothing can make it anew."""
+    write_tokens(tmp_path / "data", num_samples=60)
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=200, save_steps=20)
+    folder = tmp_path / "default" / "checkpoints"
+
+    class Unplugged(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 19:
+                folder.rename(tmp_path / "elsewhere")
+                folder.touch()
+
+    with pytest.raises(CheckpointError, match=r"step-00000020 was not saved; those before it are untouched: .*checkpo"):
+        trainer_of(path, callbacks=[Unplugged()]).train()
+    assert 20 <= read_log(tmp_path / "default")[-1]["step"] < 40
+
+
+@pytest.mark.parametrize(("minutes", "steps"), [(1e-9, [1, 2, 3]), (600, [3])])
+def test_a_checkpoint_is_saved_when_so_many_minutes_have_passed(
+    minutes: float, steps: list[int], tmp_path: Path
+) -> None:
+    write_tokens(tmp_path / "data", num_samples=60)
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=3, save_minutes=minutes)
+    trainer_of(path).train()
+    assert [each.name for each in checkpoints(tmp_path / "default" / "checkpoints")] == [
+        f"step-{step:08d}" for step in steps
+    ]
+
+
+def test_the_clock_of_rank_0_alone_tells_when_a_checkpoint_is_due() -> None:
+    assert [SaveClock(1e-9, rank=rank).is_due for rank in (0, 1)] == [True, False]
+    assert not SaveClock(None, rank=0).is_due
+    with pytest.raises(ConfigError, match=r"train\.save_minutes must be above 0, got 0"):
+        TrainConfig(output_dir="out", global_batch=1, max_steps=1, save_minutes=0)
+    with pytest.raises(ConfigError, match=r"save_minutes is 5, and train\.save_strategy no saves nothing: set it to"):
+        TrainConfig(output_dir="out", global_batch=1, max_steps=1, save_minutes=5, save_strategy="no")
 
 
 def test_a_setting_that_the_version_of_a_checkpoint_did_not_have_was_its_default() -> None:

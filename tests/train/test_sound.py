@@ -29,7 +29,7 @@ from lmms_stream.types import Batch, Processed
 from tests.processors.tiny_sound import SOUND_FAMILIES, clip, sounding_film
 from tests.processors.tiny_vlm import film, picture, stored
 
-from .one_by_one import check_pack
+from .one_by_one import check_pack, gradients_of
 from .sounds import SETTINGS, Tiny
 from .vision import plain_inputs
 

@@ -19,6 +19,7 @@ from tests.processors.tile_vlm import TINY
 
 from .one_by_one import check_pack, is_noise_of_keys
 from .tiles import build, packed_model, samples_of
+from .vision import plain_logits
 
 NAMES = list(TINY)
 CPU = torch.device("cpu")

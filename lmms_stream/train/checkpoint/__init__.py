@@ -1,5 +1,6 @@
 """A run's state -> checkpoints, whole or not there, that any world size resumes.
 
+beginning       before a model is built: whether a checkpoint will fill it
 saving          what a run saves and resumes
 fingerprint     what a checkpoint says of the run that wrote it
 checkpoint      saved while training goes on

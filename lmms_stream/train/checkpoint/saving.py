@@ -29,6 +29,11 @@ EXPORT_NAME, EXPORT_AVERAGE_NAME = "export", "export-ema"
 logger = logging.getLogger("lmms_stream")
 
 
+def checkpoints_url(args: TrainConfig) -> str:
+    """The folder or URL of a run's checkpoints."""
+    return args.checkpoint_dir or str(Path(args.output_dir) / CHECKPOINTS_NAME)
+
+
 class RunSaver:
     """The checkpoints of a run, and the export at its end. A context: leaving it waits for the save in flight.
 
@@ -46,7 +51,7 @@ class RunSaver:
     ):
         self._model, self._optimizer, self._args = model, optimizer, args
         output_dir = Path(args.output_dir)
-        self.url = args.checkpoint_dir or str(output_dir / CHECKPOINTS_NAME)
+        self.url = checkpoints_url(args)
         self._export, self._export_average = output_dir / EXPORT_NAME, output_dir / EXPORT_AVERAGE_NAME
         self._checkpointer = Checkpointer(
             self.url,

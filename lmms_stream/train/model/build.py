@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -63,10 +65,46 @@ class ModelConfig:
         its weights.
         """
         is_empty = dist.is_initialized() and dist.get_rank() != 0
+        return self._made(torch.device("meta") if is_empty else None)
+
+    def build_empty(self, saved: Path) -> PreTrainedModel | None:
+        """The model without weights, for a checkpoint to fill; None for one that is not built so.
+
+        Parameters are on the meta device. Buffers, of which a checkpoint holds some only, are on the CPU of rank 0, as
+        from_pretrained makes them. saved: a folder with the checkpoint's config, which counts where that of
+        `pretrained` is no longer there. None: models of diffusers, and those with an adapter, whose checkpoints do not
+        hold what is under it.
+        """
+        from transformers import GenerationConfig
+        from transformers.integrations.accelerate import init_empty_weights
+
+        if (
+            self.class_path is not None
+            or self.adapter is not None
+            or diffusers_config(self.pretrained, self.config) is not None
+        ):
+            return None
+        source = self
+        if self.pretrained is not None and not _has_config(self.pretrained):
+            source = replace(self, pretrained=str(saved))
+        is_first = not dist.is_initialized() or dist.get_rank() == 0
+        model = source._made(init_empty_weights() if is_first else torch.device("meta"))
+        model.tie_weights()  # which making them empty has undone
+        if self.pretrained is not None:  # from_pretrained writes it to all configs, from_config does not
+            of_parts = (getattr(model.config, name, None) for name in model.config.sub_configs)
+            for config in filter(None, (model.config, *of_parts)):
+                config.dtype = getattr(torch, self.dtype)
+        model.config._name_or_path = model.name_or_path = self.pretrained or ""
+        if (saved / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(saved)
+        return model
+
+    def _made(self, empty: AbstractContextManager[object] | None) -> PreTrainedModel:
+        """empty: inside of which a model is built without weights; None: with them."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             try:
-                model = self._build(is_empty=is_empty)
+                model = self._build(empty)
             except (LookupError, ValueError, OSError, TypeError, ImportError, ArithmeticError, RuntimeError) as error:
                 if "trust_remote_code" in str(error) and not self.trust_remote_code:
                     raise ConfigError(
@@ -77,17 +115,19 @@ class ModelConfig:
             if self.use_liger_kernel:
                 use_liger_kernels(model)
             if self.adapter is not None:
-                with torch.device("meta" if is_empty else "cpu"):
+                with torch.device("cpu") if empty is None else empty:
                     model = add_adapter(model, self.adapter)
         return model
 
-    def _build(self, *, is_empty: bool) -> PreTrainedModel:
+    def _build(self, empty: AbstractContextManager[object] | None) -> PreTrainedModel:
         if self.class_path is not None:
-            own_model = build_own(self.class_path, self.args, dtype=getattr(torch, self.dtype), is_empty=is_empty)
+            own_model = build_own(
+                self.class_path, self.args, dtype=getattr(torch, self.dtype), is_empty=empty is not None
+            )
             return own_model  # type: ignore[return-value]
         if (diffused := diffusers_config(self.pretrained, self.config)) is not None:
             dtype = getattr(torch, self.dtype)
-            return build_diffusers(diffused, self.pretrained, dtype=dtype, is_empty=is_empty)  # type: ignore[return-value]
+            return build_diffusers(diffused, self.pretrained, dtype=dtype, is_empty=empty is not None)  # type: ignore[return-value]
         own = self._family_class()
         config = self._config(own)
         check_config(config)
@@ -98,8 +138,8 @@ class ModelConfig:
         if self.trust_remote_code:
             options["trust_remote_code"] = True
         from_config = model_class._from_config if auto is None else auto.from_config
-        if is_empty:
-            with torch.device("meta"):
+        if empty is not None:
+            with empty:
                 model = from_config(config, **options)
         elif self.pretrained is not None:
             model = (auto or model_class).from_pretrained(self.pretrained, config=config, **options)
@@ -148,6 +188,16 @@ class ModelConfig:
             return of_family
         made: PretrainedConfig = transformers.AutoConfig.for_model(model_type, **fields)
         return made
+
+
+def _has_config(pretrained: str) -> bool:
+    """Whether the config of a folder or hub id can be had."""
+    from transformers import PretrainedConfig
+
+    try:
+        return bool(PretrainedConfig.get_config_dict(pretrained)[0])
+    except (OSError, ValueError):
+        return False
 
 
 def class_of_family(model_type: str) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as shape_config
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from ...errors import ConfigError
@@ -25,8 +24,17 @@ from .weights import give_weights, take_weights
 _RENAMES = "transformers/utils/deprecation.py"
 
 
-def shard_model(model: PackedModel | PlainModel, meshes: Meshes, *, config: TrainConfig, device: torch.device) -> None:
+def shard_model(
+    model: PackedModel | PlainModel,
+    meshes: Meshes,
+    *,
+    config: TrainConfig,
+    device: torch.device,
+    is_filled_later: bool = False,
+) -> None:
     """Shard the model itself over the ranks, with the weights that rank 0 has; all ranks call it.
+
+    is_filled_later: it has no weights yet; a checkpoint will fill each rank's part.
 
     Parameters keep their number format; with config.bf16 they are computed with in bfloat16, and gradients are summed
     in float32.
@@ -36,7 +44,7 @@ def shard_model(model: PackedModel | PlainModel, meshes: Meshes, *, config: Trai
     if config.gradient_checkpointing:
         checkpoint_blocks(model.model)
     record_base(model.model)
-    weights = take_weights(model)
+    weights = take_weights(model, is_filled_later=is_filled_later)
     if meshes.tp is not None:
         if not isinstance(model, PackedModel):
             raise ConfigError(
@@ -58,7 +66,7 @@ def shard_model(model: PackedModel | PlainModel, meshes: Meshes, *, config: Trai
     if isinstance(model, PackedModel):
         for method in ("logits", "plain_logits", "dummy_tokens"):
             register_fsdp_forward_method(model, method)
-    give_weights(model, weights, device=device)
+    give_weights(model, weights, device=device, is_filled_later=is_filled_later)
 
 
 def prefetch(blocks: Sequence[torch.nn.Module], num_blocks: int) -> None:

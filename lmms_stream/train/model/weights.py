@@ -1,7 +1,8 @@
 """Weights that rank 0 alone has -> each rank's part of them.
 
 A model is sharded without weights (on the meta device), then each tensor goes from rank 0 to the ranks that hold parts
-of it, one after another: no rank but the first needs room for more than its part and the largest tensor.
+of it, one after another: no rank but the first needs room for more than its part and the largest tensor. Parameters
+that a checkpoint will fill do not go: each rank makes room for its part of them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from ...errors import ConfigError
 from ..run.distributed import cpu_group, gather
 
 
-def take_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def take_weights(model: torch.nn.Module, *, is_filled_later: bool = False) -> dict[str, torch.Tensor]:
     """The model's tensors by name; it is left with tensors of the same shapes on the meta device.
 
-    Parameters that are tied stay so. Only those of rank 0 are used later.
+    Parameters that are tied stay so. Only those of rank 0 are used later. is_filled_later: its parameters are on the
+    meta device of rank 0 too.
     """
     taken: dict[str, torch.Tensor] = {}
     empty: dict[int, torch.Tensor] = {}
@@ -31,19 +33,26 @@ def take_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             if isinstance(tensor, torch.nn.Parameter):
                 empty[id(tensor)] = torch.nn.Parameter(empty[id(tensor)], requires_grad=tensor.requires_grad)
         setattr(module, name, empty[id(tensor)])
-    _check(taken)
+    _check(taken, is_filled_later=is_filled_later)
     return taken
 
 
-def give_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, device: torch.device) -> None:
+def give_weights(
+    model: torch.nn.Module, weights: dict[str, torch.Tensor], *, device: torch.device, is_filled_later: bool = False
+) -> None:
     """Fill a model that was sharded since, on each rank's device, with the weights that rank 0 took; all call it.
 
-    Each weight is freed as soon as it is given.
+    Each weight is freed as soon as it is given. is_filled_later: parameters hold nothing of meaning afterwards.
     """
     given: dict[int, torch.nn.Parameter] = {}
     for module, name, full_name, tensor in _tensors(model):
         source = weights.pop(full_name)
         if id(tensor) in given:
+            setattr(module, name, given[id(tensor)])
+            continue
+        if is_filled_later and isinstance(tensor, torch.nn.Parameter):
+            room = torch.empty_like(tensor.detach(), device=device)
+            given[id(tensor)] = torch.nn.Parameter(room, requires_grad=tensor.requires_grad)
             setattr(module, name, given[id(tensor)])
             continue
         whole = source.detach() if dist.get_rank() == 0 else torch.empty_like(source, device=device)
@@ -70,10 +79,14 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, str
             yield module, name, f"{path}.{name}", tensor
 
 
-def _check(weights: dict[str, torch.Tensor]) -> None:
+def _check(weights: dict[str, torch.Tensor], *, is_filled_later: bool) -> None:
     """ConfigError, on all ranks, where rank 0 has no weights or some rank another model."""
     mine = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()]
-    missing = [name for name, tensor in weights.items() if tensor.is_meta]
+    missing = [
+        name
+        for name, tensor in weights.items()
+        if tensor.is_meta and not (is_filled_later and isinstance(tensor, torch.nn.Parameter))
+    ]
     of_first: list[Any] = [mine, missing]
     dist.broadcast_object_list(of_first, src=0, group=cpu_group())
     theirs, missing = of_first

@@ -87,7 +87,13 @@ class Meter:
         self._aside_s += time.monotonic() - started
 
     def begin_step(
-        self, batches: Sequence[Batch], units: Sequence[float], *, told_to_stop: bool, save_failed: bool
+        self,
+        batches: Sequence[Batch],
+        units: Sequence[float],
+        *,
+        told_to_stop: bool,
+        save_failed: bool,
+        save_due: bool = False,
     ) -> tuple[StepCounts, list[float]]:
         """The counts of all ranks' batches of a step, and the sums of their units, of which each rank has its own."""
         mine = count_step(
@@ -97,6 +103,7 @@ class Meter:
             wait_s=self._wait_s,
             told_to_stop=told_to_stop,
             save_failed=save_failed,
+            save_due=save_due,
         )
         self._wait_s = 0.0
         everyone = gather([*mine, *units], self._world.world_size).numpy()

@@ -25,7 +25,7 @@ class StepCounts(NamedTuple):
     over segments of len**2 + LINEAR_COST * len, by which packs are dealt. flops: see ModelFlops, 0 where not known.
     wait_s: time waited for data. num_told_to_stop: ranks that received a signal to stop. num_patches: rows that the
     samples give to the tower of their media. num_packs: those with samples; shortest_pack, longest_pack: tokens,
-    whose sums over ranks mean nothing.
+    whose sums over ranks mean nothing. num_saves_due: ranks by whose clock a checkpoint is due.
     """
 
     num_loss_tokens: float
@@ -42,6 +42,7 @@ class StepCounts(NamedTuple):
     num_packs: float = 0
     shortest_pack: float = math.inf
     longest_pack: float = 0
+    num_saves_due: float = 0
 
 
 def count_step(
@@ -52,6 +53,7 @@ def count_step(
     wait_s: float,
     told_to_stop: bool,
     save_failed: bool,
+    save_due: bool = False,
 ) -> StepCounts:
     """Counts of the batches of a rank's step. packing_lengths: of each source."""
     bounds = [batch.cu_seqlens.numpy()[: len(batch.sample_ids) + 1] for batch in batches]
@@ -74,6 +76,7 @@ def count_step(
         num_packs=len(packs),
         shortest_pack=min(packs, default=math.inf),
         longest_pack=max(packs, default=0),
+        num_saves_due=save_due,
     )
 
 
@@ -115,7 +118,8 @@ class StepWindow:
         if patches.any():
             self._tower_imbalances.append(float(patches.max() / patches.mean()))
         step = StepCounts(*readers.sum(axis=0).tolist())
-        of_all = {name: float(everyone[:, column(name)].sum()) for name in ("num_told_to_stop", "num_failed_saves")}
+        told = ("num_told_to_stop", "num_failed_saves", "num_saves_due")
+        of_all = {name: float(everyone[:, column(name)].sum()) for name in told}
         step = step._replace(**of_all)
         self.num_steps += 1
         self.sums = StepCounts(*(total + more for total, more in zip(self.sums, step, strict=True)))

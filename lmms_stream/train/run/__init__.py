@@ -6,7 +6,8 @@ mesh            which of them share a copy of the model, the tokens of a pack, a
 precision       the number formats that it computes in
 flight_recorder what NCCL did when a collective timed out
 phases          what a rank is doing
-flow            what is due after a step and an epoch; callbacks: those of transformers, which may change it
+flow            what is due after a step and an epoch; clock: a checkpoint, by time
+callbacks       those of transformers, which may change it
 reading         what the host reads of the device, once a step
 counts          how far it is
 clipping        the norm of its gradients

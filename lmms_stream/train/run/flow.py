@@ -41,8 +41,11 @@ class Flow:
     def begin_step(self, control: Control) -> None:
         control.should_log = control.should_evaluate = control.should_save = False
 
-    def end_step(self, control: Control, *, step: int, is_finished: bool) -> None:
-        """step: the number of finished steps. is_finished: the run ends with this step."""
+    def end_step(self, control: Control, *, step: int, is_finished: bool, is_time_to_save: bool = False) -> None:
+        """step: the number of finished steps. is_finished: the run ends with this step.
+
+        is_time_to_save: a checkpoint is due by time.
+        """
         config = self._config
         if config.logging_strategy == "steps":
             control.should_log = is_finished or is_due(step, config.logging_steps)
@@ -52,6 +55,7 @@ class Flow:
             control.should_evaluate = is_finished or is_time
         if config.save_strategy == "steps":
             control.should_save = is_finished or is_due(step, config.save_steps)
+        control.should_save |= is_time_to_save
         if is_finished:
             control.should_training_stop = True
 

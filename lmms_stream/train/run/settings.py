@@ -23,7 +23,7 @@ _AT_LEAST_0 = (
     "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay", "prefetch_blocks",
     "alert_spike", "alert_wait_share",
 )  # fmt: skip
-_ABOVE_0 = ("max_grad_norm", "timeout_s", "peak_tflops")
+_ABOVE_0 = ("max_grad_norm", "save_minutes", "timeout_s", "peak_tflops")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +124,7 @@ class TrainConfig:
     # What it saves
     save_strategy: Literal["no", "steps", "epoch", "best", False] = "steps"  # "no": none, unless a signal stops the run
     save_steps: int = 0  # steps between checkpoints, 0 for one at the end only
+    save_minutes: float | None = None  # also when so many minutes have passed since the last, by the clock of rank 0
     save_total_limit: int | None = None  # how many of the latest stay, the best among them where it is loaded
     async_save: bool = True  # written while training goes on
     checkpoint_dir: str | None = None  # a folder that all nodes see, or a URL (default: checkpoints/ in the output_dir)
@@ -222,6 +223,11 @@ class TrainConfig:
     def _check_best(self) -> None:
         if self.export and self.save_strategy == "no":
             raise ConfigError("train.export is made of a checkpoint, and train.save_strategy is no: set it to steps")
+        if self.save_minutes is not None and self.save_strategy == "no":
+            raise ConfigError(
+                f"train.save_minutes is {self.save_minutes:g}, and train.save_strategy no saves nothing: set it to "
+                "steps"
+            )
         if not (self.load_best_model_at_end or self.save_strategy == "best"):
             return
         asked = "load_best_model_at_end" if self.load_best_model_at_end else "save_strategy best"

@@ -1,0 +1,60 @@
+"""Before a model is built: the documents of the checkpoint that will fill it, if there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch.distributed as dist
+import xxhash
+
+from ...errors import LmmsStreamError
+from ..run.distributed import cpu_group
+from .names import ADAPTER_NAME
+from .store import MODEL_FOLDER, DamagedError, open_target, read_checkpoint, step_of
+
+CONFIGS = ("config.json", "generation_config.json")
+
+
+def configs_to_resume(url: str, *, choice: str, staging: Path) -> dict[str, bytes]:
+    """The configs in the model's folder of the checkpoint that a run goes on from, by name; all ranks call it.
+
+    None are given where a run has nothing to go on from, or what it has holds an adapter alone. Whatever is wrong with
+    the checkpoints is left for Checkpointer.resume to tell. choice: see there.
+    """
+    found: list[dict[str, bytes]] = [{}]
+    if dist.get_rank() == 0:
+        try:
+            found = [_configs(url, choice=choice, staging=staging)]
+        except (LmmsStreamError, OSError):
+            found = [{}]
+    dist.broadcast_object_list(found, src=0, group=cpu_group())
+    return found[0]
+
+
+def _configs(url: str, *, choice: str, staging: Path) -> dict[str, bytes]:
+    if choice == "never":
+        return {}
+    named = None
+    if choice != "auto":
+        url, _, name = choice.rstrip("/").rpartition("/")
+        named = step_of(name)
+    target = open_target(url or ".", staging=staging)
+    steps = target.candidates()
+    if choice != "auto":
+        steps = [step for step in steps if step == named]
+    for step in reversed(steps):
+        try:
+            checkpoint = read_checkpoint(target.storage, step)
+        except DamagedError:
+            continue
+        if f"{MODEL_FOLDER}/{ADAPTER_NAME}" in checkpoint.files:
+            return {}
+        configs = {}
+        for name in CONFIGS:
+            key = f"{MODEL_FOLDER}/{name}"
+            if key in checkpoint.files:
+                configs[name] = target.storage.read(f"step-{step:08d}/{key}")
+                if xxhash.xxh3_64(configs[name]).hexdigest() != checkpoint.files[key].xxh3:
+                    return {}
+        return configs
+    return {}

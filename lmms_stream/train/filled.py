@@ -1,0 +1,64 @@
+"""A model that a checkpoint fills: built without weights, where nothing else could be in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from .checkpoint.beginning import configs_to_resume
+from .checkpoint.saving import STAGING_NAME, checkpoints_url
+from .model.build import ModelConfig
+from .run.distributed import cpu_group
+
+if TYPE_CHECKING:
+    from .protocol import Trainer
+
+
+def resume_choice(asked: bool | str | Path | None) -> str | None:
+    """What train(resume_from_checkpoint) asks for, in the words of train.resume; None: as that says."""
+    return None if asked is None else "auto" if asked is True else "never" if not asked else str(asked)
+
+
+def empty_model(
+    trainer: Trainer, given: object, asked: bool | str | Path | None, *, token_ids: Mapping[str, int | None]
+) -> torch.nn.Module | None:
+    """The model that train(asked) goes on with, without weights; None, on all ranks, where it is built with them.
+
+    That is where the run begins, and where a model is made by others: by the user, by a task, by diffusers, or with an
+    adapter, whose checkpoints hold nothing else. given: what the trainer was given as its model. All ranks call it.
+    """
+    config = trainer.config
+    is_others = trainer.functions.model_init is not None or getattr(trainer.task, "wrap", None) is not None
+    if asked is False or is_others or not isinstance(given, ModelConfig):
+        return None
+    choice = resume_choice(asked) or config.resume
+    staging = Path(config.output_dir) / STAGING_NAME / "configs"
+    configs = configs_to_resume(checkpoints_url(config), choice=choice, staging=staging)
+    if not configs:
+        return None
+    with TemporaryDirectory() as folder:
+        for name, data in configs.items():
+            Path(folder, name).write_bytes(data)
+        made = given.build_empty(Path(folder))
+    if made is None:
+        return None
+    told: list[Any] = [not _computed(made)]
+    dist.broadcast_object_list(told, src=0, group=cpu_group())
+    for name, token_id in token_ids.items():
+        setattr(made.config, name, token_id)
+    return made if told[0] else None
+
+
+def _computed(model: torch.nn.Module) -> list[str]:
+    """Tensors that a checkpoint does not fill, and that the model computed of weights which it does not have."""
+    return [
+        name
+        for module in model.modules()
+        for name, value in {**module._buffers, **vars(module)}.items()
+        if isinstance(value, torch.Tensor) and value.is_meta
+    ]
