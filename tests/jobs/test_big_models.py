@@ -9,7 +9,7 @@ import pytest
 import torch
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import last_words, write_tokens
 from tests.train.runs import MODEL, write_run
@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Path:
     fields = {name: value for name, value in MODEL.items() if name != "model_type"}
     torch.manual_seed(1)
     model = LlamaForCausalLM(LlamaConfig(**fields, tie_word_embeddings=True))
-    model.generation_config.temperature, model.generation_config.do_sample = 0.25, True
+    model.generation_config = GenerationConfig(temperature=0.25, do_sample=True)
     model.save_pretrained(tmp_path / "pretrained")
     return path
 
@@ -54,6 +54,7 @@ def test_a_run_resumes_on_two_ranks_and_on_one_where_the_pretrained_weights_are_
         tolerance = 0 if nproc == 2 else 1e-5
         assert [each["loss"] for each in log] == pytest.approx([each["loss"] for each in whole], rel=tolerance, abs=0)
         exported = AutoModelForCausalLM.from_pretrained(output / "export")
+        assert exported.generation_config is not None
         assert exported.generation_config.temperature == 0.25
         assert exported.lm_head.weight is exported.model.embed_tokens.weight
 

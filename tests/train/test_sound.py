@@ -281,7 +281,8 @@ def test_the_flops_of_sounds_are_what_torch_counts(family: str, frozen: list[str
     sample = one.sample(*parts)
     batch = collate([sample], [0])
     with FlopCounterMode(display=False) as counter:
-        packed.model(**plain_inputs(one, sample, packed.media_model)).logits.sum().backward()
+        inputs = plain_inputs(sample, model=packed.media_model, family=one.processor.family)
+        packed.model(**inputs).logits.sum().backward()
     found = flops.of(np.array([batch.num_tokens]), num_loss_tokens=batch.num_tokens, inputs=[batch.inputs])
     assert found == pytest.approx(counter.get_total_flops(), rel=0.02)
 
