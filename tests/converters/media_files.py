@@ -12,6 +12,7 @@ from ..processors.media.clips import video_bytes
 CLIP = video_bytes(num_frames=12, size=(48, 32), sound=True)  # an MP4 with a picture and a sound
 CLIP_FACTS = {"width": 48, "height": 32, "frames": 12, "fps": 10.0}
 CLIP_SOUND_FACTS = {"samples": 4096, "rate": 16000}
+CLIP_SOUND_OF_VIDEO = {f"sound_{name}": number for name, number in CLIP_SOUND_FACTS.items()}
 
 
 def image_bytes(form: str = "PNG", *, size: tuple[int, int] = (4, 3), color: int = 0, mode: str = "RGB") -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 
-from .media_files import CLIP, CLIP_FACTS, image_bytes, wav_bytes
+from .media_files import CLIP, CLIP_FACTS, CLIP_SOUND_OF_VIDEO, image_bytes, wav_bytes
 from .round_trip_cases import CSV, HELLO, IMAGES, JSON, TABLES, TAR, Case, chats, says, text
 
 PNG, JPEG, GIF = image_bytes("PNG", color=7), image_bytes("JPEG", size=(17, 5)), image_bytes("GIF", color=900)
@@ -20,7 +20,7 @@ IMAGE = {"type": "image", "mime": "image/png", "data": PNG, "width": 4, "height"
 PHOTO = {"type": "image", "mime": "image/jpeg", "data": JPEG, "width": 17, "height": 5}
 MOVING = {"type": "image", "mime": "image/gif", "data": GIF, "width": 4, "height": 3}
 SOUND = {"type": "audio", "mime": "audio/wav", "data": WAV, "samples": 64, "rate": 16000}
-VIDEO = {"type": "video", "mime": "video/mp4", "data": CLIP, **CLIP_FACTS}
+VIDEO = {"type": "video", "mime": "video/mp4", "data": CLIP, **CLIP_FACTS, **CLIP_SOUND_OF_VIDEO}
 
 SEEN = [text("what is "), IMAGE, text(" and\n"), PHOTO, text("?")]
 

@@ -22,6 +22,7 @@ from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.trainer import FSDP2SFTTrainer
 
+from tests.rounds import LONG
 from tests.train import vision
 
 from .sharding_job import whole
@@ -44,6 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
     "again": {"model": TIED, "train": {"gradient_checkpointing": True}, "ways": WAYS[1:]},
     "vision": {"model": None, "data": "media", "packing_length": 46},
 }
+if not LONG:
+    CASES = {name: case for name, case in CASES.items() if name not in ("frozen", "lora", "again")}
 NUM_MICRO_BATCHES = 4
 
 

@@ -22,7 +22,7 @@ from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.flops import model_flops
 from lmms_stream.train.model.sharding import freeze
-from lmms_stream.train.model.towers import Dummies, family_of
+from lmms_stream.train.model.towers import Dummies, family_of, model_inputs
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.types import Batch, Processed
 
@@ -237,6 +237,25 @@ def test_towers_run_in_the_same_order_whatever_a_pack_holds(family: str, tiny: d
         packed(collate(samples, range(len(samples)))).tokens.sum().backward()
         found.append([*calls])
     assert all(calls == found[0] for calls in found)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
+def test_what_is_read_of_a_clip_does_not_depend_on_longer_ones_beside_it(family: str, tiny: dict[str, Tiny]) -> None:
+    one = tiny[family]
+    packed, plain = one.packed("sdpa_varlen"), one.plain()
+    for model in (packed.model, plain):
+        for name, parameter in model.audio_tower.named_parameters():
+            if name.startswith("conv") and name.endswith("bias"):  # which transformers begins with zeros
+                torch.nn.init.uniform_(parameter, 0.2, 0.4, generator=torch.Generator().manual_seed(len(name)))
+    short, long = (one.sample(("audio", clip(samples, seed=samples))) for samples in (4000, 41234))
+    read = {}
+    for name, model, samples in (("alone", plain, [short]), ("beside", packed.model, [long, short])):
+        inputs = model_inputs(one.processor.family, model, collate(samples, range(len(samples))).inputs)
+        with torch.no_grad():
+            read[name] = model.get_audio_features(**inputs)
+    assert 0 < len(read["alone"]) < len(read["beside"])
+    found = read["beside"][-len(read["alone"]) :]
+    assert (found - read["alone"]).abs().max() < 1e-5 * read["alone"].abs().max()
 
 
 @pytest.mark.parametrize("family", SOUND_FAMILIES)

@@ -43,7 +43,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "train.replication 2 has no use of its own: ranks read the same packs where they share their tokens or "
             "matrices, which are 1 here. Leave it out, or set tensor_parallel or sequence_parallel",
         ),
-        ("train.sequence_parallel=2", "train.sequence_parallel 2 does not divide the world size 1: choose a divisor"),
+        ("train.sequence_parallel=0", "train.sequence_parallel must be at least 1, got 0"),
         (
             "train.expert_parallel=2",
             "train.expert_parallel 2: transformers' plans for experts, of Llama 4 and gpt-oss, are",

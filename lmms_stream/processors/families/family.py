@@ -115,6 +115,13 @@ class Family(Protocol):
         """
         ...
 
+    def prepare_model(self, model: Any) -> None:
+        """Change the model's media part, by hooks, where it would read a medium otherwise beside others than alone.
+
+        It is called once, before the model is sharded; by default nothing is changed.
+        """
+        ...
+
     def frames(self, layout: Layout) -> Sequence[int]:
         """The numbers of the frames of a video that are read; none of other media."""
         ...

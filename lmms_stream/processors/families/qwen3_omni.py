@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from .family import Layout
 from .omni import Omni
+from .short_clips import ShortClips, halved
 
 START, END = "<|vision_start|>", "<|vision_end|>"
 AUDIO_START, AUDIO_END = "<|audio_start|>", "<|audio_end|>"
@@ -51,9 +52,11 @@ class Qwen3Omni(Omni):
     def num_tokens(self, frames: int) -> int:
         """See Omni. Three convolutions with stride 2 over each block."""
         blocks, rest = divmod(frames, _BLOCK)
-        for _ in range(3):
-            rest = (rest - 1) // 2 + 1
-        return blocks * _TOKENS_OF_BLOCK + rest
+        return blocks * _TOKENS_OF_BLOCK + halved(rest, 3)
+
+    def prepare_model(self, model: Any) -> None:
+        """See Family."""
+        ShortClips(model.audio_tower, block=_BLOCK, convolutions=("conv2d1", "conv2d2"))
 
     def interleaved(self, times: NDArray[Any], num_sounds: int) -> tuple[tuple[str, int], ...]:
         """See Omni. By their times, frames first where these are equal."""

@@ -72,6 +72,8 @@ class PackedModel(torch.nn.Module):
         self.router_weight = router_weight(model)
         self._has_text_axis = has_axes(model.config)
         self.logits_way: LogitsWay = self.logits_ways[0]
+        if (prepare := getattr(family, "prepare_model", None)) is not None:
+            prepare(self.media_model)
 
     @property
     def base_model(self) -> PreTrainedModel | None:

@@ -54,6 +54,11 @@ class Steps:
         )
 
 
+def ids_on_host(batches: Sequence[Batch]) -> list[tuple[str, int]]:
+    """The sources and ids of the samples of batches that lie on the CPU."""
+    return [(batch.source, number) for batch in batches for number in batch.sample_ids.tolist()]
+
+
 class Alerts:
     """Collects the steps between records, and makes of a record the alerts that it raises; all ranks call it alike.
 
@@ -73,7 +78,7 @@ class Alerts:
     def end_step(self, batches: Sequence[Batch], *, step: int, grad_norm: float) -> None:
         """The step of a number, from 1 on, has been done with these batches of this rank."""
         read = self._loader.step
-        ids = [(batch.source, number) for batch in batches for number in batch.sample_ids.tolist()]
+        ids = ids_on_host(batches)
         done = Steps(
             first=step, last=step, read=(read - 1, read), before=self._cursor, samples=tuple(ids[:MAX_SAMPLES]),
             num_samples=len(ids),

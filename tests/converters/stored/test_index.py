@@ -364,7 +364,9 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def num_kept(temporary_folder: Path) -> int:
-    return len(list(temporary_folder.rglob("*.lengths")))
+    while True:
+        with suppress(FileNotFoundError):  # a folder that the command removes meanwhile
+            return len(list(temporary_folder.rglob("*.lengths")))
 
 
 def finish(remote: str, tokenizer: Path) -> str:
