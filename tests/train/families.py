@@ -48,4 +48,6 @@ def processor_of(name: str, model: Any, source: str) -> vision.Processor:
 
 
 def packing_length_of(name: str) -> int:
-    return 128 if name not in TILED + SOUNDING else 384
+    if name in ("smolvlm", "idefics3"):  # whose images are many tiles
+        return 640
+    return 384 if name in TILED + SOUNDING else 128
