@@ -243,13 +243,14 @@ def test_towers_run_in_the_same_order_whatever_a_pack_holds(family: str, tiny: d
 def test_what_is_read_of_a_clip_does_not_depend_on_longer_ones_beside_it(family: str, tiny: dict[str, Tiny]) -> None:
     one = tiny[family]
     packed, plain = one.packed("sdpa_varlen"), one.plain()
-    for model in (packed.model, plain):
+    beside: Any = packed.model
+    for model in (beside, plain):
         for name, parameter in model.audio_tower.named_parameters():
             if name.startswith("conv") and name.endswith("bias"):  # which transformers begins with zeros
                 torch.nn.init.uniform_(parameter, 0.2, 0.4, generator=torch.Generator().manual_seed(len(name)))
     short, long = (one.sample(("audio", clip(samples, seed=samples))) for samples in (4000, 41234))
     read = {}
-    for name, model, samples in (("alone", plain, [short]), ("beside", packed.model, [long, short])):
+    for name, model, samples in (("alone", plain, [short]), ("beside", beside, [long, short])):
         inputs = model_inputs(one.processor.family, model, collate(samples, range(len(samples))).inputs)
         with torch.no_grad():
             read[name] = model.get_audio_features(**inputs)
