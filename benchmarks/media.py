@@ -46,6 +46,18 @@ def photograph() -> Any:
     return image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
 
 
+def write_frames(output: Any, stream: Any, pixels: NDArray[np.uint8], num_frames: int) -> None:
+    """Encode the frames of a window of the stream's size that moves over pixels, uint8[H, W, 3]."""
+    import av
+
+    for number in range(num_frames):
+        window = pixels[2 * number : 2 * number + stream.height, number : number + stream.width]
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(window), format="rgb24")
+        frame.pts = number
+        output.mux(stream.encode(frame))
+    output.mux(stream.encode(None))
+
+
 def video_bytes() -> bytes:
     """A window that moves over the photograph."""
     import av
@@ -54,12 +66,7 @@ def video_bytes() -> bytes:
     with av.open(buffer, "w", format="mp4") as output:
         stream: Any = output.add_stream("libx264", rate=RATE, options={"g": str(RATE), "bf": "3", "crf": "26"})
         stream.width, stream.height, stream.pix_fmt = *FRAME_SIZE, "yuv420p"
-        for number in range(NUM_FRAMES):
-            window = pixels[2 * number : 2 * number + FRAME_SIZE[1], number : number + FRAME_SIZE[0]]
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(window), format="rgb24")
-            frame.pts = number
-            output.mux(stream.encode(frame))
-        output.mux(stream.encode(None))
+        write_frames(output, stream, pixels, NUM_FRAMES)
     return buffer.getvalue()
 
 

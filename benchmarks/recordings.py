@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sound_learning import save_processor as save_sound_processor
 from sound_learning import save_tokenizer
 
-from media import photograph
+from media import photograph, write_frames
 
 KINDS = ("sound", "video", "omni")
 PART_TYPES = {"sound": "audio", "video": "video", "omni": "video"}
@@ -96,12 +96,7 @@ def film(number: int) -> bytes:
         stream: Any = output.add_stream("libx264", rate=RATE, options=options)
         stream.width, stream.height, stream.pix_fmt = *SIZE, "yuv420p"
         sounds: Any = output.add_stream("aac", rate=FILM_RATE, layout="mono")
-        for index in range(NUM_FRAMES):
-            window = pixels[2 * index : 2 * index + SIZE[1], index : index + SIZE[0]]
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(window), format="rgb24")
-            frame.pts = index
-            output.mux(stream.encode(frame))
-        output.mux(stream.encode(None))
+        write_frames(output, stream, pixels, NUM_FRAMES)
         wave = voice(NUM_FRAMES / RATE, FILM_RATE, number)
         for start in range(0, len(wave), 1024):
             heard = av.AudioFrame.from_ndarray(wave[None, start : start + 1024], format="fltp", layout="mono")

@@ -61,11 +61,11 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "config", "lazy", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
         "train/tasks", "train/checkpoint", "train/report", "train/habits",
     },
-    "train/limits": {*BASE, "plan", "processes", "loader", "train/run", "train"},
+    "train/limits": {*BASE, "processes", "loader", "train/run", "train/report", "train"},
     "rl": {
         *BASE, "lazy", "storage", "processors", "processors/media", "mds", "converters/media", "converters/sources",
     },
-    "watch": {"errors", "config", "storage", "mds", "converters/stored/inspect", "train/report"},
+    "watch": {"errors", "config", "storage", "mds", "converters/stored/inspect", "train/checkpoint", "train/report"},
     "demo": {
         *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",
     },

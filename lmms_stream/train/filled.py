@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from .checkpoint.beginning import configs_to_resume
-from .checkpoint.saving import STAGING_NAME, checkpoints_url
+from .checkpoint.paths import checkpoints_url
+from .checkpoint.saving import STAGING_NAME
 from .model.build import ModelConfig
 from .run.distributed import cpu_group
 
@@ -24,7 +25,7 @@ def resume_choice(asked: bool | str | Path | None) -> str | None:
     return None if asked is None else "auto" if asked is True else "never" if not asked else str(asked)
 
 
-def empty_model(
+def model_to_fill(
     trainer: Trainer, given: object, asked: bool | str | Path | None, *, token_ids: Mapping[str, int | None]
 ) -> torch.nn.Module | None:
     """The model that train(asked) goes on with, without weights; None, on all ranks, where it is built with them.
@@ -38,7 +39,8 @@ def empty_model(
         return None
     choice = resume_choice(asked) or config.resume
     staging = Path(config.output_dir) / STAGING_NAME / "configs"
-    configs = configs_to_resume(checkpoints_url(config), choice=choice, staging=staging)
+    url = checkpoints_url(config.output_dir, config.checkpoint_dir)
+    configs = configs_to_resume(url, choice=choice, staging=staging)
     if not configs:
         return None
     with TemporaryDirectory() as folder:

@@ -15,7 +15,7 @@ from ..errors import ConfigError, TrainingError
 from ..signals import StopSignal
 from ..types import Batch
 from .protocol import Trainer
-from .report.alerts import ALERTS, Alerts, tell
+from .report.alerts import ALERTS, Alerts, ids_on_host, tell
 from .run.clipping import clip_gradients
 from .run.clock import SaveClock
 from .run.distributed import cpu_group, seed_step
@@ -247,9 +247,7 @@ class Loop:
 
     def _sample_ids(self) -> list[Any]:
         """Of the global batch of the latest step, with their sources where there are several."""
-        return self._gathered_ids(
-            [(batch.source, int(sample_id)) for batch in self._batches for sample_id in batch.sample_ids]
-        )
+        return self._gathered_ids(ids_on_host(self._batches))
 
     def _gathered_ids(self, mine: Sequence[tuple[str, int]]) -> list[Any]:
         """Sample ids of this rank, each with its source -> those of all ranks, sorted."""

@@ -59,8 +59,8 @@ class Parts:
         if trainer.functions.compute_metrics is not None:
             check_text(packed, "compute_metrics")
         self.names = names_of_parameters(packed)
+        freeze(packed.model, trainer.config.frozen)
         if (run_one := getattr(trainer.task, "run_one", None)) is not None:
-            freeze(packed.model, trainer.config.frozen)
             self._image_flops = image_flops(packed.model, run_one)
         self._shard(packed)
         return packed

@@ -18,7 +18,7 @@ from ..signals import StopSignal
 from ..types import Batch
 from .data import RunData, named_evaluations
 from .evaluate import evaluate, joined_figures, predict
-from .filled import empty_model
+from .filled import model_to_fill
 from .functions import Functions, resolved_of
 from .habits.arguments import arguments_of
 from .habits.given import Given
@@ -246,7 +246,7 @@ class FSDP2SFTTrainer(HasParts):
         resume_from_checkpoint: what train is given next: weights that a checkpoint will fill are not built.
         """
         if type(self).create_model is FSDP2SFTTrainer.create_model and "model" not in vars(self.parts):
-            self.parts.empty = empty_model(self, self._given, resume_from_checkpoint, token_ids=self._token_ids)
+            self.parts.empty = model_to_fill(self, self._given, resume_from_checkpoint, token_ids=self._token_ids)
         self.parts.build()
 
     # Where it stands.

@@ -22,7 +22,7 @@ def _figure(name: str) -> Callable[[Record], float | None]:
     return lambda record: number(record.get(name))
 
 
-def _steps_per_s(record: Record) -> float | None:
+def steps_per_s(record: Record) -> float | None:
     seconds = number(record.get("seconds"))
     return record.get("num_steps", 1) / seconds if seconds else None
 
@@ -31,7 +31,7 @@ PANELS = (
     Panel("learning rate", "", {"learning rate": _figure("learning_rate")}),
     Panel("gradient norm", "", {"gradient norm": _figure("grad_norm")}),
     Panel("tokens a second", "rate", {"tokens/s": _figure("perf/tokens_per_s")}),
-    Panel("steps a second", "rate", {"steps/s": _steps_per_s}),
+    Panel("steps a second", "rate", {"steps/s": steps_per_s}),
     Panel("model FLOPs utilization", "share", {"MFU": _figure("perf/mfu")}),
     Panel("TFLOP/s a device", "", {"TFLOP/s": _figure("perf/tflops_per_device")}),
     Panel("waiting for data", "share", {"share of the time": _figure("data/wait_share")}),

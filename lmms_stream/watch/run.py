@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..train.report.train_log import History, keep
-from .panels import number, panels_of
+from .panels import number, panels_of, steps_per_s
 from .source import RunSource
 from .tail import LogTail
 
@@ -103,7 +103,7 @@ def _figures(
     end = settings.get("max_steps")
     of = f" of {end:,}" if isinstance(end, int) and end > 0 else ""
     share = {name: f"{value:.1%}" for name, value in latest.items() if number(value) is not None}
-    seconds = latest.get("seconds") or 0
+    steps = steps_per_s(latest)
     found = {
         "step": f"{latest['step']:,}{of}",
         "epoch": _with("{:.2f}", latest, "epoch"),
@@ -114,7 +114,7 @@ def _figures(
         "learning rate": _with("{:.3g}", latest, "learning_rate"),
         "gradient norm": _with("{:.3g}", latest, "grad_norm"),
         "tokens/s": _with("{:,.0f}", latest, "perf/tokens_per_s"),
-        "steps/s": f"{latest.get('num_steps', 1) / seconds:.3g}" if seconds else "",
+        "steps/s": "" if steps is None else f"{steps:.3g}",
         "MFU": share.get("perf/mfu", ""),
         "waiting for data": share.get("data/wait_share", ""),
         "imbalance": _with("{:.3f}", latest, "perf/cost_imbalance"),

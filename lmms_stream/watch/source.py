@@ -11,10 +11,11 @@ from typing import Any
 from ..config import load_mapping
 from ..errors import ConfigError, DataError
 from ..storage.disk_errors import disk_errors
+from ..train.checkpoint.paths import checkpoints_url
+from ..train.checkpoint.store import COMPLETE_NAME, STATE_NAME, step_of
 from ..train.report.train_log import LOG_NAME
 
 _CONFIGS = (".yaml", ".yml", ".json")
-_CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +41,8 @@ class RunSource:
         """The checkpoints that are there, the latest last."""
         if self.checkpoints is None:
             return []
-        return sorted(path for path in self.checkpoints.glob("step-????????") if (path / "complete.json").exists())
+        named = (path for path in self.checkpoints.glob("*") if step_of(path.name) is not None)
+        return sorted(path for path in named if (path / COMPLETE_NAME).exists())
 
 
 def open_run(path: Path) -> RunSource:
@@ -58,9 +60,8 @@ def open_run(path: Path) -> RunSource:
                 f"{path}: no run there: name the output_dir of a run that has begun, its {LOG_NAME}, or the YAML file "
                 "that it is trained by"
             )
-    return RunSource(
-        name=str(path), log=folder / LOG_NAME, checkpoints=folder / _CHECKPOINTS, settings=None, datasets={}
-    )
+    checkpoints = Path(checkpoints_url(str(folder), None))
+    return RunSource(name=str(path), log=folder / LOG_NAME, checkpoints=checkpoints, settings=None, datasets={})
 
 
 def _configured(path: Path) -> RunSource:
@@ -70,7 +71,7 @@ def _configured(path: Path) -> RunSource:
     output_dir = settings.get("output_dir")
     if not isinstance(output_dir, str):
         raise ConfigError(f"{path} names no train.output_dir: name the file that a run is trained by, or its folder")
-    kept_at = settings.get("checkpoint_dir") or str(Path(output_dir) / _CHECKPOINTS)
+    kept_at = checkpoints_url(output_dir, settings.get("checkpoint_dir"))
     datasets = data.get("datasets") or {"": data.get("dataset")}
     return RunSource(
         name=str(path),
@@ -83,7 +84,7 @@ def _configured(path: Path) -> RunSource:
 
 def _saved_settings(checkpoint: Path) -> Mapping[str, Any]:
     try:
-        state = json.loads((checkpoint / "trainer.json").read_bytes())
+        state = json.loads((checkpoint / STATE_NAME).read_bytes())
         settings = state["fingerprint"]["train"]
     except (OSError, ValueError, KeyError, TypeError):  # it is being removed, or is none of ours: nothing is known then
         return {}

@@ -4,7 +4,7 @@ beginning       before a model is built: whether a checkpoint will fill it
 saving          what a run saves and resumes
 fingerprint     what a checkpoint says of the run that wrote it
 checkpoint      saved while training goes on
-store           where checkpoints lie, and when one is whole
+store           where checkpoints lie, and when one is whole; paths: how they are named
 tensors         tensors of model and optimizer <-> files of torch.distributed.checkpoint
 choice          its weights, or their average; names: what exports are called and made of
 empty           its model without weights

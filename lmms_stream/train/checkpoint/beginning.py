@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch.distributed as dist
-import xxhash
 
 from ...errors import LmmsStreamError
 from ..run.distributed import cpu_group
 from .names import ADAPTER_NAME
-from .store import MODEL_FOLDER, DamagedError, open_target, read_checkpoint, step_of
+from .paths import split_path
+from .store import MODEL_FOLDER, DamagedError, open_target, read_checkpoint
 
 CONFIGS = ("config.json", "generation_config.json")
 
@@ -36,25 +36,21 @@ def _configs(url: str, *, choice: str, staging: Path) -> dict[str, bytes]:
         return {}
     named = None
     if choice != "auto":
-        url, _, name = choice.rstrip("/").rpartition("/")
-        named = step_of(name)
-    target = open_target(url or ".", staging=staging)
-    steps = target.candidates()
-    if choice != "auto":
-        steps = [step for step in steps if step == named]
-    for step in reversed(steps):
+        url, named = split_path(choice)
+    target = open_target(url, staging=staging)
+    for step in reversed(target.candidates()):
+        if choice != "auto" and step != named:
+            continue
         try:
             checkpoint = read_checkpoint(target.storage, step)
         except DamagedError:
             continue
         if f"{MODEL_FOLDER}/{ADAPTER_NAME}" in checkpoint.files:
             return {}
-        configs = {}
-        for name in CONFIGS:
-            key = f"{MODEL_FOLDER}/{name}"
-            if key in checkpoint.files:
-                configs[name] = target.storage.read(f"step-{step:08d}/{key}")
-                if xxhash.xxh3_64(configs[name]).hexdigest() != checkpoint.files[key].xxh3:
-                    return {}
+        keys = [f"{MODEL_FOLDER}/{name}" for name in CONFIGS if f"{MODEL_FOLDER}/{name}" in checkpoint.files]
+        folder = target.fetch(checkpoint, keys)
+        configs = {Path(key).name: (folder / key).read_bytes() for key in keys}
+        if not target.reads_in_place:
+            target.discard(step)
         return configs
     return {}

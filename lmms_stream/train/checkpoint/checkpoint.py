@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from ...errors import CheckpointError, LmmsStreamError
 from ...storage.local import LocalStorage
 from ..run.average import Average
+from .paths import split_path
 from .store import (
     METADATA_NAME,
     STATE_NAME,
@@ -34,7 +35,6 @@ from .store import (
     folder_name,
     open_target,
     read_checkpoint,
-    step_of,
 )
 from .tensors import (
     CheckpointWriter,
@@ -245,9 +245,8 @@ class Checkpointer:
                     "another output_dir or checkpoint_dir"
                 )
             return self._target, steps
-        folder, _, name = choice.rstrip("/").rpartition("/")
-        step = step_of(name)
-        target = open_target(folder or ".", staging=self._staging)
+        folder, step = split_path(choice)
+        target = open_target(folder, staging=self._staging)
         if step is None or step not in self._on_rank_0(target.candidates):
             raise CheckpointError(
                 f"{choice} is no complete checkpoint: name one (…/{folder_name(step or 100)}) as train.resume, or set "

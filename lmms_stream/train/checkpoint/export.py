@@ -97,17 +97,17 @@ def export_checkpoint(
     """
     from .empty import empty_model
     from .export_adapter import write_adapter
-    from .store import METADATA_NAME, MODEL_FOLDER, open_target, read_checkpoint, step_of
+    from .paths import split_path
+    from .store import METADATA_NAME, MODEL_FOLDER, open_target, read_checkpoint
 
     out = Path(out)
     check_out(out)
-    folder, _, name = str(checkpoint).rstrip("/").rpartition("/")
-    step = step_of(name)
+    folder, step = split_path(str(checkpoint))
     if step is None:
         raise CheckpointError(f"{checkpoint} is no checkpoint: name one of its folder's step-NNNNNNNN")
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp") as temporary:
-        target = open_target(folder or ".", staging=Path(temporary) / "staging")
+        target = open_target(folder, staging=Path(temporary) / "staging")
         found = read_checkpoint(target.storage, step)
         documents = [name for name in found.files if name.startswith(f"{MODEL_FOLDER}/")]
         stored = target.fetch(found, [METADATA_NAME, *documents])

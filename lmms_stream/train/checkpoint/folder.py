@@ -91,7 +91,7 @@ class _Gathered:
     def gather(self, names: list[str]) -> dict[str, torch.Tensor]:
         """These tensors, on the CPU of rank 0, which asks."""
         dist.broadcast_object_list([names], src=0, group=cpu_group())
-        return {name: whole.cpu() for name in names for whole in (self._whole(name),)}
+        return {name: self._whole(name).cpu() for name in names}
 
     def end(self) -> None:
         """Rank 0 has all that it asks for."""

@@ -18,20 +18,15 @@ from .checkpoint import Checkpointer
 from .export import check_out, export_checkpoint, is_own_code, model_files
 from .fingerprint import check_same_model, fingerprint_of, other_differences
 from .folder import save_folder
+from .paths import checkpoints_url
 from .store import MODEL_FOLDER, Checkpoint, folder_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CHECKPOINTS_NAME = "checkpoints"
 STAGING_NAME = "checkpoints-on-their-way"
 EXPORT_NAME, EXPORT_AVERAGE_NAME = "export", "export-ema"
 logger = logging.getLogger("lmms_stream")
-
-
-def checkpoints_url(args: TrainConfig) -> str:
-    """The folder or URL of a run's checkpoints."""
-    return args.checkpoint_dir or str(Path(args.output_dir) / CHECKPOINTS_NAME)
 
 
 class RunSaver:
@@ -51,7 +46,7 @@ class RunSaver:
     ):
         self._model, self._optimizer, self._args = model, optimizer, args
         output_dir = Path(args.output_dir)
-        self.url = checkpoints_url(args)
+        self.url = checkpoints_url(args.output_dir, args.checkpoint_dir)
         self._export, self._export_average = output_dir / EXPORT_NAME, output_dir / EXPORT_AVERAGE_NAME
         self._checkpointer = Checkpointer(
             self.url,

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from ...errors import TrainingError
 from ...loader.loader import PackedLoader
-from ...plan.assign import LINEAR_COST
 from ...types import Batch
 from ..loop import Loop
+from ..report.metrics import cost_of, segment_lengths
 from ..run.distributed import gather
 from ..trainer import FSDP2SFTTrainer
 from .cpu_time import loader_cpu_s
@@ -125,7 +125,7 @@ class _Measurement:
         is_over = False
         while num_steps < self._config.steps and not is_over:
             packs = next(steps)
-            num_tokens += sum(map(_num_tokens, packs))
+            num_tokens += int(segment_lengths(packs).sum())
             num_packs += sum(len(pack.sample_ids) > 0 for pack in packs)
             num_steps += 1
             is_over, is_large = self._agree(deadline.is_received, _num_bytes(packs) > CANDIDATE_BYTES)
@@ -147,7 +147,7 @@ class _Measurement:
 
     def _median_cost(self, candidates: Sequence[Sequence[Batch]]) -> int:
         """The number of the step whose packs cost the median of all, over all ranks."""
-        costs = gather([sum(map(_cost, packs)) for packs in candidates], self._world_size).sum(dim=0).tolist()
+        costs = gather([cost_of(segment_lengths(packs)) for packs in candidates], self._world_size).sum(dim=0).tolist()
         return costs.index(statistics.median_low(costs))
 
     def _both(self) -> StepRates:
@@ -245,16 +245,6 @@ def _step_rates(records: Sequence[dict[str, Any]]) -> StepRates:
 def _again(packs: list[Batch]) -> Iterator[list[Batch]]:
     while True:
         yield packs
-
-
-def _num_tokens(pack: Batch) -> int:
-    """Tokens of its samples; padding does not count."""
-    return int(pack.cu_seqlens[len(pack.sample_ids)])
-
-
-def _cost(pack: Batch) -> float:
-    lengths = pack.cu_seqlens[: len(pack.sample_ids) + 1].diff().double()
-    return float((lengths * lengths).sum()) + LINEAR_COST * float(lengths.sum())
 
 
 def _num_bytes(packs: Sequence[Batch]) -> int:

@@ -5,6 +5,7 @@ attention   which implementations of attention to try; varlen: each sample by it
 loss        a loss of each target token; router: that of a mixture of experts
 head        gradients of what makes the logits, some at a time; hidden: hidden states of models without a part for them
 sequence    the part of a pack's tokens that a rank runs
+exchanges   what ranks send each other of a tensor, and of its gradient
 adapters    what is trained of a model with an adapter
 build       how a model is built; diffusion: one of diffusers; own_class: one of the user's own class
 model       how it is run on packs; towers: its parts that read media; plain: one that is no language model

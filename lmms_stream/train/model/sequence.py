@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
 from ...errors import ConfigError
+from .exchanges import exchanged
 from .ulysses import GROUP
 from .varlen import SDPA_VARLEN, has_varlen
 
@@ -71,8 +72,8 @@ class SequenceParts:
 
         All ranks are to make the same of it, as a loss: each takes the gradient of its own part from its own result.
         """
-        made: torch.Tensor = _Whole.apply(part, self.group, num_tokens, dim)
-        return made
+        gather = partial(_gather, num_tokens=num_tokens, dim=dim)
+        return exchanged(part, self.group, forth=gather, back=partial(_take, num_own=part.shape[dim], dim=dim))
 
     def whole_losses(
         self,
@@ -151,21 +152,18 @@ def leave_out(choices: list[str], named: str, *, degree: int) -> dict[str, str]:
     return others
 
 
-class _Whole(torch.autograd.Function):
-    """The parts of all ranks on each; backwards the gradient of this rank's part, which all make alike."""
+def _gather(part: torch.Tensor, group: dist.ProcessGroup, *, num_tokens: int, dim: int) -> torch.Tensor:
+    """The parts of all ranks, without padding."""
+    first = part.movedim(dim, 0).contiguous()
+    every = first.new_empty((group.size() * len(first), *first.shape[1:]))
+    dist.all_gather_into_tensor(every, first, group=group)
+    return every[:num_tokens].movedim(0, dim).contiguous()
 
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup, num_tokens: int, dim: int) -> torch.Tensor:
-        ctx.dim, ctx.start, ctx.num_own = dim, group.rank() * part.shape[dim], part.shape[dim]
-        first = part.movedim(dim, 0).contiguous()
-        every = first.new_empty((group.size() * len(first), *first.shape[1:]))
-        dist.all_gather_into_tensor(every, first, group=group)
-        return every[:num_tokens].movedim(0, dim).contiguous()
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        held = gradients.movedim(ctx.dim, 0)[ctx.start : ctx.start + ctx.num_own]
-        own = held.new_zeros((ctx.num_own, *held.shape[1:]))  # padding has no gradient
-        own[: len(held)] = held
-        return own.movedim(0, ctx.dim), None, None, None
+def _take(gradients: torch.Tensor, group: dist.ProcessGroup, *, num_own: int, dim: int) -> torch.Tensor:
+    """The gradient of this rank's part, of what all ranks make alike; padding has none."""
+    start = group.rank() * num_own
+    held = gradients.movedim(dim, 0)[start : start + num_own]
+    own = held.new_zeros((num_own, *held.shape[1:]))
+    own[: len(held)] = held
+    return own.movedim(0, dim)

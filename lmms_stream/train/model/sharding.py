@@ -40,7 +40,6 @@ def shard_model(
     in float32.
     """
     blocks = blocks_of(model, config.wrap)
-    freeze(model.model, config.frozen)
     if config.gradient_checkpointing:
         checkpoint_blocks(model.model)
     record_base(model.model)

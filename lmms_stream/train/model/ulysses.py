@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
+
+from .exchanges import exchanged
 
 GROUP = "sequence_group"  # the name by which blocks pass the group on to their attention
 Attend = Callable[..., tuple[torch.Tensor, Any]]
@@ -85,8 +86,8 @@ def _to_heads(of_part: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list
     degree, num_tokens = group.size(), of_part[0].shape[2]
     shares = [each[0].unflatten(0, (degree, -1)).transpose(1, 2).flatten(2) for each in of_part]  # [degree, t, h * d]
     widths = [share.shape[2] for share in shares]
-    exchanged = _Exchange.apply(torch.cat(shares, dim=2), group)
-    of_all = exchanged.view(degree * num_tokens, -1).split(widths, dim=1)
+    sent = _exchange(torch.cat(shares, dim=2), group)
+    of_all = sent.view(degree * num_tokens, -1).split(widths, dim=1)
     return [
         each.unflatten(1, (-1, own.shape[3])).transpose(0, 1)[None] for each, own in zip(of_all, of_part, strict=True)
     ]
@@ -95,9 +96,8 @@ def _to_heads(of_part: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list
 def _to_tokens(attended: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """float[1, T, heads / degree, d] -> float[1, T / degree, heads, d]."""
     degree, (_, num_tokens, _, width) = group.size(), attended.shape
-    exchanged = _Exchange.apply(attended.reshape(degree, num_tokens // degree, -1), group)  # [degree, t, h * d]
-    of_part: torch.Tensor = exchanged.transpose(0, 1).reshape(1, num_tokens // degree, -1, width)
-    return of_part
+    sent = _exchange(attended.reshape(degree, num_tokens // degree, -1), group)  # [degree, t, h * d]
+    return sent.transpose(0, 1).reshape(1, num_tokens // degree, -1, width)
 
 
 @contextmanager
@@ -114,21 +114,12 @@ def _heads_of_key(module: torch.nn.Module, number: int) -> Iterator[None]:
         module.num_key_value_groups = before
 
 
-class _Exchange(torch.autograd.Function):
+def _exchange(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Row r of each rank's tensor, [degree, …], becomes row of that rank on rank r; gradients go the same way back."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _exchanged(rows, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _exchanged(gradients, ctx.group), None
+    return exchanged(rows, group, forth=_send, back=_send)
 
 
-def _exchanged(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def _send(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     made = torch.empty_like(rows, memory_format=torch.contiguous_format)
     dist.all_to_all_single(made, rows.contiguous(), group=group)
     return made

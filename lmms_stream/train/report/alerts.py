@@ -54,9 +54,9 @@ class Steps:
         )
 
 
-def ids_on_host(batches: Sequence[Batch]) -> list[tuple[str, int]]:
-    """The sources and ids of the samples of batches that lie on the CPU."""
-    return [(batch.source, number) for batch in batches for number in batch.sample_ids.tolist()]
+def ids_on_host(batches: Sequence[Batch], *, most: int | None = None) -> list[tuple[str, int]]:
+    """The sources and ids of the samples of batches that lie on the CPU; of the first `most` alone."""
+    return [(batch.source, number) for batch in batches for number in batch.sample_ids[:most].tolist()][:most]
 
 
 class Alerts:
@@ -78,10 +78,10 @@ class Alerts:
     def end_step(self, batches: Sequence[Batch], *, step: int, grad_norm: float) -> None:
         """The step of a number, from 1 on, has been done with these batches of this rank."""
         read = self._loader.step
-        ids = ids_on_host(batches)
+        samples = tuple(ids_on_host(batches, most=MAX_SAMPLES))
         done = Steps(
-            first=step, last=step, read=(read - 1, read), before=self._cursor, samples=tuple(ids[:MAX_SAMPLES]),
-            num_samples=len(ids),
+            first=step, last=step, read=(read - 1, read), before=self._cursor, samples=samples,
+            num_samples=sum(len(batch.sample_ids) for batch in batches),
         )  # fmt: skip
         self._cursor = self._cursor_now()
         self._window = done if self._window is None else self._window.joined(done)

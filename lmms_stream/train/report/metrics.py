@@ -45,6 +45,18 @@ class StepCounts(NamedTuple):
     num_saves_due: float = 0
 
 
+def segment_lengths(batches: Sequence[Batch]) -> NDArray[np.int64]:
+    """Tokens of each segment of batches on the CPU, without padding: int64[num_segments]."""
+    bounds = (batch.cu_seqlens.numpy()[: len(batch.sample_ids) + 1] for batch in batches)
+    lengths: NDArray[np.int64] = np.concatenate([np.diff(each) for each in bounds]).astype(np.int64)
+    return lengths
+
+
+def cost_of(lengths: NDArray[np.int64]) -> int:
+    """The cost of segments of these lengths, by which packs are dealt."""
+    return int(np.dot(lengths, lengths)) + LINEAR_COST * int(lengths.sum())
+
+
 def count_step(
     batches: Sequence[Batch],
     *,
@@ -56,10 +68,9 @@ def count_step(
     save_due: bool = False,
 ) -> StepCounts:
     """Counts of the batches of a rank's step. packing_lengths: of each source."""
-    bounds = [batch.cu_seqlens.numpy()[: len(batch.sample_ids) + 1] for batch in batches]
-    lengths = np.concatenate([np.diff(each) for each in bounds]).astype(np.int64)
+    lengths = segment_lengths(batches)
     num_tokens, num_loss_tokens = int(lengths.sum()), sum(batch.num_loss_tokens for batch in batches)
-    packs = [int(bound[-1]) for bound, batch in zip(bounds, batches, strict=True) if len(batch.sample_ids)]
+    packs = [int(batch.cu_seqlens[len(batch.sample_ids)]) for batch in batches if len(batch.sample_ids)]
     inputs = [batch.inputs for batch in batches]
     return StepCounts(
         num_loss_tokens=num_loss_tokens,
@@ -67,7 +78,7 @@ def count_step(
         num_samples=len(lengths),
         capacity=sum(packing_lengths[batch.source] for batch in batches if len(batch.sample_ids)),
         num_positions=sum(batch.num_tokens for batch in batches),
-        cost=int(np.dot(lengths, lengths)) + LINEAR_COST * num_tokens,
+        cost=cost_of(lengths),
         flops=flops.of(lengths, num_loss_tokens=num_loss_tokens, inputs=inputs) if flops is not None else 0.0,
         wait_s=wait_s,
         num_told_to_stop=told_to_stop,
