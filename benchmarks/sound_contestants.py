@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,4 +163,7 @@ def by_transformers(job: Job) -> Callable[[], Batches]:
             yield int(batch["attention_mask"].sum()), num_rows(batch)
 
     collated([files[0]])
+    # What decoded the video is garbage by now. Were it freed in a forked worker, FFmpeg would wait there for its
+    # threads, which a fork does not copy.
+    gc.collect()
     return batches

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -120,7 +120,7 @@ def convert(
             begun.release(output.number)
     if any(num_cut):
         progress.say(cut_media(sum(num_cut)))
-    return _report(reading, laying, begun, splits=options.splits or (), seconds=time.monotonic() - started)
+    return _report(reading, laying, begun, options, seconds=time.monotonic() - started)
 
 
 def _write_shards(
@@ -196,7 +196,7 @@ def _commit(
     is_first = output.number == 0  # rows that are left out are in no split: the first counts them
     rejects = laying.rejects if is_first else []
     description = {
-        "schema": reading.mapper.schema if not options.tokenize else TokensProcessor.schema,
+        "schema": _stored_schema(reading, options),
         "columns": output.format.columns,
         "num_samples": output.num_samples,
         "num_rejected": len(rejects),
@@ -219,11 +219,12 @@ def _commit(
     return 0 if lengths is None else lengths.num_cut
 
 
-def _report(reading: Reading, laying: Laying, work: Work, *, splits: Iterable[str], seconds: float) -> ConvertReport:
+def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOptions, *, seconds: float) -> ConvertReport:
     reports = [SplitReport.of(output) for output in laying.outputs]
     tokens = [report.num_tokens for report in reports if report.num_tokens is not None]
     return ConvertReport(
         kind=reading.mapper.description,
+        schema=_stored_schema(reading, options),
         num_rows=sum(report.num_rows for report in reports),
         num_rejected=len(laying.rejects),
         num_filtered=laying.num_filtered,
@@ -232,8 +233,12 @@ def _report(reading: Reading, laying: Laying, work: Work, *, splits: Iterable[st
         num_shards=sum(report.num_shards for report in reports),
         num_bytes=sum(entry_bytes(entry) for entry in work.done.values()),
         seconds=seconds,
-        splits=dict(zip(splits, reports, strict=False)),
+        splits=dict(zip(options.splits or (), reports, strict=False)),
     )
+
+
+def _stored_schema(reading: Reading, options: ConvertOptions) -> str:
+    return TokensProcessor.schema if options.tokenize else reading.mapper.schema
 
 
 def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:

@@ -33,12 +33,13 @@ class SplitReport:
 class ConvertReport:
     """What a conversion did, all outputs together, and each of its `splits` by name, if it was asked for any.
 
-    kind: what the rows are, and which of their columns are read and kept. num_rejected rows did not fit; num_filtered
-    were left out for their length, num_empty because their text is empty. num_tokens is None where nothing measured
-    them.
+    kind: what the rows are, and which of their columns are read and kept. schema: what is stored of them. num_rejected
+    rows did not fit; num_filtered were left out for their length, num_empty because their text is empty. num_tokens is
+    None where nothing measured them. was_there: an earlier call had done all of it.
     """
 
     kind: str
+    schema: str
     num_rows: int
     num_rejected: int
     num_filtered: int
@@ -48,6 +49,17 @@ class ConvertReport:
     num_bytes: int
     seconds: float
     splits: Mapping[str, SplitReport]
+    was_there: bool = False
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Why rows are not in the dataset, in words for people, and how many."""
+        reasons = {
+            "with values that do not fit, listed in _lmms/rejects.jsonl": self.num_rejected,
+            "of too few or too many tokens": self.num_filtered,
+            "of empty text": self.num_empty,
+        }
+        return {reason: count for reason, count in reasons.items() if count}
 
 
 def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: float) -> ConvertReport:
@@ -64,6 +76,7 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
     tokens = [report.num_tokens for report in reports if report.num_tokens is not None]
     return ConvertReport(
         kind=str(described[0]["schema"]),
+        schema=str(described[0]["schema"]),
         num_rows=sum(report.num_rows for report in reports),
         num_rejected=sum(each["num_rejected"] for each in described),
         num_filtered=sum(each["num_filtered"] for each in described),
@@ -73,6 +86,7 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
         num_bytes=sum(shard.get("file_size", shard["size"]) for each in described for shard in each["shards"]),
         seconds=seconds,
         splits=dict(zip(splits, reports, strict=False)),
+        was_there=True,
     )
 
 

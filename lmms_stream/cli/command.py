@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse gives it no public name
+    Commands = argparse._SubParsersAction["CommandParser"]  # argparse gives it no public name
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose help ends with what `more` gives, which is asked for when help is."""
+
+    more: Callable[[], str] | None = None
+
+    def format_help(self) -> str:
+        shown = super().format_help()
+        return f"{shown}\n{self.more()}" if self.more else shown
 
 
 def add_command(
@@ -16,14 +26,16 @@ def add_command(
     run: Callable[[argparse.Namespace], int],
     summary: str,
     *,
-    example: str,
-) -> argparse.ArgumentParser:
-    """The parser of a command; `run` gives its exit status."""
+    example: str | Sequence[str],
+) -> CommandParser:
+    """The parser of a command; `run` gives its exit status. example: a command line, or several."""
+    lines = [example] if isinstance(example, str) else example
+    heading = "example" if len(lines) == 1 else "examples"
     parser = commands.add_parser(
         name,
         help=summary,
         description=summary,
-        epilog=f"example:\n  {example}",
+        epilog="\n  ".join([f"{heading}:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)

@@ -23,6 +23,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..converters.stored.inspect.visible import visible
+from ..storage.sizes import shown_bytes
 
 if TYPE_CHECKING:
     from .plan_report import EpochReport, KindsReport, StepsReport
@@ -143,8 +144,21 @@ def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: S
     console.print(table)
 
 
+def shown_seconds(seconds: float) -> str:
+    """A time for people.
+
+    >>> shown_seconds(7.24), shown_seconds(3700)
+    ('7.2 s', '1 h 1 min 40 s')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours = f"{minutes // 60:,} h " if minutes >= 60 else ""
+    return f"{hours}{minutes % 60} min {rest} s"
+
+
 def _label(name: str) -> str:
-    return name.replace("_", " ").removeprefix("num ")
+    return {"num_bytes": "size", "seconds": "time"}.get(name, name.replace("_", " ").removeprefix("num "))
 
 
 def _format(name: str, value: int | float | str | None) -> str:
@@ -156,4 +170,8 @@ def _format(name: str, value: int | float | str | None) -> str:
         return f"{value:.2%}"
     if "imbalance" in name:
         return f"{value:.4f}"
+    if name == "num_bytes":
+        return shown_bytes(value)
+    if name == "seconds":
+        return shown_seconds(value)
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
@@ -17,12 +18,20 @@ if TYPE_CHECKING:
     from ..processors.base import Processor
     from .command import Commands
 
-EXAMPLE = "lmms-stream convert chats.jsonl 'more/*.parquet' s3://bucket/chats --tokenizer path/to/tokenizer"
+EXAMPLES = (
+    "lmms-stream convert chats.jsonl chats --tokenizer path/to/tokenizer",
+    "lmms-stream convert chats.jsonl 'more/*.parquet' s3://bucket/chats --tokenizer path/to/tokenizer",
+    "lmms-stream convert 'hf:path/to/dataset?split=train' chats --columns messages=dialogue --keep id --on-error skip",
+    "lmms-stream convert photos.csv photos --kind caption --media-root pictures --max-image-pixels 1000000",
+    "lmms-stream convert chats.jsonl chats --split train=0.99 validation=0.01 --shuffle-seed 1 --compression zstd",
+)
 DESCRIPTION = "Write datasets of any kind as MDS shards; the same command goes on where a run was ended."
 
 
 def add_commands(commands: Commands) -> None:
-    _add_arguments(add_command(commands, "convert", _run, DESCRIPTION, example=EXAMPLE))
+    parser = add_command(commands, "convert", _run, DESCRIPTION, example=EXAMPLES)
+    parser.more = _kinds_and_roles
+    _add_arguments(parser)
 
 
 def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
@@ -37,6 +46,25 @@ def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
     flags = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
     pairs = ("--columns", "--roles", "--split", *PAIRS)
     return ["convert", *one_value_each(arguments[1:], flags=flags, pairs=pairs, lists={"--keep": ""}, num_positional=2)]
+
+
+def _kinds_and_roles() -> str:
+    """What --kind, --columns and --roles may name."""
+    from ..converters.rows.chat import ROLES
+    from ..converters.rows.kinds import COLUMN_ROLES, KINDS
+
+    width = max(map(len, KINDS))
+    kinds = (f"  {name:{width}}  {kind.needed or 'only where it is asked for'}" for name, kind in KINDS.items())
+    return "\n".join(
+        [
+            "kinds of rows (--kind), and the columns that one is found by:",
+            *kinds,
+            "\nroles of columns (--columns ROLE=COLUMN):",
+            fill(", ".join(COLUMN_ROLES), width=78, initial_indent="  ", subsequent_indent="  "),
+            "\nroles of speakers (--roles NAME=ROLE):",
+            f"  {', '.join(ROLES)}\n",
+        ]
+    )
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +210,8 @@ def _add_tokens(group: Group) -> None:
 def _run(options: argparse.Namespace) -> int:
     from ..converters.convert import Progress, convert
     from ..processors.parallelism import tokenize_in_one_thread
-    from .console import bar, print_found, print_record, print_records
+    from .console import bar, print_found
+    from .convert_summary import print_summary
 
     tokenize_in_one_thread()
     with bar("converting", unit="bytes") as shown:
@@ -198,9 +227,7 @@ def _run(options: argparse.Namespace) -> int:
             progress=Progress(begin=shown.begin, advance=shown.advance, rows=shown.count_rows, say=print_found),
             options=_options(options),
         )
-    print_record(options.target, report)
-    if report.splits:
-        print_records("splits", list(report.splits.items()))
+    print_summary(options.target, report)
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import LmmsStreamError
 from ..version import VERSION
 from . import convert, datasets, plan, profile, runs, watch
+from .command import CommandParser
 
 if TYPE_CHECKING:
     from .command import Commands
@@ -48,11 +49,11 @@ def build_parser(others: Sequence[AddCommands] = ()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lmms-stream",
         description="Datasets to MDS shards, full packs of samples from object storage, exact resumption.",
-        epilog=f"example:\n  {convert.EXAMPLE}",
+        epilog=f"example:\n  {convert.EXAMPLES[1]}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=VERSION, help="show the release and exit")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     for add in (*OUR_COMMANDS, *others):
         add(commands)
     return parser

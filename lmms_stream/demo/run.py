@@ -13,7 +13,8 @@ from typing import Literal
 import yaml
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..cli.console import bar, console, print_plan, print_record
+from ..cli.console import bar, console, print_plan
+from ..cli.convert_summary import print_summary
 from ..errors import ConfigError
 from ..train.report.train_log import read_log
 from .compare import compare_runs, read_run
@@ -86,7 +87,7 @@ def _convert(material: Material, kind: Kind) -> str:
             overwrite=True,
             progress=Progress(begin=shown.begin, advance=shown.advance),
         )
-    print_record(target, report)
+    print_summary(target, report)
     return target
 
 

@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write them: "500mb", "1.5gb"."""
+"""Sizes in bytes as people write and read them: "500mb", "1.5 GiB"."""
 
 from __future__ import annotations
 
@@ -24,3 +24,15 @@ def parse_bytes(text: int | str, *, name: str = "cache_limit") -> int:
     if size < 1:
         raise ConfigError(f"{name} {text!r} is not a number of bytes: write it as 500mb or 1.5gb")
     return size
+
+
+def shown_bytes(num_bytes: float) -> str:
+    """A number of bytes for people, in units of 1024.
+
+    >>> shown_bytes(1536), shown_bytes(12)
+    ('1.5 KiB', '12 bytes')
+    """
+    if num_bytes < 1024:
+        return f"{num_bytes:,.0f} bytes"
+    steps = min(4, (int(num_bytes).bit_length() - 1) // 10)
+    return f"{num_bytes / 1024**steps:,.1f} {('KiB', 'MiB', 'GiB', 'TiB')[steps - 1]}"

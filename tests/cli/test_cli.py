@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from lmms_stream.__main__ import main
 from lmms_stream.cli.convert import one_value_an_option
 from lmms_stream.cli.main import build_parser
+from lmms_stream.converters.rows.chat import ROLES
+from lmms_stream.converters.rows.kinds import COLUMN_ROLES, KINDS
 from lmms_stream.demo.command import add_commands
 from lmms_stream.demo.corpus import Corpus
 from lmms_stream.train.__main__ import main as train
@@ -36,14 +39,18 @@ def subparsers() -> dict[str, argparse.ArgumentParser]:
 def test_every_command_has_help_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(subparsers()) == sorted(COMMANDS)
     for command, parser in subparsers().items():
-        example = str(parser.epilog).removeprefix("example:\n  ")
+        heading, *examples = str(parser.epilog).splitlines()
+        assert heading == ("example:" if len(examples) == 1 else "examples:")
+        assert examples
         with pytest.raises(SystemExit) as stop:
             main([command, "--help"])
         assert stop.value.code == 0
-        assert f"example:\n  {example}" in capsys.readouterr().out
-        program, *arguments = shlex.split(example)
-        assert program == "lmms-stream"
-        assert build_parser([add_commands]).parse_args(arguments).command == command
+        assert str(parser.epilog) in capsys.readouterr().out
+        for example in examples:
+            program, *arguments = shlex.split(example)
+            assert program == "lmms-stream"
+            words = one_value_an_option(arguments)
+            assert build_parser([add_commands]).parse_args(words).command == command
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run.yaml", "-h"]])
@@ -115,11 +122,41 @@ def test_a_command_whose_options_come_first_converts(corpus: Corpus, tmp_path: P
     assert "is there already, of the same sources and options: nothing to do" in " ".join(result.stdout.split())
 
 
+def test_help_of_convert_lists_kinds_of_rows_and_roles(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["convert", "--help"])
+    shown = capsys.readouterr().out
+    for name in KINDS:
+        assert f"\n  {name} " in shown
+    for role in (*COLUMN_ROLES, *ROLES):
+        assert re.search(rf"\b{role}\b", shown[shown.index("kinds of rows") :])
+
+
+def test_a_conversion_says_what_was_left_out_and_what_to_do_next(tokenizer: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"text": f"row {number}"} for number in range(2000)]
+    rows += [{"text": ""}, {"text": ["a list"]}]
+    source = tmp_path / "texts.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    target = tmp_path / "out"
+    shown = run_cli("convert", str(source), str(target), "--on-error", "skip").stdout
+    assert "2,000" in shown
+    assert "1 row of empty text" in shown
+    assert "1 row with values that do not fit, listed in _lmms/rejects.jsonl" in shown
+    assert "not counted" in shown
+    assert "KiB in 1 shard " in shown
+    assert f"next: lmms-stream index {target} --tokenizer PATH" in shown
+
+    command = ("convert", str(source), str(target), "--on-error", "skip", "--tokenizer", str(tokenizer))
+    shown = run_cli(*command, "--processor", "text", "--overwrite").stdout
+    assert " a sample" in shown
+    assert f"next: lmms-stream plan {target} --packing-length 4096 --overlong drop" in shown
+
+
 def test_commands_report_what_they_did(corpus: Corpus, tokenizer: Path, tmp_path: Path) -> None:
     target = str(tmp_path / "out")
     result = run_cli("convert", str(corpus.functions), target, "--tokenizer", str(tokenizer))
     assert result.returncode == 0, result.stderr
-    assert "rows" in result.stdout
+    assert "samples" in result.stdout
     assert f"{corpus.num_functions:,}" in result.stdout
     plot = tmp_path / "plan.svg"
     result = run_cli("plan", target, "--packing-length", "1024", "--overlong", "drop", "--plot", str(plot))

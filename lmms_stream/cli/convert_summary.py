@@ -1,0 +1,62 @@
+"""What `lmms-stream convert` says when it is done: what was written, what was left out, and what to do next."""
+
+from __future__ import annotations
+
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from ..converters.stored.inspect.visible import visible
+from ..storage.sizes import shown_bytes
+from .console import console, print_records, shown_seconds
+
+if TYPE_CHECKING:
+    from ..converters.report import ConvertReport
+
+# Schemas whose samples have tokens, and what `lmms-stream index` needs to count them.
+_COUNTED_BY = {"messages": " --tokenizer PATH", "text": " --tokenizer PATH", "tokens": ""}
+
+
+def print_summary(target: str, report: ConvertReport) -> None:
+    """A table of what lies at the target now, what was left out in yellow, and the next command."""
+    first = f"{target.rstrip('/')}/{next(iter(report.splits))}" if report.splits else target
+    table = Table("", "", title=Text(visible(target)), show_header=False)
+    table.add_row("rows", Text(visible(report.kind)))
+    table.add_row("samples", f"{report.num_rows:,}")
+    table.add_row("tokens", Text(visible(_tokens(first, report))))
+    table.add_row("size", f"{shown_bytes(report.num_bytes)} in {_counted(report.num_shards, 'shard')}")
+    if not report.was_there:
+        table.add_row("time", _time(report))
+    for reason, count in report.left_out.items():
+        table.add_row("left out", Text(f"{_counted(count, 'row')} {reason}"), style="yellow")
+    console.print(table)
+    if report.splits:
+        print_records("splits", list(report.splits.items()))
+    console.print(Text(f"next: {visible(_next_command(first, report))}"), soft_wrap=True)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def _tokens(target: str, report: ConvertReport) -> str:
+    if report.num_tokens is not None:
+        return f"{report.num_tokens:,}, {report.num_tokens / max(report.num_rows, 1):,.0f} a sample"
+    return "not counted" if report.schema in _COUNTED_BY else "none"
+
+
+def _time(report: ConvertReport) -> str:
+    seconds = max(report.seconds, 1e-9)
+    rates = f"{report.num_rows / seconds:,.0f} samples/s, {shown_bytes(report.num_bytes / seconds)}/s"
+    return f"{shown_seconds(report.seconds)}, {rates}"
+
+
+def _next_command(target: str, report: ConvertReport) -> str:
+    """Tokens first, since packs are planned by them."""
+    if report.num_tokens is not None:
+        return f"lmms-stream plan {quote(target)} --packing-length 4096 --overlong drop"
+    if report.schema in _COUNTED_BY:
+        return f"lmms-stream index {quote(target)}{_COUNTED_BY[report.schema]}"
+    return f"lmms-stream inspect {quote(target)}"
