@@ -39,6 +39,10 @@ class Turns:
         """The block of a canonical node at a turn."""
         return int(self._orders[node][turn])
 
+    def turn(self, node: int, block: int) -> int:
+        """The turn of a block of a canonical node."""
+        return int(np.flatnonzero(self._orders[node] == block)[0])
+
     def packs(self, node: int, turn: int, positions: _Numbers, *, num_packs: int) -> _Numbers:
         """The numbers in their block of the packs at these positions of a turn, of num_packs."""
         found: _Numbers = self._kept(node, turn, num_packs)[positions]

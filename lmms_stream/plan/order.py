@@ -10,6 +10,7 @@ Canonical nodes and shuffle blocks are MosaicML Streaming's terms (py1b is the n
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -128,6 +129,16 @@ class EpochOrder:
             # node + 1: SeedSequence pads with zeros, so [seed, epoch, 0, 0] would be the stream of the shards.
             np.random.default_rng([self.config.seed, self.epoch, node + 1, block]).shuffle(ids)
         return ids
+
+    def locate(self, sample_id: int) -> tuple[int, int]:
+        """The canonical node that a sample is of, and its shuffle block there."""
+        sizes = np.diff(self._starts, append=self.num_samples)
+        ids = self._first_ids
+        shard = int(np.flatnonzero((ids <= sample_id) & (sample_id < ids + sizes))[0])
+        position = int(self._starts[shard] + sample_id - ids[shard])
+        stops = [self.node_bounds(node)[1] for node in range(self.num_canonical_nodes)]
+        node = bisect_right(stops, position)
+        return node, (position - self.node_bounds(node)[0]) // self.config.shuffle_block_size
 
     def shards_of_block(self, node: int, block: int) -> NDArray[np.int64]:
         """The shards that hold samples of a block, in the order in which they are laid out; none beyond the last."""

@@ -483,3 +483,26 @@ def test_a_step_of_64_canonical_nodes_needs_little_memory_and_no_whole_blocks(tm
     )
     assert result.returncode == 0, result.stderr
     assert float(result.stdout) <= 64
+
+
+@given(case=plan_cases(overlongs=("drop", "truncate", "split")), epoch=st.integers(0, 3), fixed=st.booleans())
+@examples(60)
+def test_each_sample_is_found_in_the_packs_that_hold_it(case: PlanCase, epoch: int, fixed: bool) -> None:
+    case = case._replace(order=dataclasses.replace(case.order, reshuffle=not fixed))
+    plan = case.plan()
+    packs = all_packs(plan, epoch)
+    numbers = np.repeat(np.arange(len(packs)), np.diff(packs.offsets))
+    expected: dict[int, list[tuple[int, ...]]] = {}
+    for sample_id, start, number in zip(
+        packs.sample_ids.tolist(), packs.starts.tolist(), numbers.tolist(), strict=True
+    ):
+        expected.setdefault(sample_id, []).append((start, number))
+    for sample_id in range(0, plan.num_samples, max(1, plan.num_samples // 50)):
+        found = plan.packs_of(epoch, sample_id).tolist()
+        assert found == [number for _, number in sorted(expected.get(sample_id, []))]
+
+
+@pytest.mark.parametrize("sample_id", [-1, 1200])
+def test_a_sample_that_is_not_there_is_in_no_pack(sample_id: int) -> None:
+    with pytest.raises(PackingError, match=rf"sample {sample_id} asked of a dataset with samples \[0, 1200\)"):
+        small_plan().packs_of(0, sample_id)

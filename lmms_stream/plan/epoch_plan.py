@@ -1,0 +1,174 @@
+"""One epoch of a plan: pack number <-> canonical node, block and position in it. counts + order -> [this] -> packs."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .block_packs import BlockPacks, PlanInputs, pack_block
+from .fixed_packs import Turns
+from .order import EpochOrder
+from .pack_range import PackRange, ends_of, runs
+
+_NODE_BITS = 40  # below a canonical node's number; its packs are fewer
+
+
+class EpochPlan:
+    """One epoch of a plan: the map from a pack's number to its node, block and position.
+
+    order, counts: of the epoch whose packs these are (see block_counts). Blocks are told by their turn in this epoch.
+    """
+
+    def __init__(self, inputs: PlanInputs, order: EpochOrder, counts: NDArray[np.int64], *, epoch: int):
+        self._inputs = inputs
+        self.order = order
+        self._blocks: dict[int, BlockPacks] = {}  # of each canonical node one
+        num_blocks = [self.order.num_blocks(node) for node in range(self.order.num_canonical_nodes)]
+        self._turns = None if order.config.reshuffle else Turns(order.config, epoch, num_blocks)
+        if self._turns is not None:
+            counts = counts[self._turns.blocks_of_turns]
+        self._counts = counts[:, 0]
+        self._num_blocks = num_blocks
+        self.num_packs, self.num_tokens, self.num_overlong = (int(n) for n in counts[:, :3].sum(axis=0))
+        self.num_overlong_media = int(counts[:, 3:].sum())
+        patches = inputs.index.patches
+        self._patches = None if patches is None else np.asarray(patches)  # a plain view: a memmap is slow to index
+        ends = np.cumsum(num_blocks)
+        self._first_blocks = ends - num_blocks  # of each canonical node, in the row of all blocks of all
+        packs_before = np.cumsum(counts[:, 0]) - counts[:, 0]
+        nodes = np.repeat(np.arange(len(num_blocks)), num_blocks)
+        # The number of its canonical node's packs before each block; and that behind the node's number, to search in.
+        self._packs_before_block = packs_before - packs_before[self._first_blocks[nodes]]
+        self._block_keys = nodes << _NODE_BITS | self._packs_before_block
+        self._interleave([int(counts[end - count : end, 0].sum()) for count, end in zip(num_blocks, ends, strict=True)])
+
+    def _interleave(self, packs_per_node: list[int]) -> None:
+        """Rounds take one pack of every canonical node that has packs left.
+
+        Rounds [r, s) between two successive node sizes have the same nodes, so a few phases say it all:
+        nodes with 5, 2 and 5 packs give phase 0 (rounds 0-1, nodes 0 1 2) and phase 1 (rounds 2-4, nodes 0 2).
+        """
+        self._phase_nodes: list[NDArray[np.int64]] = []
+        phase_starts, phase_rounds = [], []
+        start = previous = 0
+        for size in sorted({size for size in packs_per_node if size}):
+            nodes = np.array([node for node, count in enumerate(packs_per_node) if count >= size], np.int64)
+            self._phase_nodes.append(nodes)
+            phase_starts.append(start)
+            phase_rounds.append(previous)
+            start += (size - previous) * len(nodes)
+            previous = size
+        self._phase_starts = np.array(phase_starts, np.int64)
+        self._phase_rounds = np.array(phase_rounds, np.int64)
+
+    def _locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Canonical node, block and position in the block of each pack."""
+        nodes, positions = np.empty_like(numbers), np.empty_like(numbers)
+        phases = np.searchsorted(self._phase_starts, numbers, side="right") - 1
+        for phase in range(phases[0], phases[-1] + 1):
+            here = phases == phase
+            rounds, turns = np.divmod(numbers[here] - self._phase_starts[phase], len(self._phase_nodes[phase]))
+            nodes[here] = self._phase_nodes[phase][turns]
+            positions[here] = self._phase_rounds[phase] + rounds
+        found = np.searchsorted(self._block_keys, nodes << _NODE_BITS | positions, side="right") - 1
+        return nodes, found - self._first_blocks[nodes], positions - self._packs_before_block[found]
+
+    def blocks(self, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+        if not len(numbers):
+            return []
+        nodes, blocks, _ = self._locate(numbers)
+        firsts = np.sort(np.unique(nodes << _NODE_BITS | blocks, return_index=True)[1])
+        return list(zip(firsts.tolist(), nodes[firsts].tolist(), blocks[firsts].tolist(), strict=True))
+
+    def packs(self, numbers: NDArray[np.int64]) -> PackRange:
+        if not len(numbers):
+            nothing = np.empty(0, np.int64)
+            return PackRange(
+                sample_ids=nothing, starts=nothing, lengths=nothing, offsets=np.zeros(1, np.int64),
+                canonical_nodes=nothing, sources=nothing, patches=None if self._patches is None else nothing,
+            )  # fmt: skip
+        nodes, blocks, positions = self._locate(numbers)
+        copied = []  # of each stretch: which packs, and their segments, copied before the next one is replayed
+        counts = np.empty(len(numbers), np.int64)
+        for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
+            left = np.flatnonzero((nodes == node) & (blocks == block))
+            if self._turns is not None:
+                positions[left] = self._turned(node, block, positions[left])
+                left = left[np.argsort(positions[left])]
+            while len(left):
+                packs = self._block(node, block)
+                packs.replay_to(int(positions[left[0]]))
+                num_here = int(np.searchsorted(positions[left], packs.stop))
+                here, left = left[:num_here], left[num_here:]
+                begins = packs.offsets[positions[here] - packs.first]
+                counts[here] = packs.offsets[positions[here] - packs.first + 1] - begins
+                source = runs(begins, counts[here])
+                copied.append((here, packs.sample_ids[source], packs.lengths[source], packs.starts_of(source)))
+        offsets = ends_of(counts)
+        sample_ids, lengths = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+        starts = np.zeros(offsets[-1], np.int64)
+        for here, ids_here, lengths_here, starts_here in copied:
+            target = runs(offsets[:-1][here], counts[here])
+            sample_ids[target] = ids_here
+            lengths[target] = lengths_here
+            starts[target] = starts_here
+        return PackRange(
+            sample_ids=sample_ids,
+            starts=starts,
+            lengths=lengths,
+            offsets=offsets,
+            canonical_nodes=nodes,
+            sources=np.zeros(len(numbers), np.int64),
+            patches=None
+            if self._patches is None
+            else np.add.reduceat(self._patches[sample_ids], offsets[:-1], dtype=np.int64),
+        )
+
+    def shards_of_block(self, node: int, block: int) -> NDArray[np.int64]:
+        if self._turns is not None and block < self._num_blocks[node]:
+            block = self._turns.block(node, block)
+        return self.order.shards_of_block(node, block)
+
+    def packs_of(self, sample_id: int) -> NDArray[np.int64]:
+        """See PackPlan.packs_of."""
+        node, block = self.order.locate(sample_id)
+        position = int(np.flatnonzero(self.order.block(node, block) == sample_id)[0])
+        packs = pack_block(self._inputs, self.order, node, block)
+        segments = np.flatnonzero(packs.order == position)
+        if packs.pieces is not None:
+            segments = segments[np.argsort(packs.pieces[segments])]
+        found = np.searchsorted(packs.offsets, segments, side="right") - 1
+        if self._turns is not None:
+            block = self._turns.turn(node, block)
+            turned = self._turned(node, block, np.arange(len(packs)))
+            found = np.argsort(turned)[found]
+        return self._numbers(node, self._packs_before_block[self._first_blocks[node] + block] + found)
+
+    def _numbers(self, node: int, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers of packs of a canonical node, by their position in it, which is the round that takes them."""
+        numbers = np.empty_like(rounds)
+        phases = np.searchsorted(self._phase_rounds, rounds, side="right") - 1
+        for at, phase in enumerate(phases.tolist()):
+            nodes = self._phase_nodes[phase]
+            turn = int(np.searchsorted(nodes, node))
+            numbers[at] = self._phase_starts[phase] + (rounds[at] - self._phase_rounds[phase]) * len(nodes) + turn
+        return numbers
+
+    def _turned(self, node: int, block: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        assert self._turns is not None
+        num_packs = int(self._counts[self._first_blocks[node] + block])
+        return self._turns.packs(node, block, positions, num_packs=num_packs)
+
+    def forget_blocks(self) -> None:
+        """Let go of the blocks that were replayed, all but their counts."""
+        self._blocks.clear()
+
+    def _block(self, node: int, block: int) -> BlockPacks:
+        """The packs of a block; of each canonical node the last one is kept, for packs are read one after another."""
+        if self._turns is not None:
+            block = self._turns.block(node, block)
+        kept = self._blocks.get(node)
+        if kept is None or kept.block != block:
+            self._blocks.pop(node, None)
+            kept = self._blocks[node] = BlockPacks(self._inputs, self.order, node, block, before=kept)
+        return kept
