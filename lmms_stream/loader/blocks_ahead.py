@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..mds.core import PackedDataset
 from ..plan.assign import home_nodes
-from ..plan.mixture import SourceBlock
+from ..plan.source_ranges import SourceBlock
 from ..types import World
 
 

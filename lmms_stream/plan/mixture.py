@@ -18,7 +18,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,29 +26,11 @@ from ..errors import ConfigError
 from .cursor import Cursor, SourceCursor
 from .kernels.turns import NEVER, take_turns
 from .pack_plan import PackPlan
-from .pack_range import PackRange, ends_of, runs
+from .pack_range import PackRange, ends_of
+from .source_ranges import SourceBlock, SourceRange, by_epoch, join, join_patches
 from .weights import UNIT, Weights, parse_schedule, passed_on, share_out, to_quotas
 
 MAX_PHASES_AHEAD = 64  # of a schedule, that deadlines are looked for in
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceRange:
-    """Packs [first, stop) of an epoch of a source."""
-
-    source: str
-    epoch: int
-    first: int
-    stop: int
-
-
-class SourceBlock(NamedTuple):
-    """A shuffle block of a canonical node in an epoch of a source."""
-
-    source: str
-    epoch: int
-    node: int
-    block: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +43,7 @@ class Step:
 
     @property
     def num_packs(self) -> int:
-        return sum(taken.stop - taken.first for taken in self.ranges)
+        return _count(self.ranges)
 
 
 class Mixture:
@@ -161,17 +142,8 @@ class Mixture:
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         """The next step; one without packs at an end. Without weights, an epoch's last step may be short."""
         sources = dict(cursor.sources)
-        ranges: list[SourceRange] = []
-        left = global_batch
-        while left:
-            taken = self._take_turns(sources, left, phases=self._phases(cursor.step, left, global_batch=global_batch))
-            if not taken:
-                break
-            for name, count in taken.items():
-                at = sources[name]
-                ranges.append(SourceRange(source=name, epoch=at.epoch, first=at.packs, stop=at.packs + count))
-                sources[name] = self._advance(name, at, count)
-                left -= count
+        ranges = self._take(sources, cursor.step, global_batch, global_batch=global_batch)
+        left = global_batch - _count(ranges)
         ends_epoch = left > 0 or self._is_over(sources)
         if self.schedule is None and ends_epoch:
             self._begin_epoch(sources)
@@ -179,15 +151,75 @@ class Mixture:
         return Step(ranges=tuple(ranges), after=after, ends_epoch=ends_epoch)
 
     def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
-        """The cursor after `num_steps` steps that nobody reads (around a spike of the loss, say)."""
-        for _ in range(num_steps):
-            cursor = self.step(cursor, global_batch=global_batch).after
+        """The cursor after `num_steps` steps that nobody reads (around a spike of the loss, say).
+
+        Without weights the steps of an epoch are counted and passed over; with weights all turns are taken in one go.
+        """
+        while num_steps:
+            left = None if self.schedule is not None else self.packs_left(cursor)
+            steps_here = num_steps if left is None else min(num_steps, max(1, -(-left // global_batch)))
+            sources = dict(cursor.sources)
+            taken = self._take(sources, cursor.step, steps_here * global_batch, global_batch=global_batch)
+            if self.schedule is None and _count(taken) == left:
+                self._begin_epoch(sources)
+            cursor = Cursor(step=cursor.step + steps_here, sources=sources)
+            num_steps -= steps_here
         return cursor
+
+    def step_of(self, cursor: Cursor, pack: SourceRange, *, global_batch: int, num_steps: int) -> Cursor | None:
+        """The cursor before the step that reads a pack, if one of the next num_steps does; None otherwise.
+
+        pack: a range of one. All turns before it are taken in one go.
+        """
+        end = cursor.step + num_steps
+        wanted = pack.epoch, pack.first
+        while pack.source in self._weighted and _at(cursor.sources[pack.source]) <= wanted and cursor.step < end:
+            sources = dict(cursor.sources)
+            count = (end - cursor.step) * global_batch
+            num_packs = _count(self._take(sources, cursor.step, count, global_batch=global_batch, until=pack))
+            if _at(sources[pack.source]) > wanted:
+                return self.skip(cursor, (num_packs - 1) // global_batch, global_batch=global_batch)
+            if self.schedule is not None or num_packs == count:
+                break
+            self._begin_epoch(sources)
+            cursor = Cursor(step=cursor.step - (-num_packs // global_batch), sources=sources)
+        return None
+
+    def _take(
+        self,
+        sources: dict[str, SourceCursor],
+        step: int,
+        count: int,
+        *,
+        global_batch: int,
+        until: SourceRange | None = None,
+    ) -> list[SourceRange]:
+        """The next `count` packs from the beginning of a step on, or those to the end (without weights: of the epoch).
+
+        `sources` are moved behind them. until: a range of one pack, which is the last to be taken.
+        """
+        ranges: list[SourceRange] = []
+        done = 0
+        while done < count:
+            left_in_step = global_batch - done % global_batch
+            rows, ends = self._phases(step + done // global_batch, left_in_step, global_batch=global_batch)
+            most = min(count - done, int(ends[0]))  # phases further ahead are looked for when the first one is over
+            taken = self._take_turns(sources, most, phases=(rows, ends), until=until)
+            if not taken:
+                break
+            for name, number in taken.items():
+                at = sources[name]
+                ranges.append(SourceRange(source=name, epoch=at.epoch, first=at.packs, stop=at.packs + number))
+                sources[name] = self._advance(name, at, number)
+                done += number
+            if until is not None and _at(sources[until.source]) > (until.epoch, until.first):
+                break
+        return ranges
 
     def packs(self, ranges: Sequence[SourceRange]) -> PackRange:
         """The packs of some ranges in turn; canonical nodes count to this mixture's num_canonical_nodes."""
         found = []
-        for of_epoch in _by_epoch(ranges):
+        for of_epoch in by_epoch(ranges):
             plan = self.plans[of_epoch.source]
             packs = plan.take(of_epoch.epoch, of_epoch.numbers)
             nodes = packs.canonical_nodes * (self.num_canonical_nodes // plan.num_canonical_nodes)
@@ -197,22 +229,22 @@ class Mixture:
         if len(found) == 1:
             return found[0]
         joined = PackRange(
-            sample_ids=_join(each.sample_ids for each in found),
-            starts=_join(each.starts for each in found),
-            lengths=_join(each.lengths for each in found),
-            offsets=ends_of(_join(np.diff(each.offsets) for each in found)),
-            canonical_nodes=_join(each.canonical_nodes for each in found),
-            sources=_join(each.sources for each in found),
-            patches=_join_patches(found),
-            epochs=_join(each.epochs for each in found if each.epochs is not None),
+            sample_ids=join(each.sample_ids for each in found),
+            starts=join(each.starts for each in found),
+            lengths=join(each.lengths for each in found),
+            offsets=ends_of(join(np.diff(each.offsets) for each in found)),
+            canonical_nodes=join(each.canonical_nodes for each in found),
+            sources=join(each.sources for each in found),
+            patches=join_patches(found),
+            epochs=join(each.epochs for each in found if each.epochs is not None),
         )
-        return joined.take(np.argsort(_join(each.positions for each in _by_epoch(ranges))))
+        return joined.take(np.argsort(join(each.positions for each in by_epoch(ranges))))
 
     def blocks(self, ranges: Sequence[SourceRange]) -> list[tuple[int, SourceBlock]]:
         """The shuffle blocks that packs of some ranges come from, each with the position of its first pack."""
         return [
             (int(each.positions[first]), SourceBlock(source=each.source, epoch=each.epoch, node=node, block=block))
-            for each in _by_epoch(ranges)
+            for each in by_epoch(ranges)
             for first, node, block in self.plans[each.source].blocks(each.epoch, each.numbers)
         ]
 
@@ -243,9 +275,14 @@ class Mixture:
         return rows, np.append(ends, NEVER)
 
     def _take_turns(
-        self, sources: dict[str, SourceCursor], count: int, *, phases: tuple[slice, NDArray[np.int64]]
+        self,
+        sources: dict[str, SourceCursor],
+        count: int,
+        *,
+        phases: tuple[slice, NDArray[np.int64]],
+        until: SourceRange | None = None,
     ) -> dict[str, int]:
-        """How many packs each source gives, until `count` are taken or one comes to the end of its epoch.
+        """How many packs each source gives, until `count` are taken or one comes to the end of its epoch, or to a pack.
 
         Notes in `sources` what each lacks then. Nothing: everything is consumed.
         """
@@ -253,6 +290,8 @@ class Mixture:
         if not names:
             return {}
         left = np.array([self._left_in_epoch(name, sources[name]) for name in names], np.int64)
+        if until is not None and until.source in names and sources[until.source].epoch == until.epoch:
+            left[names.index(until.source)] = until.stop - sources[until.source].packs
         credits = np.array([sources[name].credit for name in names], np.int64)
         taken = np.zeros(len(names), np.int64)
         if len(names) == 1:
@@ -289,35 +328,9 @@ class Mixture:
         return dataclasses.replace(at, packs=packs)
 
 
-class _EpochPacks(NamedTuple):
-    """Packs of one epoch of a source: their numbers in it, and their positions among the packs of all ranges."""
-
-    source: str
-    epoch: int
-    numbers: NDArray[np.int64]
-    positions: NDArray[np.int64]
+def _at(source: SourceCursor) -> tuple[int, int]:
+    return source.epoch, source.packs
 
 
-def _by_epoch(ranges: Sequence[SourceRange]) -> list[_EpochPacks]:
-    counts = np.array([taken.stop - taken.first for taken in ranges], np.int64)
-    firsts = np.array([taken.first for taken in ranges], np.int64)
-    begins = ends_of(counts)[:-1]
-    members: dict[tuple[str, int], list[int]] = {}
-    for number, taken in enumerate(ranges):
-        members.setdefault((taken.source, taken.epoch), []).append(number)
-    return [
-        _EpochPacks(source, epoch, runs(firsts[mine], counts[mine]), runs(begins[mine], counts[mine]))
-        for (source, epoch), mine in members.items()
-    ]
-
-
-def _join_patches(found: Sequence[PackRange]) -> NDArray[np.int64] | None:
-    """Of sources with media and without; None where none has media."""
-    if all(each.patches is None for each in found):
-        return None
-    return _join(np.zeros(len(each), np.int64) if each.patches is None else each.patches for each in found)
-
-
-def _join(arrays: object) -> NDArray[np.int64]:
-    joined: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *arrays])  # type: ignore[misc]
-    return joined.astype(np.int64, copy=False)
+def _count(ranges: Sequence[SourceRange]) -> int:
+    return sum(taken.stop - taken.first for taken in ranges)

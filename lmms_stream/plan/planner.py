@@ -19,9 +19,10 @@ from .assign import assign_steps
 from .cursor import Cursor
 from .kernels.deal import PAD
 from .lane_cursor import LaneAfter
-from .mixture import Mixture, SourceBlock, SourceRange, Step
+from .mixture import Mixture, Step
 from .order import shards_of
 from .pack_range import PackRange
+from .source_ranges import SourceBlock, SourceRange
 
 STRETCH_PACKS = 1024  # packs of successive global batches that are planned together
 _NOTHING = np.empty(0, np.int64)

@@ -15,6 +15,7 @@ from lmms_stream.plan.mixture import Mixture, Step
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.source_ranges import SourceRange
 
 from ..strategies import chat_lengths, examples
 
@@ -250,6 +251,57 @@ def test_skipped_steps_are_passed_over_exactly() -> None:
     skipped = mixture.skip(mixture.start(), 5, global_batch=6)
     assert run(mixture, skipped, 4, global_batch=6)[0] == steps[5:]
     assert skipped.step == 5
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> Mixture:
+    """With weights, a schedule of up to a hundred phases, or without; with sources that end."""
+    shares = st.dictionaries(st.sampled_from("abc"), st.floats(0.01, 10), min_size=1)
+    kind = draw(st.sampled_from(["none", "weights", "schedule", "long"]))
+    ends = draw(st.dictionaries(st.sampled_from("abc"), st.integers(1, 3)))
+    if kind == "none":
+        return Mixture(PLANS)
+    if kind == "weights":
+        return Mixture(PLANS, weights=draw(shares), max_epochs=ends)
+    if kind == "long":
+        phases = {step: {"a": 1 + step % 7, "b": 1.0, "c": step % 3} for step in range(100)}
+        return Mixture(PLANS, weights=phases, max_epochs=ends)
+    later = draw(st.dictionaries(st.integers(1, 30), shares, max_size=4))
+    return Mixture(PLANS, weights={0: draw(shares), **later}, max_epochs=ends)
+
+
+@examples(60)
+@given(mixture=mixtures(), begin=st.integers(0, 20), num_steps=st.integers(0, 120), global_batch=st.integers(1, 24))
+def test_steps_that_are_skipped_at_once_leave_what_steps_one_by_one_leave(
+    mixture: Mixture, begin: int, num_steps: int, global_batch: int
+) -> None:
+    _, cursor = run(mixture, mixture.start(), begin, global_batch=global_batch)
+    _, after = run(mixture, cursor, num_steps, global_batch=global_batch)
+    assert mixture.skip(cursor, num_steps, global_batch=global_batch) == after
+
+
+@examples(60)
+@given(
+    mixture=mixtures(),
+    begin=st.integers(0, 20),
+    global_batch=st.integers(1, 24),
+    source=st.sampled_from("abc"),
+    epoch=st.integers(0, 3),
+    share=st.floats(0, 1, exclude_max=True),
+)
+def test_the_step_that_reads_a_pack_is_found_without_the_steps_before(
+    mixture: Mixture, begin: int, global_batch: int, source: str, epoch: int, share: float
+) -> None:
+    pack = int(share * PLANS[source].num_packs(epoch))
+    _, start = run(mixture, mixture.start(), begin, global_batch=global_batch)
+    cursor, expected = start, None
+    for _ in range(80):
+        step = mixture.step(cursor, global_batch=global_batch)
+        if (source, epoch, pack) in reads(step):
+            expected = cursor
+        cursor = step.after
+    wanted = SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1)
+    assert mixture.step_of(start, wanted, global_batch=global_batch, num_steps=80) == expected
 
 
 def test_the_packs_of_a_step_are_those_of_the_plans() -> None:

@@ -1,0 +1,67 @@
+"""Packs of several sources and epochs, as a mixture takes them in turn; ranges of them by source and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .pack_range import PackRange, ends_of, runs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceRange:
+    """Packs [first, stop) of an epoch of a source."""
+
+    source: str
+    epoch: int
+    first: int
+    stop: int
+
+
+class SourceBlock(NamedTuple):
+    """A shuffle block of a canonical node in an epoch of a source."""
+
+    source: str
+    epoch: int
+    node: int
+    block: int
+
+
+class EpochPacks(NamedTuple):
+    """Packs of one epoch of a source: their numbers in it, and their positions among the packs of all ranges."""
+
+    source: str
+    epoch: int
+    numbers: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+
+def by_epoch(ranges: Sequence[SourceRange]) -> list[EpochPacks]:
+    """The same packs, each epoch of a source together."""
+    counts = np.array([taken.stop - taken.first for taken in ranges], np.int64)
+    firsts = np.array([taken.first for taken in ranges], np.int64)
+    begins = ends_of(counts)[:-1]
+    members: dict[tuple[str, int], list[int]] = {}
+    for number, taken in enumerate(ranges):
+        members.setdefault((taken.source, taken.epoch), []).append(number)
+    return [
+        EpochPacks(source, epoch, runs(firsts[mine], counts[mine]), runs(begins[mine], counts[mine]))
+        for (source, epoch), mine in members.items()
+    ]
+
+
+def join_patches(found: Sequence[PackRange]) -> NDArray[np.int64] | None:
+    """Of sources with media and without; None where none has media."""
+    if all(each.patches is None for each in found):
+        return None
+    return join(np.zeros(len(each), np.int64) if each.patches is None else each.patches for each in found)
+
+
+def join(arrays: object) -> NDArray[np.int64]:
+    """Arrays one after another; there may be none."""
+    joined: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *arrays])  # type: ignore[misc]
+    return joined.astype(np.int64, copy=False)
