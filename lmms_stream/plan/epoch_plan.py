@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,13 @@ from .order import EpochOrder
 from .pack_range import PackRange, ends_of, runs
 
 _NODE_BITS = 40  # below a canonical node's number; its packs are fewer
+
+
+class Amounts(NamedTuple):
+    """samples: those of which at least a piece is there."""
+
+    samples: int
+    tokens: int
 
 
 class EpochPlan:
@@ -28,6 +37,8 @@ class EpochPlan:
         if self._turns is not None:
             counts = counts[self._turns.blocks_of_turns]
         self._counts = counts[:, 0]
+        self._tokens = counts[:, 1]
+        self._dropped = counts[:, 2] if inputs.packing.overlong == "drop" else counts[:, 3:].sum(axis=1)
         self._num_blocks = num_blocks
         self.num_packs, self.num_tokens, self.num_overlong = (int(n) for n in counts[:, :3].sum(axis=0))
         self.num_overlong_media = int(counts[:, 3:].sum())
@@ -143,6 +154,53 @@ class EpochPlan:
             turned = self._turned(node, block, np.arange(len(packs)))
             found = np.argsort(turned)[found]
         return self._numbers(node, self._packs_before_block[self._first_blocks[node] + block] + found)
+
+    def amounts(self, num_packs: int) -> Amounts:
+        """What is in the first num_packs packs."""
+        phase = max(0, int(np.searchsorted(self._phase_starts, num_packs, side="right")) - 1)
+        taken = np.zeros(len(self._num_blocks), np.int64)  # packs of each canonical node
+        for nodes, rounds in zip(self._phase_nodes[:phase], self._phase_rounds[1:].tolist(), strict=False):
+            taken[nodes] = rounds
+        if num_packs:
+            nodes = self._phase_nodes[phase]
+            rounds, rest = divmod(num_packs - int(self._phase_starts[phase]), len(nodes))
+            taken[nodes] += rounds
+            taken[nodes[:rest]] += 1
+        found = [self._amounts_of_node(node, count) for node, count in enumerate(taken.tolist())]
+        return Amounts(sum(each.samples for each in found), sum(each.tokens for each in found))
+
+    def _amounts_of_node(self, node: int, num_packs: int) -> Amounts:
+        first = int(self._first_blocks[node])
+        rows = slice(first, first + self._num_blocks[node])
+        ends = np.cumsum(self._counts[rows])
+        whole = int(np.searchsorted(ends, num_packs, side="right"))
+        samples = sum(self._samples_of(node, turn) for turn in range(whole)) - int(self._dropped[rows][:whole].sum())
+        tokens = int(self._tokens[rows][:whole].sum())
+        left = num_packs - (int(ends[whole - 1]) if whole else 0)
+        if left:
+            ids, lengths = self._begun(node, whole, left)
+            samples, tokens = samples + len(np.unique(ids)), tokens + int(lengths.sum())
+        return Amounts(samples, tokens)
+
+    def _samples_of(self, node: int, turn: int) -> int:
+        start, stop = self.order.node_bounds(node)
+        block = turn if self._turns is None else self._turns.block(node, turn)
+        size = self.order.config.shuffle_block_size
+        return min(size, stop - start - block * size)
+
+    def _begun(self, node: int, turn: int, num_packs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Sample and tokens of each segment in the first packs of a block."""
+        block = turn if self._turns is None else self._turns.block(node, turn)
+        ids = self.order.block(node, block)
+        lengths = np.asarray(self._inputs.index.lengths[ids], dtype=np.int64)
+        packs = pack_block(self._inputs, self.order, node, block)
+        numbers = np.arange(num_packs)
+        if self._turns is not None:
+            numbers = self._turned(node, turn, numbers)
+        segments = runs(packs.offsets[numbers], np.diff(packs.offsets)[numbers])
+        chosen, limit = packs.order[segments], self._inputs.packing.packing_length
+        starts = 0 if packs.pieces is None else packs.pieces[segments].astype(np.int64) * limit
+        return ids[chosen], np.minimum(lengths[chosen] - starts, limit)
 
     def _numbers(self, node: int, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers of packs of a canonical node, by their position in it, which is the round that takes them."""

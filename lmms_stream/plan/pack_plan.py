@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import LengthsError, PackingError
 from .block_counts import Counting, CountsCache, block_counts
 from .block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS, PlanInputs
-from .epoch_plan import EpochPlan
+from .epoch_plan import Amounts, EpochPlan
 from .lengths import Lengths, hash_lengths
 from .order import EpochOrder, OrderConfig, in_stored_order, streams_digest
 from .pack_range import PackRange
@@ -120,6 +120,13 @@ class PackPlan:
         if not 0 <= sample_id < self.num_samples:
             raise PackingError(f"sample {sample_id} asked of a dataset with samples [0, {self.num_samples})")
         return self._epoch(epoch).packs_of(sample_id)
+
+    def amounts(self, epoch: int, num_packs: int) -> Amounts:
+        """Samples and tokens in the first packs of an epoch; a block of each canonical node is packed again."""
+        total = self.num_packs(epoch)
+        if not 0 <= num_packs <= total:
+            raise PackingError(f"the first {num_packs} packs asked of epoch {epoch}, which has packs [0, {total})")
+        return self._epoch(epoch).amounts(num_packs)
 
     def blocks(self, epoch: int, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
         """The blocks that these packs come from: index into `numbers` of the first pack, canonical node, block.

@@ -506,3 +506,25 @@ def test_each_sample_is_found_in_the_packs_that_hold_it(case: PlanCase, epoch: i
 def test_a_sample_that_is_not_there_is_in_no_pack(sample_id: int) -> None:
     with pytest.raises(PackingError, match=rf"sample {sample_id} asked of a dataset with samples \[0, 1200\)"):
         small_plan().packs_of(0, sample_id)
+
+
+@examples(60)
+@given(
+    case=plan_cases(overlongs=("drop", "truncate", "split")),
+    epoch=st.integers(0, 3),
+    fixed=st.booleans(),
+    share=st.floats(0, 1),
+)
+def test_amounts_are_those_of_the_first_packs(case: PlanCase, epoch: int, fixed: bool, share: float) -> None:
+    plan = case._replace(order=dataclasses.replace(case.order, reshuffle=not fixed)).plan()
+    for num_packs in {0, int(share * plan.num_packs(epoch)), plan.num_packs(epoch)}:
+        packs = plan.packs(epoch, 0, num_packs)
+        expected = (len(set(packs.sample_ids.tolist())), int(packs.lengths.sum()))
+        assert plan.amounts(epoch, num_packs) == expected
+    assert plan.amounts(epoch, plan.num_packs(epoch)).tokens == plan.num_tokens(epoch)
+
+
+def test_amounts_of_packs_that_are_not_there_are_refused() -> None:
+    plan = small_plan()
+    with pytest.raises(PackingError, match=rf"the first {plan.num_packs(0) + 1} packs asked of epoch 0"):
+        plan.amounts(0, plan.num_packs(0) + 1)

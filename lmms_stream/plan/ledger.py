@@ -1,0 +1,204 @@
+"""What was in a step, and where a sample was or will be. plans + stretches of a run -> [ledger] -> entries.
+
+The plan is arithmetic, so neither needs a log: the shuffle blocks concerned are packed again, and nothing else. A run
+that was resumed with other weights, sources or ranks is a row of stretches, each with the settings of its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CursorError, PackingError
+from ..types import World
+from .assign import assign_steps
+from .cursor import Cursor
+from .kernels.deal import PAD
+from .mixture import Mixture, Step
+from .pack_range import PackRange
+from .source_ranges import SourceRange
+
+Ranges = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """Steps of a run under the same settings, from a cursor on.
+
+    global_batch: packs of a step. world: the ranks that share it; which of them `rank` names does not matter. skipped:
+    ranges [first, stop) of steps that nobody reads, as skip_steps has them.
+    """
+
+    mixture: Mixture
+    cursor: Cursor
+    global_batch: int
+    world: World = field(default_factory=World)
+    skipped: Ranges = ()
+
+
+class PackEntry(NamedTuple):
+    """A pack of a step, and who reads it.
+
+    number: in the epoch of its source. group: of the ranks that read it, which share their packs. micro_batch: its turn
+    among the packs of the group. sample_ids, starts, lengths: int64[num_segments], as in PackRange.
+    """
+
+    source: str
+    epoch: int
+    number: int
+    group: int
+    micro_batch: int
+    sample_ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepEntry:
+    """A step. number: as cursors count, those that are skipped among them. packs: group by group, in turn."""
+
+    number: int
+    is_skipped: bool
+    packs: Sequence[PackEntry]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PieceEntry:
+    """A sample, or the piece of one that is split, in a step.
+
+    step, is_skipped: as in StepEntry; None where no step so far reads it. piece: from 0. The others are as in
+    PackEntry; group and micro_batch are None where step is.
+    """
+
+    epoch: int
+    piece: int
+    pack: int
+    step: int | None
+    is_skipped: bool
+    group: int | None
+    micro_batch: int | None
+
+
+class Ledger:
+    """Looks up steps and samples of a run whose stretches follow one another.
+
+    CursorError where a stretch begins before the one before it.
+    """
+
+    def __init__(self, stretches: Sequence[Stretch]):
+        self.stretches = tuple(stretches)
+        for before, after in pairwise(self.stretches):
+            if after.cursor.step < before.cursor.step:
+                raise CursorError(
+                    f"a stretch of the run begins at step {after.cursor.step}, before the one that it follows, which "
+                    f"begins at step {before.cursor.step}: list them in the order in which they were trained"
+                )
+        if not self.stretches:
+            raise CursorError("a ledger needs a stretch of a run at least: name a checkpoint, or a config")
+
+    def step(self, number: int) -> StepEntry:
+        """A step, which may not have been trained yet; CursorError for one before the first, or behind the end."""
+        stretch = self._stretch_of(number)
+        at = stretch.mixture.skip(stretch.cursor, number - stretch.cursor.step, global_batch=stretch.global_batch)
+        step = stretch.mixture.step(at, global_batch=stretch.global_batch)
+        if not step.num_packs:
+            raise CursorError(f"step {number} is behind the end of the run: its sources have no packs left")
+        return StepEntry(number=number, is_skipped=_is_in(number, stretch.skipped), packs=_entries(stretch, step))
+
+    def sample(self, source: str, sample_id: int, *, stop: int) -> list[PieceEntry]:
+        """Each piece of a sample in each epoch of its source that a step before `stop` reads something of.
+
+        None: the sample is longer than a pack and dropped, or its source has not begun. PackingError for a source or a
+        sample that is not there.
+        """
+        plans = {name: plan for stretch in self.stretches for name, plan in stretch.mixture.plans.items()}
+        if source not in plans:
+            raise PackingError(f"the run has no source {source!r}: choose one of {', '.join(plans)}")
+        last = self.cursor(stop).sources.get(source)
+        num_epochs = 0 if last is None else last.epoch + (last.packs > 0)
+        return [
+            self._piece(SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1), piece, sample_id, stop)
+            for epoch in range(num_epochs)
+            for piece, pack in enumerate(plans[source].packs_of(epoch, sample_id).tolist())
+        ]
+
+    def cursor(self, step: int) -> Cursor:
+        """Where the run stands before a step: skipped steps are behind it, too."""
+        stretch = self._stretch_of(step)
+        return stretch.mixture.skip(stretch.cursor, step - stretch.cursor.step, global_batch=stretch.global_batch)
+
+    def _piece(self, pack: SourceRange, piece: int, sample_id: int, stop: int) -> PieceEntry:
+        for stretch, end in self._ends(stop):
+            at = stretch.mixture.step_of(
+                stretch.cursor, pack, global_batch=stretch.global_batch, num_steps=end - stretch.cursor.step
+            )
+            if at is not None:
+                step = stretch.mixture.step(at, global_batch=stretch.global_batch)
+                found = next(
+                    entry
+                    for entry in _entries(stretch, step)
+                    if (entry.source, entry.epoch, entry.number) == (pack.source, pack.epoch, pack.first)
+                )
+                return PieceEntry(
+                    epoch=pack.epoch, piece=piece, pack=pack.first, step=at.step,
+                    is_skipped=_is_in(at.step, stretch.skipped), group=found.group, micro_batch=found.micro_batch,
+                )  # fmt: skip
+        return PieceEntry(
+            epoch=pack.epoch, piece=piece, pack=pack.first, step=None, is_skipped=False, group=None, micro_batch=None
+        )
+
+    def _ends(self, stop: int) -> Iterator[tuple[Stretch, int]]:
+        """The stretches with steps before `stop`, and where each of them ends then."""
+        ends = [*(after.cursor.step for after in self.stretches[1:]), stop]
+        for stretch, end in zip(self.stretches, ends, strict=True):
+            if stretch.cursor.step < min(end, stop):
+                yield stretch, min(end, stop)
+
+    def _stretch_of(self, step: int) -> Stretch:
+        found = [stretch for stretch in self.stretches if stretch.cursor.step <= step]
+        if not found:
+            raise CursorError(f"step {step} is before the first, {self.stretches[0].cursor.step}: name a later one")
+        return found[-1]
+
+
+def _entries(stretch: Stretch, step: Step) -> list[PackEntry]:
+    """The packs of a step, by the group of ranks that reads them and its micro-batches."""
+    packs = stretch.mixture.packs(step.ranges)
+    numbers = np.concatenate([np.arange(taken.first, taken.stop) for taken in step.ranges])
+    (dealt,) = assign_steps(
+        packs,
+        global_batch=stretch.global_batch,
+        world_size=stretch.world.num_groups,
+        num_nodes=stretch.world.num_group_nodes,
+        num_canonical_nodes=stretch.mixture.num_canonical_nodes,
+    )
+    return [
+        _entry(stretch, packs, number=int(numbers[at]), at=at, group=group, micro_batch=micro_batch)
+        for group, mine in enumerate(dealt.tolist())
+        for micro_batch, at in enumerate(mine)
+        if at != PAD
+    ]
+
+
+def _entry(stretch: Stretch, packs: PackRange, *, number: int, at: int, group: int, micro_batch: int) -> PackEntry:
+    segments = slice(packs.offsets[at], packs.offsets[at + 1])
+    assert packs.epochs is not None  # a mixture tells them
+    return PackEntry(
+        source=stretch.mixture.names[packs.sources[at]],
+        epoch=int(packs.epochs[at]),
+        number=number,
+        group=group,
+        micro_batch=micro_batch,
+        sample_ids=packs.sample_ids[segments],
+        starts=packs.starts[segments],
+        lengths=packs.lengths[segments],
+    )
+
+
+def _is_in(step: int, ranges: Ranges) -> bool:
+    return any(first <= step < stop for first, stop in ranges)
