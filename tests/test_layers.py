@@ -66,13 +66,14 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "lazy", "storage", "processors", "processors/media", "mds", "converters/media", "converters/sources",
     },
     "watch": {"errors", "config", "storage", "mds", "converters/stored/inspect", "train/checkpoint", "train/report"},
+    "ledger": {*BASE, "plan", "storage", "mds", "train/checkpoint"},
     "demo": {
         *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",
     },
     "cli": {
         *BASE, "config", "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",
         "converters/engines", "converters/stored", "converters/stored/inspect", "train", "train/checkpoint",
-        "train/limits", "train/report", "watch",
+        "train/limits", "train/report", "watch", "ledger",
     },
     "__main__": {"cli", "demo"},
 }  # fmt: skip

@@ -62,7 +62,7 @@ def print_inspection(inspection: Inspection, saved: Sequence[Path], *, as_json: 
         _print_bars(lengths)
     print_notes(inspection.notes)
     for sample in inspection.samples:
-        _print_sample(sample, total=inspection.num_samples)
+        print_view(sample, total=inspection.num_samples)
     for path in saved:
         console.print(Text(f"saved {path}"), soft_wrap=True)
 
@@ -94,7 +94,8 @@ def _print_bars(lengths: LengthsView) -> None:
     console.print(table)
 
 
-def _print_sample(sample: SampleView, *, total: int) -> None:
+def print_view(sample: SampleView, *, total: int) -> None:
+    """A sample, as `inspect` shows it. total: samples of its dataset."""
     title = f"sample {sample.number:,} of {total:,}, in {visible(sample.shard)}, {sample.num_bytes:,} bytes"
     console.print(Rule(Text(title)))
     if sample.tokens is not None and not sample.media:

@@ -11,4 +11,5 @@ workers         worker processes; worker_start: that all run; worker_counts: wha
 worker_server   a process that workers are forked from; preloaded: what it imports
 delivery        where a loader stands
 loader          PackedLoader
+stretches       what decides its packs from a step on, for a checkpoint
 """

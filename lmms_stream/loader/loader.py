@@ -17,10 +17,10 @@ from ..plan.lanes import check_lanes
 from ..plan.mixture import Mixture
 from ..plan.planner import StepConfig, Work
 from ..plan.weights import Weights
-from ..processors.base import PackFiller
+from ..processors.base import PackFiller, processor_fingerprint
 from ..storage.tally import FetchCounts
 from ..types import Batch, World
-from .batch_maker import Collator, LoaderSettings, Ready
+from .batch_maker import Collator, LoaderSettings, Ready, processor_of
 from .collate import collate
 from .delivery import LaneDelivery, PlanDelivery
 from .wire import WireBatch, from_wire
@@ -134,6 +134,16 @@ class PackedLoader:
     def packing_lengths(self) -> dict[str, int]:
         """Tokens that a pack of each source can hold."""
         return {name: each.needed_packing.packing_length for name, each in self._worker.datasets.items()}
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where each source lies."""
+        return {name: each.one.url for name, each in self._worker.datasets.items()}
+
+    @property
+    def lengths(self) -> dict[str, str]:
+        """The fingerprint of each source's processor, which is the name of its lengths index."""
+        return {name: processor_fingerprint(processor_of(each)) for name, each in self._worker.datasets.items()}
 
     @property
     def fetched(self) -> FetchCounts:

@@ -141,7 +141,10 @@ class StoredDataset:
 
         Without a processor: the index that was written last.
         """
-        fingerprint = processor_fingerprint(processor) if processor is not None else self._last_fingerprint()
+        return self.lengths_of(processor_fingerprint(processor) if processor is not None else self._last_fingerprint())
+
+    def lengths_of(self, fingerprint: str) -> LengthIndex:
+        """The lengths index of that name, memory-mapped; LengthsError when there is none."""
         array_name, description_name = lengths_names(fingerprint)
         description = self._descriptions.pop(description_name, None) or self._read(description_name)
         if description is None:

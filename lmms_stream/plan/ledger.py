@@ -20,6 +20,7 @@ from .assign import assign_steps
 from .cursor import Cursor
 from .kernels.deal import PAD
 from .mixture import Mixture, Step
+from .pack_plan import PackPlan
 from .pack_range import PackRange
 from .source_ranges import SourceRange
 
@@ -103,7 +104,7 @@ class Ledger:
 
     def step(self, number: int) -> StepEntry:
         """A step, which may not have been trained yet; CursorError for one before the first, or behind the end."""
-        stretch = self._stretch_of(number)
+        stretch = self.stretch(number)
         at = stretch.mixture.skip(stretch.cursor, number - stretch.cursor.step, global_batch=stretch.global_batch)
         step = stretch.mixture.step(at, global_batch=stretch.global_batch)
         if not step.num_packs:
@@ -116,20 +117,26 @@ class Ledger:
         None: the sample is longer than a pack and dropped, or its source has not begun. PackingError for a source or a
         sample that is not there.
         """
-        plans = {name: plan for stretch in self.stretches for name, plan in stretch.mixture.plans.items()}
-        if source not in plans:
-            raise PackingError(f"the run has no source {source!r}: choose one of {', '.join(plans)}")
+        plan = self.plan(source)
+        plan.check_sample(sample_id)
         last = self.cursor(stop).sources.get(source)
         num_epochs = 0 if last is None else last.epoch + (last.packs > 0)
         return [
             self._piece(SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1), piece, sample_id, stop)
             for epoch in range(num_epochs)
-            for piece, pack in enumerate(plans[source].packs_of(epoch, sample_id).tolist())
+            for piece, pack in enumerate(plan.packs_of(epoch, sample_id).tolist())
         ]
+
+    def plan(self, source: str) -> PackPlan:
+        """The plan of a source; PackingError for one that the run has not."""
+        plans = {name: plan for stretch in self.stretches for name, plan in stretch.mixture.plans.items()}
+        if source not in plans:
+            raise PackingError(f"the run has no source {source!r}: choose one of {', '.join(plans)}")
+        return plans[source]
 
     def cursor(self, step: int) -> Cursor:
         """Where the run stands before a step: skipped steps are behind it, too."""
-        stretch = self._stretch_of(step)
+        stretch = self.stretch(step)
         return stretch.mixture.skip(stretch.cursor, step - stretch.cursor.step, global_batch=stretch.global_batch)
 
     def _piece(self, pack: SourceRange, piece: int, sample_id: int, stop: int) -> PieceEntry:
@@ -159,7 +166,8 @@ class Ledger:
             if stretch.cursor.step < min(end, stop):
                 yield stretch, min(end, stop)
 
-    def _stretch_of(self, step: int) -> Stretch:
+    def stretch(self, step: int) -> Stretch:
+        """The stretch of a step; CursorError for a step before the first."""
         found = [stretch for stretch in self.stretches if stretch.cursor.step <= step]
         if not found:
             raise CursorError(f"step {step} is before the first, {self.stretches[0].cursor.step}: name a later one")

@@ -117,9 +117,13 @@ class PackPlan:
         int64[num_pieces]; none for a sample that is dropped because it is longer than a pack. The sample's shuffle
         block alone is packed again. PackingError for an id that no sample has.
         """
+        self.check_sample(sample_id)
+        return self._epoch(epoch).packs_of(sample_id)
+
+    def check_sample(self, sample_id: int) -> None:
+        """PackingError for an id that no sample has."""
         if not 0 <= sample_id < self.num_samples:
             raise PackingError(f"sample {sample_id} asked of a dataset with samples [0, {self.num_samples})")
-        return self._epoch(epoch).packs_of(sample_id)
 
     def amounts(self, epoch: int, num_packs: int) -> Amounts:
         """Samples and tokens in the first packs of an epoch; a block of each canonical node is packed again."""

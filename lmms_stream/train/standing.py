@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..loader.stretches import begin_stretch, stretch_of
 from .filled import resume_choice
 from .protocol import Trainer
 
@@ -33,6 +34,7 @@ def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
             trainer.best.load(state["best"])
         if "callbacks" in state:
             trainer.callbacks.load(state["callbacks"])
+    begin_stretch(trainer.counts.history, stretch_of(trainer.loader, skipped=trainer.config.skip_steps))
     trainer.set_length()  # the global batch or skipped steps may have changed
     trainer.callbacks.given |= {
         "model": trainer.model.model,

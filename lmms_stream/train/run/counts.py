@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 
 @dataclass(slots=True)
 class RunCounts:
-    """Steps, and tokens and samples in them, since the run began; num_skipped_steps: those without an update."""
+    """Steps, and tokens and samples in them, since the run began; num_skipped_steps: those without an update.
+
+    history: the stretches of the run, each with the settings that its packs follow from; see loader/stretches.py.
+    """
 
     step: int = 0
     tokens_seen: int = 0
     samples_seen: int = 0
     num_skipped_steps: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """All but the step, by which a checkpoint is named."""
         values = asdict(self)
         del values["step"]
         return values
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """state: a state_dict, with its step."""
+        """state: a state_dict, with its step; those of earlier versions have no history."""
         for each in fields(self):
-            setattr(self, each.name, state[each.name])
+            setattr(self, each.name, [] if each.name == "history" else state[each.name])
+        self.history += state.get("history", [])

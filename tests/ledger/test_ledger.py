@@ -1,0 +1,140 @@
+"""Ledgers of runs that were trained: against what the runs logged of themselves."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from lmms_stream.errors import CheckpointError, CursorError
+from lmms_stream.ledger.run import Ledger
+from lmms_stream.train.checkpoint.checkpoint import checkpoints
+from lmms_stream.train.report.train_log import read_log
+
+from tests.conftest import run_cli, write_tokens
+from tests.jobs.runs import train
+from tests.train.runs import MODEL, train_settings
+
+Ids = Counter[tuple[str, int]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three stretches: two ranks; one rank with other weights and two steps skipped; two with all of `b`."""
+    folder = tmp_path_factory.mktemp("ledger")
+    datasets = {}
+    for name, num_samples in (("a", 90), ("b", 60)):
+        write_tokens(folder / name, num_samples=num_samples)
+        datasets[name] = {"remote": str(folder / name), "processor": {"type": "tokens"}, "packing_length": 256}
+    settings = {"datasets": datasets, "model": {"config": MODEL}, "train": train_settings(folder / "x", global_batch=4)}
+    config = folder / "run.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    output = folder / "run"
+    train(config, output, "train.weights={a: 2, b: 1}", "train.max_steps=5", nproc=2)
+    skipped = "train.skip_steps=[[6, 8]]"
+    train(config, output, "train.weights={a: 1, b: 1}", "train.max_steps=9", skipped, nproc=1)
+    train(config, output, "train.weights={b: 1}", "train.max_steps=13", "train.global_batch=6", skipped, nproc=2)
+    return output
+
+
+def logged(run: Path) -> list[Ids]:
+    """The samples of each step that was trained, as the run logged them."""
+    records = {record["step"]: record["sample_ids"] for record in read_log(run)}
+    return [named(records[step]) for step in sorted(records)]
+
+
+def named(ids: Any) -> Ids:
+    return Counter((str(source), int(number)) for source, number in (text.split(":") for text in map(str, ids)))
+
+
+def test_each_step_holds_what_the_run_logged(run: Path) -> None:
+    ledger = Ledger(run)
+    steps = [ledger.step(number) for number in range(ledger.stop)]
+    found = [
+        Counter((pack.source, sample_id) for pack in step.packs for sample_id in pack.sample_ids.tolist())
+        for step in steps
+        if not step.is_skipped
+    ]
+    assert [step.number for step in steps if step.is_skipped] == [6, 7]
+    assert found == logged(run)
+    worlds = [{pack.group for pack in step.packs} for step in steps]
+    assert worlds == [{0, 1}] * 5 + [{0}] * 6 + [{0, 1}] * 4
+
+
+def test_each_sample_is_where_the_run_logged_it(run: Path) -> None:
+    ledger = Ledger(run)
+    trained = [number for number in range(ledger.stop) if not ledger.step(number).is_skipped]
+    expected: dict[tuple[str, int], list[int]] = {}
+    for number, ids in zip(trained, logged(run), strict=True):
+        for sample in ids.elements():
+            expected.setdefault(sample, []).append(number)
+    for source, num_samples in (("a", 90), ("b", 60)):
+        for sample_id in range(num_samples):
+            entries = ledger.sample(source, sample_id)
+            steps = [entry.step for entry in entries if entry.step is not None and not entry.is_skipped]
+            assert steps == expected.get((source, sample_id), [])
+
+
+def test_amounts_are_those_that_the_run_logged(run: Path) -> None:
+    ledger = Ledger(run)
+    amounts = ledger.amounts()
+    total: Ids = sum(logged(run), Counter())
+    lengths = {name: np.load(next((run.parent / name / "_lmms/lengths").glob("*.npy"))) for name in ("a", "b")}
+    for name in ("a", "b"):
+        read = {sample_id: count for (source, sample_id), count in total.items() if source == name}
+        assert amounts[name].num_samples == sum(read.values())
+        assert amounts[name].num_tokens == sum(int(lengths[name][each]) * count for each, count in read.items())
+        assert amounts[name].num_seen + amounts[name].num_unseen + amounts[name].num_dropped == len(lengths[name])
+    tokens = [record["tokens_seen"] for record in read_log(run)]
+    assert sum(each.num_tokens for each in amounts.values()) == tokens[-1]
+    skipped = [pack for number in (6, 7) for pack in ledger.step(number).packs]
+    assert sum(each.num_skipped_tokens for each in amounts.values()) == sum(int(p.lengths.sum()) for p in skipped)
+
+
+def test_a_checkpoint_is_a_ledger_of_the_run_before_it(run: Path) -> None:
+    early = Ledger(checkpoints(run / "checkpoints")[0])
+    assert early.stop <= 5
+    assert len(early.plans.stretches) == 1
+    assert Ledger(run / "checkpoints").stop == Ledger(run).stop == 15
+    assert len(Ledger(run).plans.stretches) == 3
+
+
+def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(run: Path) -> None:
+    entry = Ledger(run).step(3)
+    said = json.loads(run_cli("ledger", str(run), "--step", "3", "--json").stdout)
+    assert [pack["sample_ids"] for pack in said["packs"]] == [pack.sample_ids.tolist() for pack in entry.packs]
+    sample = f"{entry.packs[0].source}:{entry.packs[0].sample_ids[0]}"
+    said = json.loads(run_cli("ledger", str(run), "--sample", sample, "--json").stdout)
+    assert 3 in [found["step"] for found in said["entries"]]
+    shown = run_cli("ledger", str(run), "--step", "7", "--show").stdout
+    assert "step 7, trained, which was passed over" in shown
+    assert "loss spans" in shown or "trained on" in shown
+    assert "micro-batch" in run_cli("ledger", str(run), "--sample", sample).stdout
+    assert "unseen" in run_cli("ledger", str(run)).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--step", "-1"], "step -1 is before the first, 0"),
+        (["--sample", "c:1"], "the run has no source 'c': choose one of a, b"),
+        (["--sample", "a:90"], "sample 90 asked of a dataset with samples [0, 90)"),
+        (["--sample", "17"], "--sample 17: expected SOURCE:ID, with one of the sources a, b"),
+        (["--url", "a"], "--url a: expected SOURCE=URL"),
+    ],
+)
+def test_what_a_run_has_not_is_refused(run: Path, arguments: list[str], message: str) -> None:
+    result = run_cli("ledger", str(run), *arguments)
+    assert result.returncode == 1
+    assert message in " ".join(result.stderr.split())
+
+
+def test_a_run_without_checkpoints_or_with_another_dataset_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="has no complete checkpoint: name one, or the output_dir of a run"):
+        Ledger(tmp_path)
+    with pytest.raises(CursorError, match="they differ in the lengths index"):
+        Ledger(run, urls={"a": str(run.parent / "b")})
