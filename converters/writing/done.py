@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -30,6 +31,21 @@ def digest_of(asked: Mapping[str, Any]) -> str:
     """The same for conversions that write the same. asked: JSON values."""
     values = {name: value for name, value in asked.items() if name not in _CHANGES_NOTHING}
     return xxhash.xxh3_128(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def options_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that decide how a row is stored, whatever the sources: those that may not change when a dataset grows.
+
+    What concerns the rows of one source, or how many there are, is none of them.
+    """
+    of_one = (*_CHANGES_NOTHING, "sources", "limit", "version of lmms_stream")
+    values = {name: value for name, value in asked.items() if name not in of_one}
+    return dict(json.loads(json.dumps(values)))
+
+
+def place_of(name: str) -> str:
+    """Where a source lies, whatever the working directory: its URL, or its absolute path."""
+    return name if "://" in name or name.startswith("hf:") else str(Path(name).absolute())
 
 
 def finished_before(targets: Sequence[Storage], asked: Mapping[str, Any]) -> list[Finished] | None:

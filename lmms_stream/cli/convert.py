@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .command import add_command
@@ -14,6 +14,7 @@ from .repeated import one_value_each
 
 if TYPE_CHECKING:
     from ..converters.options import ConvertOptions
+    from ..converters.report import ConvertReport
     from ..processors.base import Processor
     from .command import Commands
 
@@ -51,6 +52,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the dataset, or half of one, at the target")
     parser.add_argument("--workers", type=int, metavar="N", help="use N processes; default: one for each core")
     parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep in FOLDER what a later run goes on with")
+    _add_growth(parser)
     _add_engine(parser.add_argument_group("what does the work"))
     _add_rows(parser.add_argument_group("what the rows are (found out, unless it is said)"))
     _add_media(parser.add_argument_group("media"))
@@ -59,6 +61,21 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 Group = argparse._ArgumentGroup  # argparse gives it no public name
+
+
+def _add_growth(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--append",
+        action="store_true",
+        help="add to the dataset at TARGET what it was not converted from yet, with the options that it was converted "
+        "with",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="read the first 10,000 rows, show what would be stored of them, and how large and how long all of it will "
+        "be; write nothing",
+    )
 
 
 def _add_engine(group: Group) -> None:
@@ -180,27 +197,53 @@ def _add_tokens(group: Group) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ..converters.append import append
     from ..converters.convert import Progress, convert
     from ..processors.parallelism import tokenize_in_one_thread
-    from .console import bar, print_found, print_record, print_records
+    from .console import bar, print_found, print_record
+    from .console_datasets import print_notes
 
     tokenize_in_one_thread()
+    if options.dry_run:
+        return _dry_run(options)
     with bar("converting", unit="bytes") as shown:
-        report = convert(
-            options.sources,
-            options.target,
-            num_workers=options.workers,
-            overwrite=options.overwrite,
-            work=options.work,
-            engine=options.engine,
-            ray_address=options.ray_address,
-            ray_timeout_s=options.ray_timeout,
-            progress=Progress(begin=shown.begin, advance=shown.advance, rows=shown.count_rows, say=print_found),
-            options=_options(options),
-        )
-    print_record(options.target, report)
+        asked: dict[str, Any] = {
+            "num_workers": options.workers,
+            "overwrite": options.overwrite,
+            "work": options.work,
+            "engine": options.engine,
+            "ray_address": options.ray_address,
+            "ray_timeout_s": options.ray_timeout,
+            "progress": Progress(begin=shown.begin, advance=shown.advance, rows=shown.count_rows, say=print_found),
+            "options": _options(options),
+        }
+        if options.append:
+            added = append(options.sources, options.target, **asked)
+        else:
+            report = convert(options.sources, options.target, **asked)
+    if not options.append:
+        _print_report(options.target, report)
+        return 0
+    if added.converted is not None:
+        _print_report(f"{options.target}, {added.part}", added.converted)
+    print_record(options.target, added)
+    print_notes(added.dropped)
+    return 0
+
+
+def _print_report(title: str, report: ConvertReport) -> None:
+    from .console import print_record, print_records
+
+    print_record(title, report)
     if report.splits:
         print_records("splits", list(report.splits.items()))
+
+
+def _dry_run(options: argparse.Namespace) -> int:
+    from ..converters.dry_run import dry_run
+    from .console_datasets import print_dry_run
+
+    print_dry_run(dry_run(options.sources, options=_options(options), num_workers=options.workers))
     return 0
 
 
