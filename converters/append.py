@@ -1,7 +1,7 @@
 """New sources -> a part beside a dataset's own shards, and one index over both.
 
-What the dataset was converted from stands in its `_lmms/dataset.json`: sources that it has are passed over. Whenever the
-command is ended, the dataset is the old one or the new one, and the same command goes on.
+What the dataset was converted from stands in its `_lmms/dataset.json`: sources that it has are passed over. Whenever
+the command is ended, the dataset is the old one or the new one, and the same command goes on.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def append(
     """Convert those of `sources` that the dataset at `target` was not made of, and add their samples behind its own.
 
     The other arguments are those of `convert`; options must be those of the dataset, but for on_error and limit, which
-    are of the new sources. shuffle_seed and splits go for the new samples among themselves. overwrite: begin a part anew
-    that was begun with other sources; never the dataset.
+    are of the new sources. shuffle_seed and splits go for the new samples among themselves. overwrite: begin a part
+    anew that was begun with other sources; never the dataset.
     Raises what `convert` raises, ConfigError for other options and for sources that changed since they were converted.
     """
     started = time.monotonic()
@@ -80,9 +80,7 @@ def append(
         datasets = [_dataset_at(each) for each in targets]
         part = part_name(1 + len(parts_of(datasets[0])))
         opened = look(sources, work_folder(f"{targets[0].url}/{part}", work) / "sources", options=options)
-        for storage, dataset in zip(targets, datasets, strict=True):
-            _check_options(dataset, asked_of(opened, options), url=storage.url)
-        new = _new_sources(opened, datasets[0]["source"], url=targets[0].url)
+        new = new_sources(opened, target, options)
         known = [source.name for source in opened if source not in new]
         if known:
             progress.say(f"{_named(known)}: in {target} already, passed over")
@@ -118,6 +116,19 @@ def append(
             seconds=time.monotonic() - started,
             dropped=tuple(dict.fromkeys(dropped)),
         )
+
+
+def new_sources(opened: Sequence[Source], target: str, options: ConvertOptions) -> list[Source]:
+    """Those of which the dataset at `target` has nothing yet.
+
+    Raises ConfigError for other options than the dataset's, for a source that changed since it was converted, and for
+    one that the dataset has in part; StorageError where there is no whole dataset.
+    """
+    storages = [open_storage(folder) for folder in folders_of(target, options)]
+    datasets = [_dataset_at(storage) for storage in storages]
+    for storage, dataset in zip(storages, datasets, strict=True):
+        _check_options(dataset, asked_of(opened, options), url=storage.url)
+    return _unknown(opened, datasets[0]["source"], url=storages[0].url)
 
 
 def _dataset_at(storage: Storage) -> dict[str, Any]:
@@ -166,11 +177,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-def _new_sources(opened: Sequence[Source], known: Sequence[Mapping[str, Any]], *, url: str) -> list[Source]:
-    """Those that a dataset was not made of. ConfigError for one that changed since, or that it has in part.
-
-    known: as the dataset describes its sources.
-    """
+def _unknown(opened: Sequence[Source], known: Sequence[Mapping[str, Any]], *, url: str) -> list[Source]:
+    """The sources that are none of the known ones, which are as a dataset describes them."""
     at: dict[str, list[Mapping[str, Any]]] = {}
     for each in known:
         at.setdefault(each["at"], []).append(each)
@@ -179,8 +187,8 @@ def _new_sources(opened: Sequence[Source], known: Sequence[Mapping[str, Any]], *
         there = at.get(place_of(source.name), [])
         if any(_content(each) != _content(said) for each in there):
             raise ConfigError(
-                f"{source.name} was changed since it was converted to {url}: put its new rows into a file of their own, "
-                "or convert all sources again with --overwrite"
+                f"{source.name} was changed since it was converted to {url}: put its new rows into a file of their "
+                "own, or convert all sources again with --overwrite"
             )
         if any(each.get("rows") in (None, said.get("rows")) for each in there):
             continue

@@ -172,7 +172,7 @@ def _write_shards(
     progress.begin(total)
     counted = CountedBytes(total, tell=progress.advance)
     reading = Reading(sources, options.schema, say=progress.say)
-    _check_processor(options.processor, reading.mapper)
+    check_processor(options.processor, reading.mapper)
     columns = schemas.TOKENS.columns if options.tokenize else reading.mapper.columns
     _check_columns(columns, expected, source=sources[0].name)
     format = ShardFormat(columns, shard_bytes=options.shard_bytes, compression=options.compression)
@@ -189,7 +189,8 @@ def _write_shards(
     return reading, laying
 
 
-def _check_processor(processor: Processor | None, mapper: Mapper) -> None:
+def check_processor(processor: Processor | None, mapper: Mapper) -> None:
+    """ConfigError for a processor that does not read what the mapper makes of rows."""
     if processor is not None and processor.schema != mapper.schema:
         raise ConfigError(
             f"the rows are {mapper.schema!r}, and {type(processor).__name__} reads {processor.schema!r}: choose the "
@@ -203,8 +204,8 @@ def _check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | Non
             ", ".join(f"{name} ({each[name]})" for name in sorted(each)) for each in (dict(columns), dict(expected))
         )
         raise DataError(
-            f"{source} gives samples with {found}, and those of the dataset have {there}: convert it to a target of its "
-            "own, or say what its rows are with --kind, --columns and --keep"
+            f"{source} gives samples with {found}, and those of the dataset have {there}: convert it to a target of "
+            "its own, or say what its rows are with --kind, --columns and --keep"
         )
 
 

@@ -47,7 +47,9 @@ def grow(target: Storage, part: str) -> tuple[str, ...]:
     with TemporaryDirectory(prefix="lmms_stream-append-") as folder:
         joined = join(catalogs, Path(folder), url=target.url)
         more = _description(catalogs, part)
-        rejects = [data for each in catalogs.values() if (data := read_if_there(each.storage, REJECTS_NAME)) is not None]
+        rejects = [
+            data for each in catalogs.values() if (data := read_if_there(each.storage, REJECTS_NAME)) is not None
+        ]
         if rejects:
             staged.write(REJECTS_NAME, b"".join(rejects))
             more["other_files"] = [REJECTS_NAME]

@@ -141,7 +141,8 @@ def _join_provenance(catalogs: Mapping[str, Catalog], folder: Path, dropped: lis
         return join_provenance(folder, [each for each in found.values() if each is not None])
     if len(without) < len(found):
         dropped.append(
-            f"provenance is left out, because {_some(without)} has none: convert it again for samples to name their rows"
+            f"provenance is left out, because {_some(without)} has none: convert it again, and samples will name their "
+            "rows"
         )
     return ()
 

@@ -34,9 +34,9 @@ def digest_of(asked: Mapping[str, Any]) -> str:
 
 
 def options_of(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that decide how a row is stored, whatever the sources: those that may not change when a dataset grows.
+    """The options that decide how a row is stored, which may not change when a dataset grows.
 
-    What concerns the rows of one source, or how many there are, is none of them.
+    What decides how many rows are read, or how, is none of them.
     """
     of_one = (*_CHANGES_NOTHING, "sources", "limit", "version of lmms_stream")
     values = {name: value for name, value in asked.items() if name not in of_one}

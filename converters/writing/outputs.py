@@ -35,7 +35,7 @@ class Output:
     _bytes: int = 0  # of the shard that the waiting samples will make
 
     def add(self, samples: NDArray[np.int64], lengths: NDArray[np.uint32] | None) -> Iterator[ShardTask]:
-        """Samples that follow, int64[n, 4]: unit, first byte in it, size, packed row; gives the shards that are full."""
+        """Samples that follow, int64[n, 4]: unit, first byte in it, size, packed row; gives shards that are full."""
         if lengths is not None:
             self.lengths.append(lengths)
         self.num_samples += len(samples)

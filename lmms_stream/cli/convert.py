@@ -243,7 +243,13 @@ def _dry_run(options: argparse.Namespace) -> int:
     from ..converters.dry_run import dry_run
     from .console_datasets import print_dry_run
 
-    print_dry_run(dry_run(options.sources, options=_options(options), num_workers=options.workers))
+    found = dry_run(
+        options.sources,
+        options=_options(options),
+        num_workers=options.workers,
+        append_to=options.target if options.append else None,
+    )
+    print_dry_run(found, on_error=options.on_error)
     return 0
 
 

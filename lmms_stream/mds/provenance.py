@@ -86,7 +86,7 @@ class Provenance:
 
     @cached_property
     def rows(self) -> NDArray[np.uint64]:
-        """uint64[num_samples], memory-mapped; a remote one is copied to the cache first. ShardError if it is damaged."""
+        """uint64[num_samples], memory-mapped; a remote one is copied to the cache first. ShardError if damaged."""
         storage = self.cache.storage
         if isinstance(storage, LocalStorage):
             return self._mapped(storage.folder / PROVENANCE_NAME)
