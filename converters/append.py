@@ -63,9 +63,9 @@ def append(
 ) -> AppendReport:
     """Convert those of `sources` that the dataset at `target` was not made of, and add their samples behind its own.
 
-    The other arguments are those of `convert`; options must be those of the dataset, but for on_error and limit, which
-    are of the new sources. shuffle_seed and splits go for the new samples among themselves. overwrite: begin a part
-    anew that was begun with other sources; never the dataset.
+    The other arguments are those of `convert`. Options must be those of the dataset, but for those that say how files
+    are read, how many rows, in which order (of the new samples among themselves), and how shards are filled. overwrite:
+    begin a part anew that was begun with other sources; never the dataset.
     Raises what `convert` raises, ConfigError for other options and for sources that changed since they were converted.
     """
     started = time.monotonic()
@@ -169,7 +169,8 @@ def _check_options(dataset: Mapping[str, Any], asked: Mapping[str, Any], *, url:
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options by their names, those about rows among the others."""
-    return {**options, **options["schema"]}
+    rows = dict(options["schema"])
+    return {**options, "kind": rows.pop("schema"), **rows, "schema": None}
 
 
 def _shown(value: Any) -> str:

@@ -109,7 +109,7 @@ def dry_run(
             tried = _Tried(reading, _encoder(format, options))
             tried.read_all(read)
         schema = schemas.TOKENS.name if options.tokenize else reading.mapper.schema
-        samples = _shown(tried.samples[:num_samples], format, schema, options, folder=Path(folder))
+        samples = tuple(_shown(tried.samples[:num_samples], format, schema, options, folder=Path(folder)))
     return DryRun(
         schema=schema,
         columns=dict(columns),
@@ -122,7 +122,7 @@ def dry_run(
         num_filtered=tried.num_filtered,
         num_empty=tried.num_empty,
         rejects=tuple(tried.rejects),
-        samples=tuple(samples),
+        samples=samples,
         expected=_expected(opened, read, tried, format, options, num_workers),
     )
 

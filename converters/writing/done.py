@@ -17,6 +17,10 @@ from ..stored.catalog import read_if_there
 from .replacing import read_claim, read_described
 
 _CHANGES_NOTHING = ("unit_bytes", "units", "on_error")  # in what is written, as long as no row is rejected
+_OF_ONE_CONVERSION = (  # of a dataset that grows by several, each may have its own
+    "sources", "format", "quote", "limit", "shuffle_seed", "split_seed", "shard_bytes", "compression", "num_shards",
+    "samples_per_shard", "version of lmms_stream",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +40,9 @@ def digest_of(asked: Mapping[str, Any]) -> str:
 def options_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The options that decide how a row is stored, which may not change when a dataset grows.
 
-    What decides how many rows are read, or how, is none of them.
+    How files are read, how many rows, in which order, and how shards are filled is none of them.
     """
-    of_one = (*_CHANGES_NOTHING, "sources", "limit", "version of lmms_stream")
-    values = {name: value for name, value in asked.items() if name not in of_one}
+    values = {name: value for name, value in asked.items() if name not in (*_CHANGES_NOTHING, *_OF_ONE_CONVERSION)}
     return dict(json.loads(json.dumps(values)))
 
 

@@ -90,7 +90,7 @@ def print_dry_run(found: DryRun, *, on_error: str) -> None:
     if found.expected is None:
         print_notes(["a source does not tell how large it is: nothing is said of the whole"])
         return
-    print_record("all of it" if found.expected.is_exact else "all of it, as these rows let expect", found.expected)
+    print_record("all of it" if found.expected.is_exact else "expected", found.expected, left_out=["is_exact"])
 
 
 def _print_json(record: Mapping[str, Any]) -> None:
