@@ -15,23 +15,29 @@ from lmms_stream.converters import convert as conversion
 from lmms_stream.converters.append import AppendReport, append
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.dry_run import dry_run
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored import growing
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.converters.stored.verify import verify_dataset
-from lmms_stream.errors import ConfigError, DataError, StorageError
+from lmms_stream.errors import ConfigError, CursorError, DataError, StorageError
+from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.mds.streams import StoredDataset, StreamConfig
+from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import Storage, open_storage
 from streaming import StreamingDataset
 
 from ..conftest import run_cli
 from ..rounds import rounds
-from .test_convert_runs import LIMIT_S, convert_command, many_chats, messages, target, written
+from .test_convert_runs import LIMIT_S, convert_command, messages, target, written
 from .test_overwriting import expected, write_chats
 from .test_provenance import said_rows, told_rows, write_rows
 
-__all__ = ["many_chats", "target"]  # fixtures
+__all__ = ["target"]  # a fixture
 OPTIONS: dict[str, Any] = {"unit_bytes": 20_000, "shard_bytes": 1 << 15, "num_workers": 1}
 FILES = ("a.jsonl", "b.jsonl", "c.jsonl", "d.jsonl")
 
@@ -114,6 +120,67 @@ def test_splits_grow_by_their_own_parts_also_after_a_command_that_ended_between_
         assert verify_dataset(str(out / split), deep=True).problems == ()
 
 
+# Readers and runs that began before
+
+
+def test_a_reader_that_comes_between_the_old_index_and_the_new_description_reads_the_new_dataset(
+    tmp_path: Path,
+) -> None:
+    first, second = (write_chats(tmp_path / f"{n}.jsonl", range(20 * n, 20 * n + 20)) for n in range(2))
+    convert([first], str(tmp_path / "out"), **OPTIONS)
+
+    class Grows(LocalStorage):
+        def read(self, key: str) -> bytes:
+            if key == "_lmms/dataset.json":
+                append([first, second], str(self.folder), **OPTIONS)
+            return super().read(key)
+
+    stream = StreamConfig(local=tmp_path / "out", source=Grows(tmp_path / "out"))
+    assert StoredDataset(stream, config=FetchConfig()).num_samples == 40
+
+
+def test_a_run_goes_on_over_the_old_samples_and_reads_the_new_ones_beside(
+    tmp_path: Path, chat_processor: ChatProcessor, tokenizer: Path
+) -> None:
+    out, options = str(tmp_path / "out"), {"processor": chat_processor, **OPTIONS}
+    rows = [write_chats(tmp_path / f"{n}.jsonl", range(200 * n, 200 * n + 200)) for n in range(3)]
+    convert(rows[:1], out, **options)
+
+    def opened(remote: str, num_parts: int | None = None) -> Any:
+        processor = ProcessorConfig(type="chat", tokenizer=str(tokenizer))
+        return DatasetConfig(remote=remote, num_parts=num_parts, processor=processor, packing_length=1024).open()
+
+    def read(loader: PackedLoader, num_steps: int = -1) -> list[tuple[str, int]]:
+        found = []
+        for step, batch in enumerate(loader):
+            found += [(batch.source, int(number)) for number in batch.sample_ids]
+            if step + 1 == num_steps:
+                break
+        return found
+
+    settings: dict[str, Any] = {"global_batch": 2, "max_epochs": 1}
+    loader = PackedLoader(opened(out), **settings)
+    before = read(loader, 6)
+    state = loader.state_dict()
+    assert 10 < len(before) < 150
+    append(rows[:2], out, **options)
+    append(rows, out, **options)
+    with pytest.raises(CursorError, match=r"a dataset that has grown since, by .* is read as it was with num_parts"):
+        PackedLoader(opened(out), **settings).load_state_dict(state)
+    both = {"data": opened(out, num_parts=1), "new": opened(f"{out}/parts/00002")}
+    assert [each.num_samples for each in both.values()] == [400, 200]
+    both["data"] = opened(out, num_parts=0)
+    both["first"] = opened(f"{out}/parts/00001")
+    loader = PackedLoader(both, **settings)
+    loader.load_state_dict(state)
+    everything = [*before, *read(loader)]
+    assert sorted(everything) == sorted((source, number) for source in both for number in range(200))
+    with pytest.raises(ConfigError, match=r"num_parts is 3, and .*out has 2 .*: choose from 0 to 2, or leave it out"):
+        opened(out, num_parts=3)
+    with pytest.raises(ConfigError, match=r"num_parts is read by open alone"):
+        DatasetConfig(remote=out, num_parts=0).build()
+
+
 # What is refused
 
 
@@ -128,15 +195,17 @@ def test_what_is_not_of_the_dataset_is_refused_and_leaves_it_as_it_was(tmp_path:
     refused: list[tuple[list[str], dict[str, Any], type[Exception], str]] = [
         ([str(rows)], {}, ConfigError, r"a\.jsonl is in .*out in part \(@\[:50\]\): name the rest of it as a slice"),
         ([str(other)], {}, DataError, r"b\.jsonl gives samples with text \(str\), and those of the dataset have media"),
-        ([str(other)], {"schema": None}, ConfigError, r"was converted with other options \(system was None, now 'x'\)"),
+        (
+            [str(other)],
+            {"schema": SchemaOptions(system="x")},
+            ConfigError,
+            r"was converted with other options \(system was None, now 'x'\)",
+        ),
         ([str(tmp_path / "none.jsonl")], {}, StorageError, r"none\.jsonl: no such file"),
     ]
-    from lmms_stream.converters.rows.options import SchemaOptions
-
     for sources, options, error, message in refused:
-        changes = {"schema": SchemaOptions(system="x")} if options else {}
         with pytest.raises(error, match=message):
-            append(sources, out, **changes, **OPTIONS)
+            append(sources, out, **options, **OPTIONS)
     assert written(out) == before
     assert append([f"{rows}@[:50]", f"{rows}@[50:]"], out, **OPTIONS).num_new_sources == 1
     assert messages(out) == expected(range(100))
@@ -247,18 +316,20 @@ def test_a_command_that_ends_at_any_change_leaves_the_old_dataset_or_the_new_one
     assert found == sorted(found, key=len)
 
 
-def test_a_command_that_is_killed_at_any_moment_goes_on(many_chats: Path, target: str, tmp_path: Path) -> None:
+def test_a_command_that_is_killed_at_any_moment_goes_on(target: str, tmp_path: Path) -> None:
     first, work = write_chats(tmp_path / "first.jsonl", range(100)), str(tmp_path / "work")
+    many = write_chats(tmp_path / "many.jsonl", range(rounds(20_000, 100_000)))
+    whole = 100 + rounds(20_000, 100_000)
     convert([first], target, num_workers=1, work=Path(work))
-    arguments = (str(first), str(many_chats), target, "--workers", "2", "--shard-size", "2mb", "--work", work)
+    arguments = (str(first), str(many), target, "--workers", "2", "--shard-size", "1mb", "--work", work)
     moments = random.Random(6)
     for _ in range(rounds(1, 20)):
         with convert_command(*arguments, "--append") as process:
-            time.sleep(moments.uniform(1, 5))
+            time.sleep(moments.uniform(0.5, 3))
             process.kill()
             process.wait(LIMIT_S)
-        assert len(PackedStreamingDataset(target)) in (100, 150_100)
+        assert len(PackedStreamingDataset(target)) in (100, whole)
     result = run_cli("convert", *arguments, "--append", timeout_s=LIMIT_S)
     assert result.returncode == 0, result.stderr
-    assert len(PackedStreamingDataset(target)) == 150_100
+    assert len(PackedStreamingDataset(target)) == whole
     assert verify_dataset(target).problems == ()
