@@ -158,20 +158,19 @@ def test_a_run_goes_on_over_the_old_samples_and_reads_the_new_ones_beside(
                 break
         return found
 
-    settings: dict[str, Any] = {"global_batch": 2, "max_epochs": 1}
-    loader = PackedLoader(opened(out), **settings)
+    loader = PackedLoader(opened(out), global_batch=2)
     before = read(loader, 6)
     state = loader.state_dict()
     assert 10 < len(before) < 150
     append(rows[:2], out, **options)
     append(rows, out, **options)
     with pytest.raises(CursorError, match=r"a dataset that has grown since, by .* is read as it was with num_parts"):
-        PackedLoader(opened(out), **settings).load_state_dict(state)
+        PackedLoader(opened(out), global_batch=2).load_state_dict(state)
     both = {"data": opened(out, num_parts=1), "new": opened(f"{out}/parts/00002")}
     assert [each.num_samples for each in both.values()] == [400, 200]
     both["data"] = opened(out, num_parts=0)
     both["first"] = opened(f"{out}/parts/00001")
-    loader = PackedLoader(both, **settings)
+    loader = PackedLoader(both, global_batch=2)
     loader.load_state_dict(state)
     everything = [*before, *read(loader)]
     assert sorted(everything) == sorted((source, number) for source in both for number in range(200))
