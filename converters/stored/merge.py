@@ -61,11 +61,11 @@ def merge_datasets(
         joined = join(catalogs, Path(folder), url=storage.url)
         for name in old_files:
             storage.delete(name)
-        read = [
+        listed = [
             {"name": name, "num_samples": catalog.num_samples, "num_shards": len(catalog.shards)}
             for name, catalog in catalogs.items()
         ]
-        dataset = write_joined(storage, joined, {"sources": read})
+        dataset = write_joined(storage, joined, {"sources": listed})
     return MergeReport(
         num_sources=len(names),
         num_shards=len(joined.shards),

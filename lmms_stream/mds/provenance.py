@@ -223,4 +223,5 @@ def join_provenance(folder: Path, parts: Sequence[Provenance]) -> tuple[str, str
 def renumbered(rows: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The same rows of sources with other numbers: the i-th source is numbers[i] now."""
     bits = np.uint64(ROW_BITS)
-    return (numbers[rows >> bits] << bits) | (rows & np.uint64((1 << ROW_BITS) - 1))
+    sources: NDArray[np.uint64] = numbers[rows >> bits] << bits
+    return sources | (rows & np.uint64((1 << ROW_BITS) - 1))

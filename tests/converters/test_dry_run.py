@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lmms_stream.converters.convert import convert
@@ -50,7 +51,7 @@ def test_what_is_expected_is_what_the_conversion_writes(tmp_path: Path, chat_pro
 def test_few_rows_are_told_exactly_with_all_that_are_left_out(tmp_path: Path, chat_processor: ChatProcessor) -> None:
     first = write_chats(tmp_path / "a.jsonl", range(300), bad=7)
     second = write_chats(tmp_path / "b.jsonl", range(300, 400))
-    options = {"processor": chat_processor, "longest": 190}
+    options: dict[str, Any] = {"processor": chat_processor, "longest": 190}
     found = dry_run([first, f"{second}@[10:]"], **options)
     done = convert([first, f"{second}@[10:]"], str(tmp_path / "out"), on_error="skip", num_workers=1, **options)
     assert (found.num_rows, found.num_samples, found.num_filtered) == (390, done.num_rows, done.num_filtered)

@@ -61,7 +61,7 @@ def told_rows(folder: str | Path, cache: Path | None = None) -> list[str]:
 
 def test_rows_are_told_through_shuffle_splits_skipped_rows_slices_and_several_samples_a_row(tmp_path: Path) -> None:
     first, second = write_rows(tmp_path / "a.jsonl", 200), write_rows(tmp_path / "b.jsonl", 400)
-    sources = [first, f"{second}@[100:300]", f"{second}@[-40:]"]
+    sources: list[str | Path] = [first, f"{second}@[100:300]", f"{second}@[-40:]"]
     options: dict[str, Any] = {"splits": {"train": 0.8, "test": 0.2}, "shuffle_seed": 3, "on_error": "skip", **SMALL}
     report = convert(sources, str(tmp_path / "out"), schema=SchemaOptions(learn="each"), **options)
     assert report.num_rejected > 5

@@ -26,7 +26,7 @@ def samples_of_row(provenance: Provenance | None, text: str, *, url: str) -> lis
         raise ConfigError(
             f"{url} does not say where its samples come from: convert it again with this release, or leave --source out"
         )
-    found = provenance.sample_of(source, int(row)).tolist()
+    found: list[int] = provenance.sample_of(source, int(row)).tolist()
     if not found:
         raise ConfigError(
             f"no sample of {url} was made of row {row} of {provenance.named(source)}: it does not have that row, or "
