@@ -218,6 +218,13 @@ def test_what_is_not_of_the_dataset_is_refused_and_leaves_it_as_it_was(tmp_path:
     assert dry_run([write_chats(tmp_path / "d.jsonl", range(9))], append_to=out).num_samples == 9
 
 
+def test_another_slice_of_a_file_is_another_source(tmp_path: Path) -> None:
+    rows, out = write_chats(tmp_path / "a.jsonl", range(100)), str(tmp_path / "out")
+    convert([f"{rows}@[:50]"], out, **OPTIONS)
+    with pytest.raises(StorageError, match=r"out holds a dataset already: choose another target, or pass --overwrite"):
+        convert([f"{rows}@[50:]"], out, **OPTIONS)
+
+
 def test_a_merge_and_an_unfinished_conversion_are_not_appended_to(tmp_path: Path) -> None:
     rows, new = write_chats(tmp_path / "a.jsonl", range(9)), write_chats(tmp_path / "b.jsonl", range(9))
     out = str(tmp_path / "all" / "a")

@@ -189,6 +189,9 @@ def test_verify_finds_what_is_wrong_with_the_rows_of_samples(tmp_path: Path) -> 
     (folder / SOURCES_NAME).write_text('{"content_hash": "../../a", "num_samples": 19, "sources": []}')
     with pytest.raises(ShardError, match=r"provenance\.json is damaged"):
         Provenance.of(open_storage(folder))
+    shown = inspect_dataset(str(folder))
+    assert shown.samples[0].source == ""
+    assert shown.notes[0].startswith("the rows that samples were made of are not shown: ")
 
 
 def test_more_sources_than_the_numbers_hold_are_refused() -> None:

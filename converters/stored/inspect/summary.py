@@ -23,7 +23,7 @@ from ....storage.cache import LocalCache
 from ....storage.local import LocalStorage
 from ....storage.storage import open_storage
 from ..catalog import Catalog, columns_of, open_lengths, read_catalog, schema_of
-from .origin import samples_of_row, with_source
+from .origin import samples_of_row, with_source, with_sources
 from .sample import SampleView, Viewer
 
 MAX_HEADERS = 4096  # shards of a local dataset, of which the headers are read for the sizes of samples
@@ -98,21 +98,21 @@ def inspect_dataset(
     """
     storage = open_storage(remote)
     catalog = read_catalog(storage)
-    provenance = Provenance.of(storage)
     chosen: Sequence[int] = _choose(first, num_samples, total=catalog.num_samples)
-    if source is not None:
-        chosen = samples_of_row(provenance, source, url=storage.url)
     viewer = Viewer.load(schema_of(catalog.shards), tokenizer, processor)
     notes: list[str] = []
     with TemporaryDirectory(prefix="lmms_stream-inspect-", ignore_cleanup_errors=True) as folder:
+        if source is not None:
+            chosen = samples_of_row(storage, Path(folder), source)
         lengths = [
             view
             for key in catalog.fingerprints
             if (view := _view_lengths(catalog, key, Path(folder), notes)) is not None
         ]
-        sizes, samples = _read_shards(
+        sizes, read = _read_shards(
             catalog, chosen, viewer, cache=LocalCache(storage, Path(folder)), on_start=on_start, on_shard=on_shard
         )
+        samples = with_sources(read, storage, Path(folder), notes)
     kinds = sorted({info.compression or "none" for info in catalog.shards})
     return Inspection(
         url=storage.url,
@@ -126,7 +126,7 @@ def inspect_dataset(
         num_measured_shards=len(sizes),
         sample_bytes=Spread.of(np.concatenate(sizes)),
         lengths=tuple(lengths),
-        samples=tuple(with_source(sample, provenance) for sample in samples),
+        samples=samples,
         notes=tuple(notes),
     )
 
