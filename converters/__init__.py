@@ -2,6 +2,8 @@
 
 options     what is asked of a conversion, checked
 convert     the conversion: sources are read, mapped, encoded and laid into shards
+append      new sources beside those of a dataset that is there
+dry_run     what a conversion would make of the first rows, without writing
 report      how far it is, and what it did
 sources/    what the user names -> units of rows
 rows/       row -> sample

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from .rows.mapper import ROWS_VERSION, Mapper
 from .sources.sources import open_sources
 from .sources.units import CUT_VERSION, Source
 from .writing.commit import commit, measured_lengths, other_files
-from .writing.done import digest_of, finished_before
+from .writing.done import digest_of, finished_before, options_of, place_of
 from .writing.encoded_units import UnitEncoder
 from .writing.encoding import ShardFormat, compression_extension
 from .writing.layout import Laying
@@ -76,25 +76,60 @@ def convert(
 
     Raises DataError, StorageError, ConfigError, WorkerError; the same call goes on afterwards where that makes sense.
     """
-    started = time.monotonic()
+    options = replace(options or ConvertOptions(), **changes)
+    return convert_sources(
+        partial(look, sources, options=options),
+        folders_of(target, options),
+        options=options,
+        num_workers=num_workers,
+        overwrite=overwrite,
+        work=work,
+        progress=progress or Progress(),
+        engine=partial(open_engine, engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s),
+    )
+
+
+def folders_of(target: str, options: ConvertOptions) -> list[str]:
+    """Where the datasets of a conversion lie: at the target, or below it one a split."""
     if not target:
         raise ConfigError("the target is empty: name a folder or a URL")
-    options = replace(options or ConvertOptions(), **changes)
-    folders = [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
+    return [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
+
+
+def look(sources: Sequence[str | Path], scratch: Path, *, options: ConvertOptions) -> list[Source]:
+    """The sources as they are now. scratch: see open_sources."""
+    return list(
+        open_sources(
+            [str(source) for source in sources],
+            format=options.format,
+            quote=options.quote_character,
+            scratch=scratch,
+            unit_bytes=options.unit_bytes,
+        )
+    )
+
+
+def convert_sources(
+    look: Callable[[Path], Sequence[Source]],
+    folders: Sequence[str],
+    *,
+    options: ConvertOptions,
+    num_workers: int | None,
+    overwrite: bool,
+    work: Path | None,
+    progress: Progress,
+    engine: Callable[..., AbstractContextManager[Engine]],
+    columns: Mapping[str, str] | None = None,
+) -> ConvertReport:
+    """`convert` to folders or URLs, one an output. look: gives the sources as they are; a folder for what is fetched.
+
+    engine: opens one, for a number of workers. columns: that the samples must have, name -> encoding; None for any.
+    """
+    started = time.monotonic()
     targets = [open_storage(folder) for folder in folders]
     scratch = work_folder(targets[0].url, work) / "sources"
-    named = [str(source) for source in sources]
-    look = partial(
-        open_sources,
-        named,
-        format=options.format,
-        quote=options.quote_character,
-        scratch=scratch,
-        unit_bytes=options.unit_bytes,
-    )
-    opened = look()
-    progress = progress or Progress()
-    asked = _asked(opened, options)
+    opened = look(scratch)
+    asked = asked_of(opened, options)
     done = None if overwrite else finished_before(targets, asked)
     if done is not None:
         progress.say(
@@ -103,7 +138,7 @@ def convert(
         )
         return report_of(done, options.splits or (), seconds=time.monotonic() - started)
     with (
-        open_engine(engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s, num_workers=num_workers) as workers,
+        engine(num_workers=num_workers) as workers,
         open_work(
             targets,
             asked,
@@ -113,8 +148,8 @@ def convert(
             overwrite=overwrite,
         ) as begun,
     ):
-        reading, laying = _write_shards(opened, options, begun, workers, num_workers, progress)
-        _check_unchanged(opened, look())
+        reading, laying = _write_shards(opened, options, begun, workers, num_workers, progress, columns)
+        _check_unchanged(opened, look(scratch))
         num_cut = [_commit(begun, output, laying, reading, options, opened, asked) for output in laying.outputs]
         for output in laying.outputs:
             begun.release(output.number)
@@ -130,14 +165,16 @@ def _write_shards(
     workers: Engine,
     num_workers: int | None,
     progress: Progress,
+    expected: Mapping[str, str] | None,
 ) -> tuple[Reading, Laying]:
     """All shards in their targets; returns what was read and how it was laid."""
     total = sum(source.num_bytes for source in sources)
     progress.begin(total)
     counted = CountedBytes(total, tell=progress.advance)
     reading = Reading(sources, options.schema, say=progress.say)
-    _check_processor(options.processor, reading.mapper)
+    check_processor(options.processor, reading.mapper)
     columns = schemas.TOKENS.columns if options.tokenize else reading.mapper.columns
+    _check_columns(columns, expected, source=sources[0].name)
     format = ShardFormat(columns, shard_bytes=options.shard_bytes, compression=options.compression)
     laying = Laying(format, options, work)
     num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes + 1)
@@ -152,7 +189,8 @@ def _write_shards(
     return reading, laying
 
 
-def _check_processor(processor: Processor | None, mapper: Mapper) -> None:
+def check_processor(processor: Processor | None, mapper: Mapper) -> None:
+    """ConfigError for a processor that does not read what the mapper makes of rows."""
     if processor is not None and processor.schema != mapper.schema:
         raise ConfigError(
             f"the rows are {mapper.schema!r}, and {type(processor).__name__} reads {processor.schema!r}: choose the "
@@ -160,26 +198,39 @@ def _check_processor(processor: Processor | None, mapper: Mapper) -> None:
         )
 
 
+def _check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | None, *, source: str) -> None:
+    if expected is not None and dict(columns) != dict(expected):
+        found, there = (
+            ", ".join(f"{name} ({each[name]})" for name in sorted(each)) for each in (dict(columns), dict(expected))
+        )
+        raise DataError(
+            f"{source} gives samples with {found}, and those of the dataset have {there}: convert it to a target of "
+            "its own, or say what its rows are with --kind, --columns and --keep"
+        )
+
+
 def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
     """DataError for a source that was written to while it was read: some of its rows may be old and some new."""
-    then, after = _described(sources), _described(now)
+    then, after = described(sources), described(now)
     known = {json.dumps(each, sort_keys=True) for each in after}
     changed = [each for each in then if json.dumps(each, sort_keys=True) not in known] or after[len(then) :]
     if changed:
         raise DataError(f"{changed[0]['name']} was changed while it was read: start again once nobody writes to it")
 
 
-def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:
+def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:
     """All that decides what is written, as JSON values: a run goes on where another was ended if these are equal."""
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     values["schema"] = options.schema.asked
     values["processor"] = options.processor and dict(options.processor.description)
     versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
-    return {**values, "sources": _described(sources), **versions}
+    return {**values, "sources": described(sources), **versions}
 
 
-def _described(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    return [{**source.identity, "name": source.name} for source in sources]
+def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """What tells sources, their content, and slices of them apart, as JSON values."""
+    slices = ({"rows": [each.rows.start, each.rows.stop]} if each.rows != slice(None) else {} for each in sources)
+    return [{**each.identity, "name": each.name, **rows} for each, rows in zip(sources, slices, strict=True)]
 
 
 def _commit(
@@ -202,7 +253,8 @@ def _commit(
         "num_rejected": len(rejects),
         "num_filtered": laying.num_filtered if is_first else 0,
         "num_empty": laying.num_empty if is_first else 0,
-        "source": _described(sources),
+        "source": [each | {"at": place_of(each["name"])} for each in described(sources)],
+        "options": options_of(asked),
         "asked": digest_of(asked),
         "converter": f"lmms_stream {VERSION}",
     }
@@ -213,6 +265,7 @@ def _commit(
         description,
         lengths=lengths,
         rejects=rejects,
+        rows=output.rows,
         staging=work.staging,
         replaced=work.replaced[output.number],
     )

@@ -40,8 +40,8 @@ ALLOWED: dict[str, set[str]] = {
         "converters/engines", "converters/stored",
     },
     "converters": {
-        "errors", "version", "storage", "processors", "converters/rows", "converters/sources", "converters/engines",
-        "converters/writing",
+        *BASE, "version", "storage", "processors", "processes", "mds", "converters/rows", "converters/sources",
+        "converters/engines", "converters/stored", "converters/stored/inspect", "converters/writing",
     },
     "loader": {*BASE, "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
     "datasets": {

@@ -26,6 +26,8 @@ from ...storage.storage import Storage, open_storage
 from ...types import Sample
 from ..rows.schemas import READ_SCHEMAS
 
+REJECTS_NAME = "_lmms/rejects.jsonl"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
@@ -79,6 +81,7 @@ def parse_dataset(data: bytes, *, source: str) -> dict[str, Any]:
         dataset = dict(json.loads(data))
         names = [name for shard in dataset["shards"] for name in (shard["name"], shard.get("file", shard["name"]))]
         names += list(dataset["other_files"])
+        names += [name for part in dataset.get("parts", ()) for name in part["files"]]
         unsafe = [name for name in names if not is_safe_name(name)]
         unsafe += [name for name in dataset["lengths"] if not is_safe_name(name) or "/" in name]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -104,9 +107,12 @@ def stored_processor(url: str, tokenizer: str) -> Processor:
 
 
 def own_files(dataset: Mapping[str, Any]) -> list[str]:
-    """Files that are a dataset's alone, besides its `dataset.json`: shards in folders below are others' as well."""
+    """Files that are a dataset's alone, besides its `dataset.json`: shards in folders below are others' as well, but
+    for those of the parts that it has taken in.
+    """
     files = [shard.get("file", shard["name"]) for shard in dataset["shards"]]  # "file" is the name of a compressed one
-    return [*dataset["other_files"], *(name for name in files if "/" not in name)]
+    of_parts = [name for part in dataset.get("parts", ()) for name in part["files"]]
+    return [*dataset["other_files"], *(name for name in files if "/" not in name), *of_parts]
 
 
 def schema_of(shards: Sequence[ShardInfo]) -> str | None:

@@ -15,6 +15,7 @@ import numpy as np
 from ...errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ...mds.lengths import KINDS, LengthIndex, lengths_names, patches_name
+from ...mds.provenance import PROVENANCE_NAME, Provenance
 from ...processes.pool import check_num_workers, num_cores
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
@@ -82,6 +83,8 @@ def verify_dataset(
     num_samples = sum(info.num_samples for info in shards)
     with TemporaryDirectory(prefix="lmms_stream-verify-", ignore_cleanup_errors=True) as folder:
         indexes = dict(_lengths_indexes(storage, shards, dataset, processor, problems, folder=Path(folder)))
+        if shards:
+            problems += _wrong_provenance(storage, num_samples, folder=Path(folder))
         problems += _missing_files(storage, dataset, indexes, folder=Path(folder))
         checker = ShardChecker(
             storage=storage,
@@ -259,6 +262,19 @@ def _wrong_lengths(
     index.release()
 
 
+def _wrong_provenance(storage: Storage, num_samples: int, *, folder: Path) -> Iterator[Problem]:
+    """What is wrong with what says where samples come from, where there is any."""
+    try:
+        provenance = Provenance.of(storage, folder)
+        if provenance is not None and provenance.num_samples != num_samples:
+            what = f"names the rows of {provenance.num_samples} samples, the dataset has {num_samples}"
+            yield Problem(PROVENANCE_NAME, f"{what}: convert the dataset again")
+        elif provenance is not None:
+            provenance.check()
+    except (ShardError, StorageError) as error:
+        yield Problem(PROVENANCE_NAME, _after(error, f"{storage.url}/{PROVENANCE_NAME}"))
+
+
 def _arrays_of(
     indexes: Mapping[str, LengthIndex], processor: Processor | None, *, num_samples: int
 ) -> list[Path] | None:
@@ -277,7 +293,7 @@ def _missing_files(
     if dataset is None:
         return
     keys = {*indexes, *dataset["lengths"]}
-    seen = {INDEX_NAME, *(name for key in keys for name in (*lengths_names(key), patches_name(key)))}
+    seen = {INDEX_NAME, PROVENANCE_NAME, *(name for key in keys for name in (*lengths_names(key), patches_name(key)))}
     for name in dataset["other_files"]:
         if name in seen:
             continue

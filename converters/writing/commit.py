@@ -1,4 +1,4 @@
-"""What makes shards a dataset: index.json, the lengths index, the rejected rows, and last `_lmms/dataset.json`.
+"""What makes shards a dataset: index.json, lengths, provenance, the rejected rows, and last `_lmms/dataset.json`.
 
 Where another dataset is replaced, index.json is what turns the old one into the new one, at once. Before, the files are
 removed that say more of the old samples than it does, and would be taken for the new ones' after.
@@ -15,15 +15,15 @@ import orjson
 
 from ...mds.index import DATASET_NAME, INDEX_NAME
 from ...mds.lengths import LengthIndex, lengths_names, patches_name
+from ...mds.provenance import PROVENANCE_NAME, SOURCES_NAME, write_provenance
 from ...mds.shard_lengths import MEDIA_KINDS
 from ...mds.stored_lengths import upload_lengths, write_json
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.measured import measures_media
 from ...storage.storage import Storage
+from ..stored.catalog import REJECTS_NAME
 from .encoding import HASH, index_json
 from .replacing import is_shard
-
-REJECTS_NAME = "_lmms/rejects.jsonl"
 
 
 def commit(
@@ -33,11 +33,13 @@ def commit(
     *,
     lengths: LengthIndex | None,
     rejects: Sequence[tuple[str, int, str]],
+    rows: Sequence[np.ndarray[Any, Any]],
     staging: Path,
     replaced: Sequence[str] = (),
 ) -> None:
     """Write them. entries: of index.json, in order. rejects: source, row and reason of each.
 
+    rows: what the samples were made of, in their order: packed rows of the sources that the description lists.
     replaced: files of the dataset that lies there until now; those that the new one does not have are removed.
     """
     # The file dataset.json goes first: without it none of them is taken for a dataset's.
@@ -46,6 +48,10 @@ def commit(
             target.delete(name)
     target.write(INDEX_NAME, index_json(entries))
     others = [INDEX_NAME, *upload_lengths(target, [lengths] if lengths is not None else [], folder=staging)]
+    sources = [source["name"] for source in description["source"]]
+    for name in write_provenance(staging, rows, sources, num_samples=description["num_samples"]):
+        target.upload(staging / name, name)
+        others.append(name)
     if rejects:
         target.write(REJECTS_NAME, b"".join(_reject_lines(rejects)))
         others.append(REJECTS_NAME)
@@ -64,7 +70,7 @@ def commit(
 
 def other_files(measured_by: Processor | None) -> list[str]:
     """Names of all that `commit` may write."""
-    names = [INDEX_NAME, REJECTS_NAME, DATASET_NAME]
+    names = [INDEX_NAME, REJECTS_NAME, PROVENANCE_NAME, SOURCES_NAME, DATASET_NAME]
     if measured_by is not None:
         fingerprint = processor_fingerprint(measured_by)
         names += lengths_names(fingerprint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -16,6 +17,10 @@ from ..stored.catalog import read_if_there
 from .replacing import read_claim, read_described
 
 _CHANGES_NOTHING = ("unit_bytes", "units", "on_error")  # in what is written, as long as no row is rejected
+_OF_ONE_CONVERSION = (  # of a dataset that grows by several, each may have its own
+    "sources", "format", "quote", "limit", "shuffle_seed", "split_seed", "shard_bytes", "compression", "num_shards",
+    "samples_per_shard", "version of lmms_stream",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +35,20 @@ def digest_of(asked: Mapping[str, Any]) -> str:
     """The same for conversions that write the same. asked: JSON values."""
     values = {name: value for name, value in asked.items() if name not in _CHANGES_NOTHING}
     return xxhash.xxh3_128(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def options_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that decide how a row is stored, which may not change when a dataset grows.
+
+    How files are read, how many rows, in which order, and how shards are filled is none of them.
+    """
+    values = {name: value for name, value in asked.items() if name not in (*_CHANGES_NOTHING, *_OF_ONE_CONVERSION)}
+    return dict(json.loads(json.dumps(values)))
+
+
+def place_of(name: str) -> str:
+    """Where a source lies, whatever the working directory: its URL, or its absolute path."""
+    return name if "://" in name or name.startswith("hf:") else str(Path(name).absolute())
 
 
 def finished_before(targets: Sequence[Storage], asked: Mapping[str, Any]) -> list[Finished] | None:

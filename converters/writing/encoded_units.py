@@ -117,7 +117,8 @@ class UnitEncoder:
     """Encodes units. processor: measures samples; with `tokenize` what it makes of them is stored.
 
     on_error: at a row that does not fit, the unit ends with it as its only reject, or goes on. limit: samples of a unit
-    at most. shortest, longest: what has fewer or more tokens is left out.
+    at most. shortest, longest: what has fewer or more tokens is left out. process_each: of so many rows of a unit one
+    is processed, the others are only measured; None for what on_error asks for.
     """
 
     folder: Path
@@ -128,6 +129,12 @@ class UnitEncoder:
     limit: int | None
     shortest: int | None
     longest: int | None
+    process_each: int | None = None
+
+    def encoded(self, task: UnitTask) -> tuple[list[bytes], EncodedUnit]:
+        """The samples, and what they are, kept in memory alone."""
+        encoding = _Encoding(self, task)
+        return list(encoding.samples()), encoding.encoded_unit()
 
     def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> bool:
         """Write the samples, and then what they are; whether the unit is whole: no row ended it early."""
@@ -141,6 +148,11 @@ class UnitEncoder:
         encoded.save(about_path(self.folder, task.number) if is_whole else failed_path(self.folder, task.number))
         on_bytes(task.unit.num_bytes)
         return is_whole
+
+
+def process_each(on_error: OnError) -> int:
+    """Of so many rows one is processed: where rows that do not fit are left out all are, so that none of them stays."""
+    return 1 if on_error == "skip" else _PROCESS_EACH
 
 
 def samples_path(folder: Path, number: int) -> Path:
@@ -265,7 +277,8 @@ class _Encoding:
         if self._measures is None:
             return
         checked(found, what="the sample")
-        if self._encoder.on_error == "skip" or row.number % _PROCESS_EACH == 0:
+        each = self._encoder.process_each or process_each(self._encoder.on_error)
+        if row.number % each == 0:
             check_processed(self._measures, stored, length=found.tokens)
 
     def encoded_unit(self) -> EncodedUnit:

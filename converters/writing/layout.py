@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...mds.provenance import packed_rows
 from .encoded_units import EncodedUnit, OnError, UnitTask, about_path, failed_path, samples_path
 from .encoding import ShardFormat
 from .outputs import Output
@@ -17,7 +18,7 @@ from .replacing import free_numbers
 from .shards import ShardTask
 from .work import RowError, Work
 
-Samples = NDArray[np.int64]  # [n, 3]: unit, first byte in it, size
+Samples = NDArray[np.int64]  # [n, 4]: unit, first byte in it, size, and the packed row of its source
 
 
 class Asked(Protocol):
@@ -69,6 +70,7 @@ class Laying:
         encoded = EncodedUnit.load((about_path if is_whole else failed_path)(self._work.units, task.number))
         if self._asked.limit is not None and len(encoded.sizes) >= self._asked.limit - self.num_samples:
             encoded = encoded.first(self._asked.limit - self.num_samples)
+        rows = packed_rows(task.source, reading.rows_before(task) + encoded.rows)
         rejects = reading.rejects(task, encoded)
         if rejects and self._asked.on_error == "fail":
             source, row, reason = rejects[0]
@@ -79,7 +81,7 @@ class Laying:
         sizes = encoded.sizes
         self._bytes_left[task.number] = int(sizes.sum())
         self._remove_if_unused(task.number)
-        samples = np.stack([np.full(len(sizes), task.number), np.cumsum(sizes) - sizes, sizes], axis=1)
+        samples = np.stack([np.full(len(sizes), task.number), np.cumsum(sizes) - sizes, sizes, rows], axis=1)
         self.num_samples += len(sizes)
         if self._asked.shuffle_seed is None:
             yield from self._deal(samples, encoded.lengths)

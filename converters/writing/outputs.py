@@ -20,7 +20,8 @@ from .shards import ShardTask, shard_name
 class Output:
     """The shards of one dataset as they fill. number: among the outputs of a conversion.
 
-    file_numbers: which the files of its shards have in their names, in turn.
+    file_numbers: which the files of its shards have in their names, in turn. rows: what its samples were made of, as
+    packed_rows gives it.
     """
 
     number: int
@@ -29,14 +30,17 @@ class Output:
     num_shards: int = 0
     num_samples: int = 0
     lengths: list[NDArray[np.uint32]] = field(default_factory=list)
-    _waiting: list[NDArray[np.int64]] = field(default_factory=list)  # a row for each sample: unit, first byte, size
+    rows: list[NDArray[np.int64]] = field(default_factory=list)
+    _waiting: list[NDArray[np.int64]] = field(default_factory=list)  # for each sample: unit, first byte, size
     _bytes: int = 0  # of the shard that the waiting samples will make
 
     def add(self, samples: NDArray[np.int64], lengths: NDArray[np.uint32] | None) -> Iterator[ShardTask]:
-        """Samples that follow, int64[n, 3]: unit, first byte in it, size; gives the shards that are full."""
+        """Samples that follow, int64[n, 4]: unit, first byte in it, size, packed row; gives shards that are full."""
         if lengths is not None:
             self.lengths.append(lengths)
         self.num_samples += len(samples)
+        self.rows.append(samples[:, 3].copy())
+        samples = samples[:, :3]
         ends = np.cumsum(samples[:, 2] + 4)
         first, before = 0, 0  # the first sample that no shard has yet; bytes of all before it
         while first < len(samples):

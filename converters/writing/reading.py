@@ -138,6 +138,13 @@ class Reading:
         for source in self._sources:
             source.close()
 
+    def rows_before(self, task: UnitTask) -> int:
+        """How many rows of its source come before a unit, those that the slice passes over among them.
+
+        Asked before `rejects` of the unit.
+        """
+        return self._rows_before[task.source]
+
     def rejects(self, task: UnitTask, encoded: EncodedUnit) -> list[tuple[str, int, str]]:
         """Source, row in it from 1, and reason of each row that did not fit; units are asked for in order."""
         before = self._rows_before[task.source]

@@ -24,8 +24,8 @@ _SHARD = re.compile(r"shard\.(\d{5,})\.mds(\.\w+)?")
 
 
 def is_shard(name: str) -> bool:
-    """Whether a file is named as shards are."""
-    return _SHARD.fullmatch(name) is not None
+    """Whether a file is named as shards are, in whatever folder."""
+    return _SHARD.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def free_numbers(replaced: Iterable[str]) -> Iterator[int]:

@@ -28,9 +28,13 @@ from ...storage.local import LocalStorage
 from ...storage.locks import locked
 from ...storage.storage import Storage
 from ..stored.catalog import read_if_there
+from ..stored.growing import finish_growth
 from .replacing import UNFINISHED_NAME, read_described, remove_unreadable
 
-_HALF_WRITTEN = re.compile(r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished)\.json|rejects\.jsonl)\.\d+\.tmp")
+_HALF_WRITTEN = re.compile(
+    r"\.(shard\.\d{5,}\.mds(\.\w+)?|(index|dataset|unfinished|growing)\.json|provenance\.(npy|json)|rejects\.jsonl)"
+    r"\.\d+\.tmp"
+)
 _ABOUT_NAME = "conversion.json"
 _MAY_CHANGE = ("on_error",)  # between the runs of a conversion, because units that ended at a bad row are not kept
 _FIRST_ANNOUNCED = 16  # shards that the claim lists at first; each time that they are made, it lists twice as many
@@ -132,6 +136,17 @@ def work_folder(url: str, base: Path | None) -> Path:
 
 
 @contextmanager
+def only_writer(url: str) -> Iterator[None]:
+    """StorageError while another process of this machine converts to a target."""
+    home = home_folder(url)
+    home.mkdir(parents=True, exist_ok=True)
+    with locked(home / "convert.lock", timeout_s=0) as lock:
+        if lock is None:
+            raise StorageError(f"another process converts to {url}: wait until it ends, or choose another target")
+        yield
+
+
+@contextmanager
 def open_work(
     targets: Sequence[Storage],
     asked: Mapping[str, Any],
@@ -150,13 +165,11 @@ def open_work(
     overwrite: begin anew. What an unfinished conversion wrote is removed; a dataset stays until `commit` replaces it.
     Raises StorageError when another process converts to the same target, or it holds something else.
     """
-    url = targets[0].url
-    folder, home = work_folder(url, base), home_folder(url)
+    folder = work_folder(targets[0].url, base)
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with locked(home / "convert.lock", timeout_s=0) as lock:
-            if lock is None:
-                raise StorageError(f"another process converts to {url}: wait until it ends, or choose another target")
+        with only_writer(targets[0].url):
+            for target in targets:
+                finish_growth(target)
             owner: dict[str, Any] = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "work": str(folder)}
             owner |= {"files": list(files), "extension": extension}
             work = _begun(folder, targets, asked, owner, overwrite=overwrite)

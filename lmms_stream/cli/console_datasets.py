@@ -1,4 +1,7 @@
-"""What `lmms-stream verify`, `inspect` and `merge` print. Text of a dataset is shown, never obeyed."""
+"""What `lmms-stream verify`, `inspect`, `merge` and `convert --dry-run` print.
+
+Text of a dataset is shown, never obeyed.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..converters.stored.inspect.visible import clip, visible
-from .console import console, print_record
+from .console import console, print_found, print_record
 
 if TYPE_CHECKING:
+    from ..converters.dry_run import DryRun
     from ..converters.stored.inspect.sample import MediaView, SampleView
     from ..converters.stored.inspect.summary import Inspection, LengthsView
     from ..converters.stored.verify import VerifyReport
@@ -26,6 +30,7 @@ TRAINED_STYLE = "bold green"
 PLAIN_MARKS = ("⟦", "⟧")  # of what is trained on, where there are no colours
 MAX_TEXT = 8000  # characters of one text; --html shows more
 BAR_CELLS = 40
+MAX_REJECTS = 20  # rows that do not fit, of a dry run
 
 
 def print_notes(notes: Sequence[str]) -> None:
@@ -67,6 +72,27 @@ def print_inspection(inspection: Inspection, saved: Sequence[Path], *, as_json: 
         console.print(Text(f"saved {path}"), soft_wrap=True)
 
 
+def print_dry_run(found: DryRun, *, on_error: str) -> None:
+    """What the first rows of a conversion say: their kind, samples, rejects, and what to expect of all of it."""
+    for line in found.found:
+        print_found(line)
+    for sample in found.samples:
+        print_view(sample, total=found.num_samples)
+    for reject in found.rejects[:MAX_REJECTS]:
+        console.print(Text(visible(reject), style="yellow"), soft_wrap=True)
+    if len(found.rejects) > MAX_REJECTS:
+        console.print(Text(f"and {len(found.rejects) - MAX_REJECTS:,} other rows that do not fit", style="yellow"))
+    if found.rejects and on_error == "fail":
+        print_notes(
+            ["the conversion would end at the first row that does not fit: pass --on-error skip, or correct it"]
+        )
+    print_record("rows that were read", found)
+    if found.expected is None:
+        print_notes(["a source does not tell how large it is: nothing is said of the whole"])
+        return
+    print_record("all of it" if found.expected.is_exact else "expected", found.expected, left_out=["is_exact"])
+
+
 def _print_json(record: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(record, indent=1) + "\n")
 
@@ -98,6 +124,8 @@ def print_view(sample: SampleView, *, total: int) -> None:
     """A sample, as `inspect` shows it. total: samples of its dataset."""
     title = f"sample {sample.number:,} of {total:,}, in {visible(sample.shard)}, {sample.num_bytes:,} bytes"
     console.print(Rule(Text(title)))
+    if sample.source:
+        console.print(Text(f"made of {visible(sample.source)}", style="dim"), soft_wrap=True)
     if sample.tokens is not None and not sample.media:
         _print_tokens(sample)
         _print_values(sample)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .command import add_command
@@ -79,6 +79,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the dataset, or half of one, at the target")
     parser.add_argument("--workers", type=int, metavar="N", help="use N processes; default: one for each core")
     parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep in FOLDER what a later run goes on with")
+    _add_growth(parser)
     _add_engine(parser.add_argument_group("what does the work"))
     _add_rows(parser.add_argument_group("what the rows are (found out, unless it is said)"))
     _add_media(parser.add_argument_group("media"))
@@ -87,6 +88,21 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 Group = argparse._ArgumentGroup  # argparse gives it no public name
+
+
+def _add_growth(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--append",
+        action="store_true",
+        help="add to the dataset at TARGET what it was not converted from yet, with the options that it was converted "
+        "with",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="read the first 10,000 rows, show what would be stored of them, and how large and how long all of it will "
+        "be; write nothing",
+    )
 
 
 def _add_engine(group: Group) -> None:
@@ -208,26 +224,52 @@ def _add_tokens(group: Group) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ..converters.append import append
     from ..converters.convert import Progress, convert
     from ..processors.parallelism import tokenize_in_one_thread
-    from .console import bar, print_found
+    from .console import bar, print_found, print_record
+    from .console_datasets import print_notes
     from .convert_summary import print_summary
 
     tokenize_in_one_thread()
+    if options.dry_run:
+        return _dry_run(options)
     with bar("converting", unit="bytes") as shown:
-        report = convert(
-            options.sources,
-            options.target,
-            num_workers=options.workers,
-            overwrite=options.overwrite,
-            work=options.work,
-            engine=options.engine,
-            ray_address=options.ray_address,
-            ray_timeout_s=options.ray_timeout,
-            progress=Progress(begin=shown.begin, advance=shown.advance, rows=shown.count_rows, say=print_found),
-            options=_options(options),
-        )
-    print_summary(options.target, report)
+        asked: dict[str, Any] = {
+            "num_workers": options.workers,
+            "overwrite": options.overwrite,
+            "work": options.work,
+            "engine": options.engine,
+            "ray_address": options.ray_address,
+            "ray_timeout_s": options.ray_timeout,
+            "progress": Progress(begin=shown.begin, advance=shown.advance, rows=shown.count_rows, say=print_found),
+            "options": _options(options),
+        }
+        if options.append:
+            added = append(options.sources, options.target, **asked)
+        else:
+            report = convert(options.sources, options.target, **asked)
+    if not options.append:
+        print_summary(options.target, report)
+        return 0
+    if added.converted is not None:
+        print_summary(options.target, added.converted)
+    print_record(options.target, added)
+    print_notes(added.dropped)
+    return 0
+
+
+def _dry_run(options: argparse.Namespace) -> int:
+    from ..converters.dry_run import dry_run
+    from .console_datasets import print_dry_run
+
+    found = dry_run(
+        options.sources,
+        options=_options(options),
+        num_workers=options.workers,
+        append_to=options.target if options.append else None,
+    )
+    print_dry_run(found, on_error=options.on_error)
     return 0
 
 

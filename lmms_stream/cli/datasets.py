@@ -76,6 +76,9 @@ def _add_inspect(commands: Commands) -> None:
     parser.add_argument("-i", "--sample", type=int, default=0, metavar="N", help="show sample N; -1 is the last")
     parser.add_argument("--samples", type=int, default=1, metavar="K", help="show K samples from N on; default 1")
     parser.add_argument(
+        "--source", metavar="FILE:ROW", help="show what was made of this row of this source, counted from 1"
+    )
+    parser.add_argument(
         "--tokenizer", metavar="PATH", help="show the text that is trained on, and count tokens: folder or hub id"
     )
     add_options(parser)
@@ -161,6 +164,7 @@ def _inspect(options: argparse.Namespace) -> int:
             options.remote,
             first=options.sample,
             num_samples=options.samples,
+            source=options.source,
             tokenizer=options.tokenizer,
             processor=chosen_processor(options.tokenizer, options.processor, options.setting),
             on_start=progress.begin,

@@ -49,6 +49,8 @@ def _moot(config: DatasetConfig, *, streams: bool) -> Iterator[tuple[str, str]]:
     extra: Mapping[str, Any] = config.extra_kwargs or {}
     if config.video_backend is not None:
         yield "video_backend", "PyAV reads videos"
+    if config.num_parts is not None:
+        yield "num_parts", "sources are read as they are now: it is for shards that have grown, named by remote alone"
     if config.filter_overlong_workers is not None:
         yield "filter_overlong_workers", "each sample is measured once, as its row is read"
     if extra.get("collator_type"):

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import ConfigError, WorkerError
 from ..mds.core import HasCore, PackedDataset, core_of
+from ..mds.provenance import SourceRow
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
@@ -231,6 +232,10 @@ class PackedLoader:
     def _made(self, ready: Ready) -> Iterable[Ready]:
         """What a worker made, or left to be made."""
         return self._worker.batches.ready(ready.made, ready.after) if isinstance(ready.made, Work) else (ready,)
+
+    def origin_of(self, source: str, sample_id: int) -> SourceRow | None:
+        """The row that a sample of a source was made of; None where its dataset does not say."""
+        return self._worker.datasets[source].origin_of(sample_id)
 
     def worker_error(self, cause: BaseException) -> WorkerError:
         """What to raise where torch says that a worker is dead or silent."""

@@ -4,7 +4,9 @@ decoding    bytes of columns -> values; compressions
 index       what index.json says of the shards
 shard       one shard, memory-mapped
 shard_files     shards as files on this node
+growth      a dataset that has grown, as it was before
 lengths     the lengths index
+provenance      which row of which source each sample was made of
 measuring       shards -> the lengths of their samples, in many processes; shard_lengths: of one of them
 stored_lengths  where a lengths index is kept
 pack_counts     pack counts of plans, kept on this node

@@ -28,6 +28,7 @@ from .auto import ensure_lengths
 from .index import ShardInfo
 from .lengths import LengthIndex
 from .pack_counts import PackCountsFolder
+from .provenance import Provenance, SourceRow
 from .reader import ShardReader
 from .streams import StoredDataset, StreamConfig
 
@@ -60,6 +61,7 @@ class PackedDataset:
         self.fetch = fetch or FetchConfig()
         self.stored = [StoredDataset(stream, config=self.fetch) for stream in streams]
         self.num_samples = sum(stored.num_samples for stored in self.stored)
+        self._provenance: dict[int, Provenance | None] = {}  # of streams that were asked for it
         self._limit_cache()
         self.reader = self._open_reader(None)
 
@@ -80,7 +82,7 @@ class PackedDataset:
             name: value
             for name, value in self.__dict__.items()
             if name not in ("plan", "pack_reader", "measure_reader")
-        }
+        } | {"_provenance": {}}
 
     # Samples
 
@@ -109,6 +111,17 @@ class PackedDataset:
         if len(wrong):
             raise IndexError(f"sample {wrong[0]} of a dataset of {self.num_samples}")
         return list(self.reader.samples(np.where(ids < 0, ids + self.num_samples, ids)))
+
+    def origin_of(self, sample_id: int) -> SourceRow | None:
+        """The row of a source that a sample was made of; None where its dataset does not say. See Provenance."""
+        for number, stored in enumerate(self.stored):
+            if sample_id < stored.num_samples:
+                if number not in self._provenance:
+                    self._provenance[number] = Provenance.of(stored.storage, stored.cache.folder)
+                provenance = self._provenance[number]
+                return None if provenance is None else provenance.source_of(sample_id)
+            sample_id -= stored.num_samples
+        raise IndexError(f"sample {sample_id + self.num_samples} of a dataset of {self.num_samples}")
 
     def check_cache_limit(self, *, samples_ahead: int) -> None:
         """ConfigError for a cache_limit under which shards would be fetched again and again.

@@ -31,11 +31,13 @@ class DatasetConfig(EngineFields):
     packing True (theirs False), packing_length 4096 (32000), packing_strategy "best_fit" ("first_fit"), overlong
     "error" ("drop"), seed 0 (42). packing_mode: "auto" measures a dataset that has no lengths index once, up to 2
     million samples; "plan" needs an index, "lanes" none. packing_window: samples that are packed together (default:
-    16384 with a lengths index, 512 in lanes, which measure that many before they give packs).
+    16384 with a lengths index, 512 in lanes, which measure that many before they give packs). num_parts: a dataset that
+    has grown by lmms-stream convert --append is read as it was with so many parts (0: before it grew).
     """
 
     remote: str = ""
     local: str | None = None
+    num_parts: int | None = None
     processor: ProcessorConfig = field(default_factory=ProcessorConfig)
     packing_mode: PackingMode = "auto"
     packing_length: int = None  # type: ignore[assignment]
@@ -65,7 +67,8 @@ class DatasetConfig(EngineFields):
     def open(self, world: World | None = None) -> PackedDataset:
         """The dataset as loaders, trainers and commands take it, which needs nothing of MosaicML's package."""
         self._check_shards()
-        dataset = PackedDataset([StreamConfig(remote=self.remote, local=self.local)], world=world, **self._settings())
+        stream = StreamConfig(remote=self.remote, local=self.local, num_parts=self.num_parts)
+        dataset = PackedDataset([stream], world=world, **self._settings())
         self._choose_window(dataset)
         return dataset
 
@@ -74,6 +77,8 @@ class DatasetConfig(EngineFields):
         from .packed import PackedStreamingDataset
 
         self._check_shards()
+        if self.num_parts is not None:
+            raise ConfigError("num_parts is read by open alone, as trainers and loaders do: call that")
         dataset = PackedStreamingDataset(self.remote, self.local, world=world, **self._settings())
         self._choose_window(dataset.core)
         return dataset

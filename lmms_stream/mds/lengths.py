@@ -156,6 +156,13 @@ class LengthIndex(Lengths):
         """Of all samples; reads all of the index."""
         return 0 if self.patches is None else int(np.sum(self.patches, dtype=np.int64))
 
+    def first(self, num_samples: int) -> LengthIndex:
+        """That of the first samples alone, as it was before others were appended; reads all of it."""
+        patches = None if self.patches is None else self.patches[:num_samples]
+        return LengthIndex.from_array(
+            self.lengths[:num_samples], fingerprint=self.fingerprint, processor=self.processor, patches=patches
+        )
+
     def release(self) -> None:
         """Give pages of a memory-mapped index back to the kernel, which keeps them as long as it has room.
 

@@ -14,6 +14,7 @@ from ..storage.local import LocalStorage, can_write
 from ..storage.retry import Retry
 from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
+from .growth import first_parts
 from .index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
 from .lengths import (
     LENGTHS_FOLDER,
@@ -34,7 +35,8 @@ class StreamConfig:
     remote: a folder or a URL; local: where shards are kept on this node (each may be left out for the other). split:
     a folder below both. retry: instead of the FetchConfig's. validate_hash: the kind of checksum that shards are
     checked with (default: the fastest that the index has). keep_zip: compressed shards are kept beside the plain ones.
-    source: what is read instead of what lies at the URL.
+    source: what is read instead of what lies at the URL. num_parts: a dataset that has grown (lmms-stream convert
+    --append) is read as it was when it had so many parts, 0 before the first; None as it is.
     """
 
     remote: str | Path | None = None
@@ -44,6 +46,7 @@ class StreamConfig:
     validate_hash: str | None = None
     keep_zip: bool = False
     source: Storage | None = None
+    num_parts: int | None = None
 
     @property
     def url(self) -> str:
@@ -80,9 +83,17 @@ class StoredDataset:
                 f"{self.url} holds no dataset ({INDEX_NAME} is missing): check the URL, or write it with "
                 "lmms-stream convert"
             ) from error
-        self.shards: list[ShardInfo] = parse_index(
-            index, source=source, dataset=self._read(DATASET_NAME), validate_hash=stream.validate_hash
-        )
+        dataset = self._read(DATASET_NAME)
+        try:
+            shards = parse_index(index, source=source, dataset=dataset, validate_hash=stream.validate_hash)
+        except ShardError:
+            again = self.storage.read(INDEX_NAME)
+            if again == index:
+                raise
+            index, dataset = again, self._read(DATASET_NAME)  # it was replaced between the two
+            shards = parse_index(index, source=source, dataset=dataset, validate_hash=stream.validate_hash)
+        self.shards: list[ShardInfo] = first_parts(shards, dataset, stream.num_parts, url=self.url)
+        self._is_cut = len(self.shards) < len(shards)
         self.node_folder = node_folder(self.cache.folder, index)
         self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there
         self.num_samples = sum(info.num_samples for info in self.shards)
@@ -160,7 +171,8 @@ class StoredDataset:
         if described.patches_hash is not None:
             patches_path = self._fetch_array(patches_name(fingerprint), described.patches_hash, what="its patches")
         array_path = self._fetch_array(array_name, described.content_hash, what="the index")
-        return LengthIndex.open(array_path, description, fingerprint=fingerprint, patches_path=patches_path)
+        found = LengthIndex.open(array_path, description, fingerprint=fingerprint, patches_path=patches_path)
+        return found.first(self.num_samples) if self._is_cut else found
 
     def _fetch_array(self, name: str, content_hash: str, *, what: str) -> Path:
         """An array of a lengths index on this node. what: it is, for the error where it is missing.

@@ -18,6 +18,10 @@ FINGERPRINT_FIELDS = (  # of a plan's fingerprint, between its dashes
     "the packing settings (packing_length, strategy, window, overlong, max_samples_per_pack)",
     "the random streams (the NumPy that is installed)",
 )
+_OF_GROWTH = (
+    " (a dataset that has grown since, by lmms-stream convert --append, is read as it was with num_parts, and its new "
+    "part, parts/…, beside it as a further dataset)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +126,7 @@ def explain_other_plan(name: str, saved: str, built: str) -> str:
         difference = " and ".join(field for field, a, b in zip(FINGERPRINT_FIELDS, *hashes, strict=True) if a != b)
     return (
         f"the checkpoint follows plan {saved} of {name!r}, this run built {built}: they differ in "
-        f"{difference}; restore that, or start over in another output_dir"
+        f"{difference}; restore that, or start over in another output_dir{_OF_GROWTH if 'shards' in difference else ''}"
     )
 
 

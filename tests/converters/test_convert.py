@@ -124,7 +124,8 @@ def test_a_conversion_that_is_asked_again_says_that_it_is_done(tmp_path: Path, c
     (text,) = said
     assert text.startswith(f"{target}/a, {target}/b: is there already, of the same sources and options: nothing to do")
     assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == files
-    assert replace(again, seconds=first.seconds, kind=first.kind) == first
+    assert again.was_there
+    assert replace(again, seconds=first.seconds, kind=first.kind, was_there=False) == first
     with pytest.raises(StorageError, match="holds a dataset already"):
         convert([source], str(target), **options, limit=10)
     with pytest.raises(StorageError, match="holds a dataset already"):

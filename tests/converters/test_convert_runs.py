@@ -197,7 +197,8 @@ def test_a_conversion_that_was_ended_is_not_gone_on_with_by_another_command(many
     report = convert([many_chats], target, shard_bytes=1 << 24, overwrite=True, num_workers=1)
     assert report.num_rows == 150_001
     assert sorted(written(target)) == [
-        "_lmms/dataset.json", "index.json", "mine.txt", *(f"shard.{n:05}.mds" for n in range(report.num_shards)),
+        "_lmms/dataset.json", "_lmms/provenance.json", "_lmms/provenance.npy", "index.json", "mine.txt",
+        *(f"shard.{n:05}.mds" for n in range(report.num_shards)),
     ]  # fmt: skip
 
 

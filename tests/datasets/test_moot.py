@@ -26,6 +26,7 @@ SET: dict[str, Any] = {
     "video_backend": "decord", "filter_overlong_workers": 8, "video_sampling_strategy": "fps",
     "video_max_pixels": 50176, "video_min_pixels": 3136, "video_max_frames": 512, "frame_num": 64, "fps": 1.0,
     "cache_dir": "x", "object_storage": "gcs", "bucket_name": "b", "local": "x", "packing_window": 64,
+    "num_parts": 0,
 }  # fmt: skip
 OF_CONVERSION = {"cache_dir", "object_storage", "bucket_name", "local", "packing_window"}
 

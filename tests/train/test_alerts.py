@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from lmms_stream.errors import ConfigError
+from lmms_stream.mds.provenance import packed_rows, write_provenance
 from lmms_stream.train.report.spikes import FEWEST, Episode, Spikes
 from lmms_stream.train.report.train_log import read_log
 from transformers import TrainerCallback
@@ -40,6 +41,8 @@ def spoiled_run(folder: Path, *, step: int) -> tuple[Path, list[int]]:
     for number in bad:
         samples[number] = rng.integers(0, 512, lengths[number], np.int32), samples[number][1]
     write_samples(folder / "data", samples)  # of the same lengths, so the plan stays
+    rows = packed_rows(0, np.arange(len(samples)))
+    write_provenance(folder / "data", [rows], ["chats.jsonl"], num_samples=len(samples))
     return path, bad
 
 
@@ -60,6 +63,8 @@ def test_bad_samples_are_a_spike_whose_alert_names_the_line_that_passes_them_ove
     assert (alert["first_step"], alert["last_step"]) == (25, 25)
     assert alert["packs"] == [{"source": "data", "epoch": 0, "first": 48, "stop": 50}]
     assert alert["sample_ids"] == bad
+    assert alert["rows"] == [f"chats.jsonl:{number + 1}" for number in bad[:10]]
+    assert f", which were made of chats.jsonl:{bad[0] + 1}, chats.jsonl:{bad[1] + 1}" in alert["message"]
     assert said.count(alert["message"]) == 1  # by rank 0 alone
     told = yaml.safe_load(alert["message"][alert["message"].index("train: {") :])
     assert told == {"train": {"skip_steps": [[24, 25]]}} == {"train": {"skip_steps": alert["skip_steps"]}}

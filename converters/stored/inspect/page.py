@@ -127,7 +127,8 @@ def _draw(lengths: tuple[LengthsView, ...]) -> str:
 
 def _sample(sample: SampleView, total: int, budget: list[int]) -> Iterable[str]:
     yield f"<h2>Sample {sample.number:,} of {total:,}</h2>"
-    yield f'<p class="note">{_text(sample.shard)}, {sample.num_bytes:,} bytes</p>'
+    made_of = f", made of {sample.source}" if sample.source else ""
+    yield f'<p class="note">{_text(sample.shard)}, {sample.num_bytes:,} bytes{_text(made_of)}</p>'
     if sample.tools:
         yield '<div class="message"><div class="role">tools</div>'
         yield from (f"<pre>{_text(tool)}</pre>" for tool in sample.tools)

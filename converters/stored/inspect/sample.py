@@ -113,7 +113,8 @@ class TokensView:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleView:
     """tools: that the assistant may call, as text. values: columns that are neither messages, media nor tokens, as
-    text. seen: media as a processor makes them for the model. note: why there are no tokens, if so.
+    text. seen: media as a processor makes them for the model. note: why there are no tokens, if so. source: the row
+    that it was made of, "" where the dataset does not say.
     """
 
     number: int
@@ -126,6 +127,7 @@ class SampleView:
     tokens: TokensView | None
     seen: tuple[SeenView, ...]
     note: str
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

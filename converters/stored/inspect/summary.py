@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ....errors import ConfigError, LengthsError, ShardError, StorageError
 from ....mds.index import ShardInfo
+from ....mds.provenance import Provenance
 from ....mds.shard import Shard
 from ....mds.shard_files import fetch_shard
 from ....processors.base import Processor
@@ -22,6 +23,7 @@ from ....storage.cache import LocalCache
 from ....storage.local import LocalStorage
 from ....storage.storage import open_storage
 from ..catalog import Catalog, columns_of, open_lengths, read_catalog, schema_of
+from .origin import samples_of_row, with_source, with_sources
 from .sample import SampleView, Viewer
 
 MAX_HEADERS = 4096  # shards of a local dataset, of which the headers are read for the sizes of samples
@@ -79,6 +81,7 @@ def inspect_dataset(
     *,
     first: int = 0,
     num_samples: int = 1,
+    source: str | None = None,
     tokenizer: str | None = None,
     processor: Processor | None = None,
     on_start: Callable[[int], None] = lambda count: None,
@@ -86,7 +89,8 @@ def inspect_dataset(
 ) -> Inspection:
     """Look at the dataset at a folder or URL: all that its index says, and `num_samples` samples from `first` on.
 
-    first: counted from the end where it is negative. tokenizer: a folder or hub id, for what is trained on.
+    first: counted from the end where it is negative. source: "FILE:ROW", a row of a source from 1; the samples that
+    were made of it are shown instead. tokenizer: a folder or hub id, for what is trained on.
     processor: what makes tokens of samples (default: that of their schema).
     Of a dataset that must be downloaded or decompressed a few shards are, one after another into a temporary folder.
     on_start, on_shard: told the number of shards that are read, and of each. Raises ConfigError, StorageError,
@@ -94,18 +98,21 @@ def inspect_dataset(
     """
     storage = open_storage(remote)
     catalog = read_catalog(storage)
-    chosen = _choose(first, num_samples, total=catalog.num_samples)
+    chosen: Sequence[int] = _choose(first, num_samples, total=catalog.num_samples)
     viewer = Viewer.load(schema_of(catalog.shards), tokenizer, processor)
     notes: list[str] = []
     with TemporaryDirectory(prefix="lmms_stream-inspect-", ignore_cleanup_errors=True) as folder:
+        if source is not None:
+            chosen = samples_of_row(storage, Path(folder), source)
         lengths = [
             view
             for key in catalog.fingerprints
             if (view := _view_lengths(catalog, key, Path(folder), notes)) is not None
         ]
-        sizes, samples = _read_shards(
+        sizes, read = _read_shards(
             catalog, chosen, viewer, cache=LocalCache(storage, Path(folder)), on_start=on_start, on_shard=on_shard
         )
+        samples = with_sources(read, storage, Path(folder), notes)
     kinds = sorted({info.compression or "none" for info in catalog.shards})
     return Inspection(
         url=storage.url,
@@ -119,7 +126,7 @@ def inspect_dataset(
         num_measured_shards=len(sizes),
         sample_bytes=Spread.of(np.concatenate(sizes)),
         lengths=tuple(lengths),
-        samples=tuple(samples),
+        samples=samples,
         notes=tuple(notes),
     )
 
@@ -139,7 +146,7 @@ def inspect_sample(remote: str, number: int, *, processor: Processor | None = No
         path = fetch_shard(LocalCache(catalog.storage, Path(folder)), info)
         num_bytes = int(_sample_sizes(path, info)[within])
         view = viewer.view(Shard(path, info)[within], number=number, shard=info, num_bytes=num_bytes)
-    return view, catalog.num_samples
+    return with_source(view, Provenance.of(catalog.storage)), catalog.num_samples
 
 
 def summary(inspection: Inspection) -> dict[str, str]:
@@ -207,21 +214,20 @@ def _choose(first: int, num_samples: int, *, total: int) -> range:
 
 def _read_shards(
     catalog: Catalog,
-    chosen: range,
+    chosen: Sequence[int],
     viewer: Viewer,
     *,
     cache: LocalCache,
     on_start: Callable[[int], None],
     on_shard: Callable[[], None],
 ) -> tuple[list[NDArray[np.int64]], list[SampleView]]:
-    """Bytes of the samples of some shards, and the samples that are chosen."""
+    """Bytes of the samples of some shards, and the samples that are chosen; these ascend."""
     storage, shards = catalog.storage, catalog.shards
     first_ids = list(accumulate((info.num_samples for info in shards), initial=0))
-    shown = [
-        index
-        for index, info in enumerate(shards)
-        if first_ids[index] < chosen.stop and chosen.start < first_ids[index] + info.num_samples
-    ]
+    chosen_of: dict[int, list[int]] = {}  # shard -> which of its samples
+    for number in chosen:
+        chosen_of.setdefault(bisect_right(first_ids, number) - 1, []).append(number)
+    shown = list(chosen_of)
     in_place = isinstance(storage, LocalStorage) and not any(info.zip_name for info in shards)
     limit = MAX_HEADERS if in_place else MAX_FETCHED
     measured = np.unique(np.linspace(0, len(shards) - 1, min(limit, len(shards))).astype(int)).tolist()
@@ -237,7 +243,7 @@ def _read_shards(
             path = fetch_shard(cache, info)
             sizes.append(_sample_sizes(path, info))
             shard = Shard(path, info)
-            for number in range(max(chosen.start, first_ids[index]), min(chosen.stop, first_ids[index + 1])):
+            for number in chosen_of.get(index, ()):
                 within = number - first_ids[index]
                 samples.append(viewer.view(shard[within], number=number, shard=info, num_bytes=int(sizes[-1][within])))
             if path.is_relative_to(cache.folder):

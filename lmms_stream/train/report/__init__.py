@@ -2,6 +2,7 @@
 
 meter       what steps take and wait; metrics: counts -> figures
 spikes      figures that are out of the ordinary; alerts: what a run warns of, with packs and samples
+origins         samples -> the rows that they were made of, for alerts
 engine_figures  the same by LMMS Engine's names
 overlong        warnings of samples that no pack can hold
 run_log     all that a run shows: records, progress, traces

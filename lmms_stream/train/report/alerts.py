@@ -17,6 +17,7 @@ from ...loader.loader import PackedLoader
 from ...plan.cursor import Cursor
 from ...types import Batch
 from ..run.settings import TrainConfig
+from .origins import rows_of
 from .spikes import FEWEST, Episode, Spikes
 
 ALERTS = "alerts"  # the key of a record
@@ -127,9 +128,11 @@ class Alerts:
 
     def _alert(self, kind: Kind, steps: Steps, what: str) -> dict[str, Any]:
         ids = self._sample_ids(steps.samples)
+        rows = rows_of(ids[:_SHOWN], self._loader)
         packs = self._packs(steps)
         at = f"step {steps.first}" if steps.first == steps.last else f"steps {steps.first} to {steps.last}"
         message = f"{at}: {what}. {_packs_and_samples(packs, ids)}"
+        message += f", which were made of {', '.join(rows)}{', …' if len(ids) > _SHOWN else ''}" if rows else ""
         alert: dict[str, Any] = {"kind": kind, "first_step": steps.first, "last_step": steps.last}
         if packs:
             skipped = [*map(list, self._config.skip_steps), list(steps.read)]
@@ -138,6 +141,8 @@ class Alerts:
                 f"train: {{skip_steps: {skipped}}}"
             )
             alert |= {"packs": packs, "skip_steps": skipped}
+        if rows:
+            alert["rows"] = rows
         return alert | {"sample_ids": ids, "message": message}
 
     def _packs(self, steps: Steps) -> list[dict[str, Any]]:

@@ -1,0 +1,234 @@
+"""New sources -> a part beside a dataset's own shards, and one index over both.
+
+What the dataset was converted from stands in its `_lmms/dataset.json`: sources that it has are passed over. Whenever
+the command is ended, the dataset is the old one or the new one, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, StorageError
+from ..mds.index import DATASET_NAME
+from ..storage.storage import Storage, open_storage
+from .convert import Progress, asked_of, convert_sources, described, folders_of, look
+from .engines.engine import RAY_TIMEOUT_S, open_engine
+from .options import ConvertOptions
+from .report import ConvertReport
+from .sources.units import Source
+from .stored.catalog import no_dataset
+from .stored.growing import finish_growth, grow, part_name, parts_of
+from .writing.done import digest_of, options_of, place_of
+from .writing.replacing import read_claim, read_described
+from .writing.work import only_writer, work_folder
+
+_SHOWN = 5  # sources that a line names
+_SHOWN_CHARACTERS = 80  # of an option
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AppendReport:
+    """What was added. part: its folder below the dataset; None where all sources were there already.
+
+    num_samples: of the dataset now, all splits together. dropped: what of it could not be kept, and why.
+    """
+
+    num_new_sources: int
+    num_known_sources: int
+    num_samples: int
+    part: str | None
+    converted: ConvertReport | None
+    seconds: float
+    dropped: tuple[str, ...] = ()
+
+
+def append(
+    sources: Sequence[str | Path],
+    target: str,
+    *,
+    num_workers: int | None = None,
+    overwrite: bool = False,
+    work: Path | None = None,
+    progress: Progress | None = None,
+    engine: str = "processes",
+    ray_address: str | None = None,
+    ray_timeout_s: float = RAY_TIMEOUT_S,
+    options: ConvertOptions | None = None,
+    **changes: Any,
+) -> AppendReport:
+    """Convert those of `sources` that the dataset at `target` was not made of, and add their samples behind its own.
+
+    The other arguments are those of `convert`. Options must be those of the dataset, but for those that say how files
+    are read, how many rows, in which order (of the new samples among themselves), and how shards are filled. overwrite:
+    begin a part anew that was begun with other sources; never the dataset.
+    Raises what `convert` raises, ConfigError for other options and for sources that changed since they were converted.
+    """
+    started = time.monotonic()
+    options = replace(options or ConvertOptions(), **changes)
+    progress = progress or Progress()
+    folders = folders_of(target, options)
+    targets = [open_storage(folder) for folder in folders]
+    with only_writer(targets[0].url):
+        for each in targets:
+            finish_growth(each)
+        _catch_up(targets)
+        datasets = [_dataset_at(each) for each in targets]
+        part = part_name(1 + len(parts_of(datasets[0])))
+        opened = look(sources, work_folder(f"{targets[0].url}/{part}", work) / "sources", options=options)
+        new = new_sources(opened, target, options)
+        known = [source.name for source in opened if source not in new]
+        if known:
+            progress.say(f"{_named(known)}: in {target} already, passed over")
+        if not new:
+            return AppendReport(
+                num_new_sources=0,
+                num_known_sources=len(known),
+                num_samples=sum(dataset["num_samples"] for dataset in datasets),
+                part=None,
+                converted=None,
+                seconds=time.monotonic() - started,
+            )
+        wanted = {_key(each) for each in described(new)}
+        parts = [f"{storage.url}/{part}" for storage in targets]
+        converted = convert_sources(
+            lambda scratch: _chosen(look(sources, scratch, options=options), wanted),
+            parts,
+            options=options,
+            num_workers=num_workers,
+            overwrite=overwrite or _are_nobodys(parts, digest_of(asked_of(new, options))),
+            work=work,
+            progress=progress,
+            engine=partial(open_engine, engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s),
+            columns=datasets[0]["columns"],
+        )
+        dropped = [text for storage in targets for text in grow(storage, part)]
+        return AppendReport(
+            num_new_sources=len(new),
+            num_known_sources=len(known),
+            num_samples=sum(_dataset_at(storage)["num_samples"] for storage in targets),
+            part=part,
+            converted=converted,
+            seconds=time.monotonic() - started,
+            dropped=tuple(dict.fromkeys(dropped)),
+        )
+
+
+def new_sources(opened: Sequence[Source], target: str, options: ConvertOptions) -> list[Source]:
+    """Those of which the dataset at `target` has nothing yet.
+
+    Raises ConfigError for other options than the dataset's, for a source that changed since it was converted, and for
+    one that the dataset has in part; StorageError where there is no whole dataset.
+    """
+    storages = [open_storage(folder) for folder in folders_of(target, options)]
+    datasets = [_dataset_at(storage) for storage in storages]
+    for storage, dataset in zip(storages, datasets, strict=True):
+        _check_options(dataset, asked_of(opened, options), url=storage.url)
+    return _unknown(opened, datasets[0]["source"], url=storages[0].url)
+
+
+def _dataset_at(storage: Storage) -> dict[str, Any]:
+    """What the dataset.json at a target holds; StorageError where no conversion has made a whole dataset there."""
+    dataset = read_described(storage, DATASET_NAME)
+    if read_claim(storage) is not None:
+        raise StorageError(
+            f"{storage.url} holds an unfinished conversion: run the command that began it to its end, then append"
+        )
+    if dataset is None:
+        raise no_dataset(storage)
+    if "options" not in dataset:
+        raise ConfigError(
+            f"{storage.url} does not say what options it was converted with (it is a merge, or of an earlier release): "
+            "convert the new sources to a dataset of their own, and merge both in the folder above"
+        )
+    return dataset
+
+
+def _catch_up(targets: Sequence[Storage]) -> None:
+    """Where a command was ended after some of the splits had taken in their part, have the others take in theirs."""
+    counts = [len(parts_of(_dataset_at(target))) for target in targets]
+    for target, count in zip(targets, counts, strict=True):
+        if count < max(counts):
+            grow(target, part_name(count + 1))
+
+
+def _check_options(dataset: Mapping[str, Any], asked: Mapping[str, Any], *, url: str) -> None:
+    then, now = _flat(dataset["options"]), _flat(options_of(asked))
+    changed = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    if changed:
+        told = "; ".join(f"{name} was {_shown(then.get(name))}, now {_shown(now.get(name))}" for name in changed)
+        raise ConfigError(
+            f"{url} was converted with other options ({told}): append with the same ones, or convert to a target of "
+            "its own"
+        )
+
+
+def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by their names, those about rows among the others."""
+    rows = dict(options["schema"])
+    return {**options, "kind": rows.pop("schema"), **rows, "schema": None}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _unknown(opened: Sequence[Source], known: Sequence[Mapping[str, Any]], *, url: str) -> list[Source]:
+    """The sources that are none of the known ones, which are as a dataset describes them."""
+    at: dict[str, list[Mapping[str, Any]]] = {}
+    for each in known:
+        at.setdefault(each["at"], []).append(each)
+    new = []
+    for source, said in zip(opened, described(opened), strict=True):
+        there = at.get(place_of(source.name), [])
+        if any(_content(each) != _content(said) for each in there):
+            raise ConfigError(
+                f"{source.name} was changed since it was converted to {url}: put its new rows into a file of their "
+                "own, or convert all sources again with --overwrite"
+            )
+        if any(each.get("rows") in (None, said.get("rows")) for each in there):
+            continue
+        if there and "rows" not in said:
+            slices = ", ".join(f"@[{_bound(start)}:{_bound(stop)}]" for start, stop in (each["rows"] for each in there))
+            raise ConfigError(
+                f"{source.name} is in {url} in part ({slices}): name the rest of it as a slice, "
+                f"{source.name}@[START:STOP]"
+            )
+        new.append(source)
+    return new
+
+
+def _content(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if name not in ("name", "at", "rows")}
+
+
+def _bound(row: int | None) -> str:
+    return "" if row is None else str(row)
+
+
+def _key(said: Mapping[str, Any]) -> tuple[str, str]:
+    return said["name"], str(said.get("rows"))
+
+
+def _chosen(opened: Sequence[Source], wanted: set[tuple[str, str]]) -> list[Source]:
+    return [source for source, said in zip(opened, described(opened), strict=True) if _key(said) in wanted]
+
+
+def _are_nobodys(parts: Sequence[str], asked: str) -> bool:
+    """Whether whole datasets of other sources lie where parts are to be: they may be replaced.
+
+    A command that was ended before the dataset took them in has left them, and other sources are named now.
+    """
+    storages = [open_storage(part) for part in parts]
+    found = [read_described(storage, DATASET_NAME) for storage in storages]
+    is_other = any(dataset is not None and dataset.get("asked") != asked for dataset in found)
+    return is_other and all(read_claim(storage) is None for storage in storages)
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else "")

@@ -1,0 +1,300 @@
+"""The first rows of sources -> what a conversion would make of all of them. Nothing is written.
+
+The rows are read, mapped, measured and encoded as the conversion does it, in this process, and kept in memory; only
+what must be fetched lies in a temporary folder meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from ..mds.index import parse_index
+from ..mds.shard import Shard
+from ..processes.pool import num_cores
+from .append import new_sources
+from .convert import check_processor, look
+from .options import ConvertOptions
+from .rows import schemas
+from .sources.files import Fetch
+from .sources.units import Source, Unit
+from .stored.inspect.sample import SampleView, Viewer
+from .writing.encoded_units import EncodedUnit, UnitEncoder, process_each
+from .writing.encoding import ShardFormat, compress, index_json
+from .writing.reading import LOOK_ROWS, Reading
+
+NUM_ROWS = 10_000
+NUM_SAMPLES = 3
+_UNIT_BYTES = 1 << 20  # read at once: less than a conversion does, so that few rows more are read than asked for
+_MOST_BYTES = 1 << 28  # read of all sources
+_COMPRESSED_BYTES = 1 << 23  # of samples, by which the size of compressed shards is estimated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """All of a conversion, as its first rows let expect; exact where `is_exact`, since all rows were read.
+
+    num_bytes: of shards as they are stored. num_tokens: None where nothing measures them. seconds: on num_workers
+    processes.
+    """
+
+    num_rows: int
+    num_samples: int
+    num_bytes: int
+    num_tokens: int | None
+    num_shards: int
+    seconds: float
+    num_workers: int
+    is_exact: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DryRun:
+    """What was found in the first num_rows rows.
+
+    found: for each kind of rows the first source of it and what is read of it. rejects: "source:row: reason". expected:
+    None where a source does not tell how large it is.
+    """
+
+    schema: str
+    columns: Mapping[str, str]
+    found: tuple[str, ...]
+    num_sources: int
+    num_sources_read: int
+    num_rows: int
+    num_samples: int
+    num_rejected: int
+    num_filtered: int
+    num_empty: int
+    rejects: tuple[str, ...]
+    samples: tuple[SampleView, ...]
+    expected: Expected | None
+
+
+def dry_run(
+    sources: Sequence[str | Path],
+    *,
+    options: ConvertOptions | None = None,
+    num_rows: int = NUM_ROWS,
+    num_samples: int = NUM_SAMPLES,
+    num_workers: int | None = None,
+    append_to: str | None = None,
+    **changes: Any,
+) -> DryRun:
+    """Read the first rows of `sources` and say what `convert` would store of them, reject, need and take.
+
+    options, changes: see ConvertOptions. num_rows: to be read at least, as many of each source (and at least 100 each,
+    so of many sources some are read, evenly spread). num_samples: that are shown. num_workers: that the time is
+    reckoned for. append_to: a dataset whose own sources are passed over. Raises what `convert` raises before it reads
+    on, DataError where no row can be read or the rows are of no kind.
+    """
+    options = replace(options or ConvertOptions(), **changes)
+    with TemporaryDirectory(prefix="lmms_stream-dry-run-") as folder:
+        opened = look(sources, Path(folder) / "sources", options=replace(options, unit_bytes=_UNIT_BYTES))
+        if append_to is not None:
+            opened = new_sources(opened, append_to, options)
+        read = _beginnings(opened, num_rows)
+        said: list[str] = []
+        with closing(Reading(read, options.schema, say=said.append)) as reading:
+            check_processor(options.processor, reading.mapper)
+            columns = schemas.TOKENS.columns if options.tokenize else reading.mapper.columns
+            format = ShardFormat(columns, shard_bytes=options.shard_bytes, compression=options.compression)
+            tried = _Tried(reading, _encoder(format, options))
+            tried.read_all(read)
+        schema = schemas.TOKENS.name if options.tokenize else reading.mapper.schema
+        samples = tuple(_shown(tried.samples[:num_samples], format, schema, options, folder=Path(folder)))
+    return DryRun(
+        schema=schema,
+        columns=dict(columns),
+        found=tuple(said),
+        num_sources=len(opened),
+        num_sources_read=len(read),
+        num_rows=tried.num_rows,
+        num_samples=tried.num_samples,
+        num_rejected=len(tried.rejects),
+        num_filtered=tried.num_filtered,
+        num_empty=tried.num_empty,
+        rejects=tuple(tried.rejects),
+        samples=samples,
+        expected=_expected(opened, read, tried, format, options, num_workers),
+    )
+
+
+class _Beginning:
+    """The first units of a source, as a source that lies here: nobody else fetches it."""
+
+    fetch: Fetch | None = None
+
+    def __init__(self, source: Source, *, num_rows: int, num_bytes: int):
+        self._source, self._num_rows, self._num_bytes = source, num_rows, num_bytes
+        self.name, self.identity = source.name, source.identity
+        self.num_bytes, self.rows = source.num_bytes, source.rows
+        self.rows_read = self.bytes_read = 0
+        self.is_whole = False  # whether all of its rows were read
+
+    @property
+    def first_row(self) -> int:
+        return self._source.first_row
+
+    def units(self) -> Iterator[Unit]:
+        for unit in self._source.units():
+            if self.rows_read >= self._num_rows or self.bytes_read >= self._num_bytes:
+                return
+            yield unit
+            self.rows_read += unit.count()  # known now, since it was read
+            self.bytes_read += unit.num_bytes
+        self.is_whole = True
+
+    def close(self) -> None:
+        self._source.close()
+
+    def expected_rows(self, rows_a_byte: float) -> float:
+        """Of all of it. rows_a_byte: of the rows that were read of others too, for a source without any."""
+        if self.is_whole:
+            return self.rows_read
+        density = self.rows_read / self.bytes_read if self.bytes_read else rows_a_byte
+        start, stop, _ = self.rows.indices(int(self.num_bytes * density))
+        return max(self.rows_read, stop - start)
+
+
+def _beginnings(sources: Sequence[Source], num_rows: int) -> list[_Beginning]:
+    """Of as many sources as LOOK_ROWS rows can be read of each, evenly spread."""
+    count = min(len(sources), max(1, num_rows // LOOK_ROWS))
+    chosen = [sources[number * len(sources) // count] for number in range(count)]
+    return [_Beginning(source, num_rows=num_rows // count, num_bytes=_MOST_BYTES // count) for source in chosen]
+
+
+def _encoder(format: ShardFormat, options: ConvertOptions) -> UnitEncoder:
+    """Goes on at rows that do not fit, and else does what the conversion's does."""
+    return UnitEncoder(
+        folder=Path(),  # nothing is written there
+        format=format,
+        processor=options.processor,
+        tokenize=options.tokenize,
+        on_error="skip",
+        limit=None,
+        shortest=options.shortest,
+        longest=options.longest,
+        process_each=process_each(options.on_error),
+    )
+
+
+@dataclass(slots=True)
+class _Tried:
+    """What was made of rows. samples: the first of them, encoded, at most _COMPRESSED_BYTES."""
+
+    reading: Reading
+    encoder: UnitEncoder
+    samples: list[bytes] = field(default_factory=list)
+    rejects: list[str] = field(default_factory=list)
+    num_rows: int = 0
+    num_samples: int = 0
+    num_bytes: int = 0  # of samples
+    num_tokens: int | None = None
+    num_filtered: int = 0
+    num_empty: int = 0
+    source_bytes: int = 0
+    timed: list[tuple[int, float]] = field(default_factory=list)  # bytes of sources and seconds of each unit
+    _kept_bytes: int = 0
+
+    def read_all(self, read: Sequence[_Beginning]) -> None:
+        for task in self.reading.units():
+            assert task is not None  # sources that lie here are not waited for
+            started = time.perf_counter()
+            samples, encoded = self.encoder.encoded(task)
+            self.timed.append((task.unit.num_bytes, time.perf_counter() - started))
+            self.reading.has_read(task)
+            self.rejects += [f"{name}:{row}: {why}" for name, row, why in self.reading.rejects(task, encoded)]
+            self._count(samples, encoded)
+        self.num_rows = sum(each.rows_read for each in read)
+
+    def _count(self, samples: Sequence[bytes], encoded: EncodedUnit) -> None:
+        for data in samples:
+            if self._kept_bytes < _COMPRESSED_BYTES:
+                self.samples.append(data)
+                self._kept_bytes += len(data)
+        self.num_samples += len(samples)
+        self.num_bytes += sum(map(len, samples))
+        self.num_filtered += len(encoded.filtered)
+        self.num_empty += len(encoded.empty)
+        if encoded.lengths is not None:
+            tokens = encoded.lengths if encoded.lengths.ndim == 1 else encoded.lengths[:, 0]
+            self.num_tokens = (self.num_tokens or 0) + int(tokens.sum(dtype="int64"))
+
+    def seconds_a_byte(self) -> float:
+        """Without the first unit, where there are others: what is loaded once is loaded for it."""
+        timed = self.timed[1:] or self.timed
+        return sum(seconds for _, seconds in timed) / max(1, sum(num_bytes for num_bytes, _ in timed))
+
+
+def _expected(
+    opened: Sequence[Source],
+    read: Sequence[_Beginning],
+    tried: _Tried,
+    format: ShardFormat,
+    options: ConvertOptions,
+    num_workers: int | None,
+) -> Expected | None:
+    bytes_read = sum(each.bytes_read for each in read)
+    is_exact = len(read) == len(opened) and all(each.is_whole for each in read)
+    if not is_exact and not all(source.num_bytes for source in opened):
+        return None
+    rows_a_byte = tried.num_rows / max(1, bytes_read)
+    known = sum(each.expected_rows(rows_a_byte) for each in read)
+    others = sum(source.num_bytes for source in opened) - sum(each.num_bytes for each in read)
+    num_rows = known + others * rows_a_byte
+    num_samples = round(num_rows * tried.num_samples / max(1, tried.num_rows))
+    if options.limit is not None and options.limit < num_samples:
+        num_rows, num_samples = num_rows * options.limit / num_samples, options.limit
+    share = num_samples / max(1, tried.num_samples)  # how many times what was read
+    raw = round(share * (tried.num_bytes + 4 * tried.num_samples))
+    ratio, seconds_a_raw_byte = _compressed(tried.samples, format)
+    workers = num_workers or min(num_cores(), int(share * bytes_read) // options.unit_bytes + 1)
+    seconds = share * bytes_read * tried.seconds_a_byte() + raw * seconds_a_raw_byte
+    return Expected(
+        num_rows=round(num_rows),
+        num_samples=num_samples,
+        num_bytes=round(raw * ratio),
+        num_tokens=None if tried.num_tokens is None else round(share * tried.num_tokens),
+        num_shards=-(-raw // format.shard_bytes),
+        seconds=seconds / workers,
+        num_workers=workers,
+        is_exact=is_exact,
+    )
+
+
+def _compressed(samples: Sequence[bytes], format: ShardFormat) -> tuple[float, float]:
+    """What compression makes of a byte of samples, and seconds it takes."""
+    data = b"".join(samples)
+    if not format.compression or not data:
+        return 1.0, 0.0
+    started = time.perf_counter()
+    size = len(compress(format.compression, data))
+    return size / len(data), (time.perf_counter() - started) / len(data)
+
+
+def _shown(
+    samples: Sequence[bytes], format: ShardFormat, schema: str, options: ConvertOptions, *, folder: Path
+) -> Iterator[SampleView]:
+    """Samples as `inspect` shows them, of a shard that holds them, in a temporary folder."""
+    if not samples:
+        return
+    path = folder / "shard.00000.mds"
+    data = format.shard_head(np.array([len(each) for each in samples], np.int64)) + b"".join(samples)
+    path.write_bytes(data)
+    plain = ShardFormat(format.columns, shard_bytes=format.shard_bytes)
+    entry = plain.index_entry(len(samples), {"basename": path.name, "bytes": len(data), "hashes": {}}, None)
+    (info,) = parse_index(index_json([entry]), source="the samples")
+    viewer = Viewer(
+        schema=schema, processor=options.measured_by, tokenizer=getattr(options.processor, "tokenizer", None)
+    )
+    shard = Shard(path, info)
+    for number, sample in enumerate(samples):
+        yield viewer.view(shard[number], number=number, shard=info, num_bytes=len(sample))

@@ -1,0 +1,227 @@
+"""Where the samples of a dataset come from: the source and the row that each was made of.
+
+Two files beside the shards: `_lmms/provenance.npy`, uint64[num_samples] in shard order, plain NumPy so that it can be
+memory-mapped (the number of the source in the upper 24 bits, that of the row in it, from 0, in the lower 40); and
+`_lmms/provenance.json`, which names the sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, DataError, ObjectMissingError, ShardError
+from ..plan.lengths import HASH_BYTES
+from ..storage.cache import LocalCache, Wanted
+from ..storage.local import LocalStorage
+from ..storage.storage import Storage
+from .index import DATASET_NAME
+from .lengths import array_matches
+
+PROVENANCE_NAME = "_lmms/provenance.npy"
+SOURCES_NAME = "_lmms/provenance.json"
+ROW_BITS = 40
+MAX_SOURCES = 1 << 23  # so that a packed number is no negative int64
+_CHUNK = 1 << 20  # samples looked at together
+_ALIKE = 5  # sources that an error names
+
+
+class SourceRow(NamedTuple):
+    """A row of a source, counted from 1, as messages of `convert` count them."""
+
+    source: str
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.row}"
+
+
+def packed_rows(source: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows of a source as the array holds them. rows: int64[n], from 0."""
+    if source >= MAX_SOURCES:
+        raise DataError(f"a conversion takes at most {MAX_SOURCES} sources: convert to several targets and merge them")
+    return (source << ROW_BITS) | rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """The sources of a dataset by their numbers, and the array, which is fetched only if it is needed.
+
+    num_samples, content_hash: of the array, the hash as hex digits.
+    """
+
+    cache: LocalCache
+    sources: tuple[str, ...]
+    num_samples: int
+    content_hash: str
+
+    @staticmethod
+    def of(storage: Storage, folder: Path | None = None) -> Provenance | None:
+        """That of the dataset in a store; None where it has none. folder: for copies (default: the dataset's cache).
+
+        Raises ShardError for a damaged description, StorageError.
+        """
+        try:
+            data = storage.read(SOURCES_NAME)
+        except ObjectMissingError:
+            return None
+        try:
+            said = json.loads(data)
+            return Provenance(
+                cache=LocalCache(storage, folder),
+                sources=tuple(str(source["name"]) for source in said["sources"]),
+                num_samples=int(said["num_samples"]),
+                content_hash=bytes.fromhex(said["content_hash"]).hex(),  # it names a file on this node
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ShardError(f"{storage.url}/{SOURCES_NAME} is damaged ({error!r}): {_REMEDY}") from error
+
+    @cached_property
+    def rows(self) -> NDArray[np.uint64]:
+        """uint64[num_samples], memory-mapped; a remote one is copied to the cache first. ShardError if damaged."""
+        storage = self.cache.storage
+        if isinstance(storage, LocalStorage):
+            return self._mapped(storage.folder / PROVENANCE_NAME)
+        wanted = Wanted(
+            name=f"_lmms/provenance-{self.content_hash}.npy",
+            identity=self.content_hash,
+            num_bytes=8 * self.num_samples,
+            valid=lambda path: array_matches(path, content_hash=self.content_hash),
+        )
+        path = self.cache.fetch(PROVENANCE_NAME, wanted)
+        assert path is not None
+        return self._mapped(path)
+
+    def source_of(self, sample_id: int) -> SourceRow:
+        """What a sample was made of; negative ids count from the end. IndexError for one that is not there.
+
+        Of a remote dataset 8 bytes are read, unless all of the array is here.
+        """
+        if not -self.num_samples <= sample_id < self.num_samples:
+            raise IndexError(f"sample {sample_id} of a dataset of {self.num_samples}")
+        source, row = divmod(self._row_of(sample_id % self.num_samples), 1 << ROW_BITS)
+        if source >= len(self.sources):
+            raise ShardError(f"{self._where} names source {source} of {len(self.sources)}: {_REMEDY}")
+        return SourceRow(self.sources[source], row + 1)
+
+    def sample_of(self, source: str, row: int) -> NDArray[np.int64]:
+        """Ids of the samples that a row was made into, in order: none where it was left out, several where it gave
+        several. source: as `named` takes it; row: counted from 1. Reads all of the array.
+        """
+        name = self.named(source)
+        wanted = [(number << ROW_BITS) + row - 1 for number, each in enumerate(self.sources) if each == name]
+        found = [start + np.flatnonzero(np.isin(chunk, np.array(wanted, np.uint64))) for start, chunk in self.chunks()]
+        return np.concatenate([np.zeros(0, np.int64), *found])
+
+    def named(self, text: str) -> str:
+        """The source that a user names: as it was named to `convert`, by its path, or by the end of its path.
+
+        ConfigError for none, or several.
+        """
+        if text in self.sources:
+            return text
+        asked = str(Path(text).absolute())
+        ends = [name for name in self.sources if "://" not in name and str(Path(name).absolute()) == asked]
+        ends = ends or [name for name in self.sources if name.endswith(f"/{text}")]
+        if len(ends) == 1:
+            return ends[0]
+        what = f"{len(ends)} sources end in" if ends else "the dataset was made of no source"
+        listed = ", ".join((ends or self.sources)[:_ALIKE]) + (", …" if len(ends or self.sources) > _ALIKE else "")
+        raise ConfigError(f"{what} {text!r}: name one of {listed}")
+
+    def chunks(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+        """The array piece by piece, each with the id of its first sample."""
+        for start in range(0, self.num_samples, _CHUNK):
+            yield start, np.asarray(self.rows[start : start + _CHUNK])
+
+    @property
+    def _where(self) -> str:
+        return f"{self.cache.storage.url}/{PROVENANCE_NAME}"
+
+    def _row_of(self, sample_id: int) -> int:
+        storage = self.cache.storage
+        if "rows" not in self.__dict__ and not isinstance(storage, LocalStorage):
+            stored = storage.stat(PROVENANCE_NAME)
+            if stored.tag:
+                at = stored.num_bytes - 8 * (self.num_samples - sample_id)
+                data = storage.read_range(PROVENANCE_NAME, start=at, stop=at + 8, tag=stored.tag)
+                return int.from_bytes(data, "little")
+        return int(self.rows[sample_id])
+
+    def _mapped(self, path: Path) -> NDArray[np.uint64]:
+        try:
+            array: NDArray[np.uint64] = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, EOFError, ValueError) as error:
+            raise ShardError(f"{self._where} cannot be read ({error}): {_REMEDY}") from error
+        if array.dtype != np.uint64 or array.shape != (self.num_samples,):
+            raise ShardError(
+                f"{self._where} should be uint64[{self.num_samples}], found {array.dtype}{list(array.shape)}: {_REMEDY}"
+            )
+        return array
+
+    def check(self) -> None:
+        """Read the array through; ShardError where it is not what it was, or names a source that is not there."""
+        path = Path(str(getattr(self.rows, "filename", "")))
+        if not array_matches(path, content_hash=self.content_hash):
+            raise ShardError(f"{self._where} does not hold what {SOURCES_NAME} was written for: {_REMEDY}")
+        for start, chunk in self.chunks():
+            wrong = np.flatnonzero(chunk >> np.uint64(ROW_BITS) >= len(self.sources))
+            if len(wrong):
+                self.source_of(start + int(wrong[0]))
+
+
+_REMEDY = f"convert the dataset again, or remove both files and their names from {DATASET_NAME}"
+
+
+def write_provenance(
+    folder: Path, rows: Iterable[NDArray[np.integer[Any]]], sources: Sequence[str], *, num_samples: int
+) -> tuple[str, str]:
+    """Write both files below a folder; returns their names relative to it. rows: arrays that make num_samples."""
+    (folder / PROVENANCE_NAME).parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
+    with (folder / PROVENANCE_NAME).open("wb") as file:
+        header = {"descr": "<u8", "fortran_order": False, "shape": (num_samples,)}
+        np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+        for array in rows:
+            for start in range(0, len(array), _CHUNK):
+                data = array[start : start + _CHUNK].astype("<u8").tobytes()
+                digest.update(data)
+                file.write(data)
+    described = {
+        "version": 1,
+        "num_samples": num_samples,
+        "content_hash": digest.hexdigest(),
+        "sources": [{"name": name} for name in sources],
+    }
+    (folder / SOURCES_NAME).write_text(json.dumps(described, indent=1, sort_keys=True) + "\n")
+    return PROVENANCE_NAME, SOURCES_NAME
+
+
+def join_provenance(folder: Path, parts: Sequence[Provenance]) -> tuple[str, str]:
+    """Write one of the samples of all parts, in turn, below a folder, as write_provenance does.
+
+    A source that several of them have is listed once.
+    """
+    sources = tuple(dict.fromkeys(name for part in parts for name in part.sources))
+    numbers = {name: number for number, name in enumerate(sources)}
+    rows = (
+        renumbered(chunk, np.array([numbers[name] for name in part.sources], np.uint64))
+        for part in parts
+        for _, chunk in part.chunks()
+    )
+    return write_provenance(folder, rows, sources, num_samples=sum(part.num_samples for part in parts))
+
+
+def renumbered(rows: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The same rows of sources with other numbers: the i-th source is numbers[i] now."""
+    bits = np.uint64(ROW_BITS)
+    sources: NDArray[np.uint64] = numbers[rows >> bits] << bits
+    return sources | (rows & np.uint64((1 << ROW_BITS) - 1))
