@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "mds": {*BASE, "plan", "storage", "processors", "processes"},
     "converters/media": {"errors", "storage", "processors/media"},
     "converters/rows": {*BASE, "processors", "converters/media", "converters/sources"},
-    "converters/sources": {*BASE, "storage", "processors"},
+    "converters/sources": {*BASE, "storage", "processors", "processors/media", "mds"},
     "converters/engines": {"errors", "version", "storage", "processors", "processes"},
     "converters/stored": {
         *BASE, "version", "storage", "processors", "processors/media", "processes", "mds", "converters/rows",
