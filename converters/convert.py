@@ -158,7 +158,9 @@ def convert_sources(
         reading, laying = _write_shards(opened, measured, begun, workers, num_workers, progress, columns)
         check_processor(options.processor, reading.mapper)
         _check_unchanged(opened, look(scratch))
-        num_cut = [_commit(begun, output, laying, reading, measured, opened, asked, carried) for output in laying.outputs]
+        num_cut = [
+            _commit(begun, output, laying, reading, measured, opened, asked, carried) for output in laying.outputs
+        ]
         for output in laying.outputs:
             begun.release(output.number)
     if any(num_cut):

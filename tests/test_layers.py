@@ -39,6 +39,9 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "storage", "processors", "processes", "mds", "converters/rows", "converters/sources",
         "converters/engines", "converters/stored",
     },
+    "converters/exporting": {
+        *BASE, "storage", "processors/media", "mds", "converters/rows", "converters/sources", "converters/stored",
+    },
     "converters": {
         *BASE, "version", "storage", "processors", "processes", "mds", "converters/rows", "converters/sources",
         "converters/engines", "converters/stored", "converters/stored/inspect", "converters/writing",
@@ -71,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         *BASE, "config", "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",
-        "converters/engines", "converters/stored", "converters/stored/inspect", "train", "train/checkpoint",
+        "converters/engines", "converters/exporting", "converters/stored", "converters/stored/inspect", "train", "train/checkpoint",
         "train/limits", "train/report", "watch",
     },
     "__main__": {"cli", "demo"},

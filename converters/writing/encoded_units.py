@@ -154,7 +154,6 @@ class UnitEncoder:
         on_bytes(task.unit.num_bytes)
         return is_whole
 
-
     def _move(self, number: int, unit: StoredSamples) -> None:
         """Write samples of a shard as they lie in it, and then what they are; none is decoded."""
         temporary = temporary_beside(samples_path(self.folder, number))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import LmmsStreamError
 from ..version import VERSION
-from . import convert, datasets, plan, profile, runs, watch
+from . import convert, datasets, plan, profile, runs, unload, watch
 
 if TYPE_CHECKING:
     from .command import Commands
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OUR_COMMANDS = (
     convert.add_commands, datasets.add_commands, plan.add_commands, runs.add_commands, watch.add_commands,
-    profile.add_commands,
+    profile.add_commands, unload.add_commands,
 )  # fmt: skip
 
 
