@@ -10,5 +10,6 @@ rows/       row -> sample
 media/      references in rows -> bytes of images, audio and video
 writing/    samples -> shards, atomically, restartably
 engines/    what does the work: processes, or workers on a Ray cluster
+exporting/      datasets that are there -> files of rows
 stored/     datasets that are there: measured, verified, merged, looked at
 """

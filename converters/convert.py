@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
-from ..processors.base import Processor, cut_media
+from ..processors.base import Processor, cut_media, processor_fingerprint
 from ..processors.text import TokensProcessor
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
@@ -26,8 +26,11 @@ from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport, report_of
 from .rows import schemas
 from .rows.mapper import ROWS_VERSION, Mapper
+from .rows.options import SchemaOptions
+from .sources.mds import StoredSource
 from .sources.sources import open_sources
 from .sources.units import CUT_VERSION, Source
+from .writing.carried import Origins, carried_fingerprints, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
 from .writing.done import digest_of, finished_before, options_of, place_of
 from .writing.encoded_units import UnitEncoder
@@ -105,6 +108,7 @@ def look(sources: Sequence[str | Path], scratch: Path, *, options: ConvertOption
             quote=options.quote_character,
             scratch=scratch,
             unit_bytes=options.unit_bytes,
+            ids=Path(options.ids) if options.ids is not None else None,
         )
     )
 
@@ -129,6 +133,8 @@ def convert_sources(
     targets = [open_storage(folder) for folder in folders]
     scratch = work_folder(targets[0].url, work) / "sources"
     opened = look(scratch)
+    _check_targets(opened, targets)
+    carried = _carried(opened, options)
     asked = asked_of(opened, options)
     done = None if overwrite else finished_before(targets, asked)
     if done is not None:
@@ -142,15 +148,19 @@ def convert_sources(
         open_work(
             targets,
             asked,
-            files=other_files(options.measured_by),
+            files=other_files(options.measured_by, carried),
             extension=f".{compression_extension(options.compression)}" if options.compression else "",
             base=work,
             overwrite=overwrite,
         ) as begun,
     ):
-        reading, laying = _write_shards(opened, options, begun, workers, num_workers, progress, columns)
+        measured = options if _measures(options, carried) else replace(options, processor=None)
+        reading, laying = _write_shards(opened, measured, begun, workers, num_workers, progress, columns)
+        check_processor(options.processor, reading.mapper)
         _check_unchanged(opened, look(scratch))
-        num_cut = [_commit(begun, output, laying, reading, options, opened, asked) for output in laying.outputs]
+        num_cut = [
+            _commit(begun, output, laying, reading, measured, opened, asked, carried) for output in laying.outputs
+        ]
         for output in laying.outputs:
             begun.release(output.number)
     if any(num_cut):
@@ -175,7 +185,7 @@ def _write_shards(
     check_processor(options.processor, reading.mapper)
     columns = schemas.TOKENS.columns if options.tokenize else reading.mapper.columns
     _check_columns(columns, expected, source=sources[0].name)
-    format = ShardFormat(columns, shard_bytes=options.shard_bytes, compression=options.compression)
+    format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
     laying = Laying(format, options, work)
     num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes + 1)
     job = _job(work, format, options)
@@ -209,6 +219,27 @@ def _check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | Non
         )
 
 
+def _check_targets(sources: Sequence[Source], targets: Sequence[Storage]) -> None:
+    """ConfigError for a dataset that would be read and replaced at once."""
+    for source in sources:
+        for target in targets:
+            if isinstance(source, StoredSource) and place_of(target.url) == place_of(source.dataset.storage.url):
+                raise ConfigError(f"{source.name} is a source and the target: choose another target")
+
+
+def _carried(sources: Sequence[Source], options: ConvertOptions) -> list[str]:
+    """Fingerprints of lengths indexes that are carried over, because samples are stored as they are."""
+    is_again = options.schema == SchemaOptions() and not options.tokenize
+    return carried_fingerprints(sources) if is_again else []
+
+
+def _measures(options: ConvertOptions, carried: Sequence[str]) -> bool:
+    """Whether samples are measured: their lengths are not known, or decide which samples are stored."""
+    if options.processor is None or options.shortest is not None or options.longest is not None:
+        return True
+    return processor_fingerprint(options.processor) not in carried
+
+
 def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
     """DataError for a source that was written to while it was read: some of its rows may be old and some new."""
     then, after = described(sources), described(now)
@@ -222,6 +253,7 @@ def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, An
     """All that decides what is written, as JSON values: a run goes on where another was ended if these are equal."""
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     values["schema"] = options.schema.asked
+    values.pop("ids")  # the source that they are of knows them
     values["processor"] = options.processor and dict(options.processor.description)
     versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
     return {**values, "sources": described(sources), **versions}
@@ -241,6 +273,7 @@ def _commit(
     options: ConvertOptions,
     sources: Sequence[Source],
     asked: Mapping[str, Any],
+    carried: Sequence[str],
 ) -> int:
     """Write what belongs to its shards; how many media are not read whole."""
     measured_by = options.measured_by
@@ -258,18 +291,22 @@ def _commit(
         "asked": digest_of(asked),
         "converter": f"lmms_stream {VERSION}",
     }
-    lengths = measured_lengths(output.lengths, measured_by) if measured_by and output.lengths else None
+    lengths = [measured_lengths(output.lengths, measured_by)] if measured_by and output.lengths else []
+    others = [fingerprint for fingerprint in carried if fingerprint not in [index.fingerprint for index in lengths]]
+    lengths += carried_lengths(sources, others, output.rows, folder=work.staging)
+    origins = Origins.of(sources, output.rows, folder=work.staging)
     commit(
         work.targets[output.number],
         [work.done[output.number, number] for number in range(output.num_shards)],
         description,
         lengths=lengths,
         rejects=rejects,
-        rows=output.rows,
+        rows=origins.rows,
+        sources=origins.names,
         staging=work.staging,
         replaced=work.replaced[output.number],
     )
-    return 0 if lengths is None else lengths.num_cut
+    return sum(index.num_cut for index in lengths[:1])
 
 
 def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOptions, *, seconds: float) -> ConvertReport:

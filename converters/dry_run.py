@@ -105,7 +105,7 @@ def dry_run(
         with closing(Reading(read, options.schema, say=said.append)) as reading:
             check_processor(options.processor, reading.mapper)
             columns = schemas.TOKENS.columns if options.tokenize else reading.mapper.columns
-            format = ShardFormat(columns, shard_bytes=options.shard_bytes, compression=options.compression)
+            format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
             tried = _Tried(reading, _encoder(format, options))
             tried.read_all(read)
         schema = schemas.TOKENS.name if options.tokenize else reading.mapper.schema
@@ -263,7 +263,9 @@ def _expected(
         num_samples=num_samples,
         num_bytes=round(raw * ratio),
         num_tokens=None if tried.num_tokens is None else round(share * tried.num_tokens),
-        num_shards=-(-raw // format.shard_bytes),
+        num_shards=options.num_shards or -(-num_samples // (options.samples_per_shard or num_samples or 1))
+        if options.cut.by_samples
+        else -(-raw // format.shard_bytes),
         seconds=seconds / workers,
         num_workers=workers,
         is_exact=is_exact,

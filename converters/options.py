@@ -11,7 +11,8 @@ from ..processors.text import TokensProcessor
 from .rows.options import SchemaOptions
 from .sources.units import UNIT_BYTES
 from .writing.encoded_units import OnError
-from .writing.encoding import check_compression
+from .writing.encoding import MAX_SHARD_BYTES, check_compression
+from .writing.outputs import Cut
 
 DEFAULT_SHARD_BYTES = 1 << 26
 _QUOTES = {"none": "", "double": '"'}
@@ -29,7 +30,9 @@ class ConvertOptions:
     a random order. splits: name of a folder below the target -> its share of the samples, drawn by split_seed; what is
     left out is listed and counted in the first.
     shortest, longest: samples of fewer or more tokens are left out, and counted. unit_bytes: of the sources, about,
-    that a process reads at once.
+    that a process reads at once. num_shards: of each dataset, whose numbers of samples differ by one at most;
+    samples_per_shard: of all shards but the last; with either, shard_bytes stays as it is. ids: a file of the samples
+    that are taken of the one source, an MDS dataset (see read_ids).
     """
 
     format: str | None = None
@@ -47,6 +50,9 @@ class ConvertOptions:
     shortest: int | None = None
     longest: int | None = None
     unit_bytes: int = UNIT_BYTES
+    num_shards: int | None = None
+    samples_per_shard: int | None = None
+    ids: str | None = None
 
     def __post_init__(self) -> None:
         check_compression(self.compression)
@@ -61,9 +67,33 @@ class ConvertOptions:
         ):
             raise ConfigError(f"the shares of {dict(self.splits)} must be above 0 and add up to 1")
 
+        self._check_sizes()
         is_character = self.quote is not None and len(self.quote) == 1 and self.quote.isprintable()
         if not is_character and self.quote not in (None, *_QUOTES):
             raise ConfigError(f"quote {self.quote!r} is no quote: pass none, double, or the one character that it is")
+
+    def _check_sizes(self) -> None:
+        for name in ("num_shards", "samples_per_shard"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        sizes = {
+            "--num-shards": self.num_shards,
+            "--samples-per-shard": self.samples_per_shard,
+            "--shard-size": self.shard_bytes if self.shard_bytes != DEFAULT_SHARD_BYTES else None,
+        }
+        given = [name for name, value in sizes.items() if value is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} both say where shards end: pass one of them")
+
+    @property
+    def cut(self) -> Cut:
+        return Cut(num_shards=self.num_shards, samples_per_shard=self.samples_per_shard)
+
+    @property
+    def most_shard_bytes(self) -> int:
+        """Of a shard before it is compressed."""
+        return MAX_SHARD_BYTES if self.cut.by_samples else self.shard_bytes
 
     @property
     def quote_character(self) -> str | None:

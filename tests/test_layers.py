@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "mds": {*BASE, "plan", "storage", "processors", "processes"},
     "converters/media": {"errors", "storage", "processors/media"},
     "converters/rows": {*BASE, "processors", "converters/media", "converters/sources"},
-    "converters/sources": {*BASE, "storage", "processors"},
+    "converters/sources": {*BASE, "storage", "processors", "processors/media", "mds"},
     "converters/engines": {"errors", "version", "storage", "processors", "processes"},
     "converters/stored": {
         *BASE, "version", "storage", "processors", "processors/media", "processes", "mds", "converters/rows",
@@ -38,6 +38,9 @@ ALLOWED: dict[str, set[str]] = {
     "converters/writing": {
         *BASE, "storage", "processors", "processes", "mds", "converters/rows", "converters/sources",
         "converters/engines", "converters/stored",
+    },
+    "converters/exporting": {
+        *BASE, "storage", "processors/media", "mds", "converters/rows", "converters/sources", "converters/stored",
     },
     "converters": {
         *BASE, "version", "storage", "processors", "processes", "mds", "converters/rows", "converters/sources",
@@ -72,8 +75,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         *BASE, "config", "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",
-        "converters/engines", "converters/stored", "converters/stored/inspect", "train", "train/checkpoint",
-        "train/limits", "train/report", "watch", "ledger",
+        "converters/engines", "converters/exporting", "converters/stored", "converters/stored/inspect", "train",
+        "train/checkpoint", "train/limits", "train/report", "watch", "ledger",
     },
     "__main__": {"cli", "demo"},
 }  # fmt: skip

@@ -116,13 +116,17 @@ def exchange(asked: str, answered: str) -> list[Turn]:
 
 
 def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = None) -> Turn:
-    """A message as a turn; fields that are null are left out. names: what it calls `role` and `content` -> these."""
+    """A message as a turn; fields that are null are left out, but for `content`, which stays where it stands.
+
+    names: what it calls `role` and `content` -> these.
+    """
     names = names or {}
     role_name = next((name for name, meant in names.items() if meant == "role"), "role")
     if not isinstance(message, dict) or not isinstance(message.get(role_name), str):
         what = "a role" if role_name == "role" else f"{role_name!r}"
         raise DataError(f"a message must be an object with {what}, found {str(message)[:80]!r}: correct the row")
-    turn = {names.get(key, key): value for key, value in message.items() if value is not None}
+    named = ((names.get(key, key), value) for key, value in message.items())
+    turn = {key: value for key, value in named if value is not None or key == "content"}
     turn |= {"role": roles.get(turn["role"], turn["role"]), "content": turn.get("content")}
     said = [_is_learnt(key, turn.pop(key)) for key in LOSS_FIELDS if key in turn]
     if turn["role"] == "assistant" and not all(said):

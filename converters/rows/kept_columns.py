@@ -1,13 +1,13 @@
 """Columns that are kept as they are: the MDS encoding that the first rows' values have, and values that fit it. Pure.
 
 str, bytes (also {"bytes", "path"} of media), int, float64, ndarray:DTYPE; json for lists, objects, true and false, and
-where values are null or of several of these types.
+where values are null or of several of these types. A list is an array where its column is named so.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,26 @@ def column_encoding(name: str, values: Sequence[Any]) -> str:
     return "json"
 
 
+def named_encoding(text: str, names: Collection[str]) -> tuple[str, str | None]:
+    """The column that --keep names, and the encoding, where one is named: COLUMN:json, COLUMN:ndarray:DTYPE.
+
+    >>> named_encoding("mask:ndarray:uint8", ["mask"])
+    ('mask', 'ndarray:uint8')
+    """
+    if text in names:
+        return text, None
+    if text.endswith(":json"):
+        return text.removesuffix(":json"), "json"
+    name, separator, dtype = text.rpartition(":ndarray:")
+    return (name, f"ndarray:{dtype}") if separator and dtype in _DTYPES else (text, None)
+
+
 def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any], bytes]) -> Any:
     """The value as its encoding takes it; DataError for one of another type."""
     if isinstance(value, np.generic):
         value = value.item()
+    if encoding.startswith("ndarray:") and isinstance(value, (list, tuple)):
+        value = _array(name, encoding, value)
     found = "null" if value is None else _encoding(name, value)
     if encoding == "json" and not found.startswith(("bytes", "ndarray")):
         _check_json(name, value)
@@ -55,6 +71,14 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
     if encoding == "str":
         check_text(name, value)
     return value
+
+
+def _array(name: str, encoding: str, value: Sequence[Any]) -> Any:
+    """A list as the array that its column holds."""
+    try:
+        return np.asarray(value, np.dtype(encoding.partition(":")[2]))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"column {name!r} holds a list that is no array of {encoding} ({error}): correct it") from error
 
 
 def _encoding(name: str, value: Any) -> str:

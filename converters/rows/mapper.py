@@ -13,7 +13,7 @@ from ..media.references import SampleMedia
 from .answers import each_answer
 from .columns import COLUMNS
 from .fields import Fields, value_at
-from .kept_columns import column_encoding, fit_value
+from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import KINDS
 from .nearest import no_kind
 from .options import SchemaOptions
@@ -21,7 +21,7 @@ from .preferences import check_pairs, check_verdict, check_verdicts
 from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
 
-ROWS_VERSION = 4  # raised when rows are stored differently
+ROWS_VERSION = 5  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,18 +159,14 @@ def _insisted_kind(
 def _kept_names(
     kind: RowKind, names: Sequence[str], read: Sequence[str], options: SchemaOptions
 ) -> dict[str, str | None]:
-    """Columns that are kept, and the encoding that the user named for them (COLUMN:json)."""
+    """Columns that are kept, and the encoding that the user named for them (COLUMN:json, COLUMN:ndarray:int32)."""
     keeps_all = not kind.columns  # a kind that reads no column keeps all of them, unless some were chosen
     kept: dict[str, str | None]
     if isinstance(options.keep, bool):
         kept = {name: None for name in names if name not in read} if options.keep or keeps_all else {}
     else:
         asked = list(options.keep) or (list(names) if keeps_all else [])
-        as_json = {text for text in asked if text.endswith(":json") and text not in names}
-        kept = {
-            text.removesuffix(":json") if text in as_json else text: "json" if text in as_json else None
-            for text in asked
-        }
+        kept = dict(named_encoding(text, names) for text in asked)
     absent = [name for name in kept if name not in names]
     if absent:
         raise DataError(f"--keep {' '.join(absent)}: no such column, found {', '.join(names)}: correct it")

@@ -11,7 +11,8 @@ table           what all formats share: where the rows lie, rows that units carr
 units           what a source is cut into; by_index: rows of a unit, of which only those that are asked for are parsed
 pieces          row groups and record batches -> units
 slices          slices of large row groups and record batches
-jsonl, json_array, csv, arrow, webdataset, folders, saved_datasets, hub     a format each
+jsonl, json_array, csv, arrow, webdataset, folders, saved_datasets, hub, mds    a format each
+stored_rows     samples of a stored dataset -> the rows that give them again
 arrow_values    values of Arrow columns as their types and features mean them
 compression     files as streams of plain bytes
 """

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...errors import DataError, ObjectMissingError
+from ...mds.index import INDEX_NAME
 from ...storage.disk_errors import disk_errors
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
@@ -18,6 +19,7 @@ from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .hub import HubDataset, HubSpec
 from .listing import checked_format, data_files, identity_of, is_shown, matching_files
+from .mds import StoredDataset, StoredSource, StoredTable, datasets_below, read_ids
 from .saved_datasets import SavedTable, only_split, saved_kind
 from .specs import LISTS, Spec, glob_base, glob_pattern, has_wildcard, literal_prefix, parse_spec, yaml_specs
 from .splits import files_of_split
@@ -38,17 +40,19 @@ def open_sources(
     scratch: Path,
     unit_bytes: int | UnitBytes = UNIT_BYTES,
     refused: Callable[[str, DataError], None] | None = None,
+    ids: Path | None = None,
 ) -> list[Source]:
     """The sources that specs name, in their order; of folders and globs sorted by name.
 
-    A spec is a file, a folder, a glob, each local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); or a
-    YAML list of such. FOLDER?split=train is one of several splits of a folder, PATH@[START:STOP] a slice of the rows of
+    A spec is a file, a folder, a glob, each local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); the
+    folder or URL of an MDS dataset, whose samples are its rows; or a YAML list of such. FOLDER?split=train is one of several splits of a folder, PATH@[START:STOP] a slice of the rows of
     one source, FILE.json#KEY a member of an object.
     format: how to read what specs name, whatever its name and content say. quote: the character that fields of CSV and
     TSV stand in, "" for none (default: a double quote in CSV, none in TSV). scratch: a folder for what is fetched from
     object stores, each file from its turn to the close of its source. unit_bytes: of a unit, about, or what gives
     it for the bytes of a source; cuts depend on it. refused: is told the name of a file of a folder or glob that cannot
-    be opened, and why, which is an error otherwise.
+    be opened, and why, which is an error otherwise. ids: a file of the samples that are read of the one source, an MDS
+    dataset; see read_ids.
 
     Raises DataError for what is empty, unknown or contradictory, StorageError for what is missing or cannot be read.
     Files in object stores are looked into when their turn comes, and their errors are raised by `units`. Of those whose
@@ -60,6 +64,8 @@ def open_sources(
     for each in specs:
         with disk_errors(each.text if isinstance(each, Spec) else each):
             opener.open(each if isinstance(each, Spec) else parse_spec(each, format=format))
+    if ids is not None:
+        opener.select(ids)
     return list(opener.sources)
 
 
@@ -86,6 +92,15 @@ class _Opener:
         else:
             raise ObjectMissingError(f"{spec.path}: no such file or folder: check the path")
 
+    def select(self, path: Path) -> None:
+        """Only some samples of the one dataset that there is."""
+        source = self.sources[0]
+        if len(self.sources) != 1 or not isinstance(source, StoredSource):
+            raise DataError(f"{path} lists ids of samples: they are of one source, which is an MDS dataset")
+        if source.rows != slice(None):
+            raise DataError(f"{source.name}: a slice and ids both choose samples: leave out one of them")
+        source.select(read_ids(path))
+
     def _open_hub(self, spec: Spec) -> None:
         hub = HubSpec.parse(spec.path)
         if saved_kind(Path(hub.name)):
@@ -105,6 +120,8 @@ class _Opener:
         parent, _, name = spec.path.rstrip("/").rpartition("/")
         is_folder = not named_format(name)[0] or spec.path.endswith("/")
         found = self._store(spec.path.rstrip("/")).list_objects("") if is_folder else []
+        if any(file.key == INDEX_NAME for file in found) and self._open_stored(spec, spec.path.rstrip("/")):
+            return
         if found:
             self._open_folder(spec, self._store(spec.path.rstrip("/")), found)
         elif parent.endswith("/"):  # s3://bucket
@@ -127,7 +144,7 @@ class _Opener:
             self.open(replace(spec, path=str(path / spec.split if spec.split else only_split(path)), split=None))
         elif kind == "dataset":
             self._open_saved(spec, path)
-        else:
+        elif not ((path / INDEX_NAME).is_file() and self._open_stored(spec, str(path.absolute()))):
             store = LocalStorage(path)
             self._open_folder(spec, store, store.list_objects(""))
 
@@ -152,6 +169,19 @@ class _Opener:
             spec, partial(SavedTable, location), location, identity=identity_of(spec.path, files), num_bytes=num_bytes
         )
 
+    def _open_stored(self, spec: Spec, url: str) -> bool:
+        """Whether there is an MDS dataset, which is a source then."""
+        dataset = StoredDataset.read(self._store(url)) if spec.format is None else None
+        if dataset is None:
+            return False
+        if spec.key or spec.split:
+            raise DataError(f"{spec.text}: a dataset of shards has no members and no splits: name its folder alone")
+        location = self._location(Path(url), spec, name=spec.path.rstrip("/"), num_bytes=dataset.num_bytes)
+        identity, num_bytes = dataset.identity(location.name), dataset.num_bytes
+        open_table = partial(StoredTable, dataset, location)
+        self._add(spec, open_table, location, identity=identity, num_bytes=num_bytes, dataset=dataset)
+        return True
+
     def _open_glob(self, spec: Spec) -> None:
         base, pattern = glob_base(spec.path)
         found: Sequence[StoredObject]
@@ -170,6 +200,12 @@ class _Opener:
         self._open_files(spec, store, found, base=base)
 
     def _open_folder(self, spec: Spec, store: Storage, files: Sequence[StoredObject]) -> None:
+        datasets = [] if spec.format else datasets_below([file.key for file in files])
+        if datasets:
+            raise DataError(
+                f"{spec.path} holds the datasets {', '.join(datasets[:5])}{', …' if len(datasets) > 5 else ''}: name "
+                f"them one by one, such as {spec.path.rstrip('/')}/{datasets[0]}"
+            )
         chosen = data_files(spec.path, files, insisted=spec.format)
         of_texts = spec.format == "text" or named_format(chosen[0].key)[0] == "text"
         chosen = files_of_split(spec.path.rstrip("/"), chosen, wanted=spec.split, only_if_all=of_texts)
@@ -261,18 +297,20 @@ class _Opener:
         identity: Mapping[str, Any],
         num_bytes: int,
         fetch: Fetch | None = None,
+        dataset: StoredDataset | None = None,
     ) -> None:
-        self.sources.append(
-            TableSource(
-                location.name,
-                open_table,
-                identity=identity,
-                num_bytes=num_bytes,
-                rows=spec.rows,
-                scratch=location.scratch,
-                fetch=fetch,
-            )
+        source = (TableSource if dataset is None else StoredSource)(
+            location.name,
+            open_table,
+            identity=identity,
+            num_bytes=num_bytes,
+            rows=spec.rows,
+            scratch=location.scratch,
+            fetch=fetch,
         )
+        if isinstance(source, StoredSource) and dataset is not None:
+            source.dataset, source.location = dataset, location
+        self.sources.append(source)
 
     def _store(self, url: str) -> Storage:
         if url not in self._stores:

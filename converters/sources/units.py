@@ -22,12 +22,14 @@ CUT_VERSION = 2  # of how sources are cut: units that an earlier run encoded are
 class Row:
     """number: in its unit, from 0; lines of text count even where they are blank and give no row.
 
-    values: column name -> value; None where the row cannot be read, and then error says why.
+    values: column name -> value; None where the row cannot be read, and then error says why. stored: the row of a
+    stored dataset that is stored again as it is: its bytes in a shard.
     """
 
     number: int
     values: dict[str, Any] | None
     error: str = ""
+    stored: bytes | None = None
 
 
 class Unit(Protocol):

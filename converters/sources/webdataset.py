@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -62,7 +62,7 @@ class TarSamples:
                 values[extension] = _decoded(extension, data)
             except ValueError as error:
                 return Row(number, None, f"{sample.key}.{extension} is not what its name says ({error}): correct it")
-        return Row(number, values)
+        return Row(number, {name: _with_members(value, values) for name, value in values.items()})
 
     def count(self) -> int:
         return len(self.samples)
@@ -74,6 +74,17 @@ def _decoded(extension: str, data: bytes) -> Any:
     if kind == "json":
         return parsed(data)
     return data.decode() if kind in ("txt", "cls") else data
+
+
+def _with_members(value: Any, members: Mapping[str, Any]) -> Any:
+    """JSON whose URLs {"url": EXTENSION} are the bytes of the sample's own file with this extension."""
+    if isinstance(value, list):
+        return [_with_members(each, members) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found = {name: _with_members(each, members) for name, each in value.items()}
+    named = members.get(url) if isinstance(url := value.get("url"), str) else None
+    return found | {"url": named} if isinstance(named, bytes) else found
 
 
 class TarTable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,7 @@ def _concatenate(indexes: Sequence[LengthIndex], folder: Path) -> LengthIndex:
     lengths = _joined([index.lengths for index in indexes], folder / f"{first.fingerprint}.joined")
     for index in indexes:
         index.release()
-    return LengthIndex.from_array(
+    joined = LengthIndex.from_array(
         lengths,
         fingerprint=first.fingerprint,
         processor=first.processor,
@@ -178,6 +178,8 @@ def _concatenate(indexes: Sequence[LengthIndex], folder: Path) -> LengthIndex:
         num_tokens_of={kind: sum((index.num_tokens_of or {}).get(kind, 0) for index in indexes) for kind in KINDS},
         num_cut=sum(index.num_cut for index in indexes),
     )
+    is_known = all(index.patches is None or index.num_tokens_of is not None for index in indexes)
+    return joined if is_known else replace(joined, num_tokens_of=None)
 
 
 def _joined(arrays: Sequence[NDArray[np.integer[Any]]], path: Path) -> NDArray[np.uint32]:

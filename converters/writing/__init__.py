@@ -10,5 +10,6 @@ done            whether the same was converted before
 replacing       what of an earlier dataset stays until the new one is whole
 work            what a conversion keeps between its runs
 run             all of it, task by task
+carried         what is known of the samples of stored datasets: lengths, rows of sources
 commit          what makes shards a dataset, written last
 """

@@ -31,15 +31,16 @@ def commit(
     entries: Sequence[Mapping[str, Any]],
     description: Mapping[str, Any],
     *,
-    lengths: LengthIndex | None,
+    lengths: Sequence[LengthIndex],
     rejects: Sequence[tuple[str, int, str]],
     rows: Sequence[np.ndarray[Any, Any]],
+    sources: Sequence[str],
     staging: Path,
     replaced: Sequence[str] = (),
 ) -> None:
     """Write them. entries: of index.json, in order. rejects: source, row and reason of each.
 
-    rows: what the samples were made of, in their order: packed rows of the sources that the description lists.
+    rows: what the samples were made of, in their order: packed rows of the sources, whose names these are.
     replaced: files of the dataset that lies there until now; those that the new one does not have are removed.
     """
     # The file dataset.json goes first: without it none of them is taken for a dataset's.
@@ -47,8 +48,7 @@ def commit(
         if name != INDEX_NAME and not is_shard(name):
             target.delete(name)
     target.write(INDEX_NAME, index_json(entries))
-    others = [INDEX_NAME, *upload_lengths(target, [lengths] if lengths is not None else [], folder=staging)]
-    sources = [source["name"] for source in description["source"]]
+    others = [INDEX_NAME, *upload_lengths(target, lengths, folder=staging)]
     for name in write_provenance(staging, rows, sources, num_samples=description["num_samples"]):
         target.upload(staging / name, name)
         others.append(name)
@@ -59,7 +59,7 @@ def commit(
         **description,
         "version": 1,
         "shards": [_described(entry) for entry in entries],
-        "lengths": [lengths.fingerprint] if lengths is not None else [],
+        "lengths": [index.fingerprint for index in lengths],
         "other_files": others,
     }
     write_json(target, DATASET_NAME, dataset)
@@ -68,15 +68,17 @@ def commit(
             target.delete(name)
 
 
-def other_files(measured_by: Processor | None) -> list[str]:
-    """Names of all that `commit` may write."""
+def other_files(measured_by: Processor | None, carried: Sequence[str] = ()) -> list[str]:
+    """Names of all that `commit` may write. carried: fingerprints of lengths indexes that stored datasets have."""
     names = [INDEX_NAME, REJECTS_NAME, PROVENANCE_NAME, SOURCES_NAME, DATASET_NAME]
     if measured_by is not None:
         fingerprint = processor_fingerprint(measured_by)
         names += lengths_names(fingerprint)
         if measures_media(measured_by):
             names.append(patches_name(fingerprint))
-    return names
+    for fingerprint in carried:
+        names += [*lengths_names(fingerprint), patches_name(fingerprint)]
+    return list(dict.fromkeys(names))
 
 
 def measured_lengths(lengths: Sequence[np.ndarray[Any, Any]], measured_by: Processor) -> LengthIndex:

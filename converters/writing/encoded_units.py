@@ -26,6 +26,7 @@ from ...storage.disk_errors import disk_errors
 from ...types import Sample
 from ..rows.mapper import Mapper
 from ..rows.tokenize import to_tokens
+from ..sources.mds import StoredSamples
 from ..sources.units import Row, Unit
 from ..stored.catalog import check_processed
 from .encoding import ShardFormat
@@ -138,6 +139,10 @@ class UnitEncoder:
 
     def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> bool:
         """Write the samples, and then what they are; whether the unit is whole: no row ended it early."""
+        if isinstance(task.unit, StoredSamples) and task.unit.is_moved and self.processor is None:
+            self._move(task.number, task.unit)
+            on_bytes(task.unit.num_bytes)
+            return True
         encoding = _Encoding(self, task)
         temporary = temporary_beside(samples_path(self.folder, task.number))
         with temporary.open("wb") as file:
@@ -148,6 +153,32 @@ class UnitEncoder:
         encoded.save(about_path(self.folder, task.number) if is_whole else failed_path(self.folder, task.number))
         on_bytes(task.unit.num_bytes)
         return is_whole
+
+    def _move(self, number: int, unit: StoredSamples) -> None:
+        """Write samples of a shard as they lie in it, and then what they are; none is decoded."""
+        temporary = temporary_beside(samples_path(self.folder, number))
+        with disk_errors(unit.url), unit.shard() as shard, temporary.open("wb") as file:
+            for first, stop in consecutive(unit.numbers):
+                file.write(shard.stored(first, stop))
+            sizes = shard.sample_bytes[unit.numbers]
+        temporary.replace(samples_path(self.folder, number))
+        none = np.empty(0, np.int64)
+        rows = unit.first + unit.numbers
+        EncodedUnit(
+            sizes=sizes, rows=rows, lengths=None, rejects=[], filtered=none, empty=none, num_rows=unit.num_rows
+        ).save(about_path(self.folder, number))
+
+
+def consecutive(numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as runs [first, stop).
+
+    >>> list(consecutive(np.array([0, 1, 2, 5, 7, 8])))
+    [(0, 3), (5, 6), (7, 9)]
+    """
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    for run in np.split(numbers, breaks):
+        if len(run):
+            yield int(run[0]), int(run[-1]) + 1
 
 
 def process_each(on_error: OnError) -> int:
@@ -238,7 +269,8 @@ class _Encoding:
             if isinstance(found, DataError):
                 raise found
             self._check(sample, found, row)
-            data = self._encoder.format.encode(sample)
+            stored = None if self._encoder.tokenize else row.stored
+            data = self._encoder.format.encode(sample) if stored is None else stored
         except EmptyRowError:
             self._empty.append(row.number)
             return None

@@ -21,6 +21,7 @@ from ...errors import ConfigError, DataError
 from ...types import Sample
 
 MAX_SAMPLE_BYTES = (1 << 31) - 1  # MDS counts a shard's bytes in 32 bits
+MAX_SHARD_BYTES = (1 << 32) - 1
 HASH = "xxh3_64"
 _LEVELS = {"br": range(12), "bz2": range(1, 10), "gz": range(10), "snappy": range(0), "zstd": range(1, 23)}
 COMPRESSIONS = {*_LEVELS, *(f"{kind}:{level}" for kind, levels in _LEVELS.items() for level in levels)}  # MosaicML's
@@ -35,7 +36,7 @@ class ShardFormat:
     """
 
     def __init__(self, columns: Mapping[str, str], *, shard_bytes: int, compression: str | None = None):
-        if not 1 << 10 <= shard_bytes < 1 << 32:
+        if not 1 << 10 <= shard_bytes <= MAX_SHARD_BYTES:
             raise ConfigError(f"a shard of {shard_bytes} bytes is not possible: choose from 1 KiB to 4 GiB - 1")
         self.columns = dict(columns)
         self.shard_bytes = shard_bytes

@@ -12,7 +12,7 @@ from ...errors import DataError
 from ...mds.provenance import packed_rows
 from .encoded_units import EncodedUnit, OnError, UnitTask, about_path, failed_path, samples_path
 from .encoding import ShardFormat
-from .outputs import Output
+from .outputs import Cut, Output
 from .reading import Reading
 from .replacing import free_numbers
 from .shards import ShardTask
@@ -34,6 +34,8 @@ class Asked(Protocol):
     def splits(self) -> Mapping[str, float] | None: ...
     @property
     def split_seed(self) -> int: ...
+    @property
+    def cut(self) -> Cut: ...
 
 
 class Laying:
@@ -41,7 +43,7 @@ class Laying:
 
     def __init__(self, format: ShardFormat, asked: Asked, work: Work):
         self.outputs = [
-            Output(number=number, format=format, file_numbers=free_numbers(replaced))
+            Output(number=number, format=format, file_numbers=free_numbers(replaced), cut=asked.cut)
             for number, replaced in enumerate(work.replaced)
         ]
         self.next_unit = 0

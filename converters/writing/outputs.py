@@ -12,8 +12,21 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from .encoding import ShardFormat
+from ...errors import DataError
+from .encoding import MAX_SHARD_BYTES, ShardFormat
 from .shards import ShardTask, shard_name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """Where shards end, if not where they are full: after so many samples, or so that there are so many shards."""
+
+    num_shards: int | None = None
+    samples_per_shard: int | None = None
+
+    @property
+    def by_samples(self) -> bool:
+        return self.num_shards is not None or self.samples_per_shard is not None
 
 
 @dataclass(slots=True)
@@ -27,6 +40,7 @@ class Output:
     number: int
     format: ShardFormat
     file_numbers: Iterator[int] = field(default_factory=count)
+    cut: Cut = Cut()
     num_shards: int = 0
     num_samples: int = 0
     lengths: list[NDArray[np.uint32]] = field(default_factory=list)
@@ -41,6 +55,10 @@ class Output:
         self.num_samples += len(samples)
         self.rows.append(samples[:, 3].copy())
         samples = samples[:, :3]
+        if self.cut.by_samples:
+            self._waiting.append(samples)
+            yield from self._take_counted()
+            return
         ends = np.cumsum(samples[:, 2] + 4)
         first, before = 0, 0  # the first sample that no shard has yet; bytes of all before it
         while first < len(samples):
@@ -58,13 +76,45 @@ class Output:
                 yield self._take()
 
     def finish(self) -> Iterator[ShardTask]:
-        """The last shard."""
-        if self._waiting:
+        """The last shard; all of them, where their number is asked for."""
+        if self.cut.num_shards is not None and self._waiting:
+            yield from self._take_equal(self.cut.num_shards)
+        elif self._waiting:
             yield self._take()
+
+    def _take_counted(self) -> Iterator[ShardTask]:
+        """The shards of as many samples as are asked for."""
+        count = self.cut.samples_per_shard
+        if count is None or sum(map(len, self._waiting)) < count:
+            return
+        samples = np.concatenate(self._waiting)
+        whole = len(samples) // count * count
+        self._waiting = [samples[whole:]] if whole < len(samples) else []
+        for first in range(0, whole, count):
+            yield self._task(samples[first : first + count])
+
+    def _take_equal(self, num_shards: int) -> Iterator[ShardTask]:
+        """So many shards, whose numbers of samples differ by one at most."""
+        samples = np.concatenate(self._waiting)
+        self._waiting = []
+        if num_shards > len(samples):
+            raise DataError(f"{len(samples)} samples cannot fill {num_shards} shards: ask for fewer with --num-shards")
+        for number in range(num_shards):
+            first, stop = (len(samples) * each // num_shards for each in (number, number + 1))
+            yield self._task(samples[first:stop])
 
     def _take(self) -> ShardTask:
         samples = np.concatenate(self._waiting)
         self._waiting = []
+        return self._task(samples)
+
+    def _task(self, samples: NDArray[np.int64]) -> ShardTask:
+        num_bytes = self.format.empty_bytes + int(samples[:, 2].sum()) + 4 * len(samples)
+        if self.cut.by_samples and num_bytes > MAX_SHARD_BYTES:
+            raise DataError(
+                f"a shard of {len(samples)} samples would have {num_bytes} bytes, and MDS has shards below 4 GiB: "
+                "ask for fewer samples a shard, or for more shards"
+            )
         self.num_shards += 1
         return ShardTask(
             output=self.number,

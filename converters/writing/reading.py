@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from ...errors import DataError, LmmsStreamError
 from ..rows.mapper import Mapper, find_mapper
 from ..rows.options import SchemaOptions
+from ..rows.schemas import columns_schema
+from ..rows.stored import is_stored, stored_mapper
 from ..sources.files import Fetch
+from ..sources.mds import StoredSamples
 from ..sources.units import Source, Unit
+from ..stored.catalog import schema_of
 from .encoded_units import EncodedUnit, UnitTask
 
 LOOK_ROWS = 100  # of a source, by which the kind of its rows is found
@@ -100,6 +104,8 @@ class Reading:
                         said.add(mapper.description)
                         self._say(f"{source.name}: {mapper.description}")
                 self._open[index] += 1
+                if isinstance(unit, StoredSamples) and is_stored(mapper):
+                    unit = unit.moved()
                 yield UnitTask(number=number, unit=unit, mapper=mapper, source=index, source_name=source.name)
                 number += 1
             if mapper is None:
@@ -107,6 +113,9 @@ class Reading:
             self._let_go(index)
 
     def _find(self, source: Source, unit: Unit) -> Mapper:
+        if isinstance(unit, StoredSamples) and self._options == SchemaOptions():
+            schema = unit.schema or schema_of([unit.info]) or columns_schema({}).name
+            return self._agreed(source, stored_mapper(schema, unit.columns))
         rows = list(islice(unit.rows(), LOOK_ROWS))
         values = [row.values for row in rows if row.values is not None]
         if not values:
@@ -116,11 +125,16 @@ class Reading:
             mapper = find_mapper(values, self._options)
         except DataError as error:
             raise DataError(f"{source.name}: {error}") from error
+        return self._agreed(source, mapper)
+
+    def _agreed(self, source: Source, mapper: Mapper) -> Mapper:
+        """The mapper, if it gives samples of the columns that those before give."""
         self._columns = self._columns or dict(mapper.columns)
         if dict(mapper.columns) != self._columns:
+            ours, others = _shown(mapper.columns, self._columns), _shown(self._columns, mapper.columns)
             raise DataError(
-                f"{source.name} gives samples with {', '.join(mapper.columns)} and {self._sources[0].name} with "
-                f"{', '.join(self._columns)}: convert them to targets of their own, or say which with --kind"
+                f"{source.name} gives samples with {ours} and {self._sources[0].name} with {others}: convert them to "
+                "targets of their own, or say which with --kind"
             )
         return mapper
 
@@ -150,3 +164,9 @@ class Reading:
         before = self._rows_before[task.source]
         self._rows_before[task.source] += encoded.num_rows
         return [(task.source_name, before + number + 1, reason) for number, reason in encoded.rejects]
+
+
+def _shown(columns: Mapping[str, str], others: Mapping[str, str]) -> str:
+    """Columns by name, with their encodings where the others have the same names."""
+    same_names = columns.keys() == others.keys()
+    return ", ".join(f"{name} ({encoding})" if same_names else name for name, encoding in columns.items())

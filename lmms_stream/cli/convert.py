@@ -72,8 +72,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="read files, folders, globs, s3://bucket/prefix, hf:DATASET, a YAML list of datasets; path@[0:1000] is a "
-        "slice",
+        help="read files, folders, globs, s3://bucket/prefix, hf:DATASET, MDS datasets, a YAML list of datasets; "
+        "path@[0:1000] is a slice",
     )
     parser.add_argument("target", metavar="TARGET", help="write to a folder or a URL such as s3://bucket/prefix")
     parser.add_argument("--overwrite", action="store_true", help="replace the dataset, or half of one, at the target")
@@ -196,9 +196,7 @@ def _add_media(group: Group) -> None:
 
 
 def _add_written(group: Group) -> None:
-    group.add_argument(
-        "--shard-size", default="64mb", metavar="BYTES", help="fill shards up to BYTES; default: %(default)s"
-    )
+    _add_sizes(group)
     group.add_argument("--compression", metavar="KIND", help="compress shards as zstd, zstd:7, gz, …")
     group.add_argument("--limit", type=int, metavar="N", help="write N samples at most")
     group.add_argument("--shuffle-seed", type=int, metavar="SEED", help="put all samples in the random order of SEED")
@@ -210,6 +208,19 @@ def _add_written(group: Group) -> None:
     )
     group.add_argument(
         "--split-seed", type=int, default=0, metavar="SEED", help="draw the splits by SEED; default: %(default)s"
+    )
+
+
+def _add_sizes(group: Group) -> None:
+    group.add_argument("--shard-size", metavar="BYTES", help="fill shards up to BYTES; default: 64mb")
+    group.add_argument("--num-shards", type=int, metavar="N", help="write N shards of equally many samples")
+    group.add_argument(
+        "--samples-per-shard", type=int, metavar="N", help="write shards of N samples, the last of fewer"
+    )
+    group.add_argument(
+        "--ids",
+        metavar="FILE",
+        help="take the samples of an MDS dataset whose ids stand in FILE, one a line or as a .npy array",
     )
 
 
@@ -274,7 +285,7 @@ def _dry_run(options: argparse.Namespace) -> int:
 
 
 def _options(options: argparse.Namespace) -> ConvertOptions:
-    from ..converters.options import ConvertOptions
+    from ..converters.options import DEFAULT_SHARD_BYTES, ConvertOptions
     from ..converters.rows.options import SchemaOptions
     from ..storage.sizes import parse_bytes
 
@@ -298,7 +309,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         schema=schema,
         processor=_processor(options),
         tokenize=options.tokenize,
-        shard_bytes=parse_bytes(options.shard_size, name="--shard-size"),
+        shard_bytes=parse_bytes(options.shard_size or DEFAULT_SHARD_BYTES, name="--shard-size"),
         compression=options.compression,
         on_error=options.on_error,
         limit=options.limit,
@@ -307,6 +318,9 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         split_seed=options.split_seed,
         shortest=options.min_tokens,
         longest=options.max_tokens,
+        num_shards=options.num_shards,
+        samples_per_shard=options.samples_per_shard,
+        ids=options.ids,
     )
 
 

@@ -47,7 +47,8 @@ def is_description(name: str) -> bool:
 class LengthsDescription:
     """What the JSON file of an index says. patches_hash: None where no sample has patches.
 
-    num_tokens_of: of each of KINDS; None where there are no patches. num_cut: media of which not all is read.
+    num_tokens_of: of each of KINDS; None where there are no patches, or it is not known, because the samples are some of
+    those that were measured. num_cut: media of which not all is read.
     """
 
     num_samples: int
@@ -71,7 +72,8 @@ def parse_description(data: bytes, *, fingerprint: str) -> LengthsDescription:
             processor=dict(said["processor"]),
         )
         if "patches_hash" in said:
-            num_tokens_of = {kind: int(said["num_tokens_of"][kind]) for kind in KINDS}
+            of_kinds = said.get("num_tokens_of")  # None: samples of several datasets, of which it is not known
+            num_tokens_of = None if of_kinds is None else {kind: int(of_kinds[kind]) for kind in KINDS}
             described = replace(
                 described,
                 patches_hash=str(said["patches_hash"]),
@@ -192,8 +194,9 @@ class LengthIndex(Lengths):
             description |= {
                 "patches_hash": self.patches_hash,
                 "num_patches": self.num_patches,
-                "num_tokens_of": dict(self.num_tokens_of or {}),
-            } | ({"num_cut": self.num_cut} if self.num_cut else {})
+            }
+            description |= {"num_tokens_of": dict(self.num_tokens_of)} if self.num_tokens_of is not None else {}
+            description |= {"num_cut": self.num_cut} if self.num_cut else {}
         (folder / description_name).write_text(json.dumps(description, indent=1, sort_keys=True) + "\n")
         return (*names, description_name)
 

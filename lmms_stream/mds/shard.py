@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ShardError
 from .decoding import Decoder, decoder
@@ -63,6 +64,16 @@ class Shard:
 
     def __len__(self) -> int:
         return self.info.num_samples
+
+    @property
+    def sample_bytes(self) -> NDArray[np.int64]:
+        """int64[num_samples], bytes of each sample as it lies in the file."""
+        return np.diff(np.frombuffer(self._data, "<u4", self.info.num_samples + 1, 4).astype(np.int64))
+
+    def stored(self, first: int, stop: int) -> memoryview:
+        """Samples first <= number < stop as they lie in the file, not decoded."""
+        at, end = (int.from_bytes(self._data[4 + 4 * number : 8 + 4 * number], "little") for number in (first, stop))
+        return self._data[at:end]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         data = self._data

@@ -1,0 +1,147 @@
+"""A stored dataset -> files of rows that give its samples again: each shard becomes a file, written at once or not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ...errors import ConfigError, DataError, StorageError
+from ...mds.index import ShardInfo
+from ...mds.shard import open_shard
+from ...mds.shard_files import fetch_shard
+from ...storage.cache import LocalCache
+from ...storage.disk_errors import disk_errors
+from ...storage.storage import Storage, open_storage
+from ..rows.schemas import READ_SCHEMAS, columns_schema
+from ..stored.catalog import Catalog, read_catalog, read_if_there, schema_of
+from .row_files import FORMATS, RowFile
+from .values import FILES, check_columns
+
+MARK = "_export.json"  # says of what the files are an export, so that the same command goes on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportReport:
+    """What was exported; num_skipped files were there from a run before. back: what makes it a dataset again."""
+
+    num_samples: int
+    num_files: int
+    num_skipped: int
+    seconds: float
+    back: str
+
+
+def export_dataset(
+    dataset: str,
+    target: str,
+    *,
+    format: str,
+    on_start: Callable[[int], None] = lambda count: None,
+    on_samples: Callable[[int], None] = lambda count: None,
+) -> ExportReport:
+    """Write the samples of a dataset as files of rows below `target`; both are folders or URLs.
+
+    format: "parquet", "jsonl" or "webdataset". Each shard becomes part-NNNNN of it, which is there whole or not; the
+    same call goes on where one was ended. Nothing that lies at the target is replaced or removed. on_start, on_samples:
+    told the number of samples in all, and done. Raises ConfigError for columns that no row can hold, DataError for
+    values of that kind, StorageError for a target that holds anything else, ShardError for a damaged dataset.
+    """
+    started = time.monotonic()
+    if format not in FORMATS:
+        raise ConfigError(f"format {format!r} is not one of {', '.join(FORMATS)}")
+    catalog, store = read_catalog(open_storage(dataset)), open_storage(target)
+    for info in catalog.shards:
+        check_columns(info)
+    parts = [f"part-{number:05}.{FORMATS[format].extension}" for number in range(len(catalog.shards))]
+    there = _begin(store, catalog, format=format)
+    firsts = accumulate((info.num_samples for info in catalog.shards), initial=0)
+    on_start(catalog.num_samples)
+    for number, (info, first, part) in enumerate(zip(catalog.shards, firsts, parts, strict=False)):
+        if part not in there and info.num_samples:
+            _export_shard(catalog, info, store, part, first=first, number=number, format=format)
+        on_samples(info.num_samples)
+    return ExportReport(
+        num_samples=catalog.num_samples,
+        num_files=sum(info.num_samples > 0 for info in catalog.shards),
+        num_skipped=len(there.intersection(parts)),
+        seconds=time.monotonic() - started,
+        back=_back(catalog, target, format),
+    )
+
+
+def schema_in(catalog: Catalog) -> str:
+    """The schema of a dataset; "columns" for one that no processor reads."""
+    named = (catalog.dataset or {}).get("schema")
+    return str(named or schema_of(catalog.shards) or columns_schema({}).name)
+
+
+def _begin(store: Storage, catalog: Catalog, *, format: str) -> set[str]:
+    """Names of files that are there already, of the same export."""
+    mark = {
+        "format": format,
+        "shards": [[info.name, info.size, info.checksum] for info in catalog.shards],
+        "schema": schema_in(catalog),
+    }
+    there = {file.key for file in store.list_objects("")}
+    said = read_if_there(store, MARK)
+    if said is None and there:
+        raise StorageError(f"{store.url} holds {sorted(there)[0]!r}, which no export wrote: choose an empty target")
+    if said is not None and said != _bytes_of(mark):
+        raise StorageError(f"{store.url} holds an export of another dataset or format: choose another target")
+    store.write(MARK, _bytes_of(mark))
+    return there
+
+
+def _bytes_of(mark: object) -> bytes:
+    return json.dumps(mark, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _export_shard(
+    catalog: Catalog, info: ShardInfo, store: Storage, part: str, *, first: int, number: int, format: str
+) -> None:
+    with TemporaryDirectory(prefix="lmms_stream-export-") as folder, disk_errors(folder):
+        path = fetch_shard(LocalCache(catalog.storage, Path(folder) / "shard"), info)
+        encodings = tuple("bytes" if encoding in FILES else encoding for encoding in info.column_encodings)
+        info = replace(info, column_encodings=encodings)
+        shard, out = open_shard(path, info), Path(folder) / part
+        file: RowFile = FORMATS[format](
+            out, info, schema=schema_in(catalog), folder=f"{number:05}", save=partial(_save, store)
+        )
+        for index in range(len(shard)):
+            try:
+                file.add(first + index, shard[index])
+            except DataError as error:
+                raise DataError(f"sample {first + index}: {error}") from error
+        file.close()
+        store.upload(out, part)
+
+
+def _save(store: Storage, name: str, data: bytes) -> None:
+    store.write(name, data)
+
+
+def _back(catalog: Catalog, target: str, format: str) -> str:
+    """The command that makes a dataset of the export."""
+    schema = schema_in(catalog)
+    info = catalog.shards[0]
+    own = READ_SCHEMAS[schema].columns if schema in READ_SCHEMAS else {}
+    columns = dict(zip(info.column_names, info.column_encodings, strict=True))
+    named = {
+        "messages": ["messages=json.messages", "tools=json.tools"],
+        "image": ["images=json.image", "label=json.label"],
+        "tokens": ["input_ids=json.input_ids", "loss_spans=json.loss_spans"],
+        "text": ["text=txt"],
+    }.get(schema, [])
+    words = ["--kind", schema] if schema in ("image", "columns") else []
+    words += [word for pair in named for word in ("--columns", pair)] if format == "webdataset" else []
+    for name, encoding in columns.items():
+        if name not in own:
+            is_named = encoding == "json" or encoding.startswith("ndarray:")
+            words += ["--keep", f"{name}:{encoding}" if is_named else name]
+    return " ".join(["lmms-stream convert", target, "TARGET", *words])

@@ -1,0 +1,196 @@
+"""Rows -> a file: JSON lines, Parquet or a WebDataset tar. Samples go in one by one; little of a file is in memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+import orjson
+
+from ...errors import DataError
+from ...mds.index import ShardInfo
+from ...processors.media.stored import MediaPart
+from ...types import Sample
+from ..sources.stored_rows import row_of
+from .values import arrow_type, data_url, json_value, plain_value
+
+SaveMedia = Callable[[str, bytes], None]  # a name below the target, and the bytes
+_ROW_GROUP_BYTES = 1 << 24
+_ARROW_TYPES = {"input_ids": ("int32", 1), "loss_spans": ("int32", 2)}  # of the schema tokens: dtype and axes
+
+
+class RowFile(Protocol):
+    """A file that is being written. add: a sample and its id. close: the file is whole then."""
+
+    def add(self, sample_id: int, sample: Sample) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """A row a line; media lie in files beside, in a folder `media`, and rows name them."""
+
+    extension = "jsonl"
+
+    def __init__(self, path: Path, info: ShardInfo, *, schema: str, folder: str, save: SaveMedia):
+        self._file: IO[bytes] = path.open("wb")
+        self._schema = schema
+        self._folder = folder
+        self._save = save
+
+    def add(self, sample_id: int, sample: Sample) -> None:
+        num_media = 0
+
+        def refer(part: MediaPart) -> Any:
+            nonlocal num_media
+            name = f"media/{self._folder}/{sample_id:09}-{num_media}{part.extension}"
+            self._save(name, part.data)
+            num_media += 1
+            return name
+
+        row = row_of(sample, self._schema, refer=refer)
+        self._file.write(_json_of({name: json_value(name, value) for name, value in row.items()}) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Parquet:
+    """Row groups of a few megabytes; chats as JSON text, with media as data URLs, and images as {"bytes", "path"}."""
+
+    extension = "parquet"
+
+    def __init__(self, path: Path, info: ShardInfo, *, schema: str, folder: str, save: SaveMedia):
+        self._path = path
+        self._schema = schema
+        self._encodings = dict(zip(info.column_names, info.column_encodings, strict=True))
+        self._rows: list[dict[str, Any]] = []
+        self._num_bytes = 0
+        self._writer: Any = None
+
+    def add(self, sample_id: int, sample: Sample) -> None:
+        row = row_of(sample, self._schema, refer=_url_of if self._schema == "messages" else _struct_of)
+        if self._schema == "messages":
+            row["messages"] = _json_of(row["messages"]).decode()
+            row["tools"] = _json_of(row["tools"]).decode() if "tools" in row else None
+        self._rows.append({name: self._value(name, value) for name, value in row.items()})
+        self._num_bytes += sum(_size(value) for value in sample.values())
+        if self._num_bytes >= _ROW_GROUP_BYTES:
+            self._flush()
+
+    def _value(self, name: str, value: Any) -> Any:
+        return json.dumps(value) if self._encodings.get(name) == "json" else plain_value(value)
+
+    def _flush(self) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        types = self._types(pyarrow)
+        try:
+            if self._writer is None:
+                self._writer = pyarrow.parquet.ParquetWriter(self._path, types, compression="zstd")
+            self._writer.write_table(pyarrow.Table.from_pylist(self._rows, types))
+        except (pyarrow.ArrowException, OverflowError) as error:
+            raise DataError(f"rows do not fit the columns of Parquet ({error}): export them to jsonl") from error
+        self._rows, self._num_bytes = [], 0
+
+    def _types(self, pyarrow: Any) -> Any:
+        fields = []
+        for name in self._rows[0]:
+            encoding = self._encodings.get(name, "str")
+            if self._schema == "image" and name == "image":
+                kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+            elif encoding.startswith("ndarray"):
+                kind = self._array_type(name, encoding, pyarrow)
+            else:
+                kind = arrow_type(encoding, pyarrow)
+            fields.append((name, kind))
+        return pyarrow.schema(fields)
+
+    def _array_type(self, name: str, encoding: str, pyarrow: Any) -> Any:
+        value = np.asarray(self._rows[0][name])
+        dtype, axes = encoding.split(":")[1] if ":" in encoding else str(value.dtype), max(1, value.ndim)
+        if self._schema == "tokens":
+            dtype, axes = _ARROW_TYPES.get(name, (dtype, axes))
+        kind = pyarrow.from_numpy_dtype(np.dtype(dtype))
+        for _ in range(axes):
+            kind = pyarrow.list_(kind)
+        return kind
+
+    def close(self) -> None:
+        if self._rows:
+            self._flush()
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WebDataset:
+    """A tar of files by sample: KEY.txt of texts, else KEY.json, in which URLs are extensions of the media's files."""
+
+    extension = "tar"
+
+    def __init__(self, path: Path, info: ShardInfo, *, schema: str, folder: str, save: SaveMedia):
+        self._schema = schema
+        self._columns = set(info.column_names)
+        self._archive = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 - closed by close
+
+    def add(self, sample_id: int, sample: Sample) -> None:
+        key, files = f"{sample_id:09}", list[tuple[str, bytes]]()
+
+        def refer(part: MediaPart) -> Any:
+            files.append((f"{len(files)}{part.extension}", part.data))
+            return {"path": files[-1][0]} if self._schema == "image" else files[-1][0]
+
+        if self._columns == {"text"}:
+            self._put(f"{key}.txt", sample["text"].encode())
+            return
+        row = row_of(sample, self._schema, refer=refer)
+        if self._schema == "messages":
+            row.setdefault("tools", [])  # so that the first rows say that there is such a column
+        for name, value in row.items():
+            if isinstance(value, bytes):
+                files.append((f"{len(files)}.bin", value))
+                row[name] = {"bytes": None, "path": files[-1][0]}
+            else:
+                row[name] = json_value(name, value)
+        self._put(f"{key}.json", _json_of(row))
+        for extension, data in files:
+            self._put(f"{key}.{extension}", data)
+
+    def _put(self, name: str, data: bytes) -> None:
+        member = tarfile.TarInfo(name)
+        member.size = len(data)
+        self._archive.addfile(member, io.BytesIO(data))
+
+    def close(self) -> None:
+        self._archive.close()
+
+
+FORMATS: Mapping[str, type[JsonLines] | type[Parquet] | type[WebDataset]] = {
+    "parquet": Parquet,
+    "jsonl": JsonLines,
+    "webdataset": WebDataset,
+}
+
+
+def _url_of(part: MediaPart) -> Any:
+    return data_url(part.data, part.real_mime)
+
+
+def _struct_of(part: MediaPart) -> Any:
+    return {"bytes": part.data, "path": None}
+
+
+def _json_of(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # integers of more than 64 bits, halves of surrogate pairs
+        return json.dumps(value).encode()
+
+
+def _size(value: Any) -> int:
+    return int(value.nbytes) if isinstance(value, np.ndarray) else len(value) if isinstance(value, (str, bytes)) else 8

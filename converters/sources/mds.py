@@ -1,0 +1,266 @@
+"""Datasets that are stored already, as MDS shards -> units: the samples of a shard, or those of them that are wanted.
+
+Where nothing is asked about their rows, samples are moved: their bytes are copied as they lie in the shard.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ...errors import DataError, ObjectMissingError
+from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
+from ...mds.shard import Shard
+from ...mds.shard_files import fetch_shard
+from ...storage.cache import LocalCache
+from ...storage.storage import Storage, shared_storage
+from .stored_rows import row_of
+from .table import Location
+from .table_source import TableSource
+from .units import Row, Unit
+
+_NOT_ASKED = "convert its files instead, or write them with MDSWriter"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredDataset:
+    """A dataset as its small files describe it.
+
+    schema: as a conversion named it; None for a dataset that another program wrote. digest: of its index.json.
+    """
+
+    storage: Storage
+    shards: tuple[ShardInfo, ...]
+    schema: str | None
+    digest: str
+
+    @staticmethod
+    def read(storage: Storage) -> StoredDataset | None:
+        """The dataset in a store; None where there is none.
+
+        Raises ShardError for an index that is not safe to follow, DataError for shards whose samples differ in their
+        columns, or are not of MDS.
+        """
+        index = _read_if_there(storage, INDEX_NAME)
+        if index is None or not _is_index(index):
+            return None
+        described = _read_if_there(storage, DATASET_NAME)
+        shards = parse_index(index, source=f"{storage.url}/{INDEX_NAME}", dataset=described)
+        _check_shards(storage.url, shards)
+        schema = None if described is None else json.loads(described).get("schema")
+        digest = xxhash.xxh3_128(index).hexdigest()
+        return StoredDataset(storage=storage, shards=tuple(shards), schema=schema, digest=digest)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(info.num_samples for info in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(info.size for info in self.shards)
+
+    def identity(self, name: str) -> dict[str, Any]:
+        """What changes with its content: of shards without a checksum their size and time, or the store's tag."""
+        digest = xxhash.xxh3_64(self.digest)
+        for info in self.shards:
+            if info.checksum is None:
+                found = self.storage.stat(info.zip_name or info.name)
+                digest.update(f"{found.key}\0{found.num_bytes}\0{found.tag}\0")
+        return {"name": name, "num_files": len(self.shards), "size": self.num_bytes, "tag": digest.hexdigest()}
+
+
+def _read_if_there(storage: Storage, name: str) -> bytes | None:
+    try:
+        return storage.read(name)
+    except ObjectMissingError:
+        return None
+
+
+def _is_index(data: bytes) -> bool:
+    """Whether an index.json is that of a dataset: other programs have files of that name too."""
+    try:
+        index = json.loads(data)
+    except ValueError:
+        return False
+    return isinstance(index, dict) and {"version", "shards"} <= index.keys()
+
+
+def _check_shards(url: str, shards: Sequence[ShardInfo]) -> None:
+    for info in shards:
+        if info.meta is not None:
+            raise DataError(f"{url}/{info.name} is a shard of {info.format}, which is not moved: {_NOT_ASKED}")
+        if info.columns != shards[0].columns:
+            raise DataError(
+                f"{url}/{info.name} has the columns {shown_columns(info)}, and {shards[0].name} has "
+                f"{shown_columns(shards[0])}: convert them as datasets of their own"
+            )
+        if list(info.column_names) != sorted(info.column_names):
+            raise DataError(
+                f"{url}/{info.name} has its columns in the order {', '.join(info.column_names)}, and MDSWriter sorts "
+                "them by name: write the dataset again with it"
+            )
+
+
+def shown_columns(info: ShardInfo) -> str:
+    """The columns of a shard as messages name them."""
+    return ", ".join(f"{name} ({code})" for name, code in zip(info.column_names, info.column_encodings, strict=True))
+
+
+def datasets_below(keys: Sequence[str]) -> list[str]:
+    """Folders that hold an index.json beside shards, of the names of files; none for what lies in them.
+
+    >>> datasets_below(["train/index.json", "train/shard.00000.mds", "x/index.json"])
+    ['train']
+    """
+    shards = {key.rpartition("/")[0] for key in keys if ".mds" in key.rpartition("/")[2]}
+    return sorted(folder for key in keys if key.endswith(f"/{INDEX_NAME}") and (folder := key[:-11]) in shards)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StoredSamples:
+    """Samples of a shard. numbers: int64[n], ascending, of them in the shard. num_rows: samples of the dataset from the
+    end of the unit before to the end of this one; first: which of those the shard's first would be.
+
+    is_moved: its rows are the samples as they are, with their bytes; else they are as a source of rows has them.
+    scratch: a folder for what is fetched, which is gone once the samples were read.
+    """
+
+    url: str
+    info: ShardInfo
+    schema: str | None
+    numbers: NDArray[np.int64]
+    first: int
+    num_rows: int
+    scratch: Path
+    is_moved: bool = False
+    folder: str | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.info.size * len(self.numbers) // max(1, self.info.num_samples)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Column -> MDS encoding."""
+        return dict(zip(self.info.column_names, self.info.column_encodings, strict=True))
+
+    def moved(self) -> StoredSamples:
+        """The same samples, to be stored again as they are."""
+        return replace(self, is_moved=True)
+
+    @contextmanager
+    def shard(self) -> Iterator[Shard]:
+        """The shard, checked; a local file is read where it lies, others are fetched and removed again."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f"shard-{uuid.uuid4().hex}-", dir=self.scratch) as folder:
+            yield Shard(fetch_shard(LocalCache(shared_storage(self.url), Path(folder)), self.info), self.info)
+
+    def rows(self) -> Iterator[Row]:
+        if not len(self.numbers):
+            return
+        with self.shard() as shard:
+            for number in self.numbers.tolist():
+                sample = shard[number]
+                if self.is_moved:
+                    stored = bytes(shard.stored(number, number + 1))
+                    yield Row(self.first + number, sample, stored=stored)
+                else:
+                    yield self._row(self.first + number, sample)
+
+    def _row(self, number: int, sample: dict[str, Any]) -> Row:
+        try:
+            return Row(number, row_of(sample, self.schema))
+        except DataError as error:
+            return Row(number, None, str(error))
+
+    def count(self) -> int:
+        return self.num_rows
+
+
+class StoredTable:
+    """The samples of a dataset, or those of some ids, in their order. ids: int64[n], ascending."""
+
+    def __init__(self, dataset: StoredDataset, location: Location, ids: NDArray[np.int64] | None = None):
+        self._dataset = dataset
+        self._location = location
+        self._ids = ids
+
+    def num_rows(self) -> int:
+        return self._dataset.num_samples
+
+    def units(self, start: int, stop: int | None) -> Iterator[Unit]:
+        dataset = self._dataset
+        stop = dataset.num_samples if stop is None else min(stop, dataset.num_samples)
+        shard_start, done = 0, start  # id of the shard's first sample; rows of the dataset that units have covered
+        for info in dataset.shards:
+            end = shard_start + info.num_samples
+            numbers = self._wanted(max(start, shard_start), min(stop, end)) - shard_start
+            if len(numbers):
+                covered = min(stop, end)
+                yield StoredSamples(
+                    url=dataset.storage.url,
+                    info=info,
+                    schema=dataset.schema,
+                    numbers=numbers,
+                    first=shard_start - done,
+                    num_rows=covered - done,
+                    scratch=self._location.scratch,
+                )
+                done = covered
+            shard_start = end
+
+    def _wanted(self, start: int, stop: int) -> NDArray[np.int64]:
+        if self._ids is None:
+            return np.arange(start, stop)
+        return self._ids[np.searchsorted(self._ids, start) : np.searchsorted(self._ids, max(start, stop))]
+
+
+class StoredSource(TableSource):
+    """A dataset that is stored already. location: where its table is, which is made anew for samples that are chosen."""
+
+    dataset: StoredDataset
+    location: Location
+
+    def select(self, ids: NDArray[np.int64]) -> None:
+        """Only samples of these ids, ascending; DataError for an id that it does not have."""
+        wrong = ids[(ids < 0) | (ids >= self.dataset.num_samples)]
+        if len(wrong):
+            raise DataError(
+                f"{self.name} has no sample {wrong[0]}: the ids of its samples are 0 to {self.dataset.num_samples - 1}"
+            )
+        self._open_table = partial(StoredTable, self.dataset, self.location, ids)
+        self.identity = {**self.identity, "ids": xxhash.xxh3_64(ids.tobytes()).hexdigest()}
+
+
+def read_ids(path: Path) -> NDArray[np.int64]:
+    """Ids of samples from a file: one a line, or a .npy array of integers; int64[n], ascending.
+
+    DataError for what is no id, and for one that stands there twice.
+    """
+    try:
+        if path.suffix == ".npy":
+            ids = np.load(path, allow_pickle=False)
+        else:
+            ids = np.array([int(line) for line in path.read_text().split()], np.int64)
+    except (ValueError, OverflowError, EOFError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} holds no ids ({error}): write one number a line, or a .npy array of int64") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): name a file of ids, one a line, or .npy") from error
+    if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+        raise DataError(f"{path} holds {ids.dtype}{list(ids.shape)}, expected ids: one number a line, or int64[n]")
+    ids = np.sort(ids.astype(np.int64))
+    twice = ids[1:][ids[1:] == ids[:-1]]
+    if len(twice):
+        raise DataError(f"{path} holds the id {twice[0]} twice: a sample is taken once, in the order of its dataset")
+    return ids
