@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
+from ..processes.own_code import name_of
 from ..processors.base import Processor, cut_media
 from ..processors.text import TokensProcessor
 from ..storage.local import LocalStorage
@@ -26,6 +27,8 @@ from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport, report_of
 from .rows import schemas
 from .rows.mapper import ROWS_VERSION, Mapper
+from .rows.user_functions import code_of
+from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
 from .sources.units import CUT_VERSION, Source
 from .writing.commit import commit, measured_lengths, other_files
@@ -51,9 +54,11 @@ class Progress:
 
 
 def convert(
-    sources: Sequence[str | Path],
+    sources: GivenSources,
     target: str,
     *,
+    map: str | Callable[[dict[str, Any]], Any] | None = None,
+    filter: str | Callable[[dict[str, Any]], bool] | None = None,
     num_workers: int | None = None,
     overwrite: bool = False,
     work: Path | None = None,
@@ -66,8 +71,10 @@ def convert(
 ) -> ConvertReport:
     """Write the rows of `sources`, in order, as MDS shards below `target` (a folder or a URL).
 
-    sources: what open_sources knows. options, changes: see ConvertOptions. num_workers: processes (default: the cores
-    this one may use, or fewer for little data); more than one are spawned, so a script calls this below
+    sources: what open_sources knows, a datasets.Dataset or an IterableDataset, an iterable of rows (dicts), or several
+    of these in a list. map, filter: see SchemaOptions; a function is one that a module or the script defines. options,
+    changes: see ConvertOptions. num_workers: processes (default: the cores this one may use, or fewer for little data,
+    or one where nothing tells how much there is); more than one are spawned, so a script calls this below
     `if __name__ == "__main__":`. work: folder for what a run that is ended leaves for the next (default: in the
     system's temporary folder). overwrite: replace the dataset, or what is left of one, that lies at the target.
     engine: "processes" of this machine, or "ray": workers on the cluster at ray_address (a connection that this process
@@ -79,11 +86,11 @@ def convert(
     started = time.monotonic()
     if not target:
         raise ConfigError("the target is empty: name a folder or a URL")
-    options = replace(options or ConvertOptions(), **changes)
+    options = _with_functions(replace(options or ConvertOptions(), **changes), map, filter)
     folders = [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
     targets = [open_storage(folder) for folder in folders]
     scratch = work_folder(targets[0].url, work) / "sources"
-    named = [str(source) for source in sources]
+    named = given_sources(sources, scratch=scratch, unit_bytes=options.unit_bytes)
     look = partial(
         open_sources,
         named,
@@ -94,6 +101,11 @@ def convert(
     )
     opened = look()
     progress = progress or Progress()
+    if once := cannot_go_on(opened):
+        progress.say(
+            f"{', '.join(once)}: nothing tells whether such rows are the same the next time: if this conversion is ended, "
+            "none goes on with it, and the next begins anew with overwrite=True"
+        )
     asked = _asked(opened, options)
     done = None if overwrite else finished_before(targets, asked)
     if done is not None:
@@ -121,6 +133,21 @@ def convert(
     if any(num_cut):
         progress.say(cut_media(sum(num_cut)))
     return _report(reading, laying, begun, splits=options.splits or (), seconds=time.monotonic() - started)
+
+
+def _with_functions(
+    options: ConvertOptions,
+    map: str | Callable[[dict[str, Any]], Any] | None,
+    filter: str | Callable[[dict[str, Any]], bool] | None,
+) -> ConvertOptions:
+    """The options with the names of the functions that are given."""
+    given = {"map": map, "filter": filter}
+    names = {
+        name: function if isinstance(function, str) else name_of(function, setting=name)
+        for name, function in given.items()
+        if function is not None
+    }
+    return replace(options, schema=replace(options.schema, **names)) if names else options
 
 
 def _write_shards(
@@ -175,7 +202,7 @@ def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]
     values["schema"] = options.schema.asked
     values["processor"] = options.processor and dict(options.processor.description)
     versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
-    return {**values, "sources": _described(sources), **versions}
+    return {**values, "sources": _described(sources), "code": code_of([options.schema]), **versions}
 
 
 def _described(sources: Sequence[Source]) -> list[dict[str, Any]]:
@@ -202,6 +229,9 @@ def _commit(
         "num_rejected": len(rejects),
         "num_filtered": laying.num_filtered if is_first else 0,
         "num_empty": laying.num_empty if is_first else 0,
+        "num_left_out_by_filter": laying.num_left_out_by_filter if is_first else 0,
+        "num_left_out_by_map": laying.num_left_out_by_map if is_first else 0,
+        "num_duplicates": laying.num_duplicates if is_first else 0,
         "source": _described(sources),
         "asked": digest_of(asked),
         "converter": f"lmms_stream {VERSION}",
@@ -228,6 +258,9 @@ def _report(reading: Reading, laying: Laying, work: Work, *, splits: Iterable[st
         num_rejected=len(laying.rejects),
         num_filtered=laying.num_filtered,
         num_empty=laying.num_empty,
+        num_left_out_by_filter=laying.num_left_out_by_filter,
+        num_left_out_by_map=laying.num_left_out_by_map,
+        num_duplicates=laying.num_duplicates,
         num_tokens=sum(tokens) if tokens else None,
         num_shards=sum(report.num_shards for report in reports),
         num_bytes=sum(entry_bytes(entry) for entry in work.done.values()),
@@ -243,9 +276,10 @@ def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
         processor=options.processor,
         tokenize=options.tokenize,
         on_error=options.on_error,
-        limit=options.limit,
+        limit=options.limit if options.dedup is None else None,  # how many of a unit stay is known once it is laid
         shortest=options.shortest,
         longest=options.longest,
+        hashes=options.dedup is not None,
     )
     shards = [
         ShardMaker(folder=work.units, staging=work.staging, format=format, storage=_wherever(target))

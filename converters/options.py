@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..errors import ConfigError
 from ..processors.base import Processor
@@ -19,7 +20,7 @@ _QUOTES = {"none": "", "double": '"'}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions:
-    """What is asked of a conversion; all but the last change what is written.
+    """What is asked of a conversion; all but unit_bytes change what is written.
 
     format: of all sources (default: by content). quote: of fields of CSV and TSV, "none", "double" or the character
     (default: double in CSV, none in TSV). schema: see SchemaOptions. processor: measures each sample, and a
@@ -29,7 +30,7 @@ class ConvertOptions:
     a random order. splits: name of a folder below the target -> its share of the samples, drawn by split_seed; what is
     left out is listed and counted in the first.
     shortest, longest: samples of fewer or more tokens are left out, and counted. unit_bytes: of the sources, about,
-    that a process reads at once.
+    that a process reads at once. dedup: "exact" leaves out samples of which all that is stored equals an earlier one's.
     """
 
     format: str | None = None
@@ -47,6 +48,7 @@ class ConvertOptions:
     shortest: int | None = None
     longest: int | None = None
     unit_bytes: int = UNIT_BYTES
+    dedup: Literal["exact"] | None = None
 
     def __post_init__(self) -> None:
         check_compression(self.compression)
@@ -56,6 +58,8 @@ class ConvertOptions:
             raise ConfigError("samples are left out by their tokens, which a tokenizer counts: pass --tokenizer")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 sample, got {self.limit}")
+        if self.dedup not in (None, "exact"):
+            raise ConfigError(f"dedup must be 'exact' or None, got {self.dedup!r}")
         if self.splits is not None and (
             min(self.splits.values(), default=0) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6
         ):

@@ -34,8 +34,8 @@ class ConvertReport:
     """What a conversion did, all outputs together, and each of its `splits` by name, if it was asked for any.
 
     kind: what the rows are, and which of their columns are read and kept. num_rejected rows did not fit; num_filtered
-    were left out for their length, num_empty because their text is empty. num_tokens is None where nothing measured
-    them.
+    were left out for their length, num_empty because their text is empty, num_duplicates because all that is stored of
+    them is stored of an earlier one. num_tokens is None where nothing measured them.
     """
 
     kind: str
@@ -43,6 +43,9 @@ class ConvertReport:
     num_rejected: int
     num_filtered: int
     num_empty: int
+    num_left_out_by_filter: int
+    num_left_out_by_map: int
+    num_duplicates: int
     num_tokens: int | None
     num_shards: int
     num_bytes: int
@@ -68,6 +71,9 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
         num_rejected=sum(each["num_rejected"] for each in described),
         num_filtered=sum(each["num_filtered"] for each in described),
         num_empty=sum(each.get("num_empty", 0) for each in described),
+        num_left_out_by_filter=sum(each.get("num_left_out_by_filter", 0) for each in described),
+        num_left_out_by_map=sum(each.get("num_left_out_by_map", 0) for each in described),
+        num_duplicates=sum(each.get("num_duplicates", 0) for each in described),
         num_tokens=sum(tokens) if tokens else None,
         num_shards=sum(report.num_shards for report in reports),
         num_bytes=sum(shard.get("file_size", shard["size"]) for each in described for shard in each["shards"]),
