@@ -103,8 +103,8 @@ def convert(
     progress = progress or Progress()
     if once := cannot_go_on(opened):
         progress.say(
-            f"{', '.join(once)}: nothing tells whether such rows are the same the next time: if this conversion is ended, "
-            "none goes on with it, and the next begins anew with overwrite=True"
+            f"{', '.join(once)}: nothing tells whether these rows are the same the next time: if this conversion is "
+            "ended, it is not gone on with, and the next begins anew with overwrite=True"
         )
     asked = _asked(opened, options)
     done = None if overwrite else finished_before(targets, asked)
@@ -127,6 +127,7 @@ def convert(
     ):
         reading, laying = _write_shards(opened, options, begun, workers, num_workers, progress)
         _check_unchanged(opened, look())
+        _check_code(asked["code"], options)
         num_cut = [_commit(begun, output, laying, reading, options, opened, asked) for output in laying.outputs]
         for output in laying.outputs:
             begun.release(output.number)
@@ -194,6 +195,13 @@ def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
     changed = [each for each in then if json.dumps(each, sort_keys=True) not in known] or after[len(then) :]
     if changed:
         raise DataError(f"{changed[0]['name']} was changed while it was read: start again once nobody writes to it")
+
+
+def _check_code(code: Mapping[str, str], options: ConvertOptions) -> None:
+    """DataError for code of the user's that was changed meanwhile: some rows may have been given to the old one."""
+    changed = [name for name, now in code_of([options.schema]).items() if code[name] != now]
+    if changed:
+        raise DataError(f"the code of {changed[0]} was changed while rows were given to it: start again once it stays")
 
 
 def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:

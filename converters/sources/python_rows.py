@@ -72,17 +72,15 @@ def _given(given: Any, number: int, *, scratch: Path, unit_bytes: int, suffix: s
 
 def _no_source(given: Any) -> DataError:
     return DataError(
-        f"a {type(given).__name__} is no source: give the name of a file, an iterable of rows (dicts), a "
+        f"{type(given).__name__} is no source: give the name of a file, an iterable of rows (dicts), a "
         "datasets.Dataset, or a list of such"
     )
 
 
 def _is_dataset(value: Any) -> bool:
     """Of the library `datasets`, which is not imported to find out."""
-    library = sys.modules.get("datasets")
-    return isinstance(
-        value, tuple(kind for name in _DATASETS if isinstance(kind := getattr(library, name, None), type))
-    )
+    kinds = [getattr(sys.modules.get("datasets"), name, None) for name in _DATASETS]
+    return isinstance(value, tuple(kind for kind in kinds if isinstance(kind, type)))
 
 
 # Iterables
@@ -115,7 +113,7 @@ class RowsSource:
                 return
             except Exception as error:
                 raise DataError(
-                    f"{self.name}:{number}: there is no such row ({error!r}): correct what gives it"
+                    f"{self.name}:{number}: the row cannot be had ({error!r}): correct what gives it"
                 ) from error
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The files of an encoded unit in the work folder: its samples, and what they are.
 
-What they are is written last, so an encoded unit without it is unfinished. Of a unit that ends early, at a row that does
-not fit, it has another name: a later run, which may skip such rows, encodes that unit again.
+What they are is written last, so an encoded unit without it is unfinished. Of a unit that ends early, at a row that
+does not fit, it has another name: a later run, which may skip such rows, encodes that unit again.
 """
 
 from __future__ import annotations
