@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
-from ..processes.own_code import name_of
 from ..processors.base import Processor, cut_media
 from ..processors.text import TokensProcessor
 from ..storage.local import LocalStorage
@@ -27,7 +26,7 @@ from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport, report_of
 from .rows import schemas
 from .rows.mapper import ROWS_VERSION, Mapper
-from .rows.user_functions import code_of
+from .rows.user_functions import NamedOrFunction, code_of, with_functions
 from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
 from .sources.units import CUT_VERSION, Source
@@ -57,8 +56,8 @@ def convert(
     sources: GivenSources,
     target: str,
     *,
-    map: str | Callable[[dict[str, Any]], Any] | None = None,
-    filter: str | Callable[[dict[str, Any]], bool] | None = None,
+    map: NamedOrFunction | None = None,
+    filter: NamedOrFunction | None = None,
     num_workers: int | None = None,
     overwrite: bool = False,
     work: Path | None = None,
@@ -86,7 +85,8 @@ def convert(
     started = time.monotonic()
     if not target:
         raise ConfigError("the target is empty: name a folder or a URL")
-    options = _with_functions(replace(options or ConvertOptions(), **changes), map, filter)
+    options = replace(options or ConvertOptions(), **changes)
+    options = replace(options, schema=with_functions(options.schema, map=map, filter=filter))
     folders = [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
     targets = [open_storage(folder) for folder in folders]
     scratch = work_folder(targets[0].url, work) / "sources"
@@ -134,21 +134,6 @@ def convert(
     if any(num_cut):
         progress.say(cut_media(sum(num_cut)))
     return _report(reading, laying, begun, splits=options.splits or (), seconds=time.monotonic() - started)
-
-
-def _with_functions(
-    options: ConvertOptions,
-    map: str | Callable[[dict[str, Any]], Any] | None,
-    filter: str | Callable[[dict[str, Any]], bool] | None,
-) -> ConvertOptions:
-    """The options with the names of the functions that are given."""
-    given = {"map": map, "filter": filter}
-    names = {
-        name: function if isinstance(function, str) else name_of(function, setting=name)
-        for name, function in given.items()
-        if function is not None
-    }
-    return replace(options, schema=replace(options.schema, **names)) if names else options
 
 
 def _write_shards(

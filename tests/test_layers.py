@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
         "converters/engines", "converters/stored",
     },
     "converters": {
-        "errors", "version", "lazy", "storage", "processors", "processes", "converters/rows", "converters/sources",
+        "errors", "version", "lazy", "storage", "processors", "converters/rows", "converters/sources",
         "converters/engines", "converters/writing",
     },
     "loader": {*BASE, "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},

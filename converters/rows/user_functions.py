@@ -6,7 +6,7 @@ row -> [filter] -> row -> [map] -> rows, which are read by their kind. Processes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import TracebackType
 from typing import Any
@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigError, DataError, WorkerError
-from ...processes.own_code import own_code, source_hash
+from ...processes.own_code import name_of, own_code, source_hash
 from .options import SchemaOptions
 
+NamedOrFunction = str | Callable[[dict[str, Any]], Any]
 _EXCERPT = 80  # characters of a value that is wrong
 _in_use: dict[UserFunction, tuple[Callable[..., Any], str]] = {}  # what this process has loaded, and its code
 
@@ -71,6 +72,19 @@ class RowFunctions:
         if type(made) is not dict:
             return _checked_rows(self.map, made)
         return [made] if all(type(name) is str for name in made) else _checked_rows(self.map, made)
+
+
+def with_functions(
+    options: SchemaOptions, *, map: NamedOrFunction | None, filter: NamedOrFunction | None
+) -> SchemaOptions:
+    """The options with the names of those functions that are given; ConfigError for one that no name leads to."""
+    given = {"map": map, "filter": filter}
+    names = {
+        option: function if isinstance(function, str) else name_of(function, setting=option)
+        for option, function in given.items()
+        if function is not None
+    }
+    return replace(options, **names)
 
 
 def row_functions(options: SchemaOptions) -> RowFunctions | None:
