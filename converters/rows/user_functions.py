@@ -78,13 +78,11 @@ def with_functions(
     options: SchemaOptions, *, map: NamedOrFunction | None, filter: NamedOrFunction | None
 ) -> SchemaOptions:
     """The options with the names of those functions that are given; ConfigError for one that no name leads to."""
-    given = {"map": map, "filter": filter}
-    names = {
-        option: function if isinstance(function, str) else name_of(function, setting=option)
-        for option, function in given.items()
-        if function is not None
-    }
-    return replace(options, **names)
+    if map is not None:
+        options = replace(options, map=map if isinstance(map, str) else name_of(map, setting="map"))
+    if filter is not None:
+        options = replace(options, filter=filter if isinstance(filter, str) else name_of(filter, setting="filter"))
+    return options
 
 
 def row_functions(options: SchemaOptions) -> RowFunctions | None:

@@ -51,7 +51,7 @@ def _holds(
     at = np.searchsorted(run[0], high)
     inside = np.minimum(at, len(run[0]) - 1)
     same_high = run[0][inside] == high
-    found = same_high & (run[1][inside] == low)
+    found: NDArray[np.bool_] = same_high & (run[1][inside] == low)
     for index in np.flatnonzero(same_high & ~found):  # another one may have the same first half
         stop = np.searchsorted(run[0], high[index], side="right")
         found[index] = bool((run[1][at[index] : stop] == low[index]).any())

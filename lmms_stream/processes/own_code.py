@@ -32,7 +32,7 @@ def own_code(name: str, *, setting: str, what: str) -> tuple[ModuleType, Any]:
         _of_file(Path(where), f"{setting} {name}") if where.endswith(".py") else _module(where, name, setting, what)
     )
     try:
-        found = reduce(getattr, attribute.split("."), module)
+        found: Any = reduce(getattr, attribute.split("."), module)
     except AttributeError:
         found = None
     if not callable(found):
