@@ -4,9 +4,9 @@ The rows are chats of Python's documented functions (`build_corpus` of the demo)
 `lmms-stream convert --workers 2`: a loop over the lines that writes each chat with MDSWriter in one process, and
 litdata's `optimize` with 2 workers over byte ranges of the file. All write shards of 64 MB, with checksums where they
 have them. The same command with a function of the user's that gives each row back (`--map`) is to have 0.7 of its
-speed, and `--dedup exact` stands beside. Then with a lengths index, and tokenized: beside these, the tokenizer's batch encode of the rendered chats
-alone, on the same cores. Seconds are those of whole commands, imports and the start of workers among them; memory is
-the largest of any process of a command. It is at most 600 MiB for a file of 4 GB, too.
+speed, and `--dedup exact` stands beside. Then with a lengths index, and tokenized: beside these, the tokenizer's batch
+encode of the rendered chats alone, on the same cores. Seconds are those of whole commands, imports and the start of
+workers among them; memory is the largest of any process of a command. It is at most 600 MiB for a file of 4 GB, too.
 
     python benchmarks/convert.py
     python benchmarks/convert.py --rows 50000 --rounds 1 --tokenized-rows 5000 --large-bytes 0
