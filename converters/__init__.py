@@ -13,3 +13,20 @@ engines/    what does the work: processes, or workers on a Ray cluster
 exporting/      datasets that are there -> files of rows
 stored/     datasets that are there: measured, verified, merged, looked at
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .options import ConvertOptions as ConvertOptions
+    from .report import ConvertReport as ConvertReport
+    from .rows.options import SchemaOptions as SchemaOptions
+
+_HOME = {"ConvertOptions": "options", "ConvertReport": "report", "SchemaOptions": "rows.options"}
+
+__all__ = ["ConvertOptions", "ConvertReport", "SchemaOptions"]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -27,7 +27,9 @@ from .report import ConvertReport, CountedBytes, SplitReport, report_of
 from .rows import schemas
 from .rows.mapper import ROWS_VERSION, Mapper
 from .rows.options import SchemaOptions
+from .rows.user_functions import NamedOrFunction, code_of, with_functions
 from .sources.mds import StoredSource
+from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
 from .sources.units import CUT_VERSION, Source
 from .writing.carried import Origins, carried_fingerprints, carried_lengths
@@ -54,9 +56,11 @@ class Progress:
 
 
 def convert(
-    sources: Sequence[str | Path],
+    sources: GivenSources,
     target: str,
     *,
+    map: NamedOrFunction | None = None,
+    filter: NamedOrFunction | None = None,
     num_workers: int | None = None,
     overwrite: bool = False,
     work: Path | None = None,
@@ -69,8 +73,10 @@ def convert(
 ) -> ConvertReport:
     """Write the rows of `sources`, in order, as MDS shards below `target` (a folder or a URL).
 
-    sources: what open_sources knows. options, changes: see ConvertOptions. num_workers: processes (default: the cores
-    this one may use, or fewer for little data); more than one are spawned, so a script calls this below
+    sources: what open_sources knows, a datasets.Dataset or an IterableDataset, an iterable of rows (dicts), or several
+    of these in a list. map, filter: see SchemaOptions; a function is one that a module or the script defines. options,
+    changes: see ConvertOptions. num_workers: processes (default: the cores this one may use, or fewer for little data,
+    or one where nothing tells how much there is); more than one are spawned, so a script calls this below
     `if __name__ == "__main__":`. work: folder for what a run that is ended leaves for the next (default: in the
     system's temporary folder). overwrite: replace the dataset, or what is left of one, that lies at the target.
     engine: "processes" of this machine, or "ray": workers on the cluster at ray_address (a connection that this process
@@ -80,9 +86,13 @@ def convert(
     Raises DataError, StorageError, ConfigError, WorkerError; the same call goes on afterwards where that makes sense.
     """
     options = replace(options or ConvertOptions(), **changes)
+    options = replace(options, schema=with_functions(options.schema, map=map, filter=filter))
+    folders = folders_of(target, options)
+    scratch = work_folder(open_storage(folders[0]).url, work) / "sources"
+    given = given_sources(sources, scratch=scratch, unit_bytes=options.unit_bytes)
     return convert_sources(
-        partial(look, sources, options=options),
-        folders_of(target, options),
+        partial(look, given, options=options),
+        folders,
         options=options,
         num_workers=num_workers,
         overwrite=overwrite,
@@ -99,11 +109,11 @@ def folders_of(target: str, options: ConvertOptions) -> list[str]:
     return [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
 
 
-def look(sources: Sequence[str | Path], scratch: Path, *, options: ConvertOptions) -> list[Source]:
-    """The sources as they are now. scratch: see open_sources."""
+def look(sources: Sequence[str | Path | Source], scratch: Path, *, options: ConvertOptions) -> list[Source]:
+    """The sources as they are now, of names and sources. scratch: see open_sources."""
     return list(
         open_sources(
-            [str(source) for source in sources],
+            [str(each) if isinstance(each, Path) else each for each in sources],
             format=options.format,
             quote=options.quote_character,
             scratch=scratch,
@@ -134,6 +144,11 @@ def convert_sources(
     scratch = work_folder(targets[0].url, work) / "sources"
     opened = look(scratch)
     _check_targets(opened, targets)
+    if once := cannot_go_on(opened):
+        progress.say(
+            f"{', '.join(once)}: nothing tells whether these rows are the same the next time: if this conversion is "
+            "ended, it is not gone on with, and the next begins anew with overwrite=True"
+        )
     carried = _carried(opened, options)
     asked = asked_of(opened, options)
     done = None if overwrite else finished_before(targets, asked)
@@ -158,6 +173,7 @@ def convert_sources(
         reading, laying = _write_shards(opened, measured, begun, workers, num_workers, progress, columns)
         check_processor(options.processor, reading.mapper)
         _check_unchanged(opened, look(scratch))
+        _check_code(asked["code"], options)
         num_cut = [
             _commit(begun, output, laying, reading, measured, opened, asked, carried) for output in laying.outputs
         ]
@@ -249,6 +265,13 @@ def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
         raise DataError(f"{changed[0]['name']} was changed while it was read: start again once nobody writes to it")
 
 
+def _check_code(code: Mapping[str, str], options: ConvertOptions) -> None:
+    """DataError for code of the user's that was changed meanwhile: some rows may have been given to the old one."""
+    changed = [name for name, now in code_of([options.schema]).items() if code[name] != now]
+    if changed:
+        raise DataError(f"the code of {changed[0]} was changed while rows were given to it: start again once it stays")
+
+
 def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:
     """All that decides what is written, as JSON values: a run goes on where another was ended if these are equal."""
     values = {each.name: getattr(options, each.name) for each in fields(options)}
@@ -256,7 +279,7 @@ def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, An
     values.pop("ids")  # the source that they are of knows them
     values["processor"] = options.processor and dict(options.processor.description)
     versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
-    return {**values, "sources": described(sources), **versions}
+    return {**values, "sources": described(sources), "code": code_of([options.schema]), **versions}
 
 
 def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
@@ -286,6 +309,9 @@ def _commit(
         "num_rejected": len(rejects),
         "num_filtered": laying.num_filtered if is_first else 0,
         "num_empty": laying.num_empty if is_first else 0,
+        "num_left_out_by_filter": laying.num_left_out_by_filter if is_first else 0,
+        "num_left_out_by_map": laying.num_left_out_by_map if is_first else 0,
+        "num_duplicates": laying.num_duplicates if is_first else 0,
         "source": [each | {"at": place_of(each["name"])} for each in described(sources)],
         "options": options_of(asked),
         "asked": digest_of(asked),
@@ -319,6 +345,9 @@ def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOption
         num_rejected=len(laying.rejects),
         num_filtered=laying.num_filtered,
         num_empty=laying.num_empty,
+        num_left_out_by_filter=laying.num_left_out_by_filter,
+        num_left_out_by_map=laying.num_left_out_by_map,
+        num_duplicates=laying.num_duplicates,
         num_tokens=sum(tokens) if tokens else None,
         num_shards=sum(report.num_shards for report in reports),
         num_bytes=sum(entry_bytes(entry) for entry in work.done.values()),
@@ -338,9 +367,10 @@ def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
         processor=options.processor,
         tokenize=options.tokenize,
         on_error=options.on_error,
-        limit=options.limit,
+        limit=options.limit if options.dedup is None else None,  # how many of a unit stay is known once it is laid
         shortest=options.shortest,
         longest=options.longest,
+        hashes=options.dedup is not None,
     )
     shards = [
         ShardMaker(folder=work.units, staging=work.staging, format=format, storage=_wherever(target))

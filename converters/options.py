@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..errors import ConfigError
 from ..processors.base import Processor
@@ -20,7 +21,7 @@ _QUOTES = {"none": "", "double": '"'}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions:
-    """What is asked of a conversion; all but the last change what is written.
+    """What is asked of a conversion; all but unit_bytes change what is written.
 
     format: of all sources (default: by content). quote: of fields of CSV and TSV, "none", "double" or the character
     (default: double in CSV, none in TSV). schema: see SchemaOptions. processor: measures each sample, and a
@@ -33,6 +34,7 @@ class ConvertOptions:
     that a process reads at once. num_shards: of each dataset, whose numbers of samples differ by one at most;
     samples_per_shard: of all shards but the last; with either, shard_bytes stays as it is. ids: a file of the samples
     that are taken of the one source, an MDS dataset (see read_ids).
+    that a process reads at once. dedup: "exact" leaves out samples of which all that is stored equals an earlier one's.
     """
 
     format: str | None = None
@@ -53,6 +55,7 @@ class ConvertOptions:
     num_shards: int | None = None
     samples_per_shard: int | None = None
     ids: str | None = None
+    dedup: Literal["exact"] | None = None
 
     def __post_init__(self) -> None:
         check_compression(self.compression)
@@ -62,6 +65,8 @@ class ConvertOptions:
             raise ConfigError("samples are left out by their tokens, which a tokenizer counts: pass --tokenizer")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 sample, got {self.limit}")
+        if self.dedup not in (None, "exact"):
+            raise ConfigError(f"dedup must be 'exact' or None, got {self.dedup!r}")
         if self.splits is not None and (
             min(self.splits.values(), default=0) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6
         ):

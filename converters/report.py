@@ -34,8 +34,9 @@ class ConvertReport:
     """What a conversion did, all outputs together, and each of its `splits` by name, if it was asked for any.
 
     kind: what the rows are, and which of their columns are read and kept. schema: what is stored of them. num_rejected
-    rows did not fit; num_filtered were left out for their length, num_empty because their text is empty. num_tokens is
-    None where nothing measured them. was_there: an earlier call had done all of it.
+    rows did not fit; num_filtered were left out for their length, num_empty because their text is empty, num_duplicates
+    because all that is stored of them is stored of an earlier one. num_tokens is None where nothing measured them.
+    was_there: an earlier call had done all of it.
     """
 
     kind: str
@@ -44,6 +45,9 @@ class ConvertReport:
     num_rejected: int
     num_filtered: int
     num_empty: int
+    num_left_out_by_filter: int
+    num_left_out_by_map: int
+    num_duplicates: int
     num_tokens: int | None
     num_shards: int
     num_bytes: int
@@ -58,6 +62,9 @@ class ConvertReport:
             "with values that do not fit, listed in _lmms/rejects.jsonl": self.num_rejected,
             "of too few or too many tokens": self.num_filtered,
             "of empty text": self.num_empty,
+            "that --filter left out": self.num_left_out_by_filter,
+            "that --map left out": self.num_left_out_by_map,
+            "whose samples came before": self.num_duplicates,
         }
         return {reason: count for reason, count in reasons.items() if count}
 
@@ -81,6 +88,9 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
         num_rejected=sum(each["num_rejected"] for each in described),
         num_filtered=sum(each["num_filtered"] for each in described),
         num_empty=sum(each.get("num_empty", 0) for each in described),
+        num_left_out_by_filter=sum(each.get("num_left_out_by_filter", 0) for each in described),
+        num_left_out_by_map=sum(each.get("num_left_out_by_map", 0) for each in described),
+        num_duplicates=sum(each.get("num_duplicates", 0) for each in described),
         num_tokens=sum(tokens) if tokens else None,
         num_shards=sum(report.num_shards for report in reports),
         num_bytes=sum(shard.get("file_size", shard["size"]) for each in described for shard in each["shards"]),

@@ -15,6 +15,8 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from .config import load_config as load_config
     from .converters.convert import convert as convert
+    from .converters.options import ConvertOptions as ConvertOptions
+    from .converters.rows.options import SchemaOptions as SchemaOptions
     from .errors import ConfigError as ConfigError
     from .errors import LmmsStreamError as LmmsStreamError
     from .loader.loader import PackedLoader as PackedLoader
@@ -50,6 +52,7 @@ _HOME = {
     "Batch": "types",
     "ChatProcessor": "processors.chat",
     "ConfigError": "errors",
+    "ConvertOptions": "converters.options",
     "Cursor": "plan.cursor",
     "DatasetConfig": "mds.dataset_config",
     "FSDP2SFTTrainer": "train.trainer",
@@ -69,6 +72,7 @@ _HOME = {
     "Processor": "processors.base",
     "ProcessorConfig": "processors",
     "RunConfig": "train.run_config",
+    "SchemaOptions": "converters.rows.options",
     "Stream": "mds.mosaic_streams",
     "StreamingDataLoader": "mds.mosaic_loader",
     "StreamingDataset": "mds.mosaic",

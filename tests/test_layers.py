@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "processes": {"errors", "processors"},
     "mds": {*BASE, "plan", "storage", "processors", "processes"},
     "converters/media": {"errors", "storage", "processors/media"},
-    "converters/rows": {*BASE, "processors", "converters/media", "converters/sources"},
+    "converters/rows": {*BASE, "processors", "processes", "converters/media", "converters/sources"},
     "converters/sources": {*BASE, "storage", "processors", "processors/media", "mds"},
     "converters/engines": {"errors", "version", "storage", "processors", "processes"},
     "converters/stored": {
@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "storage", "processors/media", "mds", "converters/rows", "converters/sources", "converters/stored",
     },
     "converters": {
-        *BASE, "version", "storage", "processors", "processes", "mds", "converters/rows", "converters/sources",
+        *BASE, "version", "lazy", "storage", "processors", "processes", "mds", "converters/rows", "converters/sources",
         "converters/engines", "converters/stored", "converters/stored/inspect", "converters/writing",
     },
     "loader": {*BASE, "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
         "converters", "converters/rows", "converters/sources", "loader",
     },
     "train/run": {*BASE, "mds"},
-    "train/model": {*BASE, "processors", "processors/families", "loader", "train/run"},
+    "train/model": {*BASE, "processors", "processors/families", "processes", "loader", "train/run"},
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model"},
     "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run", "train/model"},
     "train/report": {*BASE, "signals", "plan", "storage", "processes", "loader", "train/run", "train/model"},

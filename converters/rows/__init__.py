@@ -2,6 +2,7 @@
 
 schemas         what is stored of samples
 options         what is asked about rows
+user_functions  the user's own: which rows are taken, and what is made of each
 mapper          the first rows of a source -> what maps all of them
 kinds           the kinds of rows that are known, in the order in which they are looked for
 nearest         columns that fit no kind -> the kind that they are nearest to

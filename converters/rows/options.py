@@ -22,7 +22,9 @@ class SchemaOptions:
     learn: whether the loss is on all that the assistant says or on its last message, or a row gives a sample for each
     of its messages, which ends with it. media_root: folder or URL that references to media start from, and do not leave
     (default: the source's own folder). max_image_pixels: larger images are made smaller. check_media: media are broken
-    where their header is, or with "decode" where any of them cannot be decoded.
+    where their header is, or with "decode" where any of them cannot be decoded. filter: a function of the
+    user's, as module:function or path/to/file.py:function, which says of a row (a dict) whether it is taken. map: one
+    that makes of a row that is taken a row, several (a list), or None; what is said above is of the rows that it makes.
     """
 
     kind: str | None = None
@@ -34,6 +36,8 @@ class SchemaOptions:
     media_root: str | None = None
     max_image_pixels: int | None = None
     check_media: CheckMedia = "header"
+    map: str | None = None
+    filter: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:

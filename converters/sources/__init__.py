@@ -5,6 +5,7 @@ listing         which files of a folder are data
 splits          which of them are of one split
 detect          what a file holds, by its name and its first bytes
 sources         what specs name, opened
+python_rows     rows that a program holds: its iterables, and datasets of the library `datasets`
 files           files that rows lie in, on this machine or in a store
 table_source    a source whose rows are a table, fetched and opened when its turn comes
 table           what all formats share: where the rows lie, rows that units carry

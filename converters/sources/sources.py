@@ -33,7 +33,7 @@ FOLDER_FORMATS = ("text", "images")  # all files of a folder in such a format ar
 
 
 def open_sources(
-    specs: Sequence[str | Spec],
+    specs: Sequence[str | Spec | Source],
     *,
     format: str | None = None,
     quote: str | None = None,
@@ -42,7 +42,7 @@ def open_sources(
     refused: Callable[[str, DataError], None] | None = None,
     ids: Path | None = None,
 ) -> list[Source]:
-    """The sources that specs name, in their order; of folders and globs sorted by name.
+    """The sources that specs name, in their order; of folders and globs sorted by name. Sources among them stay.
 
     A spec is a file, a folder, a glob, each local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); the
     folder or URL of an MDS dataset, whose samples are its rows; or a YAML list of such. FOLDER?split=train is one of several splits of a folder, PATH@[START:STOP] a slice of the rows of
@@ -62,6 +62,9 @@ def open_sources(
         raise DataError(f"unknown format {format!r}: expected one of {', '.join(FILE_FORMATS)}")
     opener = _Opener(scratch, unit_bytes if callable(unit_bytes) else lambda num_bytes: unit_bytes, quote, refused)
     for each in specs:
+        if not isinstance(each, str | Spec):
+            opener.sources.append(each)
+            continue
         with disk_errors(each.text if isinstance(each, Spec) else each):
             opener.open(each if isinstance(each, Spec) else parse_spec(each, format=format))
     if ids is not None:
@@ -73,7 +76,7 @@ class _Opener:
     """Collects the sources of specs."""
 
     def __init__(self, scratch: Path, unit_bytes: UnitBytes, quote: str | None, refused: _Refused):
-        self.sources: list[TableSource] = []
+        self.sources: list[Source] = []
         self._scratch = scratch
         self._unit_bytes = unit_bytes
         self._quote = quote

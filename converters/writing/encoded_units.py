@@ -1,24 +1,21 @@
 """A unit of rows -> an encoded unit: its samples as a shard holds them, in a file of the work folder.
 
-A unit is encoded by one process, and gives the same bytes whichever does it. A second file beside the samples says what
-they are; it is written last, so an encoded unit without it is unfinished. Of a unit that ends early, at a row that does
-not fit, it has another name: a later run, which may skip such rows, encodes that unit again.
+A unit is encoded by one process, and gives the same bytes whichever does it.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import orjson
+import xxhash
 from numpy.typing import NDArray
 
-from ...errors import DataError, EmptyRowError, StorageError
+from ...errors import DataError, EmptyRowError, WorkerError
 from ...processors.base import Measured, Processor, or_error, through
 from ...processors.measured import checked, groups, measured_with_media, measures_media, sample_bytes
 from ...processors.text import TokensProcessor
@@ -26,10 +23,12 @@ from ...storage.disk_errors import disk_errors
 from ...types import Sample
 from ..rows.mapper import Mapper
 from ..rows.tokenize import to_tokens
+from ..rows.user_functions import RowFunctions
 from ..sources.mds import StoredSamples
 from ..sources.units import Row, Unit
 from ..stored.catalog import check_processed
 from .encoding import ShardFormat
+from .unit_files import EncodedUnit, about_path, failed_path, samples_path, temporary_beside
 
 OnError = Literal["fail", "skip"]
 _NOTHING = Measured(0)  # of a sample that nothing measures
@@ -37,80 +36,18 @@ _PROCESS_EACH = 1000  # of so many rows of a unit one is processed, the others a
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncodedUnit:
-    """What the samples of a unit are.
-
-    sizes: int64[n], bytes of each sample. rows: int64[n], the number of its row in the unit. lengths: uint32[n], its
-    tokens, or uint32[n, 6], all of Measured, where the processor tells what media take; None where nothing measures
-    them. rejects: number of the row in the unit, and what is wrong with it.
-    filtered: int64[k], rows of samples that were left out for their length. empty: int64[m], rows of empty texts.
-    num_rows: rows and blank lines.
-    """
-
-    sizes: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    lengths: NDArray[np.uint32] | None
-    rejects: list[tuple[int, str]]
-    filtered: NDArray[np.int64]
-    empty: NDArray[np.int64]
-    num_rows: int
-
-    def first(self, num_samples: int) -> EncodedUnit:
-        """What it would be if the unit ended with the row of its sample number `num_samples`, counted from 1."""
-        last_row = self.rows[num_samples - 1]
-        return EncodedUnit(
-            sizes=self.sizes[:num_samples],
-            rows=self.rows[:num_samples],
-            lengths=None if self.lengths is None else self.lengths[:num_samples],
-            rejects=[reject for reject in self.rejects if reject[0] < last_row],
-            filtered=self.filtered[self.filtered < last_row],
-            empty=self.empty[self.empty < last_row],
-            num_rows=int(last_row) + 1,
-        )
-
-    def save(self, path: Path) -> None:
-        about = np.frombuffer(orjson.dumps({"rejects": self.rejects, "num_rows": self.num_rows}), np.uint8)
-        lengths = {} if self.lengths is None else {"lengths": self.lengths}
-        temporary = temporary_beside(path)
-        with temporary.open("wb") as file:
-            arrays = {"sizes": self.sizes, "rows": self.rows, "filtered": self.filtered, "empty": self.empty}
-            np.savez(file, about=about, **arrays, **lengths)
-        temporary.replace(path)
-
-    @staticmethod
-    def load(path: Path) -> EncodedUnit:
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                about = orjson.loads(arrays["about"].tobytes())
-                return EncodedUnit(
-                    sizes=arrays["sizes"],
-                    rows=arrays["rows"],
-                    lengths=_of_today(arrays.get("lengths")),
-                    rejects=[(int(number), str(reason)) for number, reason in about["rejects"]],
-                    filtered=arrays["filtered"],
-                    empty=arrays["empty"],
-                    num_rows=about["num_rows"],
-                )
-        except (ValueError, KeyError, EOFError, OSError) as error:
-            raise StorageError(f"{path} is damaged ({error}): begin again with --overwrite") from error
-
-
-def _of_today(lengths: NDArray[np.uint32] | None) -> NDArray[np.uint32] | None:
-    """Of an earlier version, which did not know all of Measured: what it did not know is 0."""
-    if lengths is None or lengths.ndim == 1:
-        return lengths
-    return np.pad(lengths, ((0, 0), (0, len(Measured._fields) - lengths.shape[1])))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class UnitTask:
-    """Read a unit and encode its rows. number: among all units. source: the number of the source it is of."""
+    """Read a unit and encode its rows. number: among all units. source: the number of the source it is of.
+
+    functions: the user's own, for its rows. mapper: None where these leave no row to find the kind of.
+    """
 
     number: int
     unit: Unit
-    mapper: Mapper
+    mapper: Mapper | None
     source: int
     source_name: str
+    functions: RowFunctions | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,8 +55,9 @@ class UnitEncoder:
     """Encodes units. processor: measures samples; with `tokenize` what it makes of them is stored.
 
     on_error: at a row that does not fit, the unit ends with it as its only reject, or goes on. limit: samples of a unit
-    at most. shortest, longest: what has fewer or more tokens is left out. process_each: of so many rows of a unit one
-    is processed, the others are only measured; None for what on_error asks for.
+    at most. shortest, longest: what has fewer or more tokens is left out. hashes: whether to hash each sample.
+    process_each: of so many rows of a unit one is processed, the others are only measured; None for what on_error asks
+    for.
     """
 
     folder: Path
@@ -130,6 +68,7 @@ class UnitEncoder:
     limit: int | None
     shortest: int | None
     longest: int | None
+    hashes: bool = False
     process_each: int | None = None
 
     def encoded(self, task: UnitTask) -> tuple[list[bytes], EncodedUnit]:
@@ -161,12 +100,29 @@ class UnitEncoder:
             for first, stop in consecutive(unit.numbers):
                 file.write(shard.stored(first, stop))
             sizes = shard.sample_bytes[unit.numbers]
+            hashes = (
+                _hashes(shard.stored(number, number + 1) for number in unit.numbers.tolist()) if self.hashes else None
+            )
         temporary.replace(samples_path(self.folder, number))
         none = np.empty(0, np.int64)
         rows = unit.first + unit.numbers
         EncodedUnit(
-            sizes=sizes, rows=rows, lengths=None, rejects=[], filtered=none, empty=none, num_rows=unit.num_rows
+            sizes=sizes,
+            rows=rows,
+            lengths=None,
+            rejects=[],
+            filtered=none,
+            empty=none,
+            by_filter=none,
+            by_map=none,
+            hashes=hashes,
+            num_rows=unit.num_rows,
         ).save(about_path(self.folder, number))
+
+
+def _hashes(samples: Iterable[bytes]) -> NDArray[np.uint64]:
+    """Of samples as they lie in a shard: uint64[n, 2]."""
+    return np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, samples)), np.uint64).reshape(-1, 2)
 
 
 def consecutive(numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
@@ -186,26 +142,6 @@ def process_each(on_error: OnError) -> int:
     return 1 if on_error == "skip" else _PROCESS_EACH
 
 
-def samples_path(folder: Path, number: int) -> Path:
-    """The samples of an encoded unit."""
-    return folder / f"{number:06}.samples"
-
-
-def about_path(folder: Path, number: int) -> Path:
-    """What the samples of an encoded unit are."""
-    return folder / f"{number:06}.npz"
-
-
-def failed_path(folder: Path, number: int) -> Path:
-    """What the samples of a unit are that ended at a row that does not fit."""
-    return folder / f"{number:06}.failed"
-
-
-def temporary_beside(path: Path) -> Path:
-    """A name that no other process writes to, not even one that outlives a command which was killed."""
-    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-
-
 class _Encoding:
     """An encoded unit as it grows."""
 
@@ -214,12 +150,16 @@ class _Encoding:
         self._unit = task.unit
         self._source_name = task.source_name
         self._mapper = task.mapper
+        self._functions = task.functions
         self._sizes: list[int] = []
         self._rows: list[int] = []
         self._lengths: list[int | Measured] = []
         self._rejects: list[tuple[int, str]] = []
         self._filtered: list[int] = []
         self._empty: list[int] = []
+        self._by_filter: list[int] = []
+        self._by_map: list[int] = []
+        self._hashes: list[bytes] = []
         self._measures: Processor | None = TokensProcessor() if encoder.tokenize else encoder.processor
         has_media = self._measures is not None and measures_media(self._measures)
         self._shape = (-1, len(Measured._fields)) if has_media else (-1,)  # of the array of lengths
@@ -258,7 +198,28 @@ class _Encoding:
     def _mapped(self, row: Row) -> Sequence[Sample | DataError]:
         if row.values is None:
             return [DataError(row.error)]
-        made = or_error(self._mapper.samples, row.values, self._unit.folder)
+        if self._functions is None:
+            return self._samples(row.values)
+        rows = or_error(self._rows_left, row.number, row.values, self._functions)
+        return [rows] if isinstance(rows, DataError) else [made for values in rows for made in self._samples(values)]
+
+    def _rows_left(self, number: int, values: dict[str, Any], functions: RowFunctions) -> Sequence[dict[str, Any]]:
+        """What the user's functions make of a row; where they leave it out, that is noted."""
+        if not functions.keeps(values):
+            self._by_filter.append(number)
+            return []
+        rows = functions.rows(values)
+        if not rows:
+            self._by_map.append(number)
+        return rows
+
+    def _samples(self, values: dict[str, Any]) -> Sequence[Sample | DataError]:
+        if self._mapper is None:
+            raise WorkerError(
+                f"{self._source_name}: the functions of --filter and --map left out all rows before, and take one now: "
+                "what they give must follow from the row alone: correct them"
+            )
+        made = or_error(self._mapper.samples, values, self._unit.folder)
         return [made] if isinstance(made, DataError) else made
 
     def _encoded(self, row: Row, sample: Sample | DataError, found: Measured | DataError) -> bytes | None:
@@ -281,6 +242,8 @@ class _Encoding:
         if self._measures and not (self._encoder.shortest or 0) <= tokens <= (self._encoder.longest or tokens):
             self._filtered.append(row.number)
             return None
+        if self._encoder.hashes:
+            self._hashes.append(xxhash.xxh3_128_digest(data))
         self._sizes.append(len(data))
         self._rows.append(row.number)
         self._lengths.append(found if len(self._shape) > 1 else tokens)
@@ -321,6 +284,9 @@ class _Encoding:
             rejects=self._rejects,
             filtered=np.array(self._filtered, np.int64),
             empty=np.array(self._empty, np.int64),
+            by_filter=np.array(self._by_filter, np.int64),
+            by_map=np.array(self._by_map, np.int64),
+            hashes=np.frombuffer(b"".join(self._hashes), np.uint64).reshape(-1, 2) if self._encoder.hashes else None,
             # Not needed: no unit follows one that ended early.
             num_rows=0 if self.has_failed or self._is_full else self._unit.count(),
         )

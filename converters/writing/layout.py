@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...mds.provenance import packed_rows
-from .encoded_units import EncodedUnit, OnError, UnitTask, about_path, failed_path, samples_path
+from .duplicates import Seen
+from .encoded_units import OnError, UnitTask
 from .encoding import ShardFormat
 from .outputs import Cut, Output
 from .reading import Reading
 from .replacing import free_numbers
 from .shards import ShardTask
+from .unit_files import EncodedUnit, about_path, failed_path, samples_path
 from .work import RowError, Work
 
 Samples = NDArray[np.int64]  # [n, 4]: unit, first byte in it, size, and the packed row of its source
@@ -28,6 +30,8 @@ class Asked(Protocol):
     def on_error(self) -> OnError: ...
     @property
     def limit(self) -> int | None: ...
+    @property
+    def dedup(self) -> str | None: ...
     @property
     def shuffle_seed(self) -> int | None: ...
     @property
@@ -50,10 +54,14 @@ class Laying:
         self.rejects: list[tuple[str, int, str]] = []
         self.num_filtered = 0
         self.num_empty = 0
+        self.num_left_out_by_filter = 0
+        self.num_left_out_by_map = 0
+        self.num_duplicates = 0
         self.is_finished = False
         self._asked = asked
         self._work = work
         self.num_samples = 0
+        self._seen = Seen()
         self._draws = np.random.default_rng(asked.split_seed)  # draws a number for each sample, in order
         self._bytes_left: dict[int, int] = {}  # of each unit, bytes that go into shards which are not made yet
         self._kept: list[tuple[Samples, NDArray[np.uint32] | None]] = []  # kept until all are there and can be shuffled
@@ -70,8 +78,7 @@ class Laying:
         assert task.number == self.next_unit
         self.next_unit += 1
         encoded = EncodedUnit.load((about_path if is_whole else failed_path)(self._work.units, task.number))
-        if self._asked.limit is not None and len(encoded.sizes) >= self._asked.limit - self.num_samples:
-            encoded = encoded.first(self._asked.limit - self.num_samples)
+        encoded, is_kept = self._kept_of(encoded)
         rows = packed_rows(task.source, reading.rows_before(task) + encoded.rows)
         rejects = reading.rejects(task, encoded)
         if rejects and self._asked.on_error == "fail":
@@ -80,15 +87,28 @@ class Laying:
         self.rejects += rejects
         self.num_filtered += len(encoded.filtered)
         self.num_empty += len(encoded.empty)
+        self.num_left_out_by_filter += len(encoded.by_filter)
+        self.num_left_out_by_map += len(encoded.by_map)
+        self.num_duplicates += len(is_kept) - int(is_kept.sum())
         sizes = encoded.sizes
-        self._bytes_left[task.number] = int(sizes.sum())
+        samples = np.stack([np.full(len(sizes), task.number), np.cumsum(sizes) - sizes, sizes, rows], axis=1)[is_kept]
+        lengths = None if encoded.lengths is None else encoded.lengths[is_kept]
+        self._bytes_left[task.number] = int(samples[:, 2].sum())
         self._remove_if_unused(task.number)
-        samples = np.stack([np.full(len(sizes), task.number), np.cumsum(sizes) - sizes, sizes, rows], axis=1)
-        self.num_samples += len(sizes)
+        self.num_samples += len(samples)
         if self._asked.shuffle_seed is None:
-            yield from self._deal(samples, encoded.lengths)
+            yield from self._deal(samples, lengths)
         else:
-            self._kept.append((samples, encoded.lengths))
+            self._kept.append((samples, lengths))
+
+    def _kept_of(self, encoded: EncodedUnit) -> tuple[EncodedUnit, NDArray[np.bool_]]:
+        """The unit up to the last sample that the limit asks for, and which of its samples came nowhere before."""
+        is_kept = np.ones(len(encoded.sizes), bool) if encoded.hashes is None else self._seen.add(encoded.hashes)
+        room = None if self._asked.limit is None else self._asked.limit - self.num_samples
+        if room is not None and is_kept.sum() >= room:
+            num_samples = int(np.flatnonzero(is_kept)[room - 1]) + 1
+            return encoded.first(num_samples), is_kept[:num_samples]
+        return encoded, is_kept
 
     def finish(self) -> Iterator[ShardTask]:
         """The shards that are left when all units were laid."""
@@ -97,6 +117,8 @@ class Laying:
             reasons = [f"{source}:{row}: {reason}" for source, row, reason in self.rejects[:1]]
             reasons += [f"{self.num_filtered} were left out for their length"] if self.num_filtered else []
             reasons += [f"the text of {self.num_empty} is empty"] if self.num_empty else []
+            by_functions = {"--filter": self.num_left_out_by_filter, "--map": self.num_left_out_by_map}
+            reasons += [f"{option} left out {number}" for option, number in by_functions.items() if number]
             raise DataError(f"no sample is left to write ({'; '.join(reasons)}): check the sources and the options")
         if self._asked.shuffle_seed is not None:
             order = np.random.default_rng(self._asked.shuffle_seed).permutation(self.num_samples)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from typing import Any
 
 from ...errors import DataError, LmmsStreamError
 from ..rows.mapper import Mapper, find_mapper
 from ..rows.options import SchemaOptions
 from ..rows.schemas import columns_schema
 from ..rows.stored import is_stored, stored_mapper
+from ..rows.user_functions import RowFunctions, row_functions
 from ..sources.files import Fetch
 from ..sources.mds import StoredSamples
 from ..sources.units import Source, Unit
 from ..stored.catalog import schema_of
-from .encoded_units import EncodedUnit, UnitTask
+from .encoded_units import UnitTask
+from .unit_files import EncodedUnit
 
 LOOK_ROWS = 100  # of a source, by which the kind of its rows is found
+LOOK_UNITS = 64  # at most, of which the user's functions leave no row, before the first row that is stored
 FETCHED_BYTES = 1 << 30  # of sources that lie fetched at once, unless one alone has more
 
 
@@ -51,17 +54,31 @@ class Reading:
         self._fetching: set[int] = set()
         self._failed: dict[int, LmmsStreamError] = {}  # sources that could not be fetched; raised at their turn
         self._units = self._all_units()
-        first = next(self._units)
-        assert first is not None
-        self._first = first
+        self._first: list[UnitTask] = []  # units up to the one whose rows say what is stored
+        self._look()
+
+    def _look(self) -> None:
+        for unit in self._units:
+            assert unit is not None
+            self._first.append(unit)
+            if unit.mapper is not None:
+                return
+            if len(self._first) == LOOK_UNITS:
+                raise DataError(
+                    f"--filter and --map leave no row of the first {LOOK_UNITS} units of {self._first[0].source_name}, "
+                    "so what is stored cannot be found: name first a source of which they leave some"
+                )
+        raise DataError("--filter and --map leave no row of any source: correct them")
 
     @property
     def mapper(self) -> Mapper:
-        return self._first.mapper
+        mapper = self._first[-1].mapper
+        assert mapper is not None
+        return mapper
 
     def units(self) -> Iterator[UnitTask | None]:
         """None as often as the source of the next unit is not fetched yet."""
-        yield self._first
+        yield from self._first
         yield from self._units
 
     def next_fetch(self) -> FetchTask | None:
@@ -87,40 +104,47 @@ class Reading:
         if index in self._failed:
             raise self._failed[index]
         is_here = index in self._fetched and index not in self._fetching
-        return index == 0 or is_here or self._sources[index].fetch is None
+        is_looking = not self._columns  # then nobody fetches it ahead, and the source does so itself
+        return is_looking or is_here or self._sources[index].fetch is None
 
     def _all_units(self) -> Iterator[UnitTask | None]:
         number = 0
         said: set[str] = set()
         for index, source in enumerate(self._sources):
             mapper: Mapper | None = None
+            functions = row_functions(self._options)
             while not self._is_there(index):
                 yield None
-            self._open[index] = 1
+            self._open[index], first_number = 1, number
             for unit in source.units():
                 if mapper is None:
-                    mapper = self._find(source, unit)
-                    if mapper.description not in said:
+                    mapper = self._find(source, unit, functions)
+                    if mapper is not None and mapper.description not in said:
                         said.add(mapper.description)
                         self._say(f"{source.name}: {mapper.description}")
                 self._open[index] += 1
-                if isinstance(unit, StoredSamples) and is_stored(mapper):
+                if isinstance(unit, StoredSamples) and mapper is not None and is_stored(mapper):
                     unit = unit.moved()
-                yield UnitTask(number=number, unit=unit, mapper=mapper, source=index, source_name=source.name)
+                yield UnitTask(
+                    number=number, unit=unit, mapper=mapper, source=index, source_name=source.name, functions=functions
+                )
                 number += 1
-            if mapper is None:
+            if number == first_number:
                 raise DataError(f"{source.name} holds no rows: leave it out, or write it again")
             self._let_go(index)
 
-    def _find(self, source: Source, unit: Unit) -> Mapper:
+    def _find(self, source: Source, unit: Unit, functions: RowFunctions | None) -> Mapper | None:
+        """What maps the rows of a source, by the first of a unit; None where the user's functions leave none."""
         if isinstance(unit, StoredSamples) and self._options == SchemaOptions():
             schema = unit.schema or schema_of([unit.info]) or columns_schema({}).name
             return self._agreed(source, stored_mapper(schema, unit.columns))
-        rows = list(islice(unit.rows(), LOOK_ROWS))
-        values = [row.values for row in rows if row.values is not None]
+        values, errors, num_read = _first_rows(unit, functions)
+        if len(errors) == num_read:
+            first = f"; the first: {errors[0]}" if errors else ""
+            remedy = ": check its format" if functions is None else ""
+            raise DataError(f"{source.name}: none of its first {num_read} rows can be read{first}{remedy}")
         if not values:
-            first = f"; the first: {rows[0].error}" if rows else ""
-            raise DataError(f"{source.name}: none of its first {len(rows)} rows can be read{first}: check its format")
+            return None
         try:
             mapper = find_mapper(values, self._options)
         except DataError as error:
@@ -170,3 +194,24 @@ def _shown(columns: Mapping[str, str], others: Mapping[str, str]) -> str:
     """Columns by name, with their encodings where the others have the same names."""
     same_names = columns.keys() == others.keys()
     return ", ".join(f"{name} ({encoding})" if same_names else name for name, encoding in columns.items())
+
+
+def _first_rows(unit: Unit, functions: RowFunctions | None) -> tuple[list[dict[str, Any]], list[str], int]:
+    """The first LOOK_ROWS rows that the user's functions leave, what is wrong with others, and how many were read."""
+    values: list[dict[str, Any]] = []
+    errors: list[str] = []
+    num_read = 0
+    for row in unit.rows():
+        num_read += 1
+        if row.values is None:
+            errors.append(row.error)
+        elif functions is None:
+            values.append(row.values)
+        else:
+            try:
+                values += functions.rows(row.values) if functions.keeps(row.values) else []
+            except DataError as error:
+                errors.append(str(error))
+        if len(values) + len(errors) >= LOOK_ROWS:
+            break
+    return values, errors, num_read

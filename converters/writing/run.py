@@ -9,10 +9,11 @@ from typing import Any
 
 from ...errors import DataError, LmmsStreamError
 from ...processes.pool import Pool
-from .encoded_units import UnitEncoder, UnitTask, about_path
+from .encoded_units import UnitEncoder, UnitTask
 from .layout import Laying
 from .reading import FetchTask, Reading
 from .shards import ShardMaker, ShardTask
+from .unit_files import about_path
 from .work import Work
 
 Task = UnitTask | ShardTask | FetchTask

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ...errors import StorageError
 from ...storage.storage import Storage
-from .encoded_units import samples_path, temporary_beside
 from .encoding import HASH, ShardFormat, compress, compression_extension
+from .unit_files import samples_path, temporary_beside
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

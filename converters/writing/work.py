@@ -277,6 +277,13 @@ def _check_claims(
             f"{targets[0].url} holds a conversion that was begun by another release, which stored rows in another way: "
             "run the command with that release, or pass --overwrite to begin anew"
         )
+    if changed == ["code"]:
+        code = before["asked"].get("code", {})
+        names = sorted(name for name in asked["code"] if asked["code"][name] != code.get(name))
+        raise StorageError(
+            f"{targets[0].url} holds a conversion that was begun with other code of {', '.join(names)}: put that back, "
+            "and run the same command, or pass --overwrite to begin anew"
+        )
     if changed:
         raise StorageError(
             f"{targets[0].url} holds a conversion that was begun with other {', '.join(changed)}: run the command that "

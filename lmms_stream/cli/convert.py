@@ -85,6 +85,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_media(parser.add_argument_group("media"))
     _add_written(parser.add_argument_group("what is written"))
     _add_tokens(parser.add_argument_group("tokens"))
+    _add_user_code(parser.add_argument_group("which rows, and what is made of them"))
 
 
 Group = argparse._ArgumentGroup  # argparse gives it no public name
@@ -234,6 +235,27 @@ def _add_tokens(group: Group) -> None:
     group.add_argument("--max-tokens", type=int, metavar="N", help="leave out samples of more tokens, and count them")
 
 
+def _add_user_code(group: Group) -> None:
+    group.add_argument(
+        "--filter",
+        metavar="MODULE:FUNCTION",
+        help="take the rows alone of which your function says True; it is given each row as a dict, and its module is "
+        "found from the current folder, or named as path/to/file.py:function",
+    )
+    group.add_argument(
+        "--map",
+        metavar="MODULE:FUNCTION",
+        help="read what your function makes of each row that is taken: a row (a dict), several (a list), or None to "
+        "leave it out",
+    )
+    group.add_argument(
+        "--dedup",
+        choices=("exact",),
+        help="leave out samples of which all that is stored equals an earlier one's, and count them; takes 16 bytes of "
+        "memory a sample",
+    )
+
+
 def _run(options: argparse.Namespace) -> int:
     from ..converters.append import append
     from ..converters.convert import Progress, convert
@@ -302,6 +324,8 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         media_root=options.media_root,
         max_image_pixels=options.max_image_pixels,
         check_media=options.check_media,
+        map=options.map,
+        filter=options.filter,
     )
     return ConvertOptions(
         format=options.format,
@@ -321,6 +345,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         num_shards=options.num_shards,
         samples_per_shard=options.samples_per_shard,
         ids=options.ids,
+        dedup=options.dedup,
     )
 
 

@@ -107,9 +107,11 @@ def test_relative_paths_mean_the_same_on_a_cluster(
     chats: Path, cluster: tuple[str, psutil.Process], tmp_path: Path
 ) -> None:
     shutil.copy(chats, tmp_path / "chats.jsonl")
+    (tmp_path / "own.py").write_text("def same(row):\n    return row\n\ndef some(row):\n    return len(row) == 1\n")
     for engine, target in (("processes", "a"), ("ray", "b")):
         address = ("--ray-address", cluster[0]) if engine == "ray" else ()
-        result = run_cli("convert", "chats.jsonl", target, "--engine", engine, *address, cwd=tmp_path)
+        own = ("--map", "own:same", "--filter", "own.py:some")
+        result = run_cli("convert", "chats.jsonl", target, "--engine", engine, *address, *own, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stderr == ""
         assert "[33m" not in result.stdout

@@ -1,0 +1,163 @@
+"""The user's own functions: which rows of a source are taken (filter), and what is made of each (map).
+
+row -> [filter] -> row -> [map] -> rows, which are read by their kind. Processes load both by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ...errors import ConfigError, DataError, WorkerError
+from ...processes.own_code import name_of, own_code, source_hash
+from .options import SchemaOptions
+
+NamedOrFunction = str | Callable[[dict[str, Any]], Any]
+_EXCERPT = 80  # characters of a value that is wrong
+_in_use: dict[UserFunction, tuple[Callable[..., Any], str]] = {}  # what this process has loaded, and its code
+
+
+@dataclass(frozen=True, slots=True)
+class UserFunction:
+    """A function of the user's. option: what asked for it. name: as own_code takes it."""
+
+    option: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.option} {self.name}"
+
+    def load(self) -> tuple[Callable[[dict[str, Any]], Any], str]:
+        """The function, and the hash of its code as it is now; ConfigError where this process runs an older one."""
+        module, function = own_code(self.name, setting=self.option, what="function")
+        code = source_hash(module, function, asked=str(self))
+        before = _in_use.setdefault(self, (function, code))
+        if before[0] is function and before[1] != code:
+            raise ConfigError(f"{self}: its file was changed after this process had imported it: start Python again")
+        _in_use[self] = function, code
+        return function, code
+
+
+@dataclass(frozen=True, slots=True)
+class RowFunctions:
+    """The functions for the rows of a source, and the hash of the code of each; can be pickled."""
+
+    filter: UserFunction | None
+    map: UserFunction | None
+    filter_code: str = ""
+    map_code: str = ""
+
+    def keeps(self, values: dict[str, Any]) -> bool:
+        """Whether the filter takes a row; DataError where it raises, or says neither True nor False."""
+        if self.filter is None:
+            return True
+        said = _called(self.filter, _loaded(self.filter, self.filter_code), values)
+        if not isinstance(said, bool | np.bool_):
+            raise DataError(f"{self.filter} gave {_shown(said)}, expected True or False: correct it")
+        return bool(said)
+
+    def rows(self, values: dict[str, Any]) -> list[dict[str, Any]]:
+        """What the map makes of a row: one row or several, or none; DataError where it raises or gives something else.
+
+        A generator is a map that gives several.
+        """
+        if self.map is None:
+            return [values]
+        made = _called(self.map, _loaded(self.map, self.map_code), values)
+        if type(made) is not dict:
+            return _checked_rows(self.map, made)
+        return [made] if all(type(name) is str for name in made) else _checked_rows(self.map, made)
+
+
+def with_functions(
+    options: SchemaOptions, *, map: NamedOrFunction | None, filter: NamedOrFunction | None
+) -> SchemaOptions:
+    """The options with the names of those functions that are given; ConfigError for one that no name leads to."""
+    if map is not None:
+        options = replace(options, map=map if isinstance(map, str) else name_of(map, setting="map"))
+    if filter is not None:
+        options = replace(options, filter=filter if isinstance(filter, str) else name_of(filter, setting="filter"))
+    return options
+
+
+def row_functions(options: SchemaOptions) -> RowFunctions | None:
+    """Those that the options name, None for none. ConfigError for what cannot be loaded."""
+    if options.filter is None and options.map is None:
+        return None
+    filter = None if options.filter is None else UserFunction("--filter", options.filter)
+    map = None if options.map is None else UserFunction("--map", options.map)
+    return RowFunctions(filter, map, filter.load()[1] if filter else "", map.load()[1] if map else "")
+
+
+def code_of(options: Iterable[SchemaOptions]) -> dict[str, str]:
+    """Name -> hash of the code of each function that is named: a conversion goes on only with the same code."""
+    found: dict[str, str] = {}
+    for each in options:
+        functions = row_functions(each)
+        if functions is not None and functions.filter is not None:
+            found[functions.filter.name] = functions.filter_code
+        if functions is not None and functions.map is not None:
+            found[functions.map.name] = functions.map_code
+    return found
+
+
+@cache
+def _loaded(function: UserFunction, code: str) -> Callable[[dict[str, Any]], Any]:
+    """In the process that maps the rows, which may have begun after the code was changed."""
+    found, code_now = function.load()
+    if code_now != code:
+        raise WorkerError(
+            f"the code of {function} was changed while rows were given to it: put it back and run the same command, "
+            "which goes on, or begin anew with --overwrite"
+        )
+    return found
+
+
+def _called(asked: UserFunction, function: Callable[[dict[str, Any]], Any], values: dict[str, Any]) -> Any:
+    try:
+        made = function(values)
+        if type(made) is dict or not isinstance(made, Iterable) or isinstance(made, Mapping | str | bytes):
+            return made
+        return list(made)
+    except Exception as error:
+        raise DataError(
+            f"{asked} raised {type(error).__name__}: {error}{_line(error.__traceback__, function)}: correct it"
+        ) from error
+
+
+def _line(traceback: TracebackType | None, function: Callable[..., Any]) -> str:
+    """The last line of the function's own file that an error came through."""
+    home = getattr(getattr(function, "__code__", None), "co_filename", None)
+    line = None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == home:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return "" if line is None else f" (line {line})"
+
+
+def _checked_rows(asked: UserFunction, made: Any) -> list[dict[str, Any]]:
+    if made is None:
+        return []
+    if isinstance(made, Mapping):
+        made = [made]
+    if not isinstance(made, list):
+        raise DataError(
+            f"{asked} gave {_shown(made)}, expected a row (a dict), several of them (a list), or None: correct it"
+        )
+    for row in made:
+        if not isinstance(row, Mapping):
+            raise DataError(f"{asked} gave a list that holds {_shown(row)}, expected rows (dicts) alone: correct it")
+        wrong = [name for name in row if not isinstance(name, str)]
+        if wrong:
+            raise DataError(f"{asked} gave a row with the column {wrong[0]!r}, whose name is no text: correct it")
+    return [dict(row) for row in made]
+
+
+def _shown(value: Any) -> str:
+    return f"{repr(value)[:_EXCERPT]} ({type(value).__name__})"

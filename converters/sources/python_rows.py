@@ -1,0 +1,177 @@
+"""What a program gives instead of names -> sources: iterables of rows, and datasets of the library `datasets`.
+
+A dataset is known again by its fingerprint. An iterable is read once, in the order that it gives, and nothing tells
+whether another gives the same rows: a conversion of one that was ended is not gone on with.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError, DataError
+from .arrow import check_columns
+from .hub import HubTable
+from .table import MAX_CARRIED_BYTES, Location, in_units
+from .table_source import TableSource
+from .units import Row, Source, Unit
+
+GivenSources = str | Path | Iterable[Any]
+_DATASETS = ("Dataset", "DatasetDict", "IterableDataset", "IterableDatasetDict")  # classes of the library
+_ONCE = "given once"  # in the identity of a source that cannot be known again
+
+
+def given_sources(sources: GivenSources, *, scratch: Path, unit_bytes: int) -> list[str | Source]:
+    """What is given to `convert`, as open_sources takes it: names as texts, all else as sources.
+
+    sources: a name, a dataset, an iterable of rows (dicts), or an iterable of such. scratch, unit_bytes: see
+    open_sources. DataError for anything else.
+    """
+    if isinstance(sources, str | Path) or _is_dataset(sources):
+        each: Sequence[Any] = [sources]
+    elif isinstance(sources, Mapping) or not isinstance(sources, Iterable):
+        raise _no_source(sources)
+    else:
+        items = iter(sources)
+        first = list(islice(items, 1))
+        whole = sources if isinstance(sources, Sequence) else chain(first, items)
+        is_rows = bool(first) and isinstance(first[0], Mapping) and not _is_dataset(first[0])
+        each = [RowsSource(whole, name=type(sources).__name__, unit_bytes=unit_bytes)] if is_rows else list(whole)
+    if not each:
+        raise DataError("no source is given: name a file, or give rows")
+    return [
+        _given(one, number, scratch=scratch, unit_bytes=unit_bytes, suffix=f" {number}" if len(each) > 1 else "")
+        for number, one in enumerate(each, start=1)
+    ]
+
+
+def cannot_go_on(sources: Iterable[Source]) -> list[str]:
+    """Names of those that no later run knows again."""
+    return [source.name for source in sources if _ONCE in source.identity]
+
+
+def _given(given: Any, number: int, *, scratch: Path, unit_bytes: int, suffix: str) -> str | Source:
+    if isinstance(given, str | Path):
+        return str(given)
+    if isinstance(given, RowsSource):
+        return given
+    name = type(given).__name__ + suffix
+    if _is_dataset(given):
+        return _of_dataset(given, name=name, scratch=scratch / f"dataset-{number:06d}", unit_bytes=unit_bytes)
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise _no_source(given)
+    return RowsSource(given, name=name, unit_bytes=unit_bytes)
+
+
+def _no_source(given: Any) -> DataError:
+    return DataError(
+        f"{type(given).__name__} is no source: give the name of a file, an iterable of rows (dicts), a "
+        "datasets.Dataset, or a list of such"
+    )
+
+
+def _is_dataset(value: Any) -> bool:
+    """Of the library `datasets`, which is not imported to find out."""
+    kinds = [getattr(sys.modules.get("datasets"), name, None) for name in _DATASETS]
+    return isinstance(value, tuple(kind for kind in kinds if isinstance(kind, type)))
+
+
+# Iterables
+
+
+class RowsSource:
+    """Rows of an iterable; units carry them. DataError for what is no row, and where the iterable raises."""
+
+    def __init__(self, rows: Iterable[Any], *, name: str, unit_bytes: int):
+        self.name = name
+        self.identity: Mapping[str, Any] = {_ONCE: uuid.uuid4().hex}
+        self.num_bytes = 0
+        self.rows = slice(None)
+        self.first_row = 0
+        self.fetch = None
+        self._rows = rows
+        self._unit_bytes = min(unit_bytes, MAX_CARRIED_BYTES)
+
+    def units(self) -> Iterator[Unit]:
+        for rows in in_units(self._pickled(), len, unit_bytes=self._unit_bytes):
+            yield PickledRows(tuple(rows))
+
+    def _pickled(self) -> Iterator[bytes]:
+        rows, number = iter(self._rows), 0
+        while True:
+            number += 1
+            try:
+                yield pickle.dumps(next(rows))
+            except StopIteration:
+                return
+            except Exception as error:
+                raise DataError(
+                    f"{self.name}:{number}: the row cannot be had ({error!r}): correct what gives it"
+                ) from error
+
+    def close(self) -> None:
+        self._rows = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PickledRows:
+    """Rows as this process has pickled them for its own workers, so that whoever gave them may change them."""
+
+    pickled: tuple[bytes, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return 0  # how many there are in all is not known
+
+    @property
+    def folder(self) -> str | None:
+        return str(Path.cwd())
+
+    def rows(self) -> Iterator[Row]:
+        for number, data in enumerate(self.pickled):
+            row = pickle.loads(data)
+            if isinstance(row, Mapping):
+                yield Row(number, dict(row))
+            else:
+                yield Row(number, None, f"expected a row (a dict), found {type(row).__name__}: correct what gives it")
+
+    def count(self) -> int:
+        return len(self.pickled)
+
+
+# Datasets
+
+
+def _of_dataset(dataset: Any, *, name: str, scratch: Path, unit_bytes: int) -> Source:
+    if isinstance(dataset, Mapping):
+        raise DataError(f"{name} holds {', '.join(dataset)}: give one of them, as dataset[{next(iter(dataset), '')!r}]")
+    fingerprint, num_bytes, chosen = None, 0, None
+    if hasattr(dataset, "_fingerprint"):
+        if dataset.format["type"] == "custom":
+            raise ConfigError(
+                f"{name} has a transform (with_transform), which may give other rows each time: apply it with its map, "
+                "or pass the function as map="
+            )
+        fingerprint, chosen = dataset._fingerprint, dataset.format["columns"]
+        num_bytes = dataset.data.nbytes * len(dataset) // max(1, len(dataset.data))
+    if dataset.column_names:
+        check_columns(dataset.column_names, name)
+    as_arrow = dataset.with_format("arrow") if fingerprint is None else dataset.with_format("arrow", columns=chosen)
+    location = Location(
+        path=Path(), name=name, folder=str(Path.cwd()), key=None, scratch=scratch, unit_bytes=unit_bytes
+    )
+    return TableSource(
+        name,
+        partial(HubTable, as_arrow, streaming=fingerprint is None, location=location),
+        identity={"fingerprint": fingerprint} if fingerprint else {_ONCE: uuid.uuid4().hex},
+        num_bytes=num_bytes,
+        rows=slice(None),
+        scratch=scratch,
+    )

@@ -1,0 +1,116 @@
+"""The files of an encoded unit in the work folder: its samples, and what they are.
+
+What they are is written last, so an encoded unit without it is unfinished. Of a unit that ends early, at a row that
+does not fit, it has another name: a later run, which may skip such rows, encodes that unit again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from ...errors import StorageError
+from ...processors.base import Measured
+
+_ARRAYS = ("sizes", "rows", "lengths", "filtered", "empty", "by_filter", "by_map", "hashes")  # of an EncodedUnit
+_NO_ROWS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedUnit:
+    """What the samples of a unit are.
+
+    sizes: int64[n], bytes of each sample. rows: int64[n], the number of its row in the unit. lengths: uint32[n], its
+    tokens, or uint32[n, 6], all of Measured, where the processor tells what media take; None where nothing measures
+    them. rejects: number of the row in the unit, and what is wrong with it.
+    filtered: int64[k], rows of samples that were left out for their length. empty: int64[m], rows of empty texts.
+    by_filter, by_map: int64, rows that the user's functions left out. hashes: uint64[n, 2], of what is stored of each
+    sample, where equal ones are looked for. num_rows: rows and blank lines.
+    """
+
+    sizes: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    lengths: NDArray[np.uint32] | None
+    rejects: list[tuple[int, str]]
+    filtered: NDArray[np.int64]
+    empty: NDArray[np.int64]
+    by_filter: NDArray[np.int64]
+    by_map: NDArray[np.int64]
+    hashes: NDArray[np.uint64] | None
+    num_rows: int
+
+    def first(self, num_samples: int) -> EncodedUnit:
+        """What it would be if the unit ended with the row of its sample number `num_samples`, counted from 1."""
+        last_row = self.rows[num_samples - 1]
+        return EncodedUnit(
+            sizes=self.sizes[:num_samples],
+            rows=self.rows[:num_samples],
+            lengths=None if self.lengths is None else self.lengths[:num_samples],
+            rejects=[reject for reject in self.rejects if reject[0] < last_row],
+            filtered=self.filtered[self.filtered < last_row],
+            empty=self.empty[self.empty < last_row],
+            by_filter=self.by_filter[self.by_filter < last_row],
+            by_map=self.by_map[self.by_map < last_row],
+            hashes=None if self.hashes is None else self.hashes[:num_samples],
+            num_rows=int(last_row) + 1,
+        )
+
+    def save(self, path: Path) -> None:
+        about = np.frombuffer(orjson.dumps({"rejects": self.rejects, "num_rows": self.num_rows}), np.uint8)
+        arrays = {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
+        temporary = temporary_beside(path)
+        with temporary.open("wb") as file:
+            np.savez(file, about=about, **arrays)
+        temporary.replace(path)
+
+    @staticmethod
+    def load(path: Path) -> EncodedUnit:
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                about = orjson.loads(arrays["about"].tobytes())
+                return EncodedUnit(
+                    sizes=arrays["sizes"],
+                    rows=arrays["rows"],
+                    lengths=_of_today(arrays.get("lengths")),
+                    rejects=[(int(number), str(reason)) for number, reason in about["rejects"]],
+                    filtered=arrays["filtered"],
+                    empty=arrays["empty"],
+                    by_filter=arrays.get("by_filter", _NO_ROWS),
+                    by_map=arrays.get("by_map", _NO_ROWS),
+                    hashes=arrays.get("hashes"),
+                    num_rows=about["num_rows"],
+                )
+        except (ValueError, KeyError, EOFError, OSError) as error:
+            raise StorageError(f"{path} is damaged ({error}): begin again with --overwrite") from error
+
+
+def _of_today(lengths: NDArray[np.uint32] | None) -> NDArray[np.uint32] | None:
+    """Of an earlier version, which did not know all of Measured: what it did not know is 0."""
+    if lengths is None or lengths.ndim == 1:
+        return lengths
+    return np.pad(lengths, ((0, 0), (0, len(Measured._fields) - lengths.shape[1])))
+
+
+def samples_path(folder: Path, number: int) -> Path:
+    """The samples of an encoded unit."""
+    return folder / f"{number:06}.samples"
+
+
+def about_path(folder: Path, number: int) -> Path:
+    """What the samples of an encoded unit are."""
+    return folder / f"{number:06}.npz"
+
+
+def failed_path(folder: Path, number: int) -> Path:
+    """What the samples of a unit are that ended at a row that does not fit."""
+    return folder / f"{number:06}.failed"
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name that no other process writes to, not even one that outlives a command which was killed."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
