@@ -26,6 +26,7 @@ from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport, report_of
 from .rows import schemas
 from .rows.mapper import ROWS_VERSION, Mapper
+from .rows.options import SchemaOptions
 from .sources.sources import open_sources
 from .sources.units import CUT_VERSION, Source
 from .writing.commit import commit, measured_lengths, other_files
@@ -88,7 +89,7 @@ def convert(
         open_sources,
         named,
         format=options.format,
-        quote=options.quote_character,
+        delimited=options.delimited,
         scratch=scratch,
         unit_bytes=options.unit_bytes,
     )
@@ -173,9 +174,17 @@ def _asked(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]
     """All that decides what is written, as JSON values: a run goes on where another was ended if these are equal."""
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     values["schema"] = options.schema.asked
+    values["settings"] = [_changed(source, options.schema).asked for source in sources if source.settings]
     values["processor"] = options.processor and dict(options.processor.description)
     versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
     return {**values, "sources": _described(sources), **versions}
+
+
+def _changed(source: Source, schema: SchemaOptions) -> SchemaOptions:
+    try:
+        return schema.changed(source.settings)
+    except ConfigError as error:
+        raise ConfigError(f"{source.name}: {error}") from error
 
 
 def _described(sources: Sequence[Source]) -> list[dict[str, Any]]:

@@ -9,12 +9,13 @@ from ..errors import ConfigError
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
 from .rows.options import SchemaOptions
+from .sources.delimited import delimited
+from .sources.table import Delimited
 from .sources.units import UNIT_BYTES
 from .writing.encoded_units import OnError
 from .writing.encoding import check_compression
 
 DEFAULT_SHARD_BYTES = 1 << 26
-_QUOTES = {"none": "", "double": '"'}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +30,8 @@ class ConvertOptions:
     a random order. splits: name of a folder below the target -> its share of the samples, drawn by split_seed; what is
     left out is listed and counted in the first.
     shortest, longest: samples of fewer or more tokens are left out, and counted. unit_bytes: of the sources, about,
-    that a process reads at once.
+    that a process reads at once. delimiter, encoding: of CSV and TSV, as `delimited` takes them (default: comma and tab,
+    UTF-8).
     """
 
     format: str | None = None
@@ -47,6 +49,8 @@ class ConvertOptions:
     shortest: int | None = None
     longest: int | None = None
     unit_bytes: int = UNIT_BYTES
+    delimiter: str | None = None
+    encoding: str | None = None
 
     def __post_init__(self) -> None:
         check_compression(self.compression)
@@ -61,14 +65,12 @@ class ConvertOptions:
         ):
             raise ConfigError(f"the shares of {dict(self.splits)} must be above 0 and add up to 1")
 
-        is_character = self.quote is not None and len(self.quote) == 1 and self.quote.isprintable()
-        if not is_character and self.quote not in (None, *_QUOTES):
-            raise ConfigError(f"quote {self.quote!r} is no quote: pass none, double, or the one character that it is")
+        _ = self.delimited
 
     @property
-    def quote_character(self) -> str | None:
-        """As open_sources takes it."""
-        return None if self.quote is None else _QUOTES.get(self.quote, self.quote)
+    def delimited(self) -> Delimited:
+        """How CSV and TSV are written; ConfigError for a character or an encoding that is none."""
+        return delimited(delimiter=self.delimiter, quote=self.quote, encoding=self.encoding)
 
     @property
     def measured_by(self) -> Processor | None:

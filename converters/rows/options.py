@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from ...errors import ConfigError
+from ...errors import ConfigError, did_you_mean
 from ..media.references import CheckMedia
+from ..sources.dataset_info import DatasetInfo
+from ..sources.settings import TAGS
 from .kinds import COLUMN_ROLES, KINDS
 
 
@@ -22,7 +24,9 @@ class SchemaOptions:
     learn: whether the loss is on all that the assistant says or on its last message, or a row gives a sample for each
     of its messages, which ends with it. media_root: folder or URL that references to media start from, and do not leave
     (default: the source's own folder). max_image_pixels: larger images are made smaller. check_media: media are broken
-    where their header is, or with "decode" where any of them cannot be decoded.
+    where their header is, or with "decode" where any of them cannot be decoded. map: "module:function" that makes other
+    rows of a row, filter: one that says whether a row stays. tags: what keys of a message and its speakers are called,
+    by LLaMA-Factory's names (role_tag, user_tag, …). dataset_info: how LLaMA-Factory's file says the rows are.
     """
 
     kind: str | None = None
@@ -34,6 +38,10 @@ class SchemaOptions:
     media_root: str | None = None
     max_image_pixels: int | None = None
     check_media: CheckMedia = "header"
+    map: str | None = None
+    filter: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    dataset_info: DatasetInfo | None = None
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:
@@ -41,12 +49,24 @@ class SchemaOptions:
         unknown = sorted(set(self.columns) - set(COLUMN_ROLES))
         if unknown:
             raise ConfigError(f"no column has the role {', '.join(unknown)}: choose of {', '.join(COLUMN_ROLES)}")
+        unknown = sorted(set(self.tags) - set(TAGS))
+        if unknown:
+            raise ConfigError(f"there is no tag {unknown[0]!r}: {did_you_mean(unknown[0], TAGS)}")
         if self.learn not in ("assistant", "last", "each"):
             raise ConfigError(f"learn must be 'assistant', 'last' or 'each', got {self.learn!r}")
         if self.max_image_pixels is not None and self.max_image_pixels < 1:
             raise ConfigError(f"max_image_pixels must be at least 1, got {self.max_image_pixels}")
         if self.check_media not in get_args(CheckMedia):
             raise ConfigError(f"check_media must be 'header' or 'decode', got {self.check_media!r}")
+
+    def changed(self, settings: Mapping[str, Any]) -> SchemaOptions:
+        """With what is said of one source, by field, in place of what is said of all; ConfigError for what is wrong.
+
+        How LLaMA-Factory says its rows are is all that is said of their columns, roles and tags.
+        """
+        if "dataset_info" in settings:
+            settings = {"columns": {}, "roles": {}, "tags": {}, **settings}
+        return replace(self, **settings) if settings else self
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Reading:
             first = f"; the first: {rows[0].error}" if rows else ""
             raise DataError(f"{source.name}: none of its first {len(rows)} rows can be read{first}: check its format")
         try:
-            mapper = find_mapper(values, self._options)
+            mapper = find_mapper(values, self._options.changed(source.settings))
         except DataError as error:
             raise DataError(f"{source.name}: {error}") from error
         self._columns = self._columns or dict(mapper.columns)

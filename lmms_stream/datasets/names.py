@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..config import build_config
-from ..converters.sources.specs import YAML_KEYS, yaml_specs
+from ..converters.sources.lists import YAML_KEYS, yaml_specs
 from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
 from ..mds.engine_fields import check_names
