@@ -28,7 +28,9 @@ from .rows import schemas
 from .rows.mapper import ROWS_VERSION, Mapper
 from .rows.options import SchemaOptions
 from .sources.sources import open_sources
+from .sources.specs import Spec
 from .sources.units import CUT_VERSION, Source
+from .weighted import convert_parts, weighted_parts
 from .writing.commit import commit, measured_lengths, other_files
 from .writing.done import digest_of, finished_before
 from .writing.encoded_units import UnitEncoder
@@ -52,7 +54,7 @@ class Progress:
 
 
 def convert(
-    sources: Sequence[str | Path],
+    sources: Sequence[str | Path | Spec],
     target: str,
     *,
     num_workers: int | None = None,
@@ -67,7 +69,8 @@ def convert(
 ) -> ConvertReport:
     """Write the rows of `sources`, in order, as MDS shards below `target` (a folder or a URL).
 
-    sources: what open_sources knows. options, changes: see ConvertOptions. num_workers: processes (default: the cores
+    sources: what open_sources knows; of a list whose entries have weights each becomes a dataset of its own below the
+    target. options, changes: see ConvertOptions. num_workers: processes (default: the cores
     this one may use, or fewer for little data); more than one are spawned, so a script calls this below
     `if __name__ == "__main__":`. work: folder for what a run that is ended leaves for the next (default: in the
     system's temporary folder). overwrite: replace the dataset, or what is left of one, that lies at the target.
@@ -81,10 +84,17 @@ def convert(
     if not target:
         raise ConfigError("the target is empty: name a folder or a URL")
     options = replace(options or ConvertOptions(), **changes)
+    progress = progress or Progress()
+    parts = weighted_parts(sources, options)
+    if parts:
+        settings = {"num_workers": num_workers, "overwrite": overwrite, "work": work, "progress": progress}
+        on_engine = {"engine": engine, "ray_address": ray_address, "ray_timeout_s": ray_timeout_s}
+        each = partial(_convert_part, options=options, **settings, **on_engine)
+        return convert_parts(parts, target, convert=each, say=progress.say)
     folders = [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
     targets = [open_storage(folder) for folder in folders]
     scratch = work_folder(targets[0].url, work) / "sources"
-    named = [str(source) for source in sources]
+    named = [source if isinstance(source, Spec) else str(source) for source in sources]
     look = partial(
         open_sources,
         named,
@@ -94,7 +104,6 @@ def convert(
         unit_bytes=options.unit_bytes,
     )
     opened = look()
-    progress = progress or Progress()
     asked = _asked(opened, options)
     done = None if overwrite else finished_before(targets, asked)
     if done is not None:
@@ -122,6 +131,10 @@ def convert(
     if any(num_cut):
         progress.say(cut_media(sum(num_cut)))
     return _report(reading, laying, begun, splits=options.splits or (), seconds=time.monotonic() - started)
+
+
+def _convert_part(spec: Spec, target: str, **settings: Any) -> ConvertReport:
+    return convert([spec], target, **settings)
 
 
 def _write_shards(

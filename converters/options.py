@@ -30,8 +30,8 @@ class ConvertOptions:
     a random order. splits: name of a folder below the target -> its share of the samples, drawn by split_seed; what is
     left out is listed and counted in the first.
     shortest, longest: samples of fewer or more tokens are left out, and counted. unit_bytes: of the sources, about,
-    that a process reads at once. delimiter, encoding: of CSV and TSV, as `delimited` takes them (default: comma and tab,
-    UTF-8).
+    that a process reads at once. delimiter, encoding: of CSV and TSV, as `delimited` takes them (default: comma and
+    tab, UTF-8).
     """
 
     format: str | None = None

@@ -21,7 +21,9 @@ _ANSWERING = ("assistant_tag", "function_tag")
 
 def check_columns(names: Sequence[str], info: DatasetInfo) -> None:
     """DataError where the entry names columns that the first rows do not have."""
-    missing = [f"{info.columns[role]} ({role})" for role in info.named if info.columns[role].partition(".")[0] not in names]
+    missing = [
+        f"{info.columns[role]} ({role})" for role in info.named if info.columns[role].partition(".")[0] not in names
+    ]
     if missing:
         raise DataError(
             f"no column {', '.join(missing)}, found {', '.join(names)}: correct columns of its entry in "
@@ -31,7 +33,9 @@ def check_columns(names: Sequence[str], info: DatasetInfo) -> None:
 
 def described(info: DatasetInfo, names: Sequence[str], *, kept: Sequence[str]) -> str:
     """How rows with columns of these names are read, for people."""
-    read = [f"{column} as {role}" if column != role else role for role, column in info.columns.items() if column in names]
+    read = [
+        f"{column} as {role}" if column != role else role for role, column in info.columns.items() if column in names
+    ]
     left = [name for name in names if name not in (*info.columns.values(), *kept)]
     said = [f"{info.kind}, as dataset_info.json describes them ({info.formatting})", f"reads {', '.join(read)}"]
     said += [f"keeps {', '.join(kept)}"] if kept else []
@@ -94,7 +98,9 @@ class _Row:
             return {"role": "assistant", "content": value}
         message = self._message(value)
         if self._tag(message) not in _ANSWERING:
-            raise DataError(f"{role} is from {self._speaker(message)!r}, who gives no answers: correct the row or its tags")
+            raise DataError(
+                f"{role} is from {self._speaker(message)!r}, who gives no answers: correct the row or its tags"
+            )
         return self._untagged(message)
 
     def label(self) -> bool:
@@ -107,7 +113,9 @@ class _Row:
         """Its messages, whose speakers take turns; the first may be the system prompt."""
         column, given = self._info.columns["messages"], unpacked(self.value("messages"))
         if not isinstance(given, list) or not given:
-            raise DataError(f"expected a list of messages in column {column!r}, found {str(given)[:80]!r}: correct the row")
+            raise DataError(
+                f"expected a list of messages in column {column!r}, found {str(given)[:80]!r}: correct the row"
+            )
         messages = [self._message(each) for each in given]
         self._check_turns(messages[1:] if self._tag(messages[0]) == "system_tag" else messages)
         return [self._untagged(each) for each in messages]
@@ -125,12 +133,14 @@ class _Row:
             if tag not in (_ANSWERING if number % 2 else _ASKING):
                 raise DataError(
                     f"turn {number + 1} of {len(tags)} is of {tag or 'nobody whom a tag names'}, and "
-                    f"{' or '.join(_ANSWERING if number % 2 else _ASKING)} is to follow there: correct the row or its tags"
+                    f"{' or '.join(_ANSWERING if number % 2 else _ASKING)} is due there: correct the row or its tags"
                 )
         is_whole = bool(tags) and len(tags) % 2 == (1 if self._info.ranking else 0)
         if not is_whole:
             last = "a question, which chosen and rejected answer" if self._info.ranking else "an answer"
-            raise DataError(f"the conversation has {len(tags)} turns and is to end with {last}: correct or remove the row")
+            raise DataError(
+                f"the conversation has {len(tags)} turns and is to end with {last}: correct or remove the row"
+            )
 
     def _message(self, value: Any) -> Mapping[str, Any]:
         key = self._info.tags["role_tag"]

@@ -1,6 +1,6 @@
-"""Messages whose keys and speakers have names of their own (LLaMA-Factory's tags) -> messages as OpenAI names them. Pure.
+"""Messages whose keys and speakers have names of their own (LLaMA-Factory's tags) -> messages as OpenAI names them.
 
-Kinds of rows are found, and rows read, after that: a row of tagged messages is like any other.
+Pure. Kinds of rows are found, and rows read, after that: a row of tagged messages is like any other.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class DelimitedTable:
 
     A first column without a name is the index of a pandas table, and left out.
 
-    delimiter, quote: what stands between fields, and what fields may stand in, which does not belong to them then ("" for
-    none: a quote is text like other text); the location may say others, and the encoding.
+    delimiter, quote: what stands between fields, and what fields may stand in, which does not belong to them then (""
+    for none: a quote is text like other text); the location may say others, and the encoding.
     """
 
     def __init__(self, location: Location, *, delimiter: str, quote: str):
@@ -162,8 +162,8 @@ class DelimitedTable:
                 )
             if not field.isprintable():
                 raise DataError(
-                    f"{name}: column {field!r} of the header is not text in {self._encoding.upper()}: write the file as "
-                    "UTF-8, or say what it is written in with --encoding"
+                    f"{name}: column {field!r} of the header is not text in {self._encoding.upper()}: write the file "
+                    "as UTF-8, or say what it is written in with --encoding"
                 )
         self._check_delimiter(fields)
         return tuple(fields)
@@ -173,15 +173,15 @@ class DelimitedTable:
         if others:
             shown = "tab" if others[0] == "\t" else others[0]
             raise DataError(
-                f"{self._location.name}: its header names one column, {fields[0]!r}: pass --delimiter '{shown}' if that "
-                "stands between its fields, or rename the column"
+                f"{self._location.name}: its header names one column, {fields[0]!r}: pass --delimiter '{shown}' if "
+                "that stands between its fields, or rename the column"
             )
 
     @contextmanager
     def _open(self) -> Iterator[tuple[PlainStream, Iterator[list[str] | str]]]:
         """The file, and its rows with the header: lists of fields, or what is wrong with one."""
         with PlainStream(self._location.file, name=self._location.name) as stream:
-            # Bytes that are no text in this encoding become surrogates, so that only the row that holds them is an error.
+            # Bytes that are no text in this encoding become surrogates, so that only their row is an error.
             encoding = "utf-8-sig" if self._location.delimited.is_utf8 else self._encoding
             buffered = io.BufferedReader(stream, 1 << 20)
             text = io.TextIOWrapper(buffered, encoding=encoding, errors="surrogateescape", newline="")
@@ -193,8 +193,8 @@ class DelimitedTable:
             yield from rows
         except UnicodeError as error:
             raise DataError(
-                f"{self._location.name}: not text in {self._encoding.upper()} ({error}): say what it is written in with "
-                "--encoding, or copy it again"
+                f"{self._location.name}: not text in {self._encoding.upper()} ({error}): say what it is written in "
+                "with --encoding, or copy it again"
             ) from error
 
 
@@ -242,5 +242,5 @@ def _decoded(fields: list[str] | str, encoding: str) -> list[str] | str:
         "".join(fields).encode()
     except UnicodeEncodeError:
         bad = next(field for field in fields if any("\ud800" <= character <= "\udfff" for character in field))
-        return f"not valid {encoding.upper()} near {bad[:60]!a}: write the file as UTF-8, or say what it is with --encoding"
+        return f"not valid {encoding.upper()} near {bad[:60]!a}: write the file as UTF-8, or say its --encoding"
     return fields

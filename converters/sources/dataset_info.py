@@ -1,7 +1,7 @@
 """LLaMA-Factory's `dataset_info.json` -> specs of the datasets that are chosen from it, as its own loader means them.
 
-What its keys, columns and tags mean is said in LLaMA-Factory's data/README.md and decided by its parser: a column or tag
-that an entry does not name has its default only where the entry names none at all.
+What its keys, columns and tags mean is said in LLaMA-Factory's data/README.md and decided by its parser: a column or
+tag that an entry does not name has its default only where the entry names none at all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KEYS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetInfo:
-    """How the rows of an entry are to be read. columns, tags: each of COLUMNS and TAGS that there is, defaults included.
+    """How the rows of an entry are to be read. columns, tags: those of COLUMNS and TAGS that hold, defaults among them.
 
     named: those of the columns that the entry names itself.
     """
@@ -104,7 +104,7 @@ def dataset_info_specs(path: Path, chosen: str | None) -> list[Spec]:
 
 def _spec(path: Path, entry: Any, *, where: str) -> Spec:
     if not isinstance(entry, dict):
-        raise DataError(f"{where}: expected an object, found {entry!r}: write {{\"file_name\": …}}")
+        raise DataError(f'{where}: expected an object, found {entry!r}: write {{"file_name": …}}')
     _check_names(entry, _KEYS, what=where)
     info = dataset_info(entry, where=where)
     settings = Settings(rows={"dataset_info": info, "kind": info.kind}, limit=_limit(entry, where=where))
@@ -127,7 +127,7 @@ def _spec(path: Path, entry: Any, *, where: str) -> Spec:
     named = resolved(said[place], path.parent)
     if named.lower().endswith(".txt"):
         raise DataError(
-            f"{where}: {entry[place]} is text a row a line, which is not read: write it as JSON lines with a column text"
+            f"{where}: {entry[place]} is text with a row a line, which is not read: write JSON lines with a column text"
         )
     if Path(named).is_dir():
         named = f"{named.rstrip('/')}/*"
@@ -170,7 +170,9 @@ def dataset_info(entry: Mapping[str, Any], *, where: str) -> DatasetInfo:
         columns = {**({"chosen": "chosen", "rejected": "rejected"} if named is None else {}), **columns}
         missing = [name for name in ("chosen", "rejected") if name not in columns]
         if missing:
-            raise DataError(f"{where}: ranking is true, and columns name no {' and no '.join(missing)}: name them there")
+            raise DataError(
+                f"{where}: ranking is true, and columns name no {' and no '.join(missing)}: name them there"
+            )
     asked = ("prompt", "query") if formatting == "alpaca" else ("messages",)
     if columns.keys().isdisjoint(asked):
         raise DataError(f"{where}: columns name no {asked[0]}, which formatting {formatting} reads: name it there")

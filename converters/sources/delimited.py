@@ -13,9 +13,7 @@ _QUOTES = {"none": "", "double": '"'}
 _DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 
 
-def delimited(
-    *, delimiter: str | None = None, quote: str | None = None, encoding: str | None = None
-) -> Delimited:
+def delimited(*, delimiter: str | None = None, quote: str | None = None, encoding: str | None = None) -> Delimited:
     """delimiter: a character, or tab. quote: none, double, or a character. encoding: one that Python knows.
 
     ConfigError for what is none.
@@ -28,7 +26,7 @@ def delimited(
         quote=None if quote is None else _QUOTES.get(quote, quote),
         encoding=encoding,
     )
-    if made.delimiter is not None and (len(made.delimiter) != 1 or made.delimiter in "\r\n\"\0"):
+    if made.delimiter is not None and (len(made.delimiter) != 1 or made.delimiter in '\r\n"\0'):
         raise ConfigError(f"delimiter {delimiter!r} cannot stand between fields: pass one character, or tab")
     if quote == "" or (made.quote and not (len(made.quote) == 1 and made.quote.isprintable())):
         raise ConfigError(f"quote {quote!r} is no quote: pass none, double, or the one character that it is")

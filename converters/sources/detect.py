@@ -113,7 +113,9 @@ def _read_head(file: File, name: str) -> tuple[bytes, str | None]:
 def _content(head: bytes, name: str) -> str:
     """A format; "object" (one JSON object, which is JSON and a JSON line), "text" or "binary"."""
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError(f"{name} is text in UTF-16: write it as UTF-8, or pass --encoding utf-16 where it is CSV or TSV")
+        raise DataError(
+            f"{name} is text in UTF-16: write it as UTF-8, or pass --encoding utf-16 where it is CSV or TSV"
+        )
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):

@@ -1,4 +1,4 @@
-"""What a list says of one of its sources beside where it lies, checked. The options of the conversion hold for the rest."""
+"""What a list says of one of its sources beside where it lies, checked; the conversion's options hold for the rest."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from ...storage.disk_errors import disk_errors
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
+from .dataset_info import dataset_info_specs, is_dataset_info
 from .detect import FILE_FORMATS, QUOTES, TABLES, named_format, reads_ranges
 from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .hub import HubDataset, HubSpec
-from .dataset_info import dataset_info_specs, is_dataset_info
 from .listing import checked_format, data_files, identity_of, is_shown, matching_files
-from .lists import LISTS, yaml_specs
+from .lists import LISTS, is_list, yaml_specs
 from .saved_datasets import SavedTable, only_split, saved_kind
 from .specs import Spec, glob_base, glob_pattern, has_wildcard, literal_prefix, parse_spec
 from .splits import files_of_split
@@ -44,8 +44,9 @@ def open_sources(
     """The sources that specs name, in their order; of folders and globs sorted by name.
 
     A spec is a file, a folder, a glob, each local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); or a
-    YAML list of such, whose entries may have settings; or LLaMA-Factory's dataset_info.json#NAME,NAME. FOLDER?split=train is one of several splits of a folder, PATH@[START:STOP] a slice of the rows of
-    one source, FILE.json#KEY a member of an object.
+    YAML list of such, whose entries may have settings; or LLaMA-Factory's dataset_info.json#NAME,NAME.
+    FOLDER?split=train is one of several splits of a folder, PATH@[START:STOP] a slice of the rows of one source,
+    FILE.json#KEY a member of an object.
     format: how to read what specs name, whatever its name and content say. delimited: how CSV and TSV are written.
     scratch: a folder for what is fetched from object stores, each file from its turn to the close of its source.
     unit_bytes: of a unit, about, or what gives it for the bytes of a source; cuts depend on it. refused: is told the
@@ -124,7 +125,7 @@ class _Opener:
     def _open_local(self, spec: Spec) -> None:
         path = Path(spec.path)
         if not path.is_dir():
-            if path.suffix.lower() in LISTS or spec.format == "yaml":
+            if is_list(spec):
                 self._open_list(spec)
                 return
             if spec.format is None and is_dataset_info(path):

@@ -110,9 +110,10 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(expression, re.DOTALL)
 
 
-def resolved(path: str, base: Path) -> str:
-    """A path of a list that lies in the folder `base`."""
-    if path.startswith("hf:"):
-        name, separator, query = path.removeprefix("hf:").removeprefix("//").partition("?")
-        return f"hf:{base / name}{separator}{query}" if (base / name).exists() else path
-    return path if "://" in path else str(base / path)
+def resolved(text: str, base: Path) -> str:
+    """A spec of a list that lies in the folder `base`, whose relative paths start there."""
+    if text.startswith("hf:"):
+        rest = text.removeprefix("hf:").removeprefix("//")
+        name = re.split(r"[?]|@\[", rest, maxsplit=1)[0]
+        return f"hf:{base / rest}" if (base / name).exists() else text
+    return text if "://" in text else str(base / text)

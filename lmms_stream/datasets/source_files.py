@@ -16,11 +16,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..converters.sources.hub import HubSpec
+from ..converters.sources.lists import entry_spec
 from ..converters.sources.saved_datasets import saved_kind
 from ..converters.sources.sources import open_sources
-from ..converters.sources.specs import Spec, parse_spec
+from ..converters.sources.specs import Spec
 from ..converters.sources.units import Source as OpenedSource
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from .names import Source
 
 UNITS_PER_LANE = 8  # of a file, unless its units would be too small: lanes then have about as much to read each
@@ -118,7 +119,13 @@ def _slice_text(rows: slice) -> str:
 
 def _spec(source: Source) -> Spec:
     """Datasets of the hub are streamed; those that `datasets` saved are read where they lie."""
-    spec = parse_spec(source.path, format=source.data_type or None, folder=source.data_folder)
+    code = [key for key in ("map", "filter") if key in source.settings]
+    if code:
+        raise ConfigError(
+            f"{source.path}: {' and '.join(code)} is done while sources are converted, and these are read as they are: "
+            "use a dataset_type that does not end with _iterable, or lmms-stream convert"
+        )
+    spec = entry_spec(source.entry, where=source.path)
     if not spec.is_hub:
         return spec
     named = HubSpec.parse(spec.path)

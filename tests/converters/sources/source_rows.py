@@ -24,7 +24,11 @@ def opened(
     """The sources, and their folder for what they fetch; closed at the end, and then nothing is left in it."""
     with tempfile.TemporaryDirectory() as scratch:
         sources = open_sources(
-            list(map(str, specs)), format=format, delimited=Delimited(quote=quote), scratch=Path(scratch), unit_bytes=unit_bytes
+            list(map(str, specs)),
+            format=format,
+            delimited=Delimited(quote=quote),
+            scratch=Path(scratch),
+            unit_bytes=unit_bytes,
         )
         yield sources, Path(scratch)
         for source in sources:
