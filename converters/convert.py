@@ -70,10 +70,10 @@ def convert(
     """Write the rows of `sources`, in order, as MDS shards below `target` (a folder or a URL).
 
     sources: what open_sources knows; of a list whose entries have weights each becomes a dataset of its own below the
-    target. options, changes: see ConvertOptions. num_workers: processes (default: the cores
-    this one may use, or fewer for little data); more than one are spawned, so a script calls this below
-    `if __name__ == "__main__":`. work: folder for what a run that is ended leaves for the next (default: in the
-    system's temporary folder). overwrite: replace the dataset, or what is left of one, that lies at the target.
+    target. options, changes: see ConvertOptions. num_workers: processes (default: the cores this one may use, or fewer
+    for little data); more than one are spawned, so a script calls this below `if __name__ == "__main__":`. work: folder
+    for what a run that is ended leaves for the next (default: in the system's temporary folder). overwrite: replace the
+    dataset, or what is left of one, that lies at the target.
     engine: "processes" of this machine, or "ray": workers on the cluster at ray_address (a connection that this process
     has, RAY_ADDRESS, or a cluster of its own), by default as many as it has CPUs; it must answer, and the first of them
     start, within ray_timeout_s each. All nodes must see `work`, local sources and a local target under the same paths.
@@ -87,8 +87,13 @@ def convert(
     progress = progress or Progress()
     parts = weighted_parts(sources, options)
     if parts:
-        settings = {"num_workers": num_workers, "overwrite": overwrite, "work": work, "progress": progress}
-        on_engine = {"engine": engine, "ray_address": ray_address, "ray_timeout_s": ray_timeout_s}
+        settings: dict[str, Any] = {
+            "num_workers": num_workers,
+            "overwrite": overwrite,
+            "work": work,
+            "progress": progress,
+        }
+        on_engine: dict[str, Any] = {"engine": engine, "ray_address": ray_address, "ray_timeout_s": ray_timeout_s}
         each = partial(_convert_part, options=options, **settings, **on_engine)
         return convert_parts(parts, target, convert=each, say=progress.say)
     folders = [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
@@ -201,7 +206,11 @@ def _changed(source: Source, schema: SchemaOptions) -> SchemaOptions:
 
 
 def _described(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    return [{**source.identity, "name": source.name} for source in sources]
+    return [{**source.identity, "name": source.name, **_sliced(source.rows)} for source in sources]
+
+
+def _sliced(rows: slice) -> dict[str, Any]:
+    return {} if rows == slice(None) else {"rows": [rows.start, rows.stop]}
 
 
 def _commit(

@@ -50,8 +50,8 @@ def weighted_parts(sources: Sequence[object], options: ConvertOptions) -> list[P
     wrong = [name for name, value in given.items() if value]
     if wrong:
         raise ConfigError(
-            f"{weighted[0]}: its entries have weights, so that each becomes a dataset of its own, and {wrong[0]} cannot "
-            "be asked of them together: set limit in each entry, or leave out the weights"
+            f"{weighted[0]}: its entries have weights, so that each becomes a dataset of its own, and {wrong[0]} "
+            "cannot be asked of them together: set limit in each entry, or leave out the weights"
         )
     parts: dict[str, Part] = {}
     for spec in entries[weighted[0]]:
