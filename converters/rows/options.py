@@ -12,6 +12,8 @@ from ..sources.dataset_info import DatasetInfo
 from ..sources.settings import TAGS
 from .kinds import COLUMN_ROLES, KINDS
 
+_LATER = ("map", "filter", "tags", "dataset_info")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchemaOptions:
@@ -70,6 +72,9 @@ class SchemaOptions:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """JSON values that a conversion is resumed by: `schema` is what the kind is called in them."""
-        values = asdict(self)
+        """JSON values that a conversion is resumed by: `schema` is what the kind is called in them.
+
+        Fields that earlier versions did not have are among them where they are set.
+        """
+        values = {name: value for name, value in asdict(self).items() if value or name not in _LATER}
         return {"schema": values.pop("kind"), **values}

@@ -262,7 +262,7 @@ def test_a_list_names_hub_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("datasets: [{data_type: json}]", r"entry 1 of datasets: expected a mapping with a path, found \{'data_type'"),
         ("datasets: [{path: a, folder: b}]", "entry 1 of datasets: unknown key 'folder': did you mean 'data_folder'"),
         ("datasets: [{path: a, data_type: 3}]", "data_type is 3: expected text"),
-        ("datasets: [{path: a, data_type: xml}]", "data_type 'xml' of a: expected one of json"),
+        ("datasets: [{path: a, data_type: xml}]", "data_type 'xml' of .*/a: expected one of json"),
         ("datasets: [{path: b.yaml}]", "is a list itself: name the sources of it here"),
         ("datasets: [{path: b, data_type: yaml}]", "is a list itself"),
         ("datasets: [{path: nowhere.json}]", "nowhere.json: no such file or folder"),
