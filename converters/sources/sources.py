@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -283,6 +283,8 @@ class _Opener:
         num_bytes: int,
         fetch: Fetch | None = None,
     ) -> None:
+        if spec.settings.delimited is not None:  # it decides what the rows are
+            identity = {**identity, "csv": asdict(spec.settings.delimited)}
         self.sources.append(
             TableSource(
                 location.name,

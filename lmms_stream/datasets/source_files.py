@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -28,6 +29,7 @@ UNITS_PER_LANE = 8  # of a file, unless its units would be too small: lanes then
 MIN_UNIT_BYTES, MAX_UNIT_BYTES = 1 << 9, 1 << 22
 UNKNOWN_BYTES = 1 << 20  # of a unit, where nothing says how large a source is
 
+_SORTED: dict[str, Any] = {"sort_keys": True, "default": str}
 # Asked at each look, so that a list of sources may grow.
 SourcesOf = Callable[[], Sequence[Source]]
 
@@ -74,7 +76,7 @@ def list_files(
         while key in found:  # a file that is named twice is read twice
             number += 1
             key = f"{name} ({number})"
-        identity = json.dumps(opened.identity, sort_keys=True, default=str)
+        identity = json.dumps([opened.identity, opened.settings] if opened.settings else opened.identity, **_SORTED)
         found[key] = SourceFile(key, xxhash.xxh3_64_hexdigest(identity), opened)
     return found | {key: SourceFile(key, "refused", None, error) for key, error in refused.items()}
 
