@@ -12,6 +12,7 @@ from lmms_stream import PackedStreamingDataset
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.rows.kinds import KINDS
 from lmms_stream.converters.rows.llama_factory import aligned
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources.dataset_info import dataset_info
 from lmms_stream.errors import DataError, LmmsStreamError
 
@@ -170,15 +171,9 @@ def test_rows_are_stored_as_rows_of_the_kind_that_says_the_same(case: str, tmp_p
     spec = described(tmp_path, "mine", entry, [row])
     convert([spec], str(tmp_path / "out"), num_workers=1)
     write(tmp_path / "plain.json", orjson.dumps([wanted]))
-    convert([tmp_path / "plain.json"], str(tmp_path / "plain"), num_workers=1, schema=_insisted(kind))
+    convert([tmp_path / "plain.json"], str(tmp_path / "plain"), num_workers=1, schema=SchemaOptions(kind=kind))
     found, plain = (PackedStreamingDataset(tmp_path / name)[0] for name in ("out", "plain"))
     assert found == plain
-
-
-def _insisted(kind: str) -> Any:
-    from lmms_stream.converters.rows.options import SchemaOptions
-
-    return SchemaOptions(kind=kind)
 
 
 CHAT: Entry = {"formatting": "sharegpt", "columns": {"messages": "m"}, "tags": ODD_TAGS}
@@ -231,15 +226,12 @@ def test_what_is_left_out_is_said_and_columns_that_are_not_there_are_named(tmp_p
         f"{tmp_path}/rows.json: messages, as dataset_info.json describes them (alpaca); reads q as prompt, a as "
         "response; leaves out id"
     ]
-    schema = _insisted("messages")
     spec = described(tmp_path, "mine", {"columns": {"prompt": "q", "response": "b"}}, rows)
     with pytest.raises(LmmsStreamError, match=r"no column b \(response\), found q, a, id: correct columns of its"):
-        convert([spec], str(tmp_path / "more"), num_workers=1, schema=schema)
+        convert([spec], str(tmp_path / "more"), num_workers=1)
 
 
 def test_columns_are_kept_beside_what_the_entry_describes(tmp_path: Path) -> None:
-    from lmms_stream.converters.rows.options import SchemaOptions
-
     spec = described(tmp_path, "mine", {}, [{"instruction": "x", "input": "", "output": "y", "id": 7}])
     convert([spec], str(tmp_path / "out"), num_workers=1, schema=SchemaOptions(keep=("id",)))
     assert PackedStreamingDataset(tmp_path / "out")[0]["id"] == 7

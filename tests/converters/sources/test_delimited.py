@@ -29,7 +29,7 @@ def rows_of(path: Path, **said: str) -> list[object]:
     delimiter=st.sampled_from(";|\t,:ü"),
     encoding=st.sampled_from(["latin-1", "utf-16", "utf-16-le", "utf-8-sig", "cp500", "gb18030"]),
 )
-@examples(60)
+@examples(25)
 def test_text_of_any_delimiter_and_encoding_comes_back(
     rows: list[tuple[str, str]], delimiter: str, encoding: str
 ) -> None:
