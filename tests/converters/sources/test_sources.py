@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import sys
 import tempfile
 from pathlib import Path
@@ -325,6 +327,22 @@ def test_objects_are_read_as_files_are(bucket: str) -> None:
             {"image": "dog/2.png", "label": "dog"},
         ]
         assert not list(scratch.iterdir())
+
+
+def test_compressed_objects_and_such_in_other_encodings_are_read(bucket: str, tmp_path: Path) -> None:
+    store, data = open_storage(bucket), json_lines(MESSY)
+    store.write("packed/a.jsonl.bz2", bz2.compress(data))
+    store.write("packed/b.jsonl.xz", lzma.compress(data))
+    store.write("packed/cut.json.xz", lzma.compress(data)[:-40])
+    store.write("packed/c.tsv", "text|b\nnäh|1\n".encode("latin-1"))
+    assert read(f"{bucket}/packed/*.jsonl.*") == MESSY * 2
+    with pytest.raises(
+        DataError, match=r"packed/cut\.json\.xz: its xz data is damaged or breaks off .*: copy it again"
+    ):
+        read(f"{bucket}/packed/cut.json.xz")
+    csv = "{delimiter: '|', encoding: latin-1}"
+    listed = write(tmp_path / "list.yaml", f"datasets: [{{path: '{bucket}/packed/c.tsv', csv: {csv}}}]".encode())
+    assert read(listed) == [{"text": "näh", "b": "1"}]
 
 
 @pytest.mark.parametrize("is_fetched", [True, False])
