@@ -3,6 +3,7 @@
 options     what is asked of a conversion, checked
 convert     the conversion: sources are read, mapped, encoded and laid into shards
 report      how far it is, and what it did
+weighted    a list whose entries have weights -> a dataset for each, and the weights of a run
 sources/    what the user names -> units of rows
 rows/       row -> sample
 media/      references in rows -> bytes of images, audio and video

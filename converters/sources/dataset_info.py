@@ -43,12 +43,13 @@ _KEYS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetInfo:
-    """How the rows of an entry are to be read. columns, tags: those of COLUMNS and TAGS that hold, defaults among them.
+    """How the rows of an entry are to be read.
 
+    formatting: one of FORMATTINGS. columns, tags: those of COLUMNS and TAGS that hold, defaults among them.
     named: those of the columns that the entry names itself.
     """
 
-    formatting: Literal["alpaca", "sharegpt", "openai"]
+    formatting: str
     ranking: bool
     columns: Mapping[str, str]
     tags: Mapping[str, str]

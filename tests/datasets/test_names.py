@@ -43,7 +43,7 @@ def test_sources_are_named_by_a_path_a_list_file_and_an_inline_list(tmp_path: Pa
         Source("/b.parquet", None, ""),
     ]
     listed.write_text(
-        "datasets:\n- {path: 'b.json#rows@[2:]', columns: {messages: chat}, limit: 9, media_root: media, system: null}\n"
+        "datasets:\n- {path: 'b.json#rows@[2:]', columns: {messages: chat}, limit: 9, media_root: media}\n"
         "- {path: 'hf:org/name', split: train}\n"
     )
     settings = {"columns": {"messages": "chat"}, "limit": 9, "media_root": str(tmp_path / "media")}

@@ -172,10 +172,14 @@ def test_a_broken_line_is_an_error_of_its_row_and_the_next_is_read(tmp_path: Pat
     assert re.search(error, found[1][1])
 
 
-@pytest.mark.parametrize("kind", ["gz", "zst", "bz2", "xz"])
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress, "zst": zstd, "bz2": bz2.compress, "xz": partial(lzma.compress, preset=1)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
 def test_compressed_data_that_breaks_off_is_named(tmp_path: Path, kind: str) -> None:
-    compress = {"gz": gzip.compress, "zst": zstd, "bz2": bz2.compress, "xz": partial(lzma.compress, preset=1)}[kind]
-    packed = compress(json_lines([{"text": str(number**9)} for number in range(20_000)]))
+    packed = COMPRESS[kind](json_lines([{"text": str(number**9)} for number in range(20_000)]))
     path = write(tmp_path / f"a.jsonl.{kind}", packed[: len(packed) // 2])
     error = r"a\.jsonl\.\w+: its (gzip|zstd|bzip2|xz) data is damaged or breaks off .*: copy it again"
     with pytest.raises(DataError, match=error):
