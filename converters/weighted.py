@@ -37,30 +37,30 @@ class Part:
 def weighted_parts(sources: Sequence[object], options: ConvertOptions) -> list[Part]:
     """The entries of the list that is the only source, if they have weights; [] otherwise.
 
-    ConfigError for what goes not with weights: other sources beside, splits, and a limit for all.
+    ConfigError for splits and a limit for all, which go not with weights.
     """
-    texts = [str(source) for source in sources if isinstance(source, (str, Path))]
-    specs = [parse_spec(text, format=options.format) for text in texts]
-    lists = [spec for spec in specs if is_list(spec) and Path(spec.path).is_file()]
-    entries = {spec.path: yaml_specs(Path(spec.path), format=None) for spec in lists}
-    weighted = [path for path, of_list in entries.items() if of_list[0].settings.weight is not None]
-    if not weighted:
+    if len(sources) != 1 or not isinstance(sources[0], (str, Path)):
         return []
-    given = {"splits": options.splits, "limit": options.limit, "other sources": len(sources) > 1}
-    wrong = [name for name, value in given.items() if value]
+    spec = parse_spec(str(sources[0]), format=options.format)
+    if not is_list(spec) or not Path(spec.path).is_file():
+        return []
+    entries = yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format)
+    if entries[0].settings.weight is None:
+        return []
+    wrong = [name for name, value in {"splits": options.splits, "limit": options.limit}.items() if value]
     if wrong:
         raise ConfigError(
-            f"{weighted[0]}: its entries have weights, so that each becomes a dataset of its own, and {wrong[0]} "
+            f"{spec.path}: its entries have weights, so that each becomes a dataset of its own, and {wrong[0]} "
             "cannot be asked of them together: set limit in each entry, or leave out the weights"
         )
     parts: dict[str, Part] = {}
-    for spec in entries[weighted[0]]:
-        name = base = _name(spec)
+    for entry in entries:
+        name = base = _name(entry)
         number = 1
         while name in parts:
             number += 1
             name = f"{base}-{number}"
-        parts[name] = Part(name=name, spec=spec, weight=spec.settings.weight or 0.0)
+        parts[name] = Part(name=name, spec=entry, weight=entry.settings.weight or 0.0)
     return list(parts.values())
 
 

@@ -19,7 +19,7 @@ from ...storage.disk_errors import disk_errors
 from .settings import TAGS, Settings, num_rows_of
 from .specs import Spec, resolved
 
-NAME = "dataset_info.json"  # files are told by the end of their names
+DATASET_INFO = "dataset_info.json"  # files are told by the end of their names
 ALL = "*"
 FORMATTINGS = ("alpaca", "sharegpt", "openai")
 COLUMNS = (
@@ -67,7 +67,7 @@ class DatasetInfo:
 
 def is_dataset_info(path: Path) -> bool:
     """Whether a file describes datasets as LLaMA-Factory does; `datasets` writes other files of this name."""
-    if not path.name.endswith(NAME) or not path.is_file():
+    if not path.name.endswith(DATASET_INFO) or not path.is_file():
         return False
     try:
         content = orjson.loads(path.read_bytes())

@@ -13,7 +13,7 @@ from ...storage.disk_errors import disk_errors
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
-from .dataset_info import dataset_info_specs, is_dataset_info
+from .dataset_info import DATASET_INFO, dataset_info_specs, is_dataset_info
 from .detect import FILE_FORMATS, QUOTES, TABLES, named_format, reads_ranges
 from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
@@ -147,6 +147,11 @@ class _Opener:
         if spec.is_sliced or spec.key:
             raise DataError(f"{spec.text}: a list of sources is not sliced: write the slice in its entries' paths")
         for entry in yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format):
+            if entry.settings.weight is not None:
+                raise DataError(
+                    f"{spec.path}: its entries have weights, so that each becomes a dataset of its own: give the list "
+                    "alone to lmms-stream convert, which writes them anew, or leave the weights out"
+                )
             if entry.format is not None and entry.format not in FILE_FORMATS:
                 raise DataError(
                     f"{spec.path}: data_type {entry.format!r} of {entry.text}: expected one of "
@@ -221,7 +226,8 @@ class _Opener:
         if told in FOLDER_FORMATS:
             self._add_folder(spec, store, [file], str(told), name=name)
             return
-        if told not in TABLES and (told or PurePosixPath(name).suffix.lower() in LISTS):
+        is_described = spec.is_remote and spec.format is None and name.endswith(DATASET_INFO)
+        if is_described or (told not in TABLES and (told or PurePosixPath(name).suffix.lower() in LISTS)):
             raise DataError(f"{name}: a list of sources is read from a file of this machine: download it first")
         fetch: Fetch | None = None
         if isinstance(store, LocalStorage):

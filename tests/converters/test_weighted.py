@@ -44,7 +44,7 @@ def test_entries_with_weights_become_datasets_and_a_run_that_mixes_them(tmp_path
             r"list\.yaml: its entries have weights, .* and limit cannot be asked of them together: set limit",
         ),
         ({"splits": {"a": 0.5, "b": 0.5}}, "and splits cannot be asked of them together"),
-        ({"beside": True}, "and other sources cannot be asked of them together"),
+        ({"beside": True}, "its entries have weights, so that each becomes a dataset of its own: give the list alone"),
     ],
 )
 def test_what_goes_not_with_weights_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -403,7 +403,9 @@ def test_objects_that_are_not_there_or_not_what_they_say_are_named(bucket: str) 
     with pytest.raises(ObjectMissingError, match=r"\*.csv: no file matches: check the pattern and the path"):
         read(f"{bucket}/*.csv")
     open_storage(bucket).write("all.yaml", b"datasets: [{path: a.json}]")
-    for spec, format in (f"{bucket}/all.yaml", None), (f"{bucket}/a.json", "yaml"):
+    open_storage(bucket).write("dataset_info.json", b'{"a": {"file_name": "a.json"}}')
+    named = (f"{bucket}/all.yaml", None), (f"{bucket}/a.json", "yaml"), (f"{bucket}/dataset_info.json#a", None)
+    for spec, format in named:
         with pytest.raises(DataError, match=r"a list of sources is read from a file of this machine: download it"):
             read(spec, format=format)
     with pytest.raises(StorageError, match=r"bucket 'no-such-bucket' does not exist: create it or correct the URL"):
