@@ -5,6 +5,7 @@ convert     the conversion: sources are read, mapped, encoded and laid into shar
 append      new sources beside those of a dataset that is there
 dry_run     what a conversion would make of the first rows, without writing
 report      how far it is, and what it did
+weighted    a list whose entries have weights -> a dataset for each, and the weights of a run
 sources/    what the user names -> units of rows
 rows/       row -> sample
 media/      references in rows -> bytes of images, audio and video

@@ -31,7 +31,9 @@ from .rows.user_functions import NamedOrFunction, code_of, with_functions
 from .sources.mds import StoredSource
 from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
+from .sources.specs import Spec
 from .sources.units import CUT_VERSION, Source
+from .weighted import convert_parts, weighted_parts
 from .writing.carried import Origins, carried_fingerprints, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
 from .writing.done import digest_of, finished_before, options_of, place_of
@@ -74,9 +76,10 @@ def convert(
     """Write the rows of `sources`, in order, as MDS shards below `target` (a folder or a URL).
 
     sources: what open_sources knows, a datasets.Dataset or an IterableDataset, an iterable of rows (dicts), or several
-    of these in a list. map, filter: see SchemaOptions; a function is one that a module or the script defines. options,
-    changes: see ConvertOptions. num_workers: processes (default: the cores this one may use, or fewer for little data,
-    or one where nothing tells how much there is); more than one are spawned, so a script calls this below
+    of these in a list; of a YAML list whose entries have weights each becomes a dataset of its own below the target.
+    map, filter: see SchemaOptions; a function is one that a module or the script defines. options, changes: see
+    ConvertOptions. num_workers: processes (default: the cores this one may use, or fewer for little data, or one where
+    nothing tells how much there is); more than one are spawned, so a script calls this below
     `if __name__ == "__main__":`. work: folder for what a run that is ended leaves for the next (default: in the
     system's temporary folder). overwrite: replace the dataset, or what is left of one, that lies at the target.
     engine: "processes" of this machine, or "ray": workers on the cluster at ray_address (a connection that this process
@@ -87,6 +90,12 @@ def convert(
     """
     options = replace(options or ConvertOptions(), **changes)
     options = replace(options, schema=with_functions(options.schema, map=map, filter=filter))
+    progress = progress or Progress()
+    on_engine: dict[str, Any] = {"engine": engine, "ray_address": ray_address, "ray_timeout_s": ray_timeout_s}
+    settings: dict[str, Any] = {"num_workers": num_workers, "overwrite": overwrite, "work": work, "progress": progress}
+    if parts := weighted_parts(sources, options):
+        each = partial(_convert_part, options=options, **settings, **on_engine)
+        return convert_parts(parts, target, convert=each, say=progress.say)
     folders = folders_of(target, options)
     scratch = work_folder(open_storage(folders[0]).url, work) / "sources"
     given = given_sources(sources, scratch=scratch, unit_bytes=options.unit_bytes)
@@ -94,11 +103,8 @@ def convert(
         partial(look, given, options=options),
         folders,
         options=options,
-        num_workers=num_workers,
-        overwrite=overwrite,
-        work=work,
-        progress=progress or Progress(),
         engine=partial(open_engine, engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s),
+        **settings,
     )
 
 
@@ -109,13 +115,13 @@ def folders_of(target: str, options: ConvertOptions) -> list[str]:
     return [target] if options.splits is None else [f"{target.rstrip('/')}/{name}" for name in options.splits]
 
 
-def look(sources: Sequence[str | Path | Source], scratch: Path, *, options: ConvertOptions) -> list[Source]:
+def look(sources: Sequence[str | Path | Spec | Source], scratch: Path, *, options: ConvertOptions) -> list[Source]:
     """The sources as they are now, of names and sources. scratch: see open_sources."""
     return list(
         open_sources(
             [str(each) if isinstance(each, Path) else each for each in sources],
             format=options.format,
-            quote=options.quote_character,
+            delimited=options.delimited,
             scratch=scratch,
             unit_bytes=options.unit_bytes,
             ids=Path(options.ids) if options.ids is not None else None,
@@ -173,7 +179,7 @@ def convert_sources(
         reading, laying = _write_shards(opened, measured, begun, workers, num_workers, progress, columns)
         check_processor(options.processor, reading.mapper)
         _check_unchanged(opened, look(scratch))
-        _check_code(asked["code"], options)
+        _check_code(asked["code"], opened, options)
         num_cut = [
             _commit(begun, output, laying, reading, measured, opened, asked, carried) for output in laying.outputs
         ]
@@ -182,6 +188,10 @@ def convert_sources(
     if any(num_cut):
         progress.say(cut_media(sum(num_cut)))
     return _report(reading, laying, begun, options, seconds=time.monotonic() - started)
+
+
+def _convert_part(spec: Spec, target: str, **settings: Any) -> ConvertReport:
+    return convert([spec], target, **settings)
 
 
 def _write_shards(
@@ -265,9 +275,9 @@ def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
         raise DataError(f"{changed[0]['name']} was changed while it was read: start again once nobody writes to it")
 
 
-def _check_code(code: Mapping[str, str], options: ConvertOptions) -> None:
+def _check_code(code: Mapping[str, str], sources: Sequence[Source], options: ConvertOptions) -> None:
     """DataError for code of the user's that was changed meanwhile: some rows may have been given to the old one."""
-    changed = [name for name, now in code_of([options.schema]).items() if code[name] != now]
+    changed = [name for name, now in code_of(_schemas(sources, options)).items() if code[name] != now]
     if changed:
         raise DataError(f"the code of {changed[0]} was changed while rows were given to it: start again once it stays")
 
@@ -277,9 +287,21 @@ def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, An
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     values["schema"] = options.schema.asked
     values.pop("ids")  # the source that they are of knows them
+    values["settings"] = [schema.asked for schema in _schemas(sources, options)[1:]]
     values["processor"] = options.processor and dict(options.processor.description)
     versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
-    return {**values, "sources": described(sources), "code": code_of([options.schema]), **versions}
+    return {**values, "sources": described(sources), "code": code_of(_schemas(sources, options)), **versions}
+
+
+def _schemas(sources: Sequence[Source], options: ConvertOptions) -> list[SchemaOptions]:
+    """How rows are read: of all sources, then of each that has settings of its own; ConfigError for wrong ones."""
+    schemas = [options.schema]
+    for source in sources:
+        try:
+            schemas += [options.schema.changed(source.settings)] if source.settings else []
+        except ConfigError as error:
+            raise ConfigError(f"{source.name}: {error}") from error
+    return schemas
 
 
 def described(sources: Sequence[Source]) -> list[dict[str, Any]]:

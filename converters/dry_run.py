@@ -26,9 +26,10 @@ from .rows import schemas
 from .sources.files import Fetch
 from .sources.units import Source, Unit
 from .stored.inspect.sample import SampleView, Viewer
-from .writing.encoded_units import EncodedUnit, UnitEncoder, process_each
+from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compress, index_json
 from .writing.reading import LOOK_ROWS, Reading
+from .writing.unit_files import EncodedUnit
 
 NUM_ROWS = 10_000
 NUM_SAMPLES = 3
@@ -135,7 +136,7 @@ class _Beginning:
     def __init__(self, source: Source, *, num_rows: int, num_bytes: int):
         self._source, self._num_rows, self._num_bytes = source, num_rows, num_bytes
         self.name, self.identity = source.name, source.identity
-        self.num_bytes, self.rows = source.num_bytes, source.rows
+        self.num_bytes, self.rows, self.settings = source.num_bytes, source.rows, source.settings
         self.rows_read = self.bytes_read = 0
         self.is_whole = False  # whether all of its rows were read
 

@@ -10,13 +10,14 @@ from ..errors import ConfigError
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
 from .rows.options import SchemaOptions
+from .sources.delimited import delimited
+from .sources.table import Delimited
 from .sources.units import UNIT_BYTES
 from .writing.encoded_units import OnError
 from .writing.encoding import MAX_SHARD_BYTES, check_compression
 from .writing.outputs import Cut
 
 DEFAULT_SHARD_BYTES = 1 << 26
-_QUOTES = {"none": "", "double": '"'}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +34,9 @@ class ConvertOptions:
     shortest, longest: samples of fewer or more tokens are left out, and counted. unit_bytes: of the sources, about,
     that a process reads at once. num_shards: of each dataset, whose numbers of samples differ by one at most;
     samples_per_shard: of all shards but the last; with either, shard_bytes stays as it is. ids: a file of the samples
-    that are taken of the one source, an MDS dataset (see read_ids).
-    that a process reads at once. dedup: "exact" leaves out samples of which all that is stored equals an earlier one's.
+    that are taken of the one source, an MDS dataset (see read_ids). dedup: "exact" leaves out samples of which all that
+    is stored equals an earlier one's. delimiter, encoding: of CSV and TSV, as `delimited` takes them (default: comma
+    and tab, UTF-8).
     """
 
     format: str | None = None
@@ -56,6 +58,8 @@ class ConvertOptions:
     samples_per_shard: int | None = None
     ids: str | None = None
     dedup: Literal["exact"] | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
 
     def __post_init__(self) -> None:
         check_compression(self.compression)
@@ -73,9 +77,7 @@ class ConvertOptions:
             raise ConfigError(f"the shares of {dict(self.splits)} must be above 0 and add up to 1")
 
         self._check_sizes()
-        is_character = self.quote is not None and len(self.quote) == 1 and self.quote.isprintable()
-        if not is_character and self.quote not in (None, *_QUOTES):
-            raise ConfigError(f"quote {self.quote!r} is no quote: pass none, double, or the one character that it is")
+        _ = self.delimited  # checked
 
     def _check_sizes(self) -> None:
         for name in ("num_shards", "samples_per_shard"):
@@ -101,9 +103,9 @@ class ConvertOptions:
         return MAX_SHARD_BYTES if self.cut.by_samples else self.shard_bytes
 
     @property
-    def quote_character(self) -> str | None:
-        """As open_sources takes it."""
-        return None if self.quote is None else _QUOTES.get(self.quote, self.quote)
+    def delimited(self) -> Delimited:
+        """How CSV and TSV are written; ConfigError for a character or an encoding that is none."""
+        return delimited(delimiter=self.delimiter, quote=self.quote, encoding=self.encoding)
 
     @property
     def measured_by(self) -> Processor | None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...errors import DataError
 from .chat import Roles, chat_kind, exchange
 from .content import Turn
 from .fields import Fields, named_alike, unpacked
 
 
-def _read_alpaca(fields: Fields, roles: Roles) -> list[Turn]:
-    """The instruction, with the input below it where there is one, and the output; before them the history's pairs."""
+def exchanges(history: Any) -> list[Turn]:
+    """Turns of a history of questions and answers: a list of pairs, also as JSON text; [] for none."""
     turns: list[Turn] = []
-    history = unpacked(fields.get("history")) or []
-    for pair in history if isinstance(history, list) else [history]:
+    pairs = unpacked(history) or []
+    for pair in pairs if isinstance(pairs, list) else [pairs]:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise DataError(f"history must be a list of pairs of texts, found {str(pair)[:80]!r}: correct the row")
         turns += exchange(*pair)
+    return turns
+
+
+def _read_alpaca(fields: Fields, roles: Roles) -> list[Turn]:
+    """The instruction, with the input below it where there is one, and the output; before them the history's pairs."""
+    turns = exchanges(fields.get("history"))
     asked = fields.text("instruction")
     if fields.get("input"):
         asked += "\n\n" + fields.text("input")

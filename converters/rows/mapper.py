@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...errors import DataError
+from ...processors.base import or_error
 from ...types import Sample
 from ..media.references import SampleMedia
 from .answers import each_answer
@@ -15,11 +16,13 @@ from .columns import COLUMNS
 from .fields import Fields, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import KINDS
+from .llama_factory import aligned, check_columns, described
 from .nearest import no_kind
 from .options import SchemaOptions
 from .preferences import check_pairs, check_verdict, check_verdicts
 from .row_kind import RowKind
 from .schemas import MESSAGES, TEXT
+from .tags import untagged
 
 ROWS_VERSION = 5  # raised when rows are stored differently
 
@@ -40,6 +43,7 @@ class Mapper:
 
     def __call__(self, values: Mapping[str, Any], folder: str | None) -> Sample:
         """A row as a sample; relative paths of media start from folder. DataError for a row that does not fit."""
+        values = _usually_named(values, self.options)
         if self.schema == MESSAGES.name:
             check_verdict(values)
         if self.kind.read_simple is not None and not self.kept:
@@ -76,7 +80,7 @@ class Mapper:
         from PIL import __version__ as pillow_version
 
         options = {name: getattr(self.options, name) for name in ("system", "learn", "media_root", "max_image_pixels")}
-        described = {
+        said: dict[str, Any] = {
             **options,
             "version": ROWS_VERSION,
             "format": self.kind.name,
@@ -86,7 +90,11 @@ class Mapper:
             "roles": dict(self.options.roles),
             "pillow": pillow_version if self.options.max_image_pixels else None,
         }
-        return json.dumps(described, sort_keys=True)
+        if self.options.tags:
+            said["tags"] = dict(self.options.tags)
+        if self.options.dataset_info:
+            said["dataset_info"] = asdict(self.options.dataset_info)
+        return json.dumps(said, sort_keys=True)
 
 
 def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
@@ -97,6 +105,35 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     """
     if not rows:
         raise DataError("there are no rows, so their kind cannot be found: name a source that has some")
+    if options.tags or options.dataset_info:
+        return _find_renamed(rows, options)
+    return _find(rows, options)
+
+
+def _find_renamed(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
+    """The mapper for rows whose columns, or the keys of whose messages, have names of their own."""
+    names, info = list(dict.fromkeys(str(name) for row in rows for name in row)), options.dataset_info
+    if info is not None:
+        check_columns(names, info)
+    made = [or_error(_usually_named, row, options) for row in rows]
+    found = [each for each in made if not isinstance(each, DataError)]
+    if not found:
+        raise next(each for each in made if isinstance(each, DataError))
+    mapper = _find(found, options)
+    return mapper if info is None else replace(mapper, description=described(info, names, kept=list(mapper.kept)))
+
+
+def _usually_named(values: Mapping[str, Any], options: SchemaOptions) -> Mapping[str, Any]:
+    """A row whose columns and messages are named as kinds of rows know them."""
+    info = options.dataset_info
+    if info is None:
+        return untagged(values, options.tags) if options.tags else values
+    row = aligned(values, info)
+    others = values.keys() - row.keys() - set(info.columns.values()) if options.keep else ()
+    return {**row, **{name: values[name] for name in values if name in others}}
+
+
+def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     names = list(dict.fromkeys(str(name) for row in rows for name in row))
     missing = [
         f"{column} ({role})"

@@ -36,13 +36,17 @@ def _read_sharegpt(fields: Fields, roles: Roles) -> list[Turn]:
                 f"say who that is with --roles {turn['role']}=user or {turn['role']}=assistant"
             )
         if message["from"] == "function_call":
-            turn |= {"content": None, "tool_calls": _tool_calls(message.get("value"))}
+            turn |= {"content": None, "tool_calls": tool_calls(message.get("value"), "value")}
         turns.append(turn)
     return turns
 
 
-def _tool_calls(value: Any) -> list[dict[str, Any]]:
-    called = parse_json(value, "value") if isinstance(value, str) else value
+def tool_calls(value: Any, name: str) -> list[dict[str, Any]]:
+    """Calls of functions as OpenAI's messages have them, of one {"name", "arguments"} or several, also as JSON text.
+
+    name: of what holds them, for messages.
+    """
+    called = parse_json(value, name) if isinstance(value, str) else value
     calls = called if isinstance(called, list) else [called]
     for call in calls:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):

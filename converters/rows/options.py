@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from ...errors import ConfigError
+from ...errors import ConfigError, did_you_mean
 from ..media.references import CheckMedia
+from ..sources.dataset_info import DatasetInfo
+from ..sources.settings import TAGS
 from .kinds import COLUMN_ROLES, KINDS
+
+_LATER = ("map", "filter", "tags", "dataset_info")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +29,8 @@ class SchemaOptions:
     where their header is, or with "decode" where any of them cannot be decoded. filter: a function of the
     user's, as module:function or path/to/file.py:function, which says of a row (a dict) whether it is taken. map: one
     that makes of a row that is taken a row, several (a list), or None; what is said above is of the rows that it makes.
+    tags: what keys of a message and its speakers are called, by LLaMA-Factory's names (role_tag, user_tag, …).
+    dataset_info: how LLaMA-Factory's file says the rows are.
     """
 
     kind: str | None = None
@@ -38,6 +44,8 @@ class SchemaOptions:
     check_media: CheckMedia = "header"
     map: str | None = None
     filter: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    dataset_info: DatasetInfo | None = None
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:
@@ -45,6 +53,9 @@ class SchemaOptions:
         unknown = sorted(set(self.columns) - set(COLUMN_ROLES))
         if unknown:
             raise ConfigError(f"no column has the role {', '.join(unknown)}: choose of {', '.join(COLUMN_ROLES)}")
+        unknown = sorted(set(self.tags) - set(TAGS))
+        if unknown:
+            raise ConfigError(f"there is no tag {unknown[0]!r}: {did_you_mean(unknown[0], TAGS)}")
         if self.learn not in ("assistant", "last", "each"):
             raise ConfigError(f"learn must be 'assistant', 'last' or 'each', got {self.learn!r}")
         if self.max_image_pixels is not None and self.max_image_pixels < 1:
@@ -52,8 +63,20 @@ class SchemaOptions:
         if self.check_media not in get_args(CheckMedia):
             raise ConfigError(f"check_media must be 'header' or 'decode', got {self.check_media!r}")
 
+    def changed(self, settings: Mapping[str, Any]) -> SchemaOptions:
+        """With what is said of one source, by field, in place of what is said of all; ConfigError for what is wrong.
+
+        How LLaMA-Factory says its rows are is all that is said of their columns, roles and tags.
+        """
+        if "dataset_info" in settings:
+            settings = {"columns": {}, "roles": {}, "tags": {}, **settings}
+        return replace(self, **settings) if settings else self
+
     @property
     def asked(self) -> dict[str, Any]:
-        """JSON values that a conversion is resumed by: `schema` is what the kind is called in them."""
-        values = asdict(self)
+        """JSON values that a conversion is resumed by: `schema` is what the kind is called in them.
+
+        Fields that earlier versions did not have are among them where they are set.
+        """
+        values = {name: value for name, value in asdict(self).items() if value or name not in _LATER}
         return {"schema": values.pop("kind"), **values}

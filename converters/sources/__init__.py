@@ -1,6 +1,8 @@
 """What the user names -> units of rows, each read by one process.
 
-specs           what is typed -> what it names: slices, globs, members, the entries of a YAML list
+specs           what is typed -> what it names: slices, globs, members
+settings        what a list says of one of its sources beside where it lies
+lists           YAML lists -> specs with settings; dataset_info: LLaMA-Factory's dataset_info.json -> the same
 listing         which files of a folder are data
 splits          which of them are of one split
 detect          what a file holds, by its name and its first bytes
@@ -12,6 +14,7 @@ table           what all formats share: where the rows lie, rows that units carr
 units           what a source is cut into; by_index: rows of a unit, of which only those that are asked for are parsed
 pieces          row groups and record batches -> units
 slices          slices of large row groups and record batches
+delimited       what is said of CSV and TSV -> how they are written
 jsonl, json_array, csv, arrow, webdataset, folders, saved_datasets, hub, mds    a format each
 stored_rows     samples of a stored dataset -> the rows that give them again
 arrow_values    values of Arrow columns as their types and features mean them

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import bz2
 import io
-from typing import Any
+import lzma
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
 
 import pyarrow
 
 from ...errors import DataError
 from .files import File
 
-GZIP, ZSTD, ZSTD_SKIPPABLE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
+GZIP, ZSTD, ZSTD_SKIPPABLE, BZIP2, XZ = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18", b"BZh", b"\xfd7zX"
+CHUNK_BYTES = 1 << 18  # of compressed data, read at once
+XZ_MEMORY_BYTES = 1 << 28  # that decompressing may take: xz -9 asks for a quarter of it, hostile files for gigabytes
 
 
 def compression_of(head: bytes) -> str | None:
-    """gzip, zstd or None, by the first four bytes of a file."""
+    """gzip, zstd, bzip2, xz or None, by the first four bytes of a file."""
     if head.startswith(GZIP):
         return "gzip"
     if head.startswith(ZSTD) or (head[1:4] == ZSTD_SKIPPABLE and head[0] >> 4 == 5):
         return "zstd"
+    if head.startswith(XZ):
+        return "xz"
+    if head.startswith(BZIP2) and head[3:4].isdigit():
+        return "bzip2"
     return None
 
 
@@ -31,7 +41,9 @@ class PlainStream(io.RawIOBase):
         self._data: Any = self._raw
         self.compression = compression_of(self._raw.read(4))
         self._raw.seek(0)
-        if self.compression:
+        if self.compression in _DECOMPRESSORS:
+            self._data = _Streams(self._raw, _DECOMPRESSORS[self.compression])
+        elif self.compression:
             self._data = pyarrow.CompressedInputStream(pyarrow.PythonFile(self._raw, mode="r"), self.compression)
 
     def readable(self) -> bool:
@@ -40,9 +52,14 @@ class PlainStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             data = self._data.read(len(buffer))
-        except OSError as error:
-            if error.errno is not None:
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
                 raise
+            if "Memory usage limit" in str(error):
+                raise DataError(
+                    f"{self._name}: its xz data asks for more than {XZ_MEMORY_BYTES >> 20} MiB of memory: compress it "
+                    "again with xz -9 or less"
+                ) from error
             raise DataError(
                 f"{self._name}: its {self.compression} data is damaged or breaks off ({error}): copy it again"
             ) from error
@@ -58,3 +75,60 @@ class PlainStream(io.RawIOBase):
             self._data.close()
             self._raw.close()
         super().close()
+
+
+class _Decompressor(Protocol):
+    """What bz2 and lzma decompress one stream by."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _Streams:
+    """Plain bytes of a file of one compressed stream after another, as pbzip2 and `cat` write them.
+
+    No more is decompressed than is asked for, so that what a small file expands to is not held in memory.
+    """
+
+    def __init__(self, raw: io.RawIOBase, make: Callable[[], _Decompressor]):
+        self._raw = raw
+        self._make = make
+        self._stream = make()
+
+    def read(self, num_bytes: int) -> bytes:
+        """b"" at the end of the last stream. OSError, EOFError or LZMAError for data that is damaged or breaks off."""
+        while True:
+            if self._stream.eof and not self._begin_next():
+                return b""
+            given = b""
+            if self._stream.needs_input and not (given := self._raw.read(CHUNK_BYTES) or b""):
+                raise EOFError("the file ends before its stream does")
+            if data := self._stream.decompress(given, num_bytes):
+                return data
+
+    def _begin_next(self) -> bool:
+        """Whether another stream follows; xz pads its own with zeros."""
+        rest = self._stream.unused_data.lstrip(b"\x00")
+        while not rest:
+            chunk = self._raw.read(CHUNK_BYTES)
+            if not chunk:
+                return False
+            rest = chunk.lstrip(b"\x00")
+        self._stream = self._make()
+        self._stream.decompress(rest, 0)  # takes what follows, and gives it when it is asked for
+        return True
+
+    def close(self) -> None:
+        """The file is closed by whoever opened it."""
+
+
+_DECOMPRESSORS: dict[str | None, Callable[[], _Decompressor]] = {
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": partial(lzma.LZMADecompressor, format=lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES),
+}

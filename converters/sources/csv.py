@@ -23,6 +23,7 @@ from .jsonl import ENDLESS, line_ranges, lines_between
 from .table import MAX_ROW_BYTES, Location, carried, carry, in_units
 from .units import Row, Unit
 
+_DELIMITERS = (";", "\t", "|", ",")  # that files are often written with
 _TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into rows"
 
 
@@ -62,7 +63,7 @@ class FieldLines:
         with self.file.open(until=self.stop + REST_BYTES) as file:
             lines = _texts(lines_between(file, start=self.start, stop=self.stop))
             for number, fields in enumerate(_rows(_reader(lines, self.delimiter, ""))):
-                yield _row(self.header, number, _TOO_LONG if isinstance(fields, str) else _utf8(fields))
+                yield _row(self.header, number, _TOO_LONG if isinstance(fields, str) else _decoded(fields, "utf-8"))
         self.num_rows = number + 1
 
     def count(self) -> int:
@@ -92,17 +93,19 @@ class DelimitedTable:
 
     A first column without a name is the index of a pandas table, and left out.
 
-    quote: the character that fields may stand in, which does not belong to them then; the location may say another. ""
-    for none: a quote is text like other text.
+    delimiter, quote: what stands between fields, and what fields may stand in, which does not belong to them then (""
+    for none: a quote is text like other text); the location may say others, and the encoding.
     """
 
     def __init__(self, location: Location, *, delimiter: str, quote: str):
+        said = location.delimited
         self._location = location
-        self._delimiter = delimiter
-        self._quote = quote if location.quote is None else location.quote
-        if self._quote == delimiter:
+        self._delimiter = said.delimiter or delimiter
+        self._quote = quote if said.quote is None else said.quote
+        self._encoding = "utf-8" if said.is_utf8 else said.encoding or "utf-8"
+        if self._quote == self._delimiter:
             raise DataError(
-                f"{location.name}: {delimiter!r} stands between fields, so that it is no quote: pass another"
+                f"{location.name}: {self._delimiter!r} stands between fields, so that it is no quote: pass another"
             )
 
     def num_rows(self) -> int:
@@ -111,7 +114,7 @@ class DelimitedTable:
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         with self._open() as (stream, _):
-            has_lines = stream.compression is None and not self._quote
+            has_lines = stream.compression is None and not self._quote and self._location.delimited.is_utf8
         rows_from = self._end_of_header() if has_lines and start == 0 and stop is None else None
         return self._blocks(start, stop) if rows_from is None else self._ranges(rows_from)
 
@@ -138,7 +141,7 @@ class DelimitedTable:
         with self._open() as (stream, rows):
             header = self._header(next(rows, []))
             location, before = self._location, 0
-            encoded = (_encode(fields) for fields in islice(rows, start, stop))
+            encoded = (_encode(fields, self._encoding) for fields in islice(rows, start, stop))
             for block in in_units(encoded, len, unit_bytes=location.unit_bytes):
                 payload = carry(b"\n".join(block), location)
                 yield FieldBlock(payload, header, len(block), stream.position() - before, location.folder)
@@ -158,18 +161,41 @@ class DelimitedTable:
                     f"{name}: its first row is to name the columns, each once: {field!r} does not: correct the header"
                 )
             if not field.isprintable():
-                raise DataError(f"{name}: column {field!r} of the header is not text in UTF-8: write the file as UTF-8")
+                raise DataError(
+                    f"{name}: column {field!r} of the header is not text in {self._encoding.upper()}: write the file "
+                    "as UTF-8, or say what it is written in with --encoding"
+                )
+        self._check_delimiter(fields)
         return tuple(fields)
+
+    def _check_delimiter(self, fields: list[str]) -> None:
+        others = [each for each in _DELIMITERS if each != self._delimiter and len(fields) == 1 and each in fields[0]]
+        if others:
+            shown = "tab" if others[0] == "\t" else others[0]
+            raise DataError(
+                f"{self._location.name}: its header names one column, {fields[0]!r}: pass --delimiter '{shown}' if "
+                "that stands between its fields, or rename the column"
+            )
 
     @contextmanager
     def _open(self) -> Iterator[tuple[PlainStream, Iterator[list[str] | str]]]:
         """The file, and its rows with the header: lists of fields, or what is wrong with one."""
         with PlainStream(self._location.file, name=self._location.name) as stream:
-            # Bytes that are no UTF-8 become surrogates, so that only the row that holds them is an error.
-            text = io.TextIOWrapper(
-                io.BufferedReader(stream, 1 << 20), encoding="utf-8-sig", errors="surrogateescape", newline=""
-            )
-            yield stream, _rows(_reader(text, self._delimiter, self._quote))
+            # Bytes that are no text in this encoding become surrogates, so that only their row is an error.
+            encoding = "utf-8-sig" if self._location.delimited.is_utf8 else self._encoding
+            buffered = io.BufferedReader(stream, 1 << 20)
+            text = io.TextIOWrapper(buffered, encoding=encoding, errors="surrogateescape", newline="")
+            yield stream, self._checked(_rows(_reader(text, self._delimiter, self._quote)))
+
+    def _checked(self, rows: Iterator[list[str] | str]) -> Iterator[list[str] | str]:
+        """DataError where bytes are no text at all, as half a character of UTF-16 is."""
+        try:
+            yield from rows
+        except UnicodeError as error:
+            raise DataError(
+                f"{self._location.name}: not text in {self._encoding.upper()} ({error}): say what it is written in "
+                "with --encoding, or copy it again"
+            ) from error
 
 
 def _reader(lines: Iterable[str], delimiter: str, quote: str) -> Any:
@@ -203,18 +229,18 @@ def _rows(reader: Any) -> Iterator[list[str] | str]:
             yield fields
 
 
-def _encode(fields: list[str] | str) -> bytes:
+def _encode(fields: list[str] | str, encoding: str) -> bytes:
     try:
         return orjson.dumps(fields)
     except TypeError:  # orjson refuses surrogates
-        return orjson.dumps(_utf8(fields))
+        return orjson.dumps(_decoded(fields, encoding))
 
 
-def _utf8(fields: list[str] | str) -> list[str] | str:
-    """The fields, or what is wrong with them where their bytes are no UTF-8."""
+def _decoded(fields: list[str] | str, encoding: str) -> list[str] | str:
+    """The fields, or what is wrong with them where their bytes are no text in the encoding."""
     try:
         "".join(fields).encode()
     except UnicodeEncodeError:
         bad = next(field for field in fields if any("\ud800" <= character <= "\udfff" for character in field))
-        return f"not valid UTF-8 near {bad[:60]!a}: write the file as UTF-8"
+        return f"not valid {encoding.upper()} near {bad[:60]!a}: write the file as UTF-8, or say its --encoding"
     return fields

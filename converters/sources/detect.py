@@ -16,7 +16,7 @@ from .csv import DelimitedTable
 from .files import HEAD_BYTES, File, LocalFile
 from .json_array import JsonTable
 from .jsonl import LinesTable
-from .table import BOM, Location, Table
+from .table import BOM, Delimited, Location, Table
 from .webdataset import TarTable
 
 EXTENSIONS = {
@@ -24,7 +24,7 @@ EXTENSIONS = {
     ".arrow": "arrow", ".feather": "arrow", ".tar": "webdataset", ".txt": "text", ".jpg": "images", ".jpeg": "images",
     ".png": "images", ".webp": "images", ".gif": "images", ".bmp": "images", ".tif": "images", ".tiff": "images",
 }  # fmt: skip
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 QUOTES = {"csv": '"', "tsv": ""}  # what fields stand in, unless it is said
 TABLES: dict[str, Callable[[Location], Table]] = {
     "json": JsonTable,
@@ -48,15 +48,15 @@ def named_format(name: str) -> tuple[str | None, str | None]:
     return EXTENSIONS.get(path.with_suffix("").suffix if compression else path.suffix), compression
 
 
-def reads_ranges(format: str | None, quote: str | None) -> bool:
-    """Whether units of a plain file of this format read ranges of it; of delimited text, without quotes alone."""
+def reads_ranges(format: str | None, delimited: Delimited) -> bool:
+    """Whether units of a plain file of this format read ranges of it; of delimited text, UTF-8 without quotes alone."""
     if format in QUOTES:
-        return not (QUOTES[format] if quote is None else quote)
+        return delimited.is_utf8 and not (QUOTES[format] if delimited.quote is None else delimited.quote)
     return format in ("jsonl", "parquet")
 
 
-def format_of(file: File, *, name: str, insisted: str | None) -> str:
-    """The format to read a file as: the one insisted on, or what name and content say.
+def format_of(file: File, *, name: str, insisted: str | None, encoding: str | None = None) -> str:
+    """The format to read a file as: the one insisted on, or what name and content say. encoding: of delimited text.
 
     DataError where it is no file or empty, where they contradict each other, and where neither says anything. OSError.
     """
@@ -68,6 +68,8 @@ def format_of(file: File, *, name: str, insisted: str | None) -> str:
     if insisted:
         return insisted
     told, told_compression = named_format(name)
+    if encoding and told in QUOTES:
+        head = head.decode(encoding, errors="replace").encode(errors="replace")
     found = _content(head, name)
     if told == "json" and found == "jsonl":  # many programs name JSON lines so
         told = "jsonl"
@@ -111,7 +113,9 @@ def _read_head(file: File, name: str) -> tuple[bytes, str | None]:
 def _content(head: bytes, name: str) -> str:
     """A format; "object" (one JSON object, which is JSON and a JSON line), "text" or "binary"."""
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError(f"{name} is text in UTF-16: write it as UTF-8")
+        raise DataError(
+            f"{name} is text in UTF-16: write it as UTF-8, or pass --encoding utf-16 where it is CSV or TSV"
+        )
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):

@@ -73,7 +73,8 @@ def _found(counts: Mapping[str, int]) -> str:
 def checked_format(location: Location, *, insisted: str | None) -> str:
     """The format of a location's file; DataError where it is none, or has no members and one is asked for."""
     with disk_errors(location.name):
-        format = format_of(location.file, name=location.name.removesuffix(f"#{location.key}"), insisted=insisted)
+        name, encoding = location.name.removesuffix(f"#{location.key}"), location.delimited.encoding
+        format = format_of(location.file, name=name, insisted=insisted, encoding=encoding)
     if location.key is not None and format != "json":
         raise DataError(f"{location.name}: {format} has no members to choose from: leave out #{location.key}")
     return format

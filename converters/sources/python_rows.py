@@ -19,6 +19,7 @@ from typing import Any
 from ...errors import ConfigError, DataError
 from .arrow import check_columns
 from .hub import HubTable
+from .specs import Spec
 from .table import MAX_CARRIED_BYTES, Location, in_units
 from .table_source import TableSource
 from .units import Row, Source, Unit
@@ -28,7 +29,7 @@ _DATASETS = ("Dataset", "DatasetDict", "IterableDataset", "IterableDatasetDict")
 _ONCE = "given once"  # in the identity of a source that cannot be known again
 
 
-def given_sources(sources: GivenSources, *, scratch: Path, unit_bytes: int) -> list[str | Source]:
+def given_sources(sources: GivenSources, *, scratch: Path, unit_bytes: int) -> list[str | Spec | Source]:
     """What is given to `convert`, as open_sources takes it: names as texts, all else as sources.
 
     sources: a name, a dataset, an iterable of rows (dicts), or an iterable of such. scratch, unit_bytes: see
@@ -57,10 +58,10 @@ def cannot_go_on(sources: Iterable[Source]) -> list[str]:
     return [source.name for source in sources if _ONCE in source.identity]
 
 
-def _given(given: Any, number: int, *, scratch: Path, unit_bytes: int, suffix: str) -> str | Source:
+def _given(given: Any, number: int, *, scratch: Path, unit_bytes: int, suffix: str) -> str | Spec | Source:
     if isinstance(given, str | Path):
         return str(given)
-    if isinstance(given, RowsSource):
+    if isinstance(given, Spec | RowsSource):
         return given
     name = type(given).__name__ + suffix
     if _is_dataset(given):
@@ -96,6 +97,7 @@ class RowsSource:
         self.rows = slice(None)
         self.first_row = 0
         self.fetch = None
+        self.settings: Mapping[str, Any] = {}
         self._rows = rows
         self._unit_bytes = min(unit_bytes, MAX_CARRIED_BYTES)
 
@@ -173,5 +175,6 @@ def _of_dataset(dataset: Any, *, name: str, scratch: Path, unit_bytes: int) -> S
         identity={"fingerprint": fingerprint} if fingerprint else {_ONCE: uuid.uuid4().hex},
         num_bytes=num_bytes,
         rows=slice(None),
+        settings={},
         scratch=scratch,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,17 +14,19 @@ from ...storage.disk_errors import disk_errors
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
-from .detect import FILE_FORMATS, TABLES, named_format, reads_ranges
+from .dataset_info import DATASET_INFO, dataset_info_specs, is_dataset_info
+from .detect import FILE_FORMATS, QUOTES, TABLES, named_format, reads_ranges
 from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
 from .hub import HubDataset, HubSpec
 from .listing import checked_format, data_files, identity_of, is_shown, matching_files
+from .lists import LISTS, is_list, yaml_specs
 from .mds import StoredDataset, StoredSource, StoredTable, datasets_below, read_ids
 from .saved_datasets import SavedTable, only_split, saved_kind
-from .specs import LISTS, Spec, glob_base, glob_pattern, has_wildcard, literal_prefix, parse_spec, yaml_specs
+from .specs import Spec, glob_base, glob_pattern, has_wildcard, literal_prefix, parse_spec
 from .splits import files_of_split
-from .table import Location, Table
-from .table_source import TableSource
+from .table import USUAL, Delimited, Location, Table
+from .table_source import TableSource, limited
 from .units import UNIT_BYTES, Source
 
 _Refused = Callable[[str, DataError], None] | None
@@ -36,7 +38,7 @@ def open_sources(
     specs: Sequence[str | Spec | Source],
     *,
     format: str | None = None,
-    quote: str | None = None,
+    delimited: Delimited = USUAL,
     scratch: Path,
     unit_bytes: int | UnitBytes = UNIT_BYTES,
     refused: Callable[[str, DataError], None] | None = None,
@@ -45,14 +47,14 @@ def open_sources(
     """The sources that specs name, in their order; of folders and globs sorted by name. Sources among them stay.
 
     A spec is a file, a folder, a glob, each local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); the
-    folder or URL of an MDS dataset, whose samples are its rows; or a YAML list of such. FOLDER?split=train is one of several splits of a folder, PATH@[START:STOP] a slice of the rows of
-    one source, FILE.json#KEY a member of an object.
-    format: how to read what specs name, whatever its name and content say. quote: the character that fields of CSV and
-    TSV stand in, "" for none (default: a double quote in CSV, none in TSV). scratch: a folder for what is fetched from
-    object stores, each file from its turn to the close of its source. unit_bytes: of a unit, about, or what gives
-    it for the bytes of a source; cuts depend on it. refused: is told the name of a file of a folder or glob that cannot
-    be opened, and why, which is an error otherwise. ids: a file of the samples that are read of the one source, an MDS
-    dataset; see read_ids.
+    folder or URL of an MDS dataset, whose samples are its rows; a YAML list of such, whose entries may have settings;
+    or LLaMA-Factory's dataset_info.json#NAME,NAME. FOLDER?split=train is one of several splits of a folder,
+    PATH@[START:STOP] a slice of the rows of one source, FILE.json#KEY a member of an object.
+    format: how to read what specs name, whatever its name and content say. delimited: how CSV and TSV are written.
+    scratch: a folder for what is fetched from object stores, each file from its turn to the close of its source.
+    unit_bytes: of a unit, about, or what gives it for the bytes of a source; cuts depend on it. refused: is told the
+    name of a file of a folder or glob that cannot be opened, and why, which is an error otherwise. ids: a file of the
+    samples that are read of the one source, an MDS dataset; see read_ids.
 
     Raises DataError for what is empty, unknown or contradictory, StorageError for what is missing or cannot be read.
     Files in object stores are looked into when their turn comes, and their errors are raised by `units`. Of those whose
@@ -60,7 +62,7 @@ def open_sources(
     """
     if format is not None and format not in FILE_FORMATS:
         raise DataError(f"unknown format {format!r}: expected one of {', '.join(FILE_FORMATS)}")
-    opener = _Opener(scratch, unit_bytes if callable(unit_bytes) else lambda num_bytes: unit_bytes, quote, refused)
+    opener = _Opener(scratch, unit_bytes if callable(unit_bytes) else lambda num_bytes: unit_bytes, delimited, refused)
     for each in specs:
         if not isinstance(each, str | Spec):
             opener.sources.append(each)
@@ -75,15 +77,23 @@ def open_sources(
 class _Opener:
     """Collects the sources of specs."""
 
-    def __init__(self, scratch: Path, unit_bytes: UnitBytes, quote: str | None, refused: _Refused):
+    def __init__(self, scratch: Path, unit_bytes: UnitBytes, delimited: Delimited, refused: _Refused):
         self.sources: list[Source] = []
         self._scratch = scratch
         self._unit_bytes = unit_bytes
-        self._quote = quote
+        self._delimited = delimited
         self._refused = refused
         self._stores: dict[str, Storage] = {}
 
     def open(self, spec: Spec) -> None:
+        """Add the sources of a spec; of a list, those of its entries."""
+        num_before = len(self.sources)
+        self._open(spec)
+        if spec.settings.limit is not None:
+            added = [each for each in self.sources[num_before:] if isinstance(each, TableSource)]  # all that specs name
+            self.sources[num_before:] = limited(added, spec.settings.limit)
+
+    def _open(self, spec: Spec) -> None:
         if spec.is_hub:
             self._open_hub(spec)
         elif spec.is_remote:
@@ -108,7 +118,7 @@ class _Opener:
         hub = HubSpec.parse(spec.path)
         if saved_kind(Path(hub.name)):
             split = f"/{hub.split}" if hub.split and saved_kind(Path(hub.name)) == "splits" else ""
-            self.open(replace(spec, path=f"{hub.name}{split}", format=None))
+            self._open(replace(spec, path=f"{hub.name}{split}", format=None))
             return
         dataset = HubDataset(hub, name=spec.path)
         folder = Path(hub.name)
@@ -136,15 +146,18 @@ class _Opener:
     def _open_local(self, spec: Spec) -> None:
         path = Path(spec.path)
         if not path.is_dir():
-            if path.suffix.lower() in LISTS or spec.format == "yaml":
+            if is_list(spec):
                 self._open_list(spec)
+                return
+            if spec.format is None and is_dataset_info(path):
+                self._open_described(spec)
                 return
             store = LocalStorage(path.parent)
             self._open_file(spec, store, store.stat(path.name), name=spec.path)
             return
         kind = saved_kind(path)
         if kind == "splits":
-            self.open(replace(spec, path=str(path / spec.split if spec.split else only_split(path)), split=None))
+            self._open(replace(spec, path=str(path / spec.split if spec.split else only_split(path)), split=None))
         elif kind == "dataset":
             self._open_saved(spec, path)
         elif not ((path / INDEX_NAME).is_file() and self._open_stored(spec, str(path.absolute()))):
@@ -155,12 +168,24 @@ class _Opener:
         if spec.is_sliced or spec.key:
             raise DataError(f"{spec.text}: a list of sources is not sliced: write the slice in its entries' paths")
         for entry in yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format):
+            if entry.settings.weight is not None:
+                raise DataError(
+                    f"{spec.path}: its entries have weights, so that each becomes a dataset of its own: give the list "
+                    "alone to lmms-stream convert, which writes them anew, or leave the weights out"
+                )
             if entry.format is not None and entry.format not in FILE_FORMATS:
                 raise DataError(
                     f"{spec.path}: data_type {entry.format!r} of {entry.text}: expected one of "
                     f"{', '.join(FILE_FORMATS)}"
                 )
             self.open(entry)
+
+    def _open_described(self, spec: Spec) -> None:
+        """What LLaMA-Factory's file describes."""
+        if spec.is_sliced:
+            raise DataError(f"{spec.text}: a list of datasets is not sliced: set num_samples of its entries")
+        for each in dataset_info_specs(Path(spec.path), spec.key):
+            self.open(each)
 
     def _open_saved(self, spec: Spec, path: Path) -> None:
         files = LocalStorage(path).list_objects("")
@@ -236,10 +261,13 @@ class _Opener:
         if spec.split and spec.path == name:
             raise DataError(f"{spec.text}: only a folder has splits: leave out ?split={spec.split}")
         told = spec.format or named_format(name)[0]
+        if spec.settings.delimited is not None and told is not None and told not in QUOTES:
+            raise DataError(f"{name} is {told}, and csv says how CSV and TSV are written: leave csv out of its entry")
         if told in FOLDER_FORMATS:
             self._add_folder(spec, store, [file], str(told), name=name)
             return
-        if told not in TABLES and (told or PurePosixPath(name).suffix.lower() in LISTS):
+        is_described = spec.is_remote and spec.format is None and name.endswith(DATASET_INFO)
+        if is_described or (told not in TABLES and (told or PurePosixPath(name).suffix.lower() in LISTS)):
             raise DataError(f"{name}: a list of sources is read from a file of this machine: download it first")
         fetch: Fetch | None = None
         if isinstance(store, LocalStorage):
@@ -252,7 +280,7 @@ class _Opener:
             folder = f"{store.url}/{prefix}" if prefix else store.url
             location = self._location(Path(last), spec, name=name, num_bytes=file.num_bytes, folder=folder)
             stored = StoredFile(store, file)
-            if file.tag and reads_ranges(told, self._quote) and named_format(name)[1] is None:
+            if file.tag and reads_ranges(told, location.delimited) and named_format(name)[1] is None:
                 location = replace(location, stored=stored)
             else:
                 location = replace(location, path=location.scratch / last)
@@ -288,7 +316,7 @@ class _Opener:
             key=spec.key,
             scratch=self._scratch / f"source-{len(self.sources):06d}",
             unit_bytes=self._unit_bytes(num_bytes),
-            quote=self._quote,
+            delimited=spec.settings.delimited or self._delimited,
         )
 
     def _add(
@@ -302,12 +330,15 @@ class _Opener:
         fetch: Fetch | None = None,
         dataset: StoredDataset | None = None,
     ) -> None:
+        if spec.settings.delimited is not None:  # it decides what the rows are
+            identity = {**identity, "csv": asdict(spec.settings.delimited)}
         source = (TableSource if dataset is None else StoredSource)(
             location.name,
             open_table,
             identity=identity,
             num_bytes=num_bytes,
             rows=spec.rows,
+            settings=spec.settings.rows,
             scratch=location.scratch,
             fetch=fetch,
         )

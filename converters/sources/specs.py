@@ -1,22 +1,17 @@
-"""What the user types -> what it names: slices, globs, members, the entries of a YAML list."""
+"""What the user types -> what it names: slices, globs, members."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from ...errors import DataError
-from ...storage.disk_errors import disk_error
+from .settings import Settings
 
 SLICE = re.compile(r"(.*)@\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\]", re.DOTALL)
 SPLIT = re.compile(r"(.*)\?split=([^/?&=]+)", re.DOTALL)
 WILDCARD = re.compile(r"[*?\[]")
-LISTS = (".yaml", ".yml")
-YAML_KEYS = ("path", "data_folder", "data_type")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +19,7 @@ class Spec:
     """text: as typed, for messages. path: without slice and key. key: a member of a JSON object (file.json#key).
 
     rows: of what it names. split: of a folder (folder?split=train). format: insisted on. folder: of its media, where it
-    is said.
+    is said. settings: what a list says of it beside.
     """
 
     text: str
@@ -34,6 +29,7 @@ class Spec:
     split: str | None = None
     format: str | None = None
     folder: str | None = None
+    settings: Settings = field(default_factory=Settings)
 
     @property
     def is_hub(self) -> bool:
@@ -114,44 +110,10 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(expression, re.DOTALL)
 
 
-def yaml_specs(path: Path, *, format: str | None) -> list[Spec]:
-    """The entries of a list as LMMS Engine reads it: `datasets: - {path, data_folder, data_type}`.
-
-    data_folder: of the entry's media (default: where it lies). data_type: its format. Relative paths start from the
-    YAML file's folder.
-    """
-    try:
-        content = yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
-        raise DataError(f"{path}: not valid YAML ({' '.join(str(error).split())}): correct it") from error
-    except OSError as error:
-        raise disk_error(str(path), error) from error
-    entries = content.get("datasets") if isinstance(content, dict) else None
-    if not isinstance(entries, list) or not entries:
-        raise DataError(
-            f"{path}: expected a list `datasets` of entries with a path each: write datasets: [{{path: …}}]"
-        )
-    return [_entry(path, number, entry, format) for number, entry in enumerate(entries, start=1)]
-
-
-def _entry(path: Path, number: int, entry: Any, format: str | None) -> Spec:
-    where = f"{path}: entry {number} of datasets"
-    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
-        raise DataError(f"{where}: expected a mapping with a path, found {entry!r}: write {{path: …}}")
-    for key, value in entry.items():
-        if key not in YAML_KEYS:
-            raise DataError(f"{where}: unknown key {key!r}: expected {', '.join(YAML_KEYS)}")
-        if value is not None and not isinstance(value, str):
-            raise DataError(f"{where}: {key} is {value!r}: expected text")
-    named = parse_spec(entry["path"], format=entry.get("data_type") or format)
-    folder = entry.get("data_folder") or None
-    if named.path.endswith(LISTS) or named.format == "yaml":
-        raise DataError(f"{where}: {named.path} is a list itself: name the sources of it here")
-    return replace(named, path=_resolved(named.path, path.parent), folder=folder and _resolved(folder, path.parent))
-
-
-def _resolved(path: str, base: Path) -> str:
-    if path.startswith("hf:"):
-        name, separator, query = path.removeprefix("hf:").removeprefix("//").partition("?")
-        return f"hf:{base / name}{separator}{query}" if (base / name).exists() else path
-    return path if "://" in path else str(base / path)
+def resolved(text: str, base: Path) -> str:
+    """A spec of a list that lies in the folder `base`, whose relative paths start there."""
+    if text.startswith("hf:"):
+        rest = text.removeprefix("hf:").removeprefix("//")
+        name = re.split(r"[?]|@\[", rest, maxsplit=1)[0]
+        return f"hf:{base / rest}" if (base / name).exists() else text
+    return text if "://" in text else str(base / text)

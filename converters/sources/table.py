@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,33 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Delimited:
+    """How CSV and TSV are written; None as is usual for the format.
+
+    delimiter: the character between fields. quote: the one that fields stand in, "" for none. encoding: of the text, as
+    Python names it (default: UTF-8).
+    """
+
+    delimiter: str | None = None
+    quote: str | None = None
+    encoding: str | None = None
+
+    @property
+    def is_utf8(self) -> bool:
+        """Whether lines end at the byte of a line feed, and each can be decoded by itself."""
+        return self.encoding is None or codecs.lookup(self.encoding).name in ("utf-8", "utf-8-sig", "ascii")
+
+
+USUAL = Delimited()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
     """path: a file or folder. name: what messages call it. folder: what its media's paths start from, and do not leave.
 
     key: which member of a JSON object holds the rows. scratch: a folder of this source's own, gone at its close.
-    unit_bytes: of a unit, about.
-    quote: of fields of delimited text, "" for none; None as is usual for the format. stored: the file in a store whose
-    ranges are read; then nothing lies at the path.
+    unit_bytes: of a unit, about. delimited: how delimited text is written. stored: the file in a store whose ranges are
+    read; then nothing lies at the path.
     """
 
     path: Path
@@ -36,7 +57,7 @@ class Location:
     key: str | None
     scratch: Path
     unit_bytes: int
-    quote: str | None = None
+    delimited: Delimited = USUAL
     stored: StoredFile | None = None
 
     @property

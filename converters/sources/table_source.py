@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class TableSource:
         identity: Mapping[str, Any],
         num_bytes: int,
         rows: slice,
+        settings: Mapping[str, Any],
         scratch: Path,
         fetch: Fetch | None = None,
     ):
@@ -34,6 +35,7 @@ class TableSource:
         self._fetch = fetch
         self._open_table = open_table
         self.rows = rows
+        self.settings = settings
         self._scratch = scratch
         self._table: Table | None = None
 
@@ -59,6 +61,19 @@ class TableSource:
                 f"{self.name} holds no rows{what}: leave it out, or {'correct the slice' if what else 'write it again'}"
             )
 
+    def take_first(self, limit: int) -> None:
+        """Leave out rows behind the first `limit`."""
+        start, stop = self._bounds()
+        self.rows = slice(start, start + limit if stop is None else min(stop, start + limit))
+
+    def count(self) -> int:
+        """How many rows there are, for which it is fetched and read where nothing shorter tells."""
+        start, stop = self._bounds()
+        with disk_errors(self.name):
+            num_rows = self._opened().num_rows()
+        self.close()
+        return max(0, (num_rows if stop is None else min(stop, num_rows)) - start)
+
     def close(self) -> None:
         self._table = None
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -77,3 +92,19 @@ class TableSource:
             with disk_errors(self.name):
                 start, stop, _ = self.rows.indices(self._opened().num_rows())
         return start, stop
+
+
+def limited(sources: Sequence[TableSource], limit: int) -> list[TableSource]:
+    """The first `limit` rows of sources one behind another, without sources that have none of them.
+
+    Rows of a source are counted only where others follow it.
+    """
+    taken: list[TableSource] = []
+    for source, is_last in zip(sources, [False] * (len(sources) - 1) + [True], strict=True):
+        num_rows = 0 if is_last else source.count()
+        source.take_first(limit)
+        taken.append(source)
+        limit -= num_rows
+        if limit <= 0:
+            break
+    return taken

@@ -60,6 +60,7 @@ class Source(Protocol):
     name: as messages call it; row n of it is `name:n`, counted from 1 (lines of text files are their rows).
     identity: JSON values that change when its content does (size and modification time; an object's entity tag).
     num_bytes: of all its units. rows: the slice of it that was named; first_row: how many that passes over.
+    settings: how a list says that its rows are to be read: fields of SchemaOptions, in place of the conversion's.
     fetch: what brings it to this machine, which any process may do before units are asked for, and else is done then;
     None where it lies here already, or units read it where it lies.
     """
@@ -75,6 +76,9 @@ class Source(Protocol):
 
     @property
     def rows(self) -> slice: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
 
     @property
     def first_row(self) -> int: ...

@@ -120,7 +120,7 @@ class UnitEncoder:
         ).save(about_path(self.folder, number))
 
 
-def _hashes(samples: Iterable[bytes]) -> NDArray[np.uint64]:
+def _hashes(samples: Iterable[bytes | memoryview]) -> NDArray[np.uint64]:
     """Of samples as they lie in a shard: uint64[n, 2]."""
     return np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, samples)), np.uint64).reshape(-1, 2)
 

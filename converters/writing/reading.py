@@ -112,7 +112,7 @@ class Reading:
         said: set[str] = set()
         for index, source in enumerate(self._sources):
             mapper: Mapper | None = None
-            functions = row_functions(self._options)
+            functions = row_functions(self._options.changed(source.settings))
             while not self._is_there(index):
                 yield None
             self._open[index], first_number = 1, number
@@ -135,7 +135,8 @@ class Reading:
 
     def _find(self, source: Source, unit: Unit, functions: RowFunctions | None) -> Mapper | None:
         """What maps the rows of a source, by the first of a unit; None where the user's functions leave none."""
-        if isinstance(unit, StoredSamples) and self._options == SchemaOptions():
+        options = self._options.changed(source.settings)
+        if isinstance(unit, StoredSamples) and options == SchemaOptions():
             schema = unit.schema or schema_of([unit.info]) or columns_schema({}).name
             return self._agreed(source, stored_mapper(schema, unit.columns))
         values, errors, num_read = _first_rows(unit, functions)
@@ -146,7 +147,7 @@ class Reading:
         if not values:
             return None
         try:
-            mapper = find_mapper(values, self._options)
+            mapper = find_mapper(values, options)
         except DataError as error:
             raise DataError(f"{source.name}: {error}") from error
         return self._agreed(source, mapper)

@@ -44,7 +44,7 @@ def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
     parser = argparse.ArgumentParser()
     _add_arguments(parser)
     flags = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
-    pairs = ("--columns", "--roles", "--split", *PAIRS)
+    pairs = ("--columns", "--roles", "--tags", "--split", *PAIRS)
     return ["convert", *one_value_each(arguments[1:], flags=flags, pairs=pairs, lists={"--keep": ""}, num_positional=2)]
 
 
@@ -72,8 +72,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="read files, folders, globs, s3://bucket/prefix, hf:DATASET, MDS datasets, a YAML list of datasets; "
-        "path@[0:1000] is a slice",
+        help="read files, folders, globs, s3://bucket/prefix, hf:DATASET, MDS datasets, a YAML list of datasets, "
+        "LLaMA-Factory's dataset_info.json#NAME; path@[0:1000] is a slice",
     )
     parser.add_argument("target", metavar="TARGET", help="write to a folder or a URL such as s3://bucket/prefix")
     parser.add_argument("--overwrite", action="store_true", help="replace the dataset, or half of one, at the target")
@@ -82,6 +82,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_growth(parser)
     _add_engine(parser.add_argument_group("what does the work"))
     _add_rows(parser.add_argument_group("what the rows are (found out, unless it is said)"))
+    _add_csv(parser.add_argument_group("how CSV and TSV are written"))
     _add_media(parser.add_argument_group("media"))
     _add_written(parser.add_argument_group("what is written"))
     _add_tokens(parser.add_argument_group("tokens"))
@@ -135,12 +136,6 @@ def _add_engine(group: Group) -> None:
 def _add_rows(group: Group) -> None:
     group.add_argument("--format", help="read all sources as this: jsonl, json, csv, tsv, parquet, arrow, …")
     group.add_argument(
-        "--quote",
-        metavar="QUOTE",
-        help="take QUOTE for what fields of CSV and TSV may stand in: none, double, or a character; default: double "
-        "in CSV, none in TSV",
-    )
-    group.add_argument(
         "--kind",
         "--schema",
         dest="kind",
@@ -168,6 +163,14 @@ def _add_rows(group: Group) -> None:
         help="say who a speaker is that the data calls NAME",
     )
     group.add_argument(
+        "--tags",
+        action="append",
+        default=[],
+        metavar="TAG=NAME",
+        help="say what keys of a message and its speakers are called, by LLaMA-Factory's tags: role_tag=from "
+        "content_tag=value user_tag=human assistant_tag=gpt",
+    )
+    group.add_argument(
         "--learn",
         choices=("assistant", "last", "each"),
         default="assistant",
@@ -180,6 +183,21 @@ def _add_rows(group: Group) -> None:
         default="fail",
         help="end at a row that does not fit, or leave it out and count it; default: %(default)s",
     )
+
+
+def _add_csv(group: Group) -> None:
+    group.add_argument(
+        "--delimiter",
+        metavar="CHARACTER",
+        help="separate fields by CHARACTER, or tab; default: comma in CSV, tab in TSV",
+    )
+    group.add_argument(
+        "--quote",
+        metavar="QUOTE",
+        help="take QUOTE for what fields may stand in: none, double, or a character; default: double in CSV, none in "
+        "TSV",
+    )
+    group.add_argument("--encoding", metavar="NAME", help="decode as NAME: latin-1, utf-16, …; default: utf-8")
 
 
 def _add_media(group: Group) -> None:
@@ -326,6 +344,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         check_media=options.check_media,
         map=options.map,
         filter=options.filter,
+        tags=_pairs(options.tags, "--tags"),
     )
     return ConvertOptions(
         format=options.format,
@@ -346,6 +365,8 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         samples_per_shard=options.samples_per_shard,
         ids=options.ids,
         dedup=options.dedup,
+        delimiter=options.delimiter,
+        encoding=options.encoding,
     )
 
 

@@ -100,6 +100,7 @@ def building_of(config: DatasetConfig, processor: Processor) -> Building:
         "sources": [{**source.identity, "name": source.name} for source in sources],
         "media": listed.name,
         "kind": asdict(options.schema),
+        "rows": [options.schema.changed(source.settings).asked for source in sources if source.settings],
         "processor": processor_fingerprint(processor),
         "settings": [options.on_error, options.longest],
     }
@@ -133,9 +134,9 @@ def _listed(sources: Sequence[Source], folder: Path) -> Path:
     """A list of the sources as a file, which is the same for the same sources."""
     entries = [
         {
+            **source.entry,
             "path": _absolute(source.path, source.data_type),
-            "data_folder": source.data_folder and _absolute(source.data_folder, ""),
-            "data_type": source.data_type or None,
+            **{key: _absolute(source.entry[key], "") for key in ("data_folder", "media_root") if source.entry.get(key)},
         }
         for source in sources
     ]

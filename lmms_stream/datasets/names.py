@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ..config import build_config
-from ..converters.sources.specs import YAML_KEYS, yaml_specs
+from ..converters.sources.lists import YAML_KEYS, list_entries
+from ..converters.sources.settings import SETTING_KEYS, settings_of
 from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
 from ..mds.engine_fields import check_names
@@ -36,11 +37,19 @@ VIDEO_DEFAULTS: Mapping[str, Any] = {
 class Source:
     """path: a file, folder, glob or URL; a hub id or saved folder with data_type "hf_dataset". data_folder: where paths
     of media start (None: where the source lies). data_type: one of SOURCE_FORMATS, "mds", or "" to tell it by content.
+    settings: what else the entry of a list says, by SETTING_KEYS.
     """
 
     path: str
     data_folder: str | None
     data_type: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """As an entry of a list."""
+        said = {"path": self.path, "data_folder": self.data_folder, "data_type": self.data_type or None}
+        return {**said, **self.settings}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +180,19 @@ def sources_of(config: DatasetConfig) -> list[Source]:
         raise ConfigError("dataset_path is missing: name a file, a folder, a URL or a hub id, or give datasets, a list")
     path = str(config.dataset_path)
     if format == LIST or (format is None and path.endswith((".yaml", ".yml"))):
-        entries = yaml_specs(Path(path), format=None)
-        return [Source(_unresolved(each.path, each.format), each.folder, each.format or "") for each in entries]
+        entries = list_entries(Path(path))
+        return [_source(each, f"entry {number} of {path}") for number, each in enumerate(entries, start=1)]
     return [Source(path, None, format or "")]
 
 
-def _unresolved(path: str, format: str | None) -> str:
-    return path.removeprefix("hf:") if format == "hf_dataset" else path
+def _source(entry: Mapping[str, Any], where: str) -> Source:
+    if entry.get("weight") is not None:
+        raise ConfigError(
+            f"{where} has a weight, and sources are read one after another: leave it out, or convert the list with "
+            "lmms-stream convert, which writes a dataset for each entry and their weights for a run"
+        )
+    settings = {key: entry[key] for key in SETTING_KEYS if entry.get(key) is not None}
+    return Source(entry["path"], entry.get("data_folder") or None, entry.get("data_type") or "", settings)
 
 
 def _entry(number: int, entry: Mapping[str, Any]) -> Source:
@@ -185,10 +200,11 @@ def _entry(number: int, entry: Mapping[str, Any]) -> Source:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
         raise ConfigError(f"{where} is {entry!r}: write {{path: …, data_folder: …, data_type: …}}")
     check_names(entry, YAML_KEYS, where)
+    settings_of(entry, where=where)
     data_type = entry.get("data_type") or ""
     if data_type:
         check_names([data_type], SOURCE_FORMATS, f"data_type of {where}")
-    return Source(entry["path"], entry.get("data_folder") or None, data_type)
+    return _source(entry, where)
 
 
 def processor_config_of(config: DatasetConfig) -> ProcessorConfig:

@@ -107,7 +107,7 @@ class RowReader:
             else:
                 raise DataError(f"{file.key}: none of its rows can be read: check its format")
         try:
-            mapper = find_mapper(values, self.reading.rows)
+            mapper = find_mapper(values, self.reading.rows.changed(file.opened.settings))
         except DataError as error:
             raise DataError(f"{file.key}: {error}") from error
         processor = self.reading.processor

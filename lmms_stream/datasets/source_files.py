@@ -10,23 +10,26 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from ..converters.sources.hub import HubSpec
+from ..converters.sources.lists import entry_spec
 from ..converters.sources.saved_datasets import saved_kind
 from ..converters.sources.sources import open_sources
-from ..converters.sources.specs import Spec, parse_spec
+from ..converters.sources.specs import Spec
 from ..converters.sources.units import Source as OpenedSource
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from .names import Source
 
 UNITS_PER_LANE = 8  # of a file, unless its units would be too small: lanes then have about as much to read each
 MIN_UNIT_BYTES, MAX_UNIT_BYTES = 1 << 9, 1 << 22
 UNKNOWN_BYTES = 1 << 20  # of a unit, where nothing says how large a source is
 
+_SORTED: dict[str, Any] = {"sort_keys": True, "default": str}
 # Asked at each look, so that a list of sources may grow.
 SourcesOf = Callable[[], Sequence[Source]]
 
@@ -73,7 +76,7 @@ def list_files(
         while key in found:  # a file that is named twice is read twice
             number += 1
             key = f"{name} ({number})"
-        identity = json.dumps(opened.identity, sort_keys=True, default=str)
+        identity = json.dumps([opened.identity, opened.settings] if opened.settings else opened.identity, **_SORTED)
         found[key] = SourceFile(key, xxhash.xxh3_64_hexdigest(identity), opened)
     return found | {key: SourceFile(key, "refused", None, error) for key, error in refused.items()}
 
@@ -118,7 +121,13 @@ def _slice_text(rows: slice) -> str:
 
 def _spec(source: Source) -> Spec:
     """Datasets of the hub are streamed; those that `datasets` saved are read where they lie."""
-    spec = parse_spec(source.path, format=source.data_type or None, folder=source.data_folder)
+    code = [key for key in ("map", "filter") if key in source.settings]
+    if code:
+        raise ConfigError(
+            f"{source.path}: {' and '.join(code)} is done while sources are converted, and these are read as they are: "
+            "use a dataset_type that does not end with _iterable, or lmms-stream convert"
+        )
+    spec = entry_spec(source.entry, where=source.path)
     if not spec.is_hub:
         return spec
     named = HubSpec.parse(spec.path)

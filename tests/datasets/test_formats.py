@@ -92,18 +92,38 @@ def as_nothing_said(folder: Path) -> Written:
 
 
 def _two_files(folder: Path) -> list[Row]:
+    """As it is usually written, and with names of its own and a row too many, which the list says."""
     made = rows(NUM_ROWS)
     (folder / "first.json").write_text(json.dumps(made[:5]))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(made[5:]), folder / "second.parquet")
+    dialogs = [{"dialog": [_tagged(each) for each in row["messages"]]} for row in [*made[5:], made[0]]]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(dialogs), folder / "second.parquet")
     return [
         {"path": str(folder / "first.json"), "data_folder": "", "data_type": "json"},
-        {"path": str(folder / "second.parquet"), "data_folder": str(folder), "data_type": "parquet"},
-    ]
+        {
+            "path": str(folder / "second.parquet"), "data_folder": str(folder), "data_type": "parquet",
+            "columns": {"messages": "dialog"}, "tags": {"role_tag": "who", "content_tag": "says"},
+            "limit": NUM_ROWS - 5,
+        },
+    ]  # fmt: skip
+
+
+def _tagged(message: Row) -> Row:
+    return {"who": message["role"], "says": message["content"]}
+
+
+def as_dataset_info(folder: Path) -> Written:
+    """As LLaMA-Factory describes its files."""
+    conversations = [{"conversations": [_tagged(each) for each in row["messages"]]} for row in rows(NUM_ROWS)]
+    (folder / "chats.json").write_text(json.dumps(conversations))
+    tags = {"role_tag": "who", "content_tag": "says", "user_tag": "user", "assistant_tag": "assistant"}
+    entry = {"file_name": "chats.json", "formatting": "sharegpt", "tags": {**tags, "system_tag": "system"}}
+    (folder / "dataset_info.json").write_text(json.dumps({"chats": entry}))
+    return {"dataset_format": None, "dataset_path": f"{folder}/dataset_info.json#chats"}
 
 
 WAYS = [
     as_json, as_jsonl, as_folder, as_csv, as_arrow, as_parquet, as_hub, as_stream_of_the_hub, as_list,
-    as_inline_list, as_nothing_said, as_shards,
+    as_inline_list, as_nothing_said, as_shards, as_dataset_info,
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from lmms_stream.datasets import DatasetConfig
 from lmms_stream.datasets.names import Source, check, is_shards, processor_config_of, sources_of
+from lmms_stream.datasets.source_files import list_files
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.bagel_images import BagelSettings
@@ -40,6 +41,15 @@ def test_sources_are_named_by_a_path_a_list_file_and_an_inline_list(tmp_path: Pa
     assert sources_of(config(dataset_format="yaml", dataset_path=str(listed))) == [
         Source(str(tmp_path / "a.jsonl"), str(tmp_path / "media"), "jsonl"),
         Source("/b.parquet", None, ""),
+    ]
+    listed.write_text(
+        "datasets:\n- {path: 'b.json#rows@[2:]', columns: {messages: chat}, limit: 9, media_root: media}\n"
+        "- {path: 'hf:org/name', split: train}\n"
+    )
+    settings = {"columns": {"messages": "chat"}, "limit": 9, "media_root": str(tmp_path / "media")}
+    assert sources_of(config(dataset_format="yaml", dataset_path=str(listed))) == [
+        Source(f"{tmp_path}/b.json#rows@[2:]", None, "", settings),
+        Source("hf:org/name", None, "", {"split": "train"}),
     ]
     inline = [{"path": "x", "data_folder": "m", "data_type": "hf_dataset"}, {"path": "y.csv"}]
     expected = [Source("x", "m", "hf_dataset"), Source("y.csv", None, "")]
@@ -191,6 +201,17 @@ def test_wrong_sources_are_refused(given: dict[str, Any], message: str) -> None:
 def test_wrong_processors_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         processor_config_of(config(**given))
+
+
+def test_weights_and_wrong_settings_of_a_list_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="entry 0 of datasets has a weight, and sources are read one after another"):
+        sources_of(config(dataset_format="yaml", datasets=[{"path": "x", "weight": 1}]))
+    with pytest.raises(DataError, match="entry 0 of datasets: limit is 'x': expected a number of rows"):
+        sources_of(config(dataset_format="yaml", datasets=[{"path": "x", "limit": "x"}]))
+    for key in "map", "filter":
+        source = Source("x", None, "", {key: "module:function"})
+        with pytest.raises(ConfigError, match=f"x: {key} is done while sources are converted, and these are read as"):
+            list_files([source], num_lanes=1, scratch=tmp_path, keeps_refused=False)
 
 
 def test_a_list_that_is_wrong_is_named(tmp_path: Path) -> None:

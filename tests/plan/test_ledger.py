@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import CursorError, PackingError
+from lmms_stream.plan.cursor import Cursor
 from lmms_stream.plan.ledger import Ledger, Stretch
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
@@ -74,7 +75,7 @@ def reads_of(stretch: Stretch, stop: int) -> set[Read]:
                     segments = zip(work.segments.sample_ids[begin:end], work.segments.starts[begin:end], strict=True)
                     step = cursor.step + work.step
                     found |= {(step, work.source, int(id), int(at), group, micro_batch) for id, at in segments}
-                last = planned.after or last
+                last = planned.after if isinstance(planned.after, Cursor) else last
             num_steps -= last.step - cursor.step
             cursor = last
     return found

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 from lmms_stream.converters.sources.sources import open_sources
+from lmms_stream.converters.sources.table import Delimited
 from lmms_stream.converters.sources.units import UNIT_BYTES, Row, Source, Unit
 
 MESSY = [{"id": number, "text": "x" * (number % 40) + '"\\,[{é\n'} for number in range(100)]
@@ -23,7 +24,11 @@ def opened(
     """The sources, and their folder for what they fetch; closed at the end, and then nothing is left in it."""
     with tempfile.TemporaryDirectory() as scratch:
         sources = open_sources(
-            list(map(str, specs)), format=format, quote=quote, scratch=Path(scratch), unit_bytes=unit_bytes
+            list(map(str, specs)),
+            format=format,
+            delimited=Delimited(quote=quote),
+            scratch=Path(scratch),
+            unit_bytes=unit_bytes,
         )
         yield sources, Path(scratch)
         for source in sources:

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import math
 import re
 import sys
 import tempfile
+import zlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow
@@ -15,10 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.sources import jsonl as lines
 from lmms_stream.converters.sources import table
+from lmms_stream.converters.sources.compression import PlainStream
+from lmms_stream.converters.sources.files import LocalFile
 from lmms_stream.converters.sources.jsonl import lines_between
 from lmms_stream.errors import DataError
 
 from ...conftest import run_command
+from ...rounds import in_long_rounds
 from ...strategies import examples
 from .source_rows import MESSY, json_lines, num_units, opened, read, read_numbered, write
 
@@ -52,7 +61,7 @@ def expected(texts: list[bytes]) -> list[tuple[int, object]]:
     last_end=st.booleans(),
     bom=st.booleans(),
     unit_bytes=st.integers(1, 80),
-    compress=st.sampled_from([bytes, gzip.compress, zstd]),
+    compress=st.sampled_from([bytes, gzip.compress, zstd, bz2.compress, lzma.compress]),
     bounds=st.tuples(st.none() | st.integers(-25, 25), st.none() | st.integers(-25, 25)),
 )
 @examples(150)
@@ -163,18 +172,55 @@ def test_a_broken_line_is_an_error_of_its_row_and_the_next_is_read(tmp_path: Pat
     assert re.search(error, found[1][1])
 
 
-@pytest.mark.parametrize("kind", ["gz", "zst"])
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress, "zst": zstd, "bz2": bz2.compress, "xz": partial(lzma.compress, preset=1)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
 def test_compressed_data_that_breaks_off_is_named(tmp_path: Path, kind: str) -> None:
-    data = json_lines([{"text": str(number**9)} for number in range(100_000)])
-    packed = gzip.compress(data) if kind == "gz" else zstd(data)
+    packed = COMPRESS[kind](json_lines([{"text": str(number**9)} for number in range(20_000)]))
     path = write(tmp_path / f"a.jsonl.{kind}", packed[: len(packed) // 2])
-    with pytest.raises(
-        DataError, match=r"a\.jsonl\.\w+: its (gzip|zstd) data is damaged or breaks off .*: copy it again"
-    ):
+    error = r"a\.jsonl\.\w+: its (gzip|zstd|bzip2|xz) data is damaged or breaks off .*: copy it again"
+    with pytest.raises(DataError, match=error):
         read(path)
+    middle = len(packed) // 2
+    write(path, packed[:middle] + bytes(each ^ 255 for each in packed[middle : middle + 40]) + packed[middle + 40 :])
+    if kind != "zst":  # pyarrow writes no checksum into it
+        with pytest.raises(DataError, match=error):
+            read(path)
     joined = write(tmp_path / f"b.jsonl.{kind}", packed + packed)
-    assert len(read(joined, unit_bytes=1 << 18)) == 200_000
-    assert num_units(joined, unit_bytes=1 << 18) > 2
+    assert len(read(joined, unit_bytes=1 << 17)) == 40_000
+    assert num_units(joined, unit_bytes=1 << 17) > 2
+
+
+@pytest.mark.parametrize("compress", [bz2.compress, lzma.compress])
+def test_no_more_is_decompressed_than_is_asked_for(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    path = write(tmp_path / "a", compress(b"") + compress(bytes(1 << 24)) + compress(b"end"))
+    with PlainStream(LocalFile(path), name="a") as stream:
+        assert len(stream.read(1000)) == 1000
+        num_bytes = 1000
+        while chunk := stream.read(1 << 16):
+            assert len(chunk) <= 1 << 16
+            num_bytes += len(chunk)
+    assert (num_bytes, chunk) == ((1 << 24) + 3, b"")
+
+
+def test_zeros_that_xz_pads_a_stream_with_are_passed_over(tmp_path: Path) -> None:
+    packed = lzma.compress(json_lines([{"a": 1}]))
+    assert read(write(tmp_path / "a.jsonl.xz", packed + bytes(4) + packed + bytes(8))) == [{"a": 1}] * 2
+
+
+def test_xz_that_asks_for_gigabytes_of_memory_is_refused(tmp_path: Path) -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 20}]
+    packed = bytearray(lzma.compress(b'{"a": 1}\n', check=lzma.CHECK_NONE, filters=filters))
+    header = packed[12 : 12 + 4 * (packed[12] + 1)]
+    at = header.index(b"\x21\x01") + 2  # LZMA2, whose one byte of properties is the size of its dictionary
+    header[at] = 40  # 4 GiB
+    header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
+    packed[12 : 12 + len(header)] = header
+    with pytest.raises(DataError, match=r"a\.jsonl\.xz: its xz data asks for more than 256 MiB of memory: compress it"):
+        read(write(tmp_path / "a.jsonl.xz", bytes(packed)))
 
 
 def test_lines_that_start_in_a_range_are_given_by_it_alone(tmp_path: Path) -> None:
@@ -184,6 +230,9 @@ def test_lines_that_start_in_a_range_are_given_by_it_alone(tmp_path: Path) -> No
     assert found == [[b"aaa\n"], [], [], [], [b"\n"], [b"bb\n"], [], [], [b"c"]]
 
 
+OPENERS: dict[str, Callable[[Path, str], Any]] = {
+    "gz": partial(gzip.open, compresslevel=1), "bz2": bz2.open, "xz": partial(lzma.open, preset=0)
+}  # fmt: skip
 MEASURE = """
 import resource, sys
 from pathlib import Path
@@ -200,7 +249,11 @@ print(num_rows, peak() - before)
 """
 
 
-@pytest.mark.parametrize("kind", ["json", "jsonl", "jsonl.gz", "json.gz", "csv"])
+KINDS_OF_LARGE_FILES = ["json", "jsonl", "jsonl.gz", "json.gz", "csv"]
+IN_LONG_ROUNDS = [pytest.param(kind, marks=in_long_rounds) for kind in ("jsonl.bz2", "jsonl.xz")]
+
+
+@pytest.mark.parametrize("kind", [*KINDS_OF_LARGE_FILES, *IN_LONG_ROUNDS])
 def test_memory_is_bounded_whatever_the_size(tmp_path: Path, kind: str) -> None:
     row = orjson.dumps({"text": "word " * 200})
     num_rows, num_copies = 64, 1024
@@ -212,7 +265,7 @@ def test_memory_is_bounded_whatever_the_size(tmp_path: Path, kind: str) -> None:
 
     def fill(path: Path, copies: int) -> Path:
         block = separator.join([row] * num_rows)
-        with gzip.open(path, "wb", compresslevel=1) if kind.endswith("gz") else path.open("wb") as file:
+        with OPENERS.get(kind.rpartition(".")[2], Path.open)(path, "wb") as file:
             file.write(head)
             for number in range(copies):
                 file.write((separator if number else b"") + block)

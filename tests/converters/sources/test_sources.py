@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import sys
 import tempfile
 from pathlib import Path
@@ -260,9 +262,9 @@ def test_a_list_names_hub_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("datasets: []", "expected a list `datasets`"),
         ("datasets: [{path: [}", "not valid YAML"),
         ("datasets: [{data_type: json}]", r"entry 1 of datasets: expected a mapping with a path, found \{'data_type'"),
-        ("datasets: [{path: a, folder: b}]", "unknown key 'folder': expected path, data_folder, data_type"),
+        ("datasets: [{path: a, folder: b}]", "entry 1 of datasets: unknown key 'folder': did you mean 'data_folder'"),
         ("datasets: [{path: a, data_type: 3}]", "data_type is 3: expected text"),
-        ("datasets: [{path: a, data_type: xml}]", "data_type 'xml' of a: expected one of json"),
+        ("datasets: [{path: a, data_type: xml}]", "data_type 'xml' of .*/a: expected one of json"),
         ("datasets: [{path: b.yaml}]", "is a list itself: name the sources of it here"),
         ("datasets: [{path: b, data_type: yaml}]", "is a list itself"),
         ("datasets: [{path: nowhere.json}]", "nowhere.json: no such file or folder"),
@@ -327,6 +329,22 @@ def test_objects_are_read_as_files_are(bucket: str) -> None:
         assert not list(scratch.iterdir())
 
 
+def test_compressed_objects_and_such_in_other_encodings_are_read(bucket: str, tmp_path: Path) -> None:
+    store, data = open_storage(bucket), json_lines(MESSY)
+    store.write("packed/a.jsonl.bz2", bz2.compress(data))
+    store.write("packed/b.jsonl.xz", lzma.compress(data))
+    store.write("packed/cut.json.xz", lzma.compress(data)[:-40])
+    store.write("packed/c.tsv", "text|b\nnäh|1\n".encode("latin-1"))
+    assert read(f"{bucket}/packed/*.jsonl.*") == MESSY * 2
+    with pytest.raises(
+        DataError, match=r"packed/cut\.json\.xz: its xz data is damaged or breaks off .*: copy it again"
+    ):
+        read(f"{bucket}/packed/cut.json.xz")
+    csv = "{delimiter: '|', encoding: latin-1}"
+    listed = write(tmp_path / "list.yaml", f"datasets: [{{path: '{bucket}/packed/c.tsv', csv: {csv}}}]".encode())
+    assert read(listed) == [{"text": "näh", "b": "1"}]
+
+
 @pytest.mark.parametrize("is_fetched", [True, False])
 def test_an_object_is_fetched_at_its_turn_if_at_all_and_gone_at_the_close(is_fetched: bool, bucket: str) -> None:
     """JSON arrays are fetched whole, JSON lines are read in ranges where they lie."""
@@ -385,7 +403,9 @@ def test_objects_that_are_not_there_or_not_what_they_say_are_named(bucket: str) 
     with pytest.raises(ObjectMissingError, match=r"\*.csv: no file matches: check the pattern and the path"):
         read(f"{bucket}/*.csv")
     open_storage(bucket).write("all.yaml", b"datasets: [{path: a.json}]")
-    for spec, format in (f"{bucket}/all.yaml", None), (f"{bucket}/a.json", "yaml"):
+    open_storage(bucket).write("dataset_info.json", b'{"a": {"file_name": "a.json"}}')
+    named = (f"{bucket}/all.yaml", None), (f"{bucket}/a.json", "yaml"), (f"{bucket}/dataset_info.json#a", None)
+    for spec, format in named:
         with pytest.raises(DataError, match=r"a list of sources is read from a file of this machine: download it"):
             read(spec, format=format)
     with pytest.raises(StorageError, match=r"bucket 'no-such-bucket' does not exist: create it or correct the URL"):

@@ -1,0 +1,211 @@
+"""LLaMA-Factory's `dataset_info.json` -> specs of the datasets that are chosen from it, as its own loader means them.
+
+What its keys, columns and tags mean is said in LLaMA-Factory's data/README.md and decided by its parser: a column or
+tag that an entry does not name has its default only where the entry names none at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+import orjson
+
+from ...errors import ConfigError, DataError, did_you_mean
+from ...storage.disk_errors import disk_errors
+from .settings import TAGS, Settings, num_rows_of
+from .specs import Spec, resolved
+
+DATASET_INFO = "dataset_info.json"  # files are told by the end of their names
+ALL = "*"
+FORMATTINGS = ("alpaca", "sharegpt", "openai")
+COLUMNS = (
+    "prompt", "query", "response", "history", "messages", "system", "tools", "images", "videos", "audios", "chosen",
+    "rejected", "kto_tag",
+)  # fmt: skip
+_DEFAULT_COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
+_TAGS_OF_SHAREGPT = dict(
+    zip(TAGS, ("from", "value", "human", "gpt", "observation", "function_call", "system"), strict=True)
+)
+_TAGS_OF_OPENAI = dict(zip(TAGS, ("role", "content", "user", "assistant", "tool", "function", "system"), strict=True))
+_PLACES = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_name")
+_REFUSED = {
+    "ms_hub_url": "a dataset of ModelScope", "om_hub_url": "a dataset of OpenMind", "script_url": "a loading script"
+}  # fmt: skip
+_KEYS = (
+    *_PLACES, "formatting", "ranking", "subset", "split", "folder", "num_samples", "revision", "columns", "tags",
+    "file_sha1",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetInfo:
+    """How the rows of an entry are to be read.
+
+    formatting: one of FORMATTINGS. columns, tags: those of COLUMNS and TAGS that hold, defaults among them.
+    named: those of the columns that the entry names itself.
+    """
+
+    formatting: str
+    ranking: bool
+    columns: Mapping[str, str]
+    tags: Mapping[str, str]
+    named: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Literal["messages", "text", "preference", "kto"]:
+        """The kind of rows that its rows are made to: see KINDS."""
+        if "kto_tag" in self.columns:
+            return "kto"
+        if self.ranking:
+            return "preference"
+        return "text" if self.formatting == "alpaca" and "response" not in self.columns else "messages"
+
+
+def is_dataset_info(path: Path) -> bool:
+    """Whether a file describes datasets as LLaMA-Factory does; `datasets` writes other files of this name."""
+    if not path.name.endswith(DATASET_INFO) or not path.is_file():
+        return False
+    try:
+        content = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError:
+        return True  # which is said when it is read
+    return isinstance(content, dict) and any(
+        isinstance(entry, dict) and not entry.keys().isdisjoint(_PLACES) for entry in content.values()
+    )
+
+
+def dataset_info_specs(path: Path, chosen: str | None) -> list[Spec]:
+    """The datasets that `chosen` names, with commas between them; "*" for all. None for the only one there is.
+
+    Paths start from the file's folder, and those of media, too.
+    """
+    with disk_errors(str(path)):
+        data = path.read_bytes()
+    try:
+        content = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"{path}: not valid JSON ({error}): correct it") from error
+    names = list(content) if chosen == ALL or (chosen is None and len(content) == 1) else None
+    if names is None and chosen is None:
+        some = ", ".join(list(content)[:10]) + (", …" if len(content) > 10 else "")
+        raise DataError(
+            f"{path} names {len(content)} datasets ({some}): choose by {path}#NAME, several by #NAME,NAME, all by #*"
+        )
+    specs = []
+    for name in names if names is not None else [each.strip() for each in str(chosen).split(",")]:
+        if name not in content:
+            raise DataError(f"{path} names no dataset {name!r}: {did_you_mean(name, content)}")
+        specs.append(_spec(path, content[name], where=f"{path}#{name}"))
+    return specs
+
+
+def _spec(path: Path, entry: Any, *, where: str) -> Spec:
+    if not isinstance(entry, dict):
+        raise DataError(f'{where}: expected an object, found {entry!r}: write {{"file_name": …}}')
+    _check_names(entry, _KEYS, what=where)
+    info = dataset_info(entry, where=where)
+    settings = Settings(rows={"dataset_info": info, "kind": info.kind}, limit=_limit(entry, where=where))
+    place = next((key for key in _PLACES if entry.get(key) is not None), None)
+    if place is None:
+        raise DataError(f"{where}: says not where its rows lie: give it a file_name")
+    said = _texts(entry, [place, "split", "subset", "folder", "revision"], where=where)
+    if place in _REFUSED:
+        raise DataError(
+            f"{where}: {place} {entry[place]!r} names {_REFUSED[place]}, which is not read: download it, and name the "
+            "files by file_name"
+        )
+    if place == "hf_hub_url":
+        return Spec(text=where, path=_hub_path(said, path.parent), settings=settings)
+    if entry.get("split") not in (None, "train"):
+        raise DataError(
+            f"{where}: split is {entry['split']!r}, and the rows of files are all of split train: leave it out, and "
+            "name the files of the split"
+        )
+    named = resolved(said[place], path.parent)
+    if named.lower().endswith(".txt"):
+        raise DataError(
+            f"{where}: {entry[place]} is text with a row a line, which is not read: write JSON lines with a column text"
+        )
+    if Path(named).is_dir():
+        named = f"{named.rstrip('/')}/*"
+    return Spec(text=where, path=named, folder=str(path.parent.absolute()), settings=settings)
+
+
+def _limit(entry: Mapping[str, Any], *, where: str) -> int | None:
+    try:
+        return None if entry.get("num_samples") is None else num_rows_of(entry["num_samples"])
+    except ConfigError as error:
+        raise DataError(f"{where}: num_samples is {error}") from error
+
+
+def _hub_path(said: Mapping[str, str], base: Path) -> str:
+    """As specs of the hub are written; a local folder of that name beside the file comes before the hub."""
+    query = {
+        "config": said.get("subset"),
+        "split": said.get("split", "train"),
+        "data_dir": said.get("folder"),
+        "revision": said.get("revision"),
+    }
+    text = "&".join(f"{key}={quote(value)}" for key, value in query.items() if value is not None)
+    return resolved(f"hf:{said['hf_hub_url']}?{text}", base)
+
+
+def dataset_info(entry: Mapping[str, Any], *, where: str) -> DatasetInfo:
+    """How an entry says its rows are. DataError, which begins with `where`, for what it cannot say."""
+    formatting, ranking = entry.get("formatting") or "alpaca", entry.get("ranking") or False
+    if formatting not in FORMATTINGS:
+        raise DataError(f"{where}: formatting {formatting!r} is not known: {did_you_mean(formatting, FORMATTINGS)}")
+    if not isinstance(ranking, bool):
+        raise DataError(f"{where}: ranking is {ranking!r}: write true or false")
+    named = _named(entry, "columns", COLUMNS, where=where)
+    tags = _named(entry, "tags", TAGS, where=where)
+    usual_tags = _TAGS_OF_OPENAI if formatting == "openai" else _TAGS_OF_SHAREGPT
+    # Keys and speakers without which no row could be read have their defaults in any case.
+    needed = {key: usual_tags[key] for key in TAGS[:4]}
+    columns = _DEFAULT_COLUMNS if named is None else named
+    if ranking:
+        columns = {**({"chosen": "chosen", "rejected": "rejected"} if named is None else {}), **columns}
+        missing = [name for name in ("chosen", "rejected") if name not in columns]
+        if missing:
+            raise DataError(
+                f"{where}: ranking is true, and columns name no {' and no '.join(missing)}: name them there"
+            )
+    asked = ("prompt", "query") if formatting == "alpaca" else ("messages",)
+    if columns.keys().isdisjoint(asked):
+        raise DataError(f"{where}: columns name no {asked[0]}, which formatting {formatting} reads: name it there")
+    return DatasetInfo(
+        formatting=formatting,
+        ranking=ranking,
+        columns=columns,
+        tags=usual_tags if tags is None else {**needed, **tags},
+        named=tuple(named or ()),
+    )
+
+
+def _named(entry: Mapping[str, Any], key: str, known: Sequence[str], *, where: str) -> dict[str, str] | None:
+    """Names of columns or tags; None where the entry names none. Those that are null are as if they were not there."""
+    given = entry.get(key)
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise DataError(f"{where}: {key} is {given!r}: expected an object of names")
+    _check_names(given, known, what=f"{where}: {key}")
+    return _texts(given, list(given), where=f"{where}: {key}")
+
+
+def _texts(given: Mapping[str, Any], keys: Sequence[str], *, where: str) -> dict[str, str]:
+    found = {key: given[key] for key in keys if given.get(key) is not None}
+    for key, value in found.items():
+        if not isinstance(value, str) or not value:
+            raise DataError(f"{where}: {key} is {value!r}: expected text")
+    return found
+
+
+def _check_names(given: Mapping[str, Any], known: Sequence[str], *, what: str) -> None:
+    for name in given:
+        if name not in known:
+            raise DataError(f"{what}: unknown key {name!r}: {did_you_mean(name, known)}")

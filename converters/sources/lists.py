@@ -1,0 +1,114 @@
+"""Lists of sources, in YAML -> specs, each with the settings of its entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+
+from ...errors import DataError, did_you_mean
+from ...storage.disk_errors import disk_error
+from .dataset_info import is_dataset_info
+from .settings import ROW_KEYS, SETTING_KEYS, settings_of
+from .specs import Spec, parse_spec, resolved
+
+LISTS = (".yaml", ".yml")
+SOURCE_KEYS = ("path", "data_folder", "data_type")  # as LMMS Engine calls them
+YAML_KEYS = (*SOURCE_KEYS, *SETTING_KEYS)
+
+
+def is_list(spec: Spec) -> bool:
+    """Whether a spec names a list on this machine, by its name or the format that is insisted on."""
+    is_named = Path(spec.path).suffix.lower() in LISTS or spec.format == "yaml"
+    return is_named and not spec.is_hub and not spec.is_remote
+
+
+def yaml_specs(path: Path, *, format: str | None) -> list[Spec]:
+    """The entries of a list as LMMS Engine reads it: `datasets: - {path, data_folder, data_type}`.
+
+    data_folder: of the entry's media (default: where it lies). data_type: its format. Relative paths start from the
+    YAML file's folder. An entry may have settings of its own, see SETTING_KEYS.
+    """
+    entries = enumerate(list_entries(path), start=1)
+    specs = [entry_spec(entry, format=format, where=_where(path, number)) for number, entry in entries]
+    for number, spec in enumerate(specs, start=1):
+        if spec.path.endswith(LISTS) or spec.format == "yaml":
+            raise DataError(f"{_where(path, number)}: {spec.path} is a list itself: name the sources of it here")
+    return specs
+
+
+def list_entries(path: Path) -> list[dict[str, Any]]:
+    """The entries of a list with the keys of YAML_KEYS, and paths that do not start from the file's folder any more."""
+    try:
+        content = yaml.safe_load(path.read_bytes())
+    except yaml.YAMLError as error:
+        raise DataError(f"{path}: not valid YAML ({' '.join(str(error).split())}): correct it") from error
+    except OSError as error:
+        raise disk_error(str(path), error) from error
+    entries = content.get("datasets") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise DataError(
+            f"{path}: expected a list `datasets` of entries with a path each: write datasets: [{{path: …}}]"
+        )
+    for number, entry in enumerate(entries, start=1):
+        check_entry(entry, where=_where(path, number))
+    entries = [_resolved(entry, path.parent) for entry in entries]
+    _check_together(path, entries)
+    return entries
+
+
+def _check_together(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    for number, entry in enumerate(entries, start=1):
+        taken = [key for key in ROW_KEYS if entry.get(key) is not None]
+        if taken and is_dataset_info(Path(parse_spec(entry["path"]).path)):
+            raise DataError(
+                f"{_where(path, number)}: {entry['path']} says itself how its rows are read: leave out "
+                f"{', '.join(taken)}"
+            )
+    weighted = [entry.get("weight") is not None for entry in entries]
+    if any(weighted) and not all(weighted):
+        where = _where(path, weighted.index(False) + 1)
+        raise DataError(f"{where}: has no weight, and others have: give each entry one, or none")
+
+
+def check_entry(entry: Any, *, where: str) -> None:
+    """DataError, which begins with `where`, unless it is a mapping of a path and other keys that are known."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
+        raise DataError(f"{where}: expected a mapping with a path, found {entry!r}: write {{path: …}}")
+    for key in entry:
+        if key not in YAML_KEYS:
+            raise DataError(
+                f"{where}: unknown key {key!r}: {did_you_mean(key, YAML_KEYS)} (known: {', '.join(YAML_KEYS)})"
+            )
+    for key in SOURCE_KEYS:
+        if entry.get(key) is not None and not isinstance(entry[key], str):
+            raise DataError(f"{where}: {key} is {entry[key]!r}: expected text")
+    settings_of(entry, where=where)
+
+
+def entry_spec(entry: Mapping[str, Any], *, format: str | None = None, where: str) -> Spec:
+    """The spec of an entry that is checked, its paths as they stand. DataError, which begins with `where`."""
+    spec = parse_spec(entry["path"], format=entry.get("data_type") or format, folder=entry.get("data_folder") or None)
+    spec, split = replace(spec, settings=settings_of(entry, where=where)), entry.get("split")
+    if split is None:
+        return spec
+    if spec.split is not None or (spec.is_hub and "split=" in spec.path):
+        raise DataError(f"{where}: split is {split!r}, and the path {entry['path']} names one, too: leave one out")
+    if spec.is_hub:
+        return replace(spec, path=f"{spec.path}{'&' if '?' in spec.path else '?'}split={quote(split)}")
+    return replace(spec, split=split)
+
+
+def _resolved(entry: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    path, is_hub = entry["path"], entry.get("data_type") == "hf_dataset" and not entry["path"].startswith("hf:")
+    path = resolved(f"hf:{path}", base).removeprefix("hf:") if is_hub else resolved(path, base)
+    folders = {key: resolved(entry[key], base) for key in ("data_folder", "media_root") if entry.get(key)}
+    return {**entry, "path": path, **folders}
+
+
+def _where(path: Path, number: int) -> str:
+    return f"{path}: entry {number} of datasets"

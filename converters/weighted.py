@@ -1,0 +1,124 @@
+"""A list whose entries have weights -> a dataset for each of them, and their weights as a run's YAML has them.
+
+Weights are shares of the tokens of training, which are mixed from datasets of their own: stored in one dataset they
+could not be told apart, nor changed later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import yaml
+
+from ..errors import ConfigError
+from ..storage.disk_errors import disk_errors
+from ..storage.local import LocalStorage
+from ..storage.storage import open_storage
+from .options import ConvertOptions
+from .report import ConvertReport, SplitReport
+from .sources.lists import is_list, yaml_specs
+from .sources.specs import Spec, glob_base, has_wildcard, parse_spec
+
+RUN_NAME = "datasets.yaml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """An entry with a weight. name: of its dataset below the target, which differs from those of the others."""
+
+    name: str
+    spec: Spec
+    weight: float
+
+
+def weighted_parts(sources: object, options: ConvertOptions) -> list[Part]:
+    """The entries of the list that is the only source, if they have weights; [] otherwise.
+
+    ConfigError for splits and a limit for all, which go not with weights.
+    """
+    named = [sources] if isinstance(sources, str | Path) else sources
+    if not isinstance(named, Sequence) or len(named) != 1 or not isinstance(named[0], str | Path):
+        return []
+    spec = parse_spec(str(named[0]), format=options.format)
+    if not is_list(spec) or not Path(spec.path).is_file():
+        return []
+    entries = yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format)
+    if entries[0].settings.weight is None:
+        return []
+    wrong = [name for name, value in {"splits": options.splits, "limit": options.limit}.items() if value]
+    if wrong:
+        raise ConfigError(
+            f"{spec.path}: its entries have weights, so that each becomes a dataset of its own, and {wrong[0]} "
+            "cannot be asked of them together: set limit in each entry, or leave out the weights"
+        )
+    parts: dict[str, Part] = {}
+    for entry in entries:
+        name = base = _name(entry)
+        number = 1
+        while name in parts:
+            number += 1
+            name = f"{base}-{number}"
+        parts[name] = Part(name=name, spec=entry, weight=entry.settings.weight or 0.0)
+    return list(parts.values())
+
+
+def convert_parts(
+    parts: Sequence[Part],
+    target: str,
+    *,
+    convert: Callable[[Spec, str], ConvertReport],
+    say: Callable[[str], None],
+) -> ConvertReport:
+    """Each part as a dataset below the target, and RUN_NAME beside them; a report of all, each by name in its `splits`.
+
+    What was finished by an earlier run is left as it is.
+    """
+    base = target.rstrip("/")
+    reports = {part.name: convert(part.spec, f"{base}/{part.name}") for part in parts}
+    storage = open_storage(target)
+    home = str(storage.folder.absolute()) if isinstance(storage, LocalStorage) else storage.url
+    run = {
+        "datasets": {part.name: {"remote": f"{home}/{part.name}"} for part in parts},
+        "train": {"weights": {part.name: part.weight for part in parts}},
+    }
+    with disk_errors(f"{base}/{RUN_NAME}"):
+        storage.write(RUN_NAME, yaml.safe_dump(run, sort_keys=False).encode())
+    say(f"{base}/{RUN_NAME}: the datasets and weights of a run, to which packing_length, processor and model are added")
+    return _joint(reports)
+
+
+def _name(spec: Spec) -> str:
+    """A folder's name for what an entry names: of its file or folder, without endings."""
+    path = spec.path.removeprefix("hf:").partition("?")[0]
+    path = glob_base(path)[0] if has_wildcard(path) else path
+    name = spec.key or PurePosixPath(path).name.partition(".")[0]
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "part"
+
+
+def _joint(reports: dict[str, ConvertReport]) -> ConvertReport:
+    each = list(reports.values())
+    tokens = [report.num_tokens for report in each if report.num_tokens is not None]
+    splits = {
+        name: SplitReport(num_rows=report.num_rows, num_tokens=report.num_tokens, num_shards=report.num_shards)
+        for name, report in reports.items()
+    }
+    return ConvertReport(
+        kind="; ".join(dict.fromkeys(report.kind for report in each)),
+        schema=each[0].schema,
+        num_rows=sum(report.num_rows for report in each),
+        num_rejected=sum(report.num_rejected for report in each),
+        num_filtered=sum(report.num_filtered for report in each),
+        num_empty=sum(report.num_empty for report in each),
+        num_left_out_by_filter=sum(report.num_left_out_by_filter for report in each),
+        num_left_out_by_map=sum(report.num_left_out_by_map for report in each),
+        num_duplicates=sum(report.num_duplicates for report in each),
+        num_tokens=sum(tokens) if tokens else None,
+        num_shards=sum(report.num_shards for report in each),
+        num_bytes=sum(report.num_bytes for report in each),
+        seconds=sum(report.seconds for report in each),
+        splits=splits,
+        was_there=all(report.was_there for report in each),
+    )

@@ -1,0 +1,107 @@
+"""Which rows entries of LLaMA-Factory's dataset_info.json name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from lmms_stream.errors import LmmsStreamError
+
+from .source_rows import json_lines, opened, read, write
+
+ROWS = [{"instruction": str(number), "input": "", "output": "x"} for number in range(4)]
+
+
+def info(folder: Path, **entries: Any) -> Path:
+    return write(folder / "dataset_info.json", orjson.dumps(entries))
+
+
+def test_one_several_and_all_datasets_are_chosen(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / f"{number}.json", orjson.dumps(ROWS[number : number + 1]))
+    path = info(tmp_path, a={"file_name": "0.json"}, b={"file_name": "1.json"}, c={"file_name": "2.json"})
+    assert read(f"{path}#b") == ROWS[1:2]
+    assert read(f"{path}#c, a") == [ROWS[2], ROWS[0]]
+    assert read(f"{path}#*") == ROWS[:3]
+    with pytest.raises(LmmsStreamError, match=r"names 3 datasets \(a, b, c\): choose by .*json#NAME, several by #NAM"):
+        read(path)
+    with pytest.raises(LmmsStreamError, match=r"dataset_info\.json names no dataset 'd': did you mean"):
+        read(f"{path}#d")
+    assert read(info(tmp_path, a={"file_name": "0.json"})) == ROWS[:1]
+
+
+def test_files_folders_and_numbers_of_samples_are_meant_as_llama_factory_means_them(tmp_path: Path) -> None:
+    write(tmp_path / "all" / "train.jsonl", json_lines(ROWS[:2]))
+    write(tmp_path / "all" / "test.jsonl", json_lines(ROWS[2:]))
+    path = info(tmp_path, mine={"file_name": "all", "num_samples": 3, "split": "train", "file_sha1": "x"})
+    with opened(f"{path}#mine") as (sources, _):
+        assert [Path(source.name).name for source in sources] == ["test.jsonl", "train.jsonl"]
+        folders = {unit.folder for source in sources for unit in source.units()}
+    assert folders == {str(tmp_path)}  # media lie beside the description
+    assert read(f"{path}#mine") == [*ROWS[2:], ROWS[0]]
+
+
+def test_a_local_copy_of_a_dataset_of_the_hub_comes_before_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    write(tmp_path / "org" / "chats" / "data" / "train.jsonl", json_lines(ROWS))
+    write(tmp_path / "org" / "chats" / "data" / "test.jsonl", json_lines(ROWS[:1]))
+    entry = {"hf_hub_url": "org/chats", "ms_hub_url": "other/chats", "file_name": "nowhere.json", "folder": "data"}
+    path = info(tmp_path, train=entry, test={**entry, "split": "test"}, some={**entry, "num_samples": 2})
+    assert read(f"{path}#train") == ROWS
+    assert read(f"{path}#test") == ROWS[:1]
+    assert read(f"{path}#some") == ROWS[:2]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"ms_hub_url": "a/b"}, "#x: ms_hub_url 'a/b' names a dataset of ModelScope, which is not read: download it"),
+        ({"om_hub_url": "a/b"}, "om_hub_url 'a/b' names a dataset of OpenMind, which is not read"),
+        ({"script_url": "a"}, "script_url 'a' names a loading script, which is not read: download it"),
+        ({"formatting": "alpaca"}, "#x: says not where its rows lie: give it a file_name"),
+        ({"file_nme": "a"}, r"#x: unknown key 'file_nme': did you mean 'file_name'"),
+        ({"file_name": 3}, "file_name is 3: expected text"),
+        ({"file_name": "a.txt"}, "a.txt is text with a row a line, which is not read: write JSON lines"),
+        ({"file_name": "no.json"}, r"no\.json: no such file or folder"),
+        ({"file_name": "a", "split": "test"}, "split is 'test', and the rows of files are all of split train: leave"),
+        ({"file_name": "a", "formatting": "sharegtp"}, "formatting 'sharegtp' is not known: did you mean 'sharegpt'"),
+        ({"file_name": "a", "ranking": "yes"}, "ranking is 'yes': write true or false"),
+        ({"file_name": "a", "ranking": True, "columns": {"prompt": "a", "chosen": "b"}}, "columns name no rejected"),
+        ({"file_name": "a", "columns": {"promt": "a"}}, "#x: columns: unknown key 'promt': did you mean 'prompt'"),
+        ({"file_name": "a", "columns": ["a"]}, r"columns is \['a'\]: expected an object of names"),
+        ({"file_name": "a", "columns": {"prompt": ["a"]}}, r"columns: prompt is \['a'\]: expected text"),
+        ({"file_name": "a", "columns": {"response": "a"}}, "columns name no prompt, which formatting alpaca reads"),
+        ({"file_name": "a", "formatting": "openai", "columns": {"system": "s"}}, "columns name no messages"),
+        ({"file_name": "a", "tags": {"role": "a"}}, "#x: tags: unknown key 'role': did you mean 'role_tag'"),
+        ({"file_name": "a", "num_samples": 0}, "#x: num_samples is 0: expected a number of rows, at least 1"),
+        ("a", r"#x: expected an object, found 'a': write"),
+    ],
+)  # fmt: skip
+def test_entries_that_cannot_be_meant_are_refused(tmp_path: Path, entry: Any, message: str) -> None:
+    path = info(tmp_path, x=entry, y={"file_name": "a"})
+    with pytest.raises(LmmsStreamError, match=message):
+        read(f"{path}#x")
+
+
+def test_other_files_of_that_name_are_read_as_json(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "dataset_info.json", orjson.dumps(ROWS))) == ROWS
+    with pytest.raises(LmmsStreamError, match=r"dataset_info\.json: not valid JSON .*: correct it"):
+        read(write(tmp_path / "dataset_info.json", b'{"a": {"file_name": '))
+
+
+def test_a_list_names_described_datasets_and_says_nothing_of_their_rows(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", orjson.dumps(ROWS))
+    info(tmp_path, a={"file_name": "a.json"})
+    path = write(tmp_path / "list.yaml", b"datasets: [{path: 'dataset_info.json#a', limit: 1}]")
+    assert read(path) == ROWS[:1]
+    write(path, b"datasets: [{path: 'dataset_info.json#a', system: x}]")
+    with pytest.raises(LmmsStreamError, match=r"dataset_info\.json#a says itself how its rows are read: leave out sys"):
+        read(path)
+    with pytest.raises(LmmsStreamError, match="a list of datasets is not sliced: set num_samples of its entries"):
+        read(f"{tmp_path}/dataset_info.json#a@[1:]")

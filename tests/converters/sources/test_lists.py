@@ -1,0 +1,127 @@
+"""What entries of a YAML list say of their sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+import yaml
+from lmms_stream import PackedStreamingDataset
+from lmms_stream.converters.convert import convert
+from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.errors import LmmsStreamError
+
+from .source_rows import json_lines, opened, read, write
+from .test_tables import write_parquet
+
+
+def listed(folder: Path, *entries: Any) -> Path:
+    return write(folder / "list.yaml", yaml.safe_dump({"datasets": list(entries)}).encode())
+
+
+def test_sources_of_different_columns_become_one_dataset(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", 'Frage;Antwort\nwie;"gut; so"\n'.encode("latin-1"))
+    write_parquet(tmp_path / "b.parquet", pyarrow.Table.from_pylist([{"instr": "x", "out": str(n)} for n in range(3)]))
+    dialog = [{"who": "U", "says": "hi"}, {"who": "tool", "says": "1"}, {"who": "A", "says": "ho"}]
+    write(tmp_path / "c.jsonl", json_lines([{"dialog": dialog, "id": 1}]))
+    path = listed(
+        tmp_path,
+        {
+            "path": "a.csv",
+            "csv": {"delimiter": ";", "encoding": "latin-1"},
+            "columns": {"question": "Frage", "answer": "Antwort"},
+            "system": "Deutsch",
+        },
+        {"path": "b.parquet@[1:]", "kind": "alpaca", "columns": {"instruction": "instr", "output": "out"}, "limit": 1},
+        {
+            "path": "c.jsonl",
+            "columns": {"messages": "dialog"},
+            "tags": {"role_tag": "who", "content_tag": "says", "user_tag": "U", "assistant_tag": "A"},
+            "learn": "last",
+        },
+    )
+    report = convert([path], str(tmp_path / "out"), num_workers=1, schema=SchemaOptions(system="English"))
+    samples = PackedStreamingDataset(tmp_path / "out")
+    assert report.num_rows == 3
+    assert [samples[number]["messages"] for number in range(3)] == [
+        '[{"role":"system","content":"Deutsch"},{"role":"user","content":"wie"},'
+        '{"role":"assistant","content":"gut; so"}]',
+        '[{"role":"system","content":"English"},{"role":"user","content":"x"},{"role":"assistant","content":"1"}]',
+        '[{"role":"system","content":"English"},{"role":"user","content":"hi"},{"role":"tool","content":"1"},'
+        '{"role":"assistant","content":"ho"}]',
+    ]
+
+
+def test_settings_decide_what_is_written_so_others_are_another_conversion(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", b"text;b\nx;y\n")
+
+    def converted(**settings: Any) -> int:
+        path = listed(tmp_path, {"path": "a.csv", "csv": {"delimiter": ";"}, **settings})
+        return convert([path], str(tmp_path / "out"), num_workers=1).num_rows
+
+    assert converted() == converted() == 1
+    for others in ({"columns": {"text": "b"}}, {"keep": "b"}, {"csv": {"delimiter": ";", "encoding": "latin-1"}}):
+        with pytest.raises(LmmsStreamError, match="--overwrite"):
+            converted(**others)
+
+
+def test_a_slice_of_other_rows_is_another_conversion(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json_lines([{"text": str(number)} for number in range(9)]))
+    convert([f"{path}@[0:2]"], str(tmp_path / "out"), num_workers=1)
+    with pytest.raises(LmmsStreamError, match="--overwrite"):
+        convert([f"{path}@[0:3]"], str(tmp_path / "out"), num_workers=1)
+
+
+@pytest.mark.parametrize("limit", range(1, 9))
+def test_a_limit_is_of_the_first_rows_of_all_files_that_an_entry_names(tmp_path: Path, limit: int) -> None:
+    rows = [{"id": number} for number in range(6)]
+    write(tmp_path / "parts" / "a.jsonl", json_lines(rows[:3]))
+    write(tmp_path / "parts" / "b.jsonl", json_lines(rows[3:4]))
+    write(tmp_path / "parts" / "c.jsonl", json_lines(rows[4:]))
+    assert read(listed(tmp_path, {"path": "parts", "limit": limit})) == rows[:limit]
+    assert read(listed(tmp_path, {"path": "parts/*.jsonl", "limit": limit}, {"path": "parts/b.jsonl"}))[-1] == rows[3]
+    assert read(listed(tmp_path, {"path": "parts/c.jsonl@[-1:]", "limit": limit})) == rows[5:]
+
+
+def test_an_entry_names_the_split_of_a_folder(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write(tmp_path / "set" / f"{split}.jsonl", json_lines([{"split": split}]))
+    assert read(listed(tmp_path, {"path": "set", "split": "test"})) == [{"split": "test"}]
+    assert read(listed(tmp_path, {"path": "set", "split": "train", "data_type": "hf_dataset"})) == [{"split": "train"}]
+    with pytest.raises(LmmsStreamError, match=r"split is 'test', and the path .*/set\?split=train names one, too"):
+        read(listed(tmp_path, {"path": "set?split=train", "split": "test"}))
+
+
+def test_media_start_from_the_folder_that_an_entry_names(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", json_lines([{"a": 1}]))
+    with opened(listed(tmp_path, {"path": "a.jsonl", "media_root": "media"})) as ((source,), _):
+        assert source.settings == {"media_root": str(tmp_path / "media")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"colums": {}}, r"list\.yaml: entry 1 of datasets: unknown key 'colums': did you mean 'columns'"),
+        ({"columns": ["a"]}, r"entry 1 of datasets: columns is \['a'\]: expected names and texts, as \{NAME: TEXT\}"),
+        ({"columns": {"promt": "a"}}, r"a\.jsonl: no column has the role promt"),
+        ({"tags": {"role": "who"}}, "entry 1 of datasets: tags is .*: there is no tag 'role': did you mean 'role_tag'"),
+        ({"system": 3}, "entry 1 of datasets: system is 3: expected text"),
+        ({"kind": "chat"}, r"a\.jsonl: kind 'chat' is not known: choose one of"),
+        ({"learn": "all"}, r"a\.jsonl: learn must be 'assistant', 'last' or 'each', got 'all'"),
+        ({"keep": 3}, "entry 1 of datasets: keep is 3: expected names of columns, or true for all"),
+        ({"limit": 0}, "entry 1 of datasets: limit is 0: expected a number of rows, at least 1"),
+        ({"weight": -1}, "entry 1 of datasets: weight is -1: expected a share of the tokens, above 0"),
+        ({"csv": {"sep": ";"}}, "entry 1 of datasets: csv has no 'sep'"),
+        ({"csv": {"quote": 3}}, "entry 1 of datasets: csv.quote is 3: expected text"),
+        ({"csv": ";"}, r"entry 1 of datasets: csv is ';': write csv: \{delimiter: …, quote: …, encoding: …\}"),
+        ({"csv": {"delimiter": ";"}}, "is jsonl, and csv says how CSV and TSV are written: leave csv out of its entry"),
+        ({"split": "train"}, "only a folder has splits"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    write(tmp_path / "a.jsonl", json_lines([{"text": "x"}]))
+    with pytest.raises(LmmsStreamError, match=message):
+        convert([listed(tmp_path, {"path": "a.jsonl", **settings})], str(tmp_path / "out"), num_workers=1)
+    assert not (tmp_path / "out" / "index.json").exists()
