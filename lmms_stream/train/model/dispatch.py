@@ -127,6 +127,14 @@ def scattered(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return exchanged(rows, group, forth=_scatter, back=_gather)
 
 
+def averaged(parameter: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """A parameter of this rank alone, whose gradient is the sum over the packs of all ranks of a group, as their mean.
+
+    FSDP averages over the ranks that have the parameter; what all ranks have it averages over all.
+    """
+    return exchanged(parameter, group, forth=_same, back=_divide)
+
+
 def run_again_to(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor; where a block is run again for its backward pass, all of it that comes before this runs.
 
@@ -147,6 +155,14 @@ class _Needed(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         _ = ctx.saved_tensors
         return gradient
+
+
+def _same(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    return tensor.view_as(tensor)
+
+
+def _divide(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    return tensor / group.size()
 
 
 def _gather(tokens: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ...errors import ConfigError
-from .dispatch import ByExpert, ByToken, Dispatch, Longest, run_again_to
+from .dispatch import ByExpert, ByToken, Dispatch, Longest, averaged, run_again_to
 from .unused import with_zeros
 
 _OF_EXPERTS = "grouped_gemm"  # a plan's word for parameters of all experts of a block
@@ -48,26 +48,21 @@ def split_experts(model: Any, mesh: DeviceMesh) -> list[torch.nn.Module]:
                 )
             part = distribute_tensor(parameter.data, mesh, [Shard(0)])
             setattr(experts, name, torch.nn.Parameter(part, requires_grad=parameter.requires_grad))
-        _Experts(dispatch(mesh.get_group(), num_experts), longest, asks=number == 0).hook(experts)
+        _Experts(dispatch(mesh.get_group(), num_experts), longest, mesh, asks=number == 0).hook(experts)
     return found
 
 
 def shard_experts(
-    experts: torch.nn.Module, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, reshard: bool, num_averaged: int
+    experts: torch.nn.Module, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, reshard: bool
 ) -> None:
-    """Shard a module of split_experts over the ranks that have the same experts.
-
-    num_averaged: ranks by whose number gradients are divided. What a rank has is the sum over those of its group.
-    """
-    sharded = fully_shard(
+    """Shard a module of split_experts over the ranks that have the same experts."""
+    fully_shard(
         experts,
         mesh=mesh,
         mp_policy=policy,
         reshard_after_forward=reshard,
         shard_placement_fn=lambda parameter: _placement(parameter, mesh["shard"].size()),
     )
-    sharded.set_gradient_divide_factor(num_averaged)
-    sharded.set_force_sum_reduction_for_comms(True)  # gloo has no average by another number than that of its ranks
 
 
 def _placement(parameter: torch.nn.Parameter, num_ranks: int) -> Shard:
@@ -115,8 +110,8 @@ class _Experts:
     asks: it is the first in the model, so that its ranks ask each other how many tokens they run.
     """
 
-    def __init__(self, dispatch: Dispatch, longest: Longest, *, asks: bool):
-        self._dispatch, self._longest, self._asks = dispatch, longest, asks
+    def __init__(self, dispatch: Dispatch, longest: Longest, mesh: DeviceMesh, *, asks: bool):
+        self._dispatch, self._longest, self._asks, self._group = dispatch, longest, asks, mesh.get_group()
         self._whole: dict[str, Any] = {}
         self._used: list[torch.Tensor] = []  # whose gradients other ranks wait for, or FSDP
 
@@ -134,7 +129,7 @@ class _Experts:
         self._whole = dict(experts._parameters)
         for name, each in self._whole.items():
             if isinstance(each, DTensor):
-                experts._parameters[name] = each.to_local()  # type: ignore[assignment]
+                experts._parameters[name] = averaged(each.to_local(), self._group)  # type: ignore[assignment]
         sent = self._dispatch.sent(inputs, longest=self._longest.num_tokens)
         everything = (*sent.values(), *experts._parameters.values())
         self._used = [each for each in everything if each is not None and each.requires_grad]

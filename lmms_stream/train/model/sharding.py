@@ -56,9 +56,8 @@ def shard_model(
     dtype = torch.bfloat16 if config.bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     if meshes.ep is not None and meshes.experts is not None:
-        again, num_ranks = config.reshard_after_forward, meshes.fsdp.size()
         for experts in split_experts(model.model, meshes.ep):
-            shard_experts(experts, meshes.experts, policy=policy, reshard=again, num_averaged=num_ranks)
+            shard_experts(experts, meshes.experts, policy=policy, reshard=config.reshard_after_forward)
     for part in (*blocks, model):
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
             use_all_parameters(part)
