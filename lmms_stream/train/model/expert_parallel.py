@@ -55,20 +55,31 @@ def split_experts(model: Any, mesh: DeviceMesh) -> list[torch.nn.Module]:
 def shard_experts(
     experts: torch.nn.Module, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, reshard: bool
 ) -> None:
-    """Shard a module of split_experts over the ranks that have the same experts."""
+    """Shard a module of split_experts over the ranks that have the same experts.
+
+    Over more ranks than these are, parts of each expert go to ranks. ConfigError where ranks cannot have equal parts.
+    """
+    num_ranks = mesh["shard"].size()
+    parts = {name: _part(each) for name, each in experts.named_parameters(recurse=False)}
+    num_own = min(len(each) for each in parts.values())
+    dim = 1 if num_own % num_ranks else 0
+    for name, part in parts.items():
+        if part.shape[dim] % num_ranks:
+            raise ConfigError(
+                f"{num_ranks} ranks share the same {num_own} experts by train.expert_parallel, and divide neither "
+                f"these nor the {part.shape[1]} rows of {name}: choose another degree, or other train.shard_ranks"
+            )
     fully_shard(
         experts,
         mesh=mesh,
         mp_policy=policy,
         reshard_after_forward=reshard,
-        shard_placement_fn=lambda parameter: _placement(parameter, mesh["shard"].size()),
+        shard_placement_fn=lambda _: Shard(dim),
     )
 
 
-def _placement(parameter: torch.nn.Parameter, num_ranks: int) -> Shard:
-    """Over more ranks than a part has experts, parts of each expert go to ranks."""
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return Shard(1) if local.shape[0] % num_ranks and not local.shape[1] % num_ranks else Shard(0)
+def _part(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _names(model: Any) -> list[str]:

@@ -59,13 +59,15 @@ def _over_heads(
     others: Mapping[str, Any],
 ) -> torch.Tensor:
     """of_part: query, key and value of a rank's tokens and all heads: float[1, heads, T / degree, d] each."""
-    if mask is not None or others.get("s_aux") is not None:
-        raise ValueError("train.sequence_parallel has no attention with a mask or sinks: set it to 1")
+    if mask is not None:
+        raise ValueError("train.sequence_parallel has no attention with a mask: set it to 1")
     query, key, value = of_part
     if query.shape[1] % group.size():
         raise ValueError(f"train.sequence_parallel {group.size()} does not divide {query.shape[1]} attention heads")
     key, value = (repeated(each, group.size()) for each in (key, value))
     queries, keys, values = _to_heads((query, key, value), group)
+    if (sinks := others.get("s_aux")) is not None:
+        others = {**others, "s_aux": sinks.chunk(group.size())[group.rank()]}
     with _heads_of_key(module, queries.shape[1] // keys.shape[1]):
         found, _ = attend(module, queries, keys, values, None, **others)
     return _to_tokens(found, group)
