@@ -76,7 +76,6 @@ def test_a_run_goes_on_with_experts_on_different_ranks_from_a_checkpoint_of_whol
     for path in checkpoints(output / "checkpoints")[1:]:
         shutil.rmtree(path)
     train(config, output, "train.expert_parallel=2", "train.shard_ranks=2", nproc=4)
-    assert steps_of(output) == [3, 4, 5, 6]
     assert differences(whole, output, first_step=3, last_step=5, tolerance=TOLERANCE) == []
     assert difference(whole, output) < TOLERANCE
     of_whole, of_split = (
