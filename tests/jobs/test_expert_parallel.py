@@ -173,7 +173,8 @@ def test_what_has_no_experts_to_split_is_refused_by_name_on_every_rank(short: di
 def test_gradients_of_packs_of_several_samples_are_those_of_the_samples_one_by_one(tmp_path: Path) -> None:
     results = run(tmp_path, tokens_and_learnt(), PACKED)
     mixed, whole = (results.pop(name)[0] for name in ("mixed", "mixed whole"))
-    print(difference(mixed["gradients"], whole["gradients"]), abs(mixed["loss"]-whole["loss"]))
+    assert difference(mixed["gradients"], whole["gradients"]) < 0.02  # in bfloat16
+    assert mixed["loss"] == pytest.approx(whole["loss"], rel=1e-3)
     for name, ranks in results.items():
         everything = alone(plain(PACKED[name]["model"]), ranks[0]["packs"])
         gradients = {key: value for key, value in everything.items() if key in ranks[0]["gradients"]}

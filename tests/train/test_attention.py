@@ -95,7 +95,7 @@ def test_samples_by_themselves_are_attended_to_as_under_a_mask(model_type: str, 
 def test_sinks_take_their_share_of_the_attention_of_each_sample_by_itself() -> None:
     """As in transformers' own attention of gpt-oss, of which packs are not kept apart by any other."""
     layers = ["sliding_attention", "full_attention"]
-    model = build("gpt_oss", head_dim=8, num_local_experts=3, layer_types=layers, **WINDOW)
+    model = build("gpt_oss", head_dim=8, num_local_experts=3, num_experts_per_tok=2, layer_types=layers, **WINDOW)
     prove_packing(model, device=CPU)
     assert model.model.config._attn_implementation == "sdpa_varlen"
     rng = np.random.default_rng(3)

@@ -52,9 +52,7 @@ def split_experts(model: Any, mesh: DeviceMesh) -> list[torch.nn.Module]:
     return found
 
 
-def shard_experts(
-    experts: torch.nn.Module, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, reshard: bool
-) -> None:
+def shard_experts(experts: torch.nn.Module, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, reshard: bool) -> None:
     """Shard a module of split_experts over the ranks that have the same experts.
 
     Over more ranks than these are, parts of each expert go to ranks. ConfigError where ranks cannot have equal parts.
