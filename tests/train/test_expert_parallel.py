@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ class Experts(torch.nn.Module):
 class Planned(torch.nn.Module):
     """A model with a plan."""
 
-    _ep_plan = {"experts.up": "grouped_gemm", "experts": "gather"}
+    _ep_plan: ClassVar = {"experts.up": "grouped_gemm", "experts": "gather"}
 
     def __init__(self) -> None:
         super().__init__()
