@@ -152,7 +152,7 @@ class _Needed(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         _ = ctx.saved_tensors
         return gradient
 
