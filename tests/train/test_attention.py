@@ -105,9 +105,9 @@ def test_sinks_take_their_share_of_the_attention_of_each_sample_by_itself() -> N
     model.zero_grad()
     model.model.set_attn_implementation("eager")
     for sample in samples:
-        ids = torch.from_numpy(sample["input_ids"])[None]
-        logits = model.model(input_ids=ids, use_cache=False).logits[0, :-1]
-        torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").backward()
+        tokens = torch.from_numpy(sample["input_ids"])
+        logits = model.model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+        torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum").backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         assert (found[name] - parameter.grad).norm() <= 1e-5 * parameter.grad.norm(), name

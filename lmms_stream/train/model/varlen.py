@@ -107,14 +107,12 @@ def _with_sink(
     more number, which alone the first key has too; what is added is a multiple of 8, as kernels ask for.
     """
     queries, keys, values = (torch.nn.functional.pad(each, (0, _MORE, 1, 0)) for each in (queries, keys, values))
-    of_head = sinks.to(queries.dtype).view(1, -1, 1, 1).expand(*queries.shape[:-1], 1)
-    queries = torch.cat([queries[..., :-1], of_head], dim=-1)
-    first = torch.zeros_like(keys)
-    first[..., 0, -1] = 1 / scaling
+    queries[..., -1] = sinks.to(queries.dtype)[None, :, None]
+    keys[..., 0, -1] = 1 / scaling
     if window is not None:
         window = torch.nn.functional.pad(window, (1, 0, 1, 0), value=True)
         window[..., 0, 1:] = False
-    return queries, keys + first, values, window
+    return queries, keys, values, window
 
 
 def _attend_both_ways(
