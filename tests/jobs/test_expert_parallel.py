@@ -47,6 +47,17 @@ def llama4(**fields: Any) -> dict[str, Any]:
     return {"config": {"model_type": "llama4_text", **SIZES, **own, **fields}, "seed": 3}
 
 
+def with_images() -> dict[str, Any]:
+    """Llama 4 with its tower, which no text runs."""
+    text = {name: value for name, value in llama4()["config"].items() if name != "model_type"}
+    tower = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 28,
+        "patch_size": 7, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16,
+    }  # fmt: skip
+    config = {"model_type": "llama4", "text_config": text, "vision_config": tower, "image_token_index": 1}
+    return {"config": config, "seed": 3}
+
+
 ROUTED = gpt_oss(router_aux_loss_coef=ROUTER_WEIGHT)
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
 OF_EXPERTS = {"r": 4, "target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]}
@@ -68,6 +79,7 @@ PACKED: dict[str, dict[str, Any]] = {
     "llama4": {"model": llama4(), "train": {**EP, "gradient_checkpointing": True, "per_device_batch": 2}},
     "dense layers": {"model": llama4(interleave_moe_layer_step=2), "train": EP},
     "copies": {"model": llama4(), "train": {**EP, "shard_ranks": 2}},
+    "images": {"model": with_images(), "train": EP},
     "tokens": {"model": gpt_oss(), "train": {**EP, "sequence_parallel": 2}},
     "more tokens": {"model": gpt_oss(num_key_value_heads=4), "train": {**EP, "sequence_parallel": 4}},
     "frozen": {"model": gpt_oss(), "train": {**EP, "frozen": ["*.embed_tokens.*", "*.layers.0.*"]}},
