@@ -55,7 +55,8 @@ def split_experts(model: Any, mesh: DeviceMesh) -> list[torch.nn.Module]:
 def shard_experts(experts: torch.nn.Module, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, reshard: bool) -> None:
     """Shard a module of split_experts over the ranks that have the same experts.
 
-    Over more ranks than these are, parts of each expert go to ranks. ConfigError where ranks cannot have equal parts.
+    Each has some of them whole, or, where the ranks do not divide their number, a part of every one. ConfigError where
+    they cannot have equal parts.
     """
     num_ranks = mesh["shard"].size()
     parts = {name: _part(each) for name, each in experts.named_parameters(recurse=False)}
