@@ -136,7 +136,7 @@ def averaged(parameter: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def run_again_to(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; where a block is run again for its backward pass, all of it that comes before this runs.
+    """A copy of a tensor; where a block is run again for its backward pass, all of it that comes before this runs.
 
     torch stops once it has all that the backward pass needs. That is sooner on a rank whose experts no token goes to,
     and the others would wait for what it has yet to send.
@@ -149,7 +149,7 @@ class _Needed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(tensor.new_empty(0))
-        return tensor.view_as(tensor)
+        return tensor.clone()  # no view, which FSDP's hooks would not follow
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
