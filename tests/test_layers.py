@@ -50,7 +50,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "train/run": {*BASE, "mds"},
     "train/model": {*BASE, "processors", "processors/families", "loader", "train/run"},
-    "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model"},
+    "train/reference": {*BASE, "storage", "train/run", "train/model"},
+    "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model", "train/reference"},
     "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run", "train/model"},
     "train/report": {*BASE, "signals", "plan", "storage", "processes", "loader", "train/run", "train/model"},
     "train/habits": {
@@ -59,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "train": {
         *BASE, "config", "lazy", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
-        "train/tasks", "train/checkpoint", "train/report", "train/habits",
+        "train/tasks", "train/checkpoint", "train/report", "train/habits", "train/reference",
     },
     "train/limits": {*BASE, "processes", "loader", "train/run", "train/report", "train"},
     "rl": {
