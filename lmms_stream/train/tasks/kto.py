@@ -34,9 +34,10 @@ class KTO(PreferenceTask):
 
     d is beta times (log-ratio of the answer - kl) for a desirable one, and the negative of that for an undesirable one.
     kl estimates how far the model is from its reference: the mean log-ratio of answers to prompts that they do not
-    belong to, at least 0, without gradients. Each pack gives the prompts of its samples the answers of the next ones,
-    and the mean is over the global batch; a pack of one sample has no other answer, and counts for nothing in it. So kl
-    is the same for any number of ranks. An evaluation estimates it for each pack by itself.
+    belong to, at least 0, without gradients and dropout. As in TRL, whose batches are packs here, each prompt of a pack
+    is given the answer of the one before it; the mean is over all of the global batch, so that kl is the same for any
+    number of ranks. A pack of one sample has no other answer, and is left out of it. An evaluation estimates it for
+    each pack by itself.
 
     loss_type "apo_zero_unpaired" (D'Oosterlinck et al., 2024) is the same with kl 0, and needs no passes for it.
     desirable_weight, undesirable_weight: of the losses. Logged besides: the mean rewards of both kinds, and kl.

@@ -13,7 +13,7 @@ from ...types import Batch
 
 
 def mismatched(pack: Batch) -> Batch:
-    """The pack, on the CPU, in which each prompt has the answer of the next sequence, and the last that of the first.
+    """The pack, on the CPU, in which each prompt has the answer of the sequence before it, and the first that of the last.
 
     A prompt is what comes before the first token that is learnt, and its media stay with it; answers hold none. The
     pack has the same tokens in another order, and the same number of them. One of fewer than two sequences stays.
@@ -26,7 +26,7 @@ def mismatched(pack: Batch) -> Batch:
     splits = [int(start + np.argmax(labels[start:stop] != IGNORED_LABEL)) for start, stop in bounds]
     prompts = [np.arange(start, split) for (start, _), split in zip(bounds, splits, strict=True)]
     answers = [np.arange(split, stop) for (_, stop), split in zip(bounds, splits, strict=True)]
-    others = [*answers[1:], answers[0]]
+    others = [answers[-1], *answers[:-1]]
     padding = np.arange(bounds[-1, 1], pack.num_tokens)
     order = np.concatenate([*(part for pair in zip(prompts, others, strict=True) for part in pair), padding])
     lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, others, strict=True)]
