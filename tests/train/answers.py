@@ -146,9 +146,7 @@ def one_step(trainer: FSDP2SFTTrainer) -> Step:
     set_weights(trainer, whole_weights(TRAINED))
     packs = next(trainer.data.steps_of(iter(trainer.loader)))
     trainer.model.train()
-    _, units = trainer.meter.begin_step(
-        packs, trainer.steps.units(packs), told_to_stop=False, save_failed=False
-    )
+    _, units = trainer.meter.begin_step(packs, trainer.steps.units(packs), told_to_stop=False, save_failed=False)
     losses = trainer.training_step(packs, units).cpu()
     trainer.meter.end_step(losses, trainer.steps.units_of_logged(units), grad_norm=0.0)
     gradients = {
