@@ -1,4 +1,4 @@
-"""Losses and gradients of TRL's own trainers on the rows of answers.py: padded, in one process, one batch of them all."""
+"""Losses and gradients of TRL's own trainers on the rows of answers.py: padded, in one process, as one batch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def trl_step(kind: str, rows: list[Row], **settings: Any) -> tuple[float, dict[s
         per_device_train_batch_size=len(rows), **settings,
     )  # fmt: skip
     trainer = Tokenized(
-        model=_model(TRAINED), ref_model=_model(REFERENCE), args=arguments, train_dataset=Dataset.from_list(_columns(rows)),
-        processing_class=_tokenizer(),
+        model=_model(TRAINED), ref_model=_model(REFERENCE), args=arguments,
+        train_dataset=Dataset.from_list(_columns(rows)), processing_class=_tokenizer(),
     )  # fmt: skip
     model = trainer.model.train()
     loss = trainer.compute_loss(model, trainer.data_collator(_columns(rows)))

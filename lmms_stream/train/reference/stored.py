@@ -67,7 +67,7 @@ class StoredLogProbs:
         if not isinstance(found, dict) or found.get("described") != self.described:
             raise self._damaged(self._description, "it describes others")
         values = self._array(self.path)
-        if hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest() != found.get("content_hash"):
+        if _hash(values) != found.get("content_hash"):
             raise self._damaged(self.path, "its values are not those that were written")
         return values
 
@@ -93,10 +93,7 @@ class StoredLogProbs:
     def end(self) -> NDArray[np.float32]:
         """All of them, from now on measured to the end."""
         values = self._array(self._part)
-        said = {
-            "described": self.described,
-            "content_hash": hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest(),
-        }
+        said = {"described": self.described, "content_hash": _hash(values)}
         with disk_errors(str(self.folder)):
             self._part.replace(self.path)
             temporary = temporary_name(self._description)
@@ -118,6 +115,10 @@ class StoredLogProbs:
             f"the log-probabilities of the reference at {path} cannot be used ({reason}): remove the files "
             f"{self.fingerprint}.* there, and they are measured again"
         )
+
+
+def _hash(values: NDArray[np.float32]) -> str:
+    return hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
 
 
 def folder_of(dataset_folder: Path | None, *, output_dir: Path) -> Path:

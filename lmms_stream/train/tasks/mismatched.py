@@ -13,7 +13,7 @@ from ...types import Batch
 
 
 def mismatched(pack: Batch) -> Batch:
-    """The pack, on the CPU, in which each prompt has the answer of the sequence before it, and the first that of the last.
+    """The pack, on the CPU, in which each prompt has the answer of the sequence before; the first has that of the last.
 
     A prompt is what comes before the first token that is learnt, and its media stay with it; answers hold none. The
     pack has the same tokens in another order, and the same number of them. One of fewer than two sequences stays.
