@@ -177,7 +177,7 @@ def test_a_run_does_not_resume_with_another_reference(folder: Path, tmp_path: Pa
     trainer_of(folder, DPO(), output_dir=str(tmp_path), save_steps=1).train()
     resumed = trainer_of(folder, DPO(), output_dir=str(tmp_path), max_steps=2, model=TRAINED)
     with pytest.raises(
-        CheckpointError, match="compares with starting weights of digest .*: name the model that the run"
+        CheckpointError, match=r"compares with starting weights of digest .*: name the model that the run"
     ):
         resumed.train()
     trainer_of(folder, DPO(), output_dir=str(tmp_path), max_steps=2).train()
@@ -219,7 +219,5 @@ def test_samples_of_other_roles_are_refused_by_number(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"task dpo learns from a chosen answer and then a rejected one, and sample"):
         answers.train()
     plain = {"input_ids": np.arange(3), "labels": np.arange(3)}
-    with pytest.raises(
-        ConfigError, match="task kto learns from one answer, with its label, and sample 5 has no sequen"
-    ):
+    with pytest.raises(ConfigError, match="task kto learns from one answer, with its label, and sample 5 has no seq"):
         KTO().collate([plain], [5])
