@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ def trl_step(kind: str, rows: list[Row], **settings: Any) -> tuple[float, dict[s
             return dataset
 
     arguments = getattr(trl, f"{kind}Config")(
-        output_dir="/dev/null", use_cpu=True, report_to=[], bf16=False, gradient_checkpointing=False,
+        output_dir=tempfile.gettempdir(), use_cpu=True, report_to=[], bf16=False, gradient_checkpointing=False,
         per_device_train_batch_size=len(rows), **settings,
     )  # fmt: skip
     trainer = Tokenized(
