@@ -12,6 +12,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, LmmsStreamError
+from ..loader.collate import join
 from ..mds.core import core_of, opens_loader
 from ..processors.base import processor_fingerprint
 from ..storage.local import LocalStorage
@@ -24,6 +25,7 @@ from .reference.reference import Reference
 from .reference.stored import StoredLogProbs, StoredReference, folder_of
 from .run.distributed import cpu_group, gather
 from .run.settings import Packed
+from .tasks.passes import StepPasses
 
 STEPS_AT_ONCE = 16  # packs of each rank that are measured before what they gave is kept
 logger = logging.getLogger("lmms_stream")
@@ -124,7 +126,7 @@ def _measured(
         is_new = bool(np.isnan(known[sample_ids]).any())
         if gather([float(is_new)], world_size).any():
             trainer.model.check_tokens(pack)
-            (values,) = frozen.log_probs([(pack.to(trainer.device), [pack])]).values()
+            (values,) = frozen.log_probs(StepPasses([[pack]], joined=join, device=trainer.device)).values()
             mine.append((sample_ids, values.float().cpu().numpy().reshape(len(sample_ids), known.shape[1])))
         if step % STEPS_AT_ONCE == 0:
             keep()

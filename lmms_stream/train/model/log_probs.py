@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,8 +14,18 @@ from ...types import Batch
 from .model import PackedModel
 from .sharding import reshard
 
-Passes = Iterable[tuple[Batch, Sequence[Batch]]]  # a batch on the device, and the packs that it is joined of
 OfPacks = Mapping[int, torch.Tensor]  # micro_batch of a pack -> float32[its sequences]
+
+
+class Passes(Protocol):
+    """Forward passes. packs: of each, on the CPU. Iterated, it gives the batch on the device that they are joined to,
+    too.
+    """
+
+    @property
+    def packs(self) -> Sequence[Sequence[Batch]]: ...
+
+    def __iter__(self) -> Iterator[tuple[Batch, Sequence[Batch]]]: ...
 
 
 def num_learnt(pack: Batch) -> list[int]:

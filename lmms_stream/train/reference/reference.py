@@ -31,7 +31,7 @@ class Reference(Protocol):
     def can_run(self) -> bool: ...
 
     def log_probs(self, passes: Passes) -> OfPacks:
-        """Of each pack, those of its sequences, on its device."""
+        """Of each pack, those of its sequences, on any device."""
         ...
 
 

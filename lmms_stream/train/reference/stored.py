@@ -141,17 +141,15 @@ class StoredReference:
 
     def log_probs(self, passes: Passes) -> OfPacks:
         """See Reference; ConfigError for samples that were not measured."""
-        found = {}
-        for batch, packs in passes:
-            for pack in packs:
-                found[pack.micro_batch] = self._of_pack_values(pack.source, pack.sample_ids.numpy()).to(
-                    batch.input_ids.device
-                )
-        return found
+        return {
+            pack.micro_batch: self._of_samples(pack.source, pack.sample_ids.numpy())
+            for packs in passes.packs
+            for pack in packs
+        }
 
-    def _of_pack_values(self, source: str, sample_ids: NDArray[np.int64]) -> torch.Tensor:
+    def _of_samples(self, source: str, sample_ids: NDArray[np.int64]) -> torch.Tensor:
         if not len(sample_ids):
-            return torch.empty(0)
+            return torch.empty(0)  # of a pack without samples, which is of no source
         if source not in self._of_sources:
             raise ConfigError(
                 f"log-probabilities of the reference are stored of {', '.join(self._of_sources)}, not of {source}: "

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from lmms_stream.errors import CheckpointError, ConfigError
-from lmms_stream.loader.collate import collate
+from lmms_stream.loader.collate import collate, join
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.tasks.causal import CausalLanguageModelling
 from lmms_stream.train.tasks.dpo import DPO
 from lmms_stream.train.tasks.kto import KTO
 from lmms_stream.train.tasks.mismatched import mismatched
+from lmms_stream.train.tasks.passes import StepPasses
 from lmms_stream.train.tasks.registry import build_task
 
 from ...conftest import write_tokens
@@ -131,7 +132,7 @@ def test_an_adapter_is_compared_with_the_weights_under_it(folder: Path) -> None:
     reference = trainer.parts.reference
     assert reference is not None
     packs = next(trainer.data.steps_of(iter(trainer.loader)))
-    passes = [(pack, [pack]) for pack in packs]
+    passes = StepPasses([[pack] for pack in packs], joined=join, device=torch.device("cpu"))
     before = reference.log_probs(passes)
     with torch.no_grad():
         for name, parameter in trainer.model.model.named_parameters():
