@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..mds.core import core_of, opens_loader
 from ..processors.base import processor_fingerprint
 from ..storage.local import LocalStorage
 from ..types import Batch
-from .data import check_evaluated, eval_source, named_evaluations
+from .data import check_evaluated, eval_source
 from .model.model import PackedModel
 from .protocol import Trainer
 from .reference.frozen import FrozenWeights
@@ -51,8 +51,8 @@ def reference_of(trainer: Trainer, model: PackedModel) -> Reference | None:
 
 def _training_datasets(trainer: Trainer) -> dict[str, Packed]:
     """The datasets that are trained on, by the names of their sources."""
-    named = named_evaluations(trainer.data.train_dataset)
-    return dict(zip(trainer.loader.sources, named.values(), strict=True))
+    dataset: Any = trainer.data.train_dataset
+    return dict(dataset) if isinstance(dataset, Mapping) else {trainer.loader.sources[0]: dataset}
 
 
 def _stored(trainer: Trainer, frozen: FrozenWeights, dataset: Packed, name: str) -> NDArray[np.float32]:
@@ -74,7 +74,7 @@ def _stored(trainer: Trainer, frozen: FrozenWeights, dataset: Packed, name: str)
             "lengths": core.length_index().content_hash,
             "bf16": bool(trainer.config.bf16),
         },
-        shape=(core.num_samples, 2 if trainer.task.name == "dpo" else 1),  # type: ignore[attr-defined]
+        shape=(core.num_samples, trainer.task.num_answers),  # type: ignore[attr-defined]  # a PreferenceTask has it
     )
     told: list[Any] = [None, None]
     if dist.get_rank() == 0:

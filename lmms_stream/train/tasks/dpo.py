@@ -32,7 +32,7 @@ class DPO(PreferenceTask):
     the mean rewards of both, their margins, and the share of pairs whose chosen answer has the higher one.
     """
 
-    main = PAIRS
+    main, num_answers = PAIRS, 2
     collate: Callable[..., Batch] = staticmethod(collate_pairs)
 
     def __init__(

@@ -43,7 +43,7 @@ class KTO(PreferenceTask):
     desirable_weight, undesirable_weight: of the losses. Logged besides: the mean rewards of both kinds, and kl.
     """
 
-    main = ANSWERS
+    main, num_answers = ANSWERS, 1
     collate: Callable[..., Batch] = staticmethod(collate_answers)
 
     def __init__(

@@ -60,6 +60,7 @@ class PreferenceTask:
     """
 
     main: ClassVar[str]  # the name of what is learnt, by which units are counted
+    num_answers: ClassVar[int]  # of a sample
 
     def __init__(self, *, name: str, beta: float, loss_type: str, loss_types: Sequence[str], reference: ReferenceKind):
         if not (beta > 0 and math.isfinite(beta)):
