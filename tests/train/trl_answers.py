@@ -34,7 +34,7 @@ def trl_step(kind: str, rows: list[Row], **settings: Any) -> tuple[float, dict[s
     loss = trainer.compute_loss(model, trainer.data_collator(_columns(rows)))
     loss.backward()
     figures = {name: float(values[-1]) for name, values in trainer._metrics["train"].items()}
-    return float(loss), {name: each.grad for name, each in model.named_parameters()}, figures
+    return float(loss.detach()), {name: each.grad for name, each in model.named_parameters()}, figures
 
 
 def _columns(rows: list[Row]) -> list[Mapping[str, Any]]:

@@ -176,7 +176,7 @@ def test_other_weights_are_other_log_probabilities(tmp_path: Path) -> None:
 
 def test_a_run_does_not_resume_with_another_reference(folder: Path, tmp_path: Path) -> None:
     trainer_of(folder, DPO(), output_dir=str(tmp_path), save_steps=1).train()
-    resumed = trainer_of(folder, DPO(), output_dir=str(tmp_path), max_steps=2, model=TRAINED)
+    resumed = trainer_of(folder, DPO(), output_dir=str(tmp_path), max_steps=2, model=ModelConfig(config=MODEL, seed=4))
     with pytest.raises(
         CheckpointError, match=r"compares with starting weights of digest .*: name the model that the run"
     ):
@@ -191,7 +191,7 @@ def test_tasks_are_chosen_by_name_and_refuse_what_they_do_not_know() -> None:
     assert task.beta == 0.3
     for options, message in (
         ({"beta": 0}, "beta must be a number above 0, got 0"),
-        ({"loss_type": "sigmoyd"}, "task dpo has no loss_type 'sigmoyd': did you mean sigmoid"),
+        ({"loss_type": "sigmoyd"}, "task dpo has no loss_type 'sigmoyd': did you mean 'sigmoid'"),
         ({"label_smoothing": 0.5}, "label_smoothing must be from 0 to below 0.5, got 0.5"),
         ({"label_smoothing": 0.1, "loss_type": "ipo"}, "label_smoothing 0.1 is for loss_type sigmoid and robust"),
         ({"reference": "none"}, "reference must be model or stored, got 'none'"),
