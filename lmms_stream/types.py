@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import ConfigError
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Sample = Mapping[str, Any]  # one row of a dataset: column name -> decoded value
-Processed = Mapping[str, Any]  # what a processor makes of it: input_ids, labels, position_ids, token_inputs, media
+Processed = Mapping[str, Any]  # what a processor makes of it: input_ids, labels, and what loader/collate.py has in KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,13 @@ class StoredObject:
     key: str
     num_bytes: int
     tag: str
+
+
+class Role(IntEnum):
+    """What an answer is to those who compare answers."""
+
+    REJECTED = 0  # of a pair, the worse one; by itself, one that is not wanted
+    CHOSEN = 1
 
 
 class Columns(NamedTuple):
@@ -131,6 +140,9 @@ class Batch:
     source: the source of the samples. step: the step it belongs to, counted from where the loader began;
     micro_batch: its number among this rank's packs of the step. num_patches: rows that its samples give to the tower
     of their media, as measured.
+    sequences: int64[n, 4] where samples consist of several sequences, as a pair of answers does: the index of its
+    sample in sample_ids, its tokens [start, stop), and its role (see Role), in the order of their tokens. Each is a
+    segment of its own; padding is none of them. None where each sample is one segment.
     """
 
     input_ids: torch.Tensor
@@ -146,6 +158,26 @@ class Batch:
     step: int = 0
     micro_batch: int = 0
     num_patches: int = 0
+    sequences: torch.Tensor | None = None
+
+    @property
+    def num_segments(self) -> int:
+        """Segments of samples; of one pack, the first ones of cu_seqlens. Padding is none of them."""
+        return len(self.sample_ids if self.sequences is None else self.sequences)
+
+    @property
+    def sample_bounds(self) -> list[tuple[int, int]]:
+        """The tokens [start, stop) of each sample of one pack."""
+        bounds = self.cu_seqlens[: self.num_segments + 1].tolist()
+        if self.sequences is not None:
+            indices = self.sequences[:, 0].tolist()
+            bounds = [bounds[0], *(bounds[indices.index(index)] for index in sorted({*indices})[1:]), bounds[-1]]
+        return list(pairwise(bounds))
+
+    def sample_of(self, segment: int) -> int:
+        """The id of the sample that a segment of one pack is of."""
+        index = segment if self.sequences is None else int(self.sequences[segment, 0])
+        return int(self.sample_ids[index])
 
     @property
     def num_tokens(self) -> int:

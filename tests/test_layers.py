@@ -53,7 +53,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "train/run": {*BASE, "mds"},
     "train/model": {*BASE, "processors", "processors/families", "processes", "loader", "train/run"},
-    "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model"},
+    "train/reference": {*BASE, "storage", "train/run", "train/model"},
+    "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model", "train/reference"},
     "train/checkpoint": {*BASE, "version", "storage", "mds", "train/run", "train/model"},
     "train/report": {*BASE, "signals", "plan", "storage", "processes", "loader", "train/run", "train/model"},
     "train/habits": {
@@ -62,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "train": {
         *BASE, "config", "lazy", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
-        "train/tasks", "train/checkpoint", "train/report", "train/habits",
+        "train/tasks", "train/checkpoint", "train/report", "train/habits", "train/reference",
     },
     "train/limits": {*BASE, "processes", "loader", "train/run", "train/report", "train"},
     "rl": {

@@ -157,6 +157,12 @@ def _process(
         check_keys(processed, made_by=type(dataset.processor).__name__)
     if num_tokens == length:
         return processed
+    if "sequences" in processed:
+        reason = DataError(
+            f"its sequences have {num_tokens} tokens, more than a pack holds, and they must lie in one: set overlong "
+            "to drop or error, or raise packing_length"
+        )
+        raise naming(dataset, int(work.segments.sample_ids[segment]), reason)
     if processed.get("media"):
         reason = DataError(
             f"it has media and {num_tokens} tokens, more than a pack holds, and pictures cannot be cut with their "

@@ -16,11 +16,12 @@ from ..types import Batch, Processed, Rows
 from .media_inputs import join_inputs, media_inputs
 from .media_memory import PackMemory
 from .row_memory import new_rows
+from .sequences import join_sequences, sequences_of
 from .token_inputs import join_token_inputs, token_inputs
 
 PAD_TOKEN_ID = 0
 MIN_PAD_TOKENS = 2  # a pad pack needs a next token to predict, or tensors in the model are empty
-KEYS = ("input_ids", "labels", "position_ids", "token_inputs", "media")  # of what a processor makes
+KEYS = ("input_ids", "labels", "position_ids", "token_inputs", "media", "sequences")  # of what a processor makes
 _KNOWN = frozenset(KEYS)
 
 
@@ -38,7 +39,7 @@ def collate(
 
     pad_to: at least this many tokens; what is added is a segment of its own, without labels. No samples at all
     give a pad pack: only such a segment. memory: that the samples' media may lie in. ConfigError for samples with a key
-    that is none of KEYS, and for media or positions of shapes that do not go together.
+    that is none of KEYS, and for media, positions or sequences of shapes that do not go together.
     """
     for sample in samples:
         check_keys(sample)
@@ -49,26 +50,29 @@ def collate(
     input_ids, labels, position_ids = (row[0] for row in rows)
     start = 0
     for sample, length in zip(samples, lengths, strict=True):
-        at = slice(start, start + length)
-        input_ids[at] = sample["input_ids"]
-        labels[at] = sample["labels"]
-        labels[start] = IGNORED_LABEL
-        position_ids[at] = np.arange(length)
+        input_ids[start : start + length] = sample["input_ids"]
+        labels[start : start + length] = sample["labels"]
         start += length
+    sequences = sequences_of(samples, lengths)
+    segments = lengths if sequences is None else (sequences[:, 2] - sequences[:, 1]).tolist()
+    bounds = np.cumsum([0, *segments])
+    labels[bounds[:-1]] = IGNORED_LABEL
+    position_ids[:num_tokens] = np.arange(num_tokens) - np.repeat(bounds[:-1], np.diff(bounds))
     write_padding(rows, num_tokens)
     padding = [total - num_tokens] if total > num_tokens else []
-    return to_batch(
+    batch = to_batch(
         rows._replace(position_ids=_with_axes(rows.position_ids, samples)),
-        np.cumsum([0, *lengths, *padding], dtype=np.int32),
+        np.cumsum([0, *segments, *padding], dtype=np.int32),
         np.array(sample_ids, np.int64),
         inputs=media_inputs([sample["media"] for sample in samples if sample.get("media")], memory),
         token_inputs=token_inputs([sample.get("token_inputs") or {} for sample in samples], lengths, total),
-        max_seqlen=max(lengths + padding),
+        max_seqlen=max(segments + padding),
         num_loss_tokens=int(np.count_nonzero(labels != IGNORED_LABEL)),
         source=source,
         step=step,
         micro_batch=micro_batch,
     )
+    return batch if sequences is None else replace(batch, sequences=torch.from_numpy(sequences))
 
 
 def check_keys(sample: Processed, *, made_by: str = "a processor") -> None:
@@ -173,6 +177,7 @@ def join(batches: Sequence[Batch]) -> Batch:
         token_inputs=join_token_inputs(
             [batch.token_inputs for batch in batches], [each.num_tokens for each in batches]
         ),
+        sequences=join_sequences(batches),
     )
 
 

@@ -44,6 +44,7 @@ class WireBatch(NamedTuple):
     has_fractions: bool
     inputs: Mapping[str, NDArray[Any] | SentTensor | torch.Tensor]
     token_inputs: Mapping[str, NDArray[np.int64]]
+    sequences: NDArray[np.int64] | None
 
 
 def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
@@ -74,6 +75,7 @@ def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
             for name, tensor in batch.inputs.items()
         },
         {name: tensor.numpy() for name, tensor in batch.token_inputs.items()},
+        None if batch.sequences is None else batch.sequences.numpy(),
     )
 
 
@@ -99,6 +101,8 @@ def from_wire(wire: WireBatch) -> Batch:
         step=wire.step,
         micro_batch=wire.micro_batch,
     )
+    if wire.sequences is not None:
+        batch = replace(batch, sequences=torch.from_numpy(wire.sequences))
     return replace(batch, num_patches=wire.num_patches) if wire.num_patches else batch
 
 

@@ -2,6 +2,7 @@
 
 run/            how a run trains, its processes, its schedule
 model/          a transformers model as it is run on packs
+reference/      what a task compares the model with; referenced: that of a run
 checkpoint/     what is saved and resumed
 report/         what a run tells
 habits/         what users of transformers and TRL give, as a run needs it

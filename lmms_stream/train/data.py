@@ -29,6 +29,11 @@ def named_evaluations(dataset: Datasets | None) -> dict[str, Any]:
     return dict(dataset) if isinstance(dataset, Mapping) else {"": dataset}
 
 
+def eval_source(name: str) -> str:
+    """The name of the source of a dataset to evaluate."""
+    return f"{EVAL_NAME} {name}" if name else EVAL_NAME
+
+
 def check_evaluated(loader: PackedLoader) -> None:
     """ConfigError for a loader whose packs never end."""
     if loader.packs_left is None:
@@ -89,8 +94,9 @@ class RunData:
 
     def eval_loader(self, name: str, dataset: Packed) -> PackedLoader:
         """Batches of a dataset to evaluate, from its beginning."""
-        source = f"{EVAL_NAME} {name}" if name else EVAL_NAME
-        return self._loader({source: dataset}, global_batch=self._world.num_groups, num_workers=self.config.num_workers)
+        return self._loader(
+            {eval_source(name): dataset}, global_batch=self._world.num_groups, num_workers=self.config.num_workers
+        )
 
     def steps_of(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
         """Batches of the loader by the step that they belong to."""

@@ -31,11 +31,13 @@ def model_to_fill(
     """The model that train(asked) goes on with, without weights; None, on all ranks, where it is built with them.
 
     That is where the run begins, and where a model is made by others: by the user, by a task, by diffusers, or with an
-    adapter, whose checkpoints hold nothing else. given: what the trainer was given as its model. All ranks call it.
+    adapter, whose checkpoints hold nothing else; and where the starting weights are needed, as a task's reference.
+    given: what the trainer was given as its model. All ranks call it.
     """
     config = trainer.config
     is_others = trainer.functions.model_init is not None or getattr(trainer.task, "wrap", None) is not None
-    if asked is False or is_others or not isinstance(given, ModelConfig):
+    is_compared = getattr(trainer.task, "reference", None) is not None
+    if asked is False or is_others or is_compared or not isinstance(given, ModelConfig):
         return None
     choice = resume_choice(asked) or config.resume
     staging = Path(config.output_dir) / STAGING_NAME / "configs"

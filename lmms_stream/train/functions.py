@@ -17,7 +17,7 @@ from .run.distributed import init_distributed
 from .run.settings import TrainConfig
 from .tasks.causal import CausalLanguageModelling
 from .tasks.function import FunctionTask
-from .tasks.registry import CAUSAL, build_task, objective_of
+from .tasks.registry import CAUSAL, build_task, check_objective, objective_of
 from .tasks.task import Task
 
 if TYPE_CHECKING:
@@ -61,7 +61,16 @@ class Functions:
             raise ConfigError("compute_metrics needs an eval_dataset: give one")
 
     def task(self, given: Task | None, *, z_loss: float, processors: Iterable[Any] = ()) -> Task:
-        """The task of a run, by default the one that the processors of its datasets ask for."""
+        """The task of a run, by default the one that the processors of its datasets ask for.
+
+        ConfigError for one that reads other samples than theirs.
+        """
+        known = list(processors)
+        task = self._task(given, z_loss=z_loss, processors=known)
+        check_objective(task, known)
+        return task
+
+    def _task(self, given: Task | None, *, z_loss: float, processors: Iterable[Any]) -> Task:
         if self.compute_loss_func is not None:
             if z_loss:
                 raise ConfigError(f"train.z_loss {z_loss:g} is none of compute_loss_func's: add it there, or set 0")

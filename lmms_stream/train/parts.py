@@ -20,6 +20,8 @@ from .model.tensor_parallel import cut_heads_told
 from .model.towers import family_of
 from .predictions import check_text
 from .protocol import Trainer
+from .reference.reference import Reference
+from .referenced import reference_of
 from .report.compilations import Compilations
 from .report.meter import Meter
 from .run.adopted import names_of_parameters
@@ -114,7 +116,13 @@ class Parts:
             begin_pass=lambda is_last: accumulation.begin(is_last=is_last),
             seed=config.seed,
             phases=trainer.phases,
+            reference=self.reference,
         )
+
+    @cached_property
+    def reference(self) -> Reference | None:
+        """The starting weights, for a task that compares the model with them; ask for it before these change."""
+        return reference_of(self._trainer, self.model)
 
     @cached_property
     def meter(self) -> Meter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -70,8 +69,7 @@ class Predictions:
 
     @torch.no_grad()
     def _take(self, pack: Batch, logits_of: LogitsOf) -> None:
-        bounds = pack.cu_seqlens[: len(pack.sample_ids) + 1].tolist()
-        for sample_id, (start, stop) in zip(pack.sample_ids.tolist(), pairwise(bounds), strict=True):
+        for sample_id, (start, stop) in zip(pack.sample_ids.tolist(), pack.sample_bounds, strict=True):
             labels, made = pack.labels[:, start:stop].to(self._device), logits_of(slice(start, stop))[None]
             kept = made if self._preprocess is None else self._preprocess(made, labels)
             parts = kept if isinstance(kept, tuple | list) else (kept,)

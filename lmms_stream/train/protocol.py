@@ -14,6 +14,7 @@ from .checkpoint.saving import RunSaver
 from .data import RunData
 from .functions import Functions
 from .model.model import PackedModel
+from .reference.reference import Reference
 from .report.meter import Meter
 from .report.run_log import RunLog
 from .run.average import Average
@@ -31,6 +32,9 @@ class HasEmpty(Protocol):
     """The parts of a trainer, see there."""
 
     empty: torch.nn.Module | None
+
+    @property
+    def reference(self) -> Reference | None: ...
 
 
 class Trainer(Protocol):

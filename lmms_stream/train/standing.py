@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     state = {"cursor": trainer.data.cursor(), **trainer.counts.state_dict()}
     if trainer.best.name is not None:
         state["best"] = trainer.best.state_dict()
+    if trainer.parts.reference is not None:
+        state["reference"] = trainer.parts.reference.digest
     callbacks = trainer.callbacks.state_dict()
     return state if callbacks is None else {**state, "callbacks": callbacks}
 
@@ -23,7 +26,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
     """Go on from a checkpoint, as trainer.train is asked to; all ranks call it."""
     choice = resume_choice(asked)
-    state = trainer.saver.resume(lambda state: trainer.loader.load_state_dict(state["cursor"]), choice=choice)
+    state = trainer.saver.resume(lambda state: _begin_from(trainer, state), choice=choice)
     if state is None and asked is True:
         raise CheckpointError(f"{trainer.saver.url} has no checkpoint to resume from: call train() to begin a run")
     if state is None and trainer.parts.empty is not None:
@@ -42,6 +45,17 @@ def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
         "lr_scheduler": trainer.schedule.scheduler,
         "train_dataloader": trainer.loader,
     }
+
+
+def _begin_from(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Have the loader go on from a checkpoint's cursor; CheckpointError where that had another reference."""
+    reference = trainer.parts.reference
+    if reference is not None and state.get("reference", reference.digest) != reference.digest:
+        raise CheckpointError(
+            f"the checkpoint compares with starting weights of digest {state['reference']}, and this run begins with "
+            f"{reference.digest}: name the model that the run began with, or start over in another output_dir"
+        )
+    trainer.loader.load_state_dict(state["cursor"])
 
 
 def trainer_state(trainer: Trainer) -> dict[str, Any]:

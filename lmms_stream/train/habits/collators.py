@@ -63,6 +63,8 @@ class CollatorAdapter:
         if not samples:
             return collate(samples, sample_ids, **options)
         for sample in samples:
+            if "sequences" in sample:
+                raise ConfigError(f"data_collator {self._name} cannot take pairs of answers: leave it out")
             if sample.get("media") or "position_ids" in sample:
                 raise ConfigError(f"data_collator {self._name} cannot take samples with media: leave it out")
         made = {name: _array(value) for name, value in self.collator(self._given(samples)).items()}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ATTRIBUTE = "trained_adapter"  # of a model with one
+_OFF = "_disable_adapters"  # of peft's layers
 # Kinds that cannot be trained on packs by the model's own forward, and why.
 _REFUSED = {
     "ADALORA": "has other ranks as it trains, by a call after each step that other adapters do not need",
@@ -108,8 +110,26 @@ def run_module(module: torch.nn.Module | None) -> torch.nn.Module | None:
     """The module itself, or the copy that peft runs instead of one that it trains as a whole (modules_to_save)."""
     copies = getattr(module, "modules_to_save", None)
     if isinstance(copies, torch.nn.ModuleDict) and len(copies) == 1:
-        return next(iter(copies.values()))
+        original: Any = getattr(module, "original_module", None)
+        return original if getattr(module, _OFF, False) else next(iter(copies.values()))
     return module
+
+
+@contextmanager
+def without_adapter(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, the model runs as the weights under its adapter make it.
+
+    peft's own way (disable_adapter) also changes which parameters are trained, of which FSDP keeps account.
+    """
+    layers = [module for module in model.modules() if hasattr(module, _OFF)]
+    before = [getattr(layer, _OFF) for layer in layers]
+    try:
+        for layer in layers:
+            setattr(layer, _OFF, True)
+        yield
+    finally:
+        for layer, was_off in zip(layers, before, strict=True):
+            setattr(layer, _OFF, was_off)
 
 
 def record_base(model: torch.nn.Module) -> None:

@@ -237,9 +237,9 @@ class PackedModel(torch.nn.Module):
             return
         token_id = lowest if lowest < 0 else highest
         position = torch.nonzero((pack.input_ids[0] == token_id) | (pack.labels[0] == token_id))[0]
-        segment = int((pack.cu_seqlens <= position).sum()) - 1
+        sample = pack.sample_of(int((pack.cu_seqlens <= position).sum()) - 1)
         raise ConfigError(
-            f"token id {token_id} in sample {int(pack.sample_ids[segment])}{pack.source and f' of {pack.source}'} is "
+            f"token id {token_id} in sample {sample}{pack.source and f' of {pack.source}'} is "
             f"none of the model's {self.vocab_size}: take the model's own tokenizer, or resize its embedding"
         )
 

@@ -50,7 +50,7 @@ def router_loss(logits: Sequence[torch.Tensor], packs: Sequence[Batch], *, confi
     total = shares.sum() * 0  # a pack without samples takes part in the backward pass
     start = 0
     for pack in packs:
-        num_tokens = int(pack.cu_seqlens[len(pack.sample_ids)])
+        num_tokens = int(pack.cu_seqlens[pack.num_segments])
         if num_tokens:
             of_pack = slice(start, start + num_tokens)
             balance = chosen[:, of_pack].mean(dim=(0, 1)) * shares[:, of_pack].mean(dim=(0, 1))

@@ -47,7 +47,7 @@ class StepCounts(NamedTuple):
 
 def segment_lengths(batches: Sequence[Batch]) -> NDArray[np.int64]:
     """Tokens of each segment of batches on the CPU, without padding: int64[num_segments]."""
-    bounds = (batch.cu_seqlens.numpy()[: len(batch.sample_ids) + 1] for batch in batches)
+    bounds = (batch.cu_seqlens.numpy()[: batch.num_segments + 1] for batch in batches)
     lengths: NDArray[np.int64] = np.concatenate([np.diff(each) for each in bounds]).astype(np.int64)
     return lengths
 
@@ -70,12 +70,12 @@ def count_step(
     """Counts of the batches of a rank's step. packing_lengths: of each source."""
     lengths = segment_lengths(batches)
     num_tokens, num_loss_tokens = int(lengths.sum()), sum(batch.num_loss_tokens for batch in batches)
-    packs = [int(batch.cu_seqlens[len(batch.sample_ids)]) for batch in batches if len(batch.sample_ids)]
+    packs = [int(batch.cu_seqlens[batch.num_segments]) for batch in batches if len(batch.sample_ids)]
     inputs = [batch.inputs for batch in batches]
     return StepCounts(
         num_loss_tokens=num_loss_tokens,
         num_tokens=num_tokens,
-        num_samples=len(lengths),
+        num_samples=sum(len(batch.sample_ids) for batch in batches),
         capacity=sum(packing_lengths[batch.source] for batch in batches if len(batch.sample_ids)),
         num_positions=sum(batch.num_tokens for batch in batches),
         cost=cost_of(lengths),
@@ -204,6 +204,9 @@ class Logged(Protocol):
     @property
     def weight(self) -> float: ...
 
+    @property
+    def is_figure(self) -> bool: ...
+
 
 def objective_losses(
     objectives: Sequence[Logged],
@@ -213,9 +216,29 @@ def objective_losses(
 ) -> dict[str, float]:
     """The loss, and that of each source. Of several objectives: their weighted sum, and each one's as loss/OBJECTIVE.
 
+    Figures stand beside by their own names, where there are units of them.
+
     summed: of each objective, see source_losses: the sums by source, then the units by source. units: of each
     objective in all sources.
     """
+    every = list(zip(objectives, summed, units, strict=True))
+    told = {}
+    for each, (losses, counts), count in every:
+        if each.is_figure and count:
+            of_sources = source_losses(sources, [*losses, *counts])
+            told[each.name] = sum(losses) / count
+            told |= {f"{each.name}{key.removeprefix('loss')}": value for key, value in of_sources.items()}
+    named, sums, counts_of = zip(*(found for found in every if not found[0].is_figure), strict=True)
+    return _losses(named, sources, sums, counts_of) | told
+
+
+def _losses(
+    objectives: Sequence[Logged],
+    sources: Sequence[str],
+    summed: Sequence[Sequence[Sequence[float]]],
+    units: Sequence[float],
+) -> dict[str, float]:
+    """See objective_losses: of objectives that are no figures."""
     means = [sum(losses) / max(1, count) for (losses, _), count in zip(summed, units, strict=True)]
     if len(objectives) == 1:
         ((losses, counts),) = summed

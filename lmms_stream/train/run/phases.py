@@ -15,6 +15,7 @@ SAID = {  # name of a phase in traces -> what a rank does, in a sentence
     BETWEEN: "between two phases",
     "data": "waiting for data",
     "counts": "adding up the counts of all ranks",
+    "reference": "running its reference",
     "forward": "running forward",
     "backward": "running backward",
     "grad_norm": "clipping gradients",

@@ -9,6 +9,8 @@ reconstruction  a decoder learns to make the image of what a frozen encoder make
                 losses it learns
 bagel_draw      noise, times and what is dropped of texts and images in one sequence; bagel_model: what learns them;
                 bagel_check: the proof that it keeps to the mask; bagel: the task, of tokens and of latents
+preference what tasks that compare answers share: pairs (dpo) and answers by themselves (kto); mismatched: answers
+         behind other prompts; passes: the packs of a step, which they run twice
 function a loss function as transformers' users write it
 registry the tasks by their names, of which a dataset's processor may name one
 copies   batches on the device, copied ahead

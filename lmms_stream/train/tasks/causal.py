@@ -22,6 +22,7 @@ class CausalLanguageModelling:
     experts, the auxiliary loss of its router by the weight in the model's config, over all tokens.
     """
 
+    name = "causal"
     collate: Callable[..., Batch] = staticmethod(collate)
 
     def __init__(self, *, z_loss: float = 0.0):
@@ -36,7 +37,7 @@ class CausalLanguageModelling:
         return found
 
     def units(self, pack: Batch) -> Mapping[str, int]:
-        num_tokens = int(pack.cu_seqlens[len(pack.sample_ids)])  # without padding
+        num_tokens = int(pack.cu_seqlens[pack.num_segments])  # without padding
         return {TOKENS: pack.num_loss_tokens, Z: pack.num_loss_tokens, ROUTER: num_tokens}
 
     def losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:

@@ -19,7 +19,11 @@ TASKS: Mapping[str, tuple[str, str]] = {  # name -> module and class, imported w
     "flow_matching": ("flow_matching", "FlowMatching"),
     "reconstruction": ("reconstruction", "Reconstruction"),
     "bagel": ("bagel", "Bagel"),
+    "dpo": ("dpo", "DPO"),
+    "kto": ("kto", "KTO"),
 }
+
+_ALONE = {"dpo", "kto"}  # tasks whose samples no other reads, and that read no others
 
 
 def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
@@ -35,6 +39,19 @@ def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
             raise ConfigError(f"task {name} has no option {option!r}: {did_you_mean(option, known)}")
     task: Task = kind(**(options or {}))
     return task
+
+
+def check_objective(task: Task, processors: Iterable[Any]) -> None:
+    """ConfigError for a task with a `name` whose samples are not those that processors make, by their `objective`."""
+    name = getattr(task, "name", None)
+    if name is None:
+        return
+    for objective in sorted({getattr(each, "objective", CAUSAL) for each in processors}):
+        if objective != name and {objective, name} & _ALONE:
+            raise ConfigError(
+                f"task {name} cannot learn from a dataset for {objective}: leave task out, so that the dataset says "
+                "what is learnt, or give the trainer another dataset"
+            )
 
 
 def objective_of(processors: Iterable[Any]) -> str:

@@ -14,9 +14,11 @@ from ...loader.collate import join
 from ...types import Batch
 from ..model.isolation import check_lengths
 from ..model.model import PackedModel
+from ..reference.reference import Reference
 from ..run.phases import Phases
 from .copies import on_device
 from .noise import Draw
+from .passes import StepPasses
 from .task import LossSum, Task
 
 Losses = Callable[[PackedModel, Batch, Sequence[Batch], Mapping[str, float]], Mapping[str, LossSum]]
@@ -28,7 +30,8 @@ class TaskSteps:
     per_device_batch: packs in one forward pass. num_averaged: ranks over which FSDP averages gradients. losses: the
     sums of each objective over packs, given the model, what they are joined to, themselves, and the units by which the
     sums are divided later (default: the task's). between: called between two forward passes of a step; begin_pass:
-    before each, is_last: of its step. seed: of what the task draws at random. phases: told what is done.
+    before each, is_last: of its step. seed: of what the task draws at random. phases: told what is done. reference: of
+    a task that compares the model with one.
     """
 
     def __init__(
@@ -45,11 +48,13 @@ class TaskSteps:
         begin_pass: Callable[[bool], object] = lambda is_last: None,
         seed: int = 0,
         phases: Phases | None = None,
+        reference: Reference | None = None,
     ):
         self._task, self._model, self._device = task, model, device
         self._losses: Losses = losses or (lambda model, batch, packs, _: self.task_losses(model, batch, packs))
         self._draws = "draw" in inspect.signature(task.losses).parameters
         self.draw = Draw(seed=seed, step=None)
+        self._reference, self._known = reference, None
         self._between, self._begin_pass = between, begin_pass
         self._num_averaged, self._sources, self._per_device_batch = num_averaged, tuple(sources), per_device_batch
         self._phases = phases or Phases()
@@ -63,9 +68,14 @@ class TaskSteps:
         self.draw = replace(self.draw, step=step)
 
     def task_losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
-        """The task's losses; a task whose `losses` has the keyword `draw` is given what it may draw by."""
-        drawn: dict[str, Any] = {"draw": self.draw} if self._draws else {}
-        return self._task.losses(model, batch, packs, **drawn)
+        """The task's losses; a task whose `losses` has the keyword `draw` is given what it may draw by.
+
+        One with a reference is given what it has prepared for the step.
+        """
+        given: dict[str, Any] = {"draw": self.draw} if self._draws else {}
+        if self._reference is not None:
+            given["known"] = self._known
+        return self._task.losses(model, batch, packs, **given)
 
     def units(self, packs: Sequence[Batch]) -> list[float]:
         """Of each objective, in all of these packs."""
@@ -89,6 +99,7 @@ class TaskSteps:
         by_name = {each.name: count for each, count in zip(self.objectives, units, strict=True)}
         size = self._per_device_batch
         passes = [packs[start : start + size] for start in range(0, len(packs), size)]
+        self._prepare(passes, is_training=True)
         batches = on_device(map(self._joined, passes), self._device)
         for index, together in enumerate(passes):
             if index:
@@ -97,7 +108,8 @@ class TaskSteps:
             joined = next(batches)
             with self._phases.doing("forward"):
                 sums = self._losses(self._model, joined, together, by_name)
-            loss = sum(sums[each.name].total * scale for each, scale in zip(self.objectives, scales, strict=True))
+            learnt = zip(self.objectives, scales, strict=True)
+            loss = sum(sums[each.name].total * scale for each, scale in learnt if not each.is_figure)
             assert isinstance(loss, torch.Tensor)
             with self._phases.doing("backward"):
                 loss.backward()
@@ -108,9 +120,19 @@ class TaskSteps:
     def forward(self, pack: Batch) -> list[torch.Tensor]:
         """The losses of each objective that is logged: float64[] each. What is drawn is that of an evaluation."""
         self.draw = replace(self.draw, step=None)
+        self._prepare([[pack]], is_training=False)
         units = {name: float(count) for name, count in self._task.units(pack).items()}
         sums = self._losses(self._model, self._joined([pack]).to(self._device), [pack], units)
         return [sums[each.name].of_packs.sum() for each in self.logged]
+
+    def _prepare(self, passes: Sequence[Sequence[Batch]], *, is_training: bool) -> None:
+        """Let a task with a reference run it on the packs of a step, all of them before the first is learnt from."""
+        if self._reference is None:
+            return
+        prepare: Any = self._task.prepare  # type: ignore[attr-defined]  # see Task
+        on_their_way = StepPasses(passes, joined=self._joined, device=self._device)
+        with self._phases.doing("reference"):
+            self._known = prepare(self._model, on_their_way, reference=self._reference, is_training=is_training)
 
     def _joined(self, packs: Sequence[Batch]) -> Batch:
         """The packs of a forward pass as one sequence, checked."""

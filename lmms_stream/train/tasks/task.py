@@ -18,17 +18,22 @@ from ..model.model import PackedModel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """Something that is learnt. is_logged: whether records tell it (a penalty on the side need not be)."""
+    """Something that is learnt. is_logged: whether records tell it (a penalty on the side need not be).
+
+    is_figure: it is not learnt, and records tell its mean by its name, beside the loss.
+    """
 
     name: str
     weight: float = 1.0
     is_logged: bool = True
+    is_figure: bool = False
 
 
 class LossSum(NamedTuple):
     """An objective's losses of some packs.
 
-    total: float32[], their sum, to be differentiated. of_packs: float64[packs], the same by pack, without gradients.
+    total: float32[], their sum, to be differentiated, unless it is of a figure. of_packs: float64[packs], the same by
+    pack, without gradients.
     """
 
     total: torch.Tensor
@@ -51,6 +56,13 @@ class Task(Protocol):
     creates -> what FSDP shards as a whole and the other methods are given, a PlainModel (model/plain.py) mostly. One
     whose units are images may have `run_one`: the model -> what it makes of one image on the meta device, by which its
     arithmetic is counted for perf/mfu; None where that is not known.
+
+    One that compares the model with its starting weights has `reference`, where these come from ("model", "stored"),
+    and `prepare(model, passes, *, reference, is_training)`: it is called before the losses of a step or of a pack to
+    evaluate, with a Reference (train/reference) and the packs by forward pass (StepPasses, passes.py). What it returns
+    `losses` is given as the keyword `known`.
+
+    One of TASKS (registry.py) that reads samples of one kind alone has a `name`, see check_objective there.
     """
 
     @property

@@ -1,0 +1,165 @@
+"""Log-probabilities that the starting weights gave to the answers of a dataset, measured once. -> [stored] -> a file
+
+They lie beside the dataset, in `_lmms/reference/`: `<fingerprint>.npy`, float32[num_samples, k], of the k sequences of
+each sample in order; and `<fingerprint>.json`, which says what measured them and is written last. While they are
+measured, those that are known lie in `<fingerprint>.part.npy`, the others are NaN there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import CheckpointError, ConfigError
+from ...storage.disk_errors import disk_errors
+from ...storage.temporaries import temporary_name
+from ..model.log_probs import OfPacks, Passes
+
+REFERENCE_FOLDER = "_lmms/reference"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredLogProbs:
+    """The files of a dataset's log-probabilities in a folder.
+
+    described: all that can change one, as JSON values. shape: samples, sequences of each.
+    """
+
+    folder: Path
+    described: Mapping[str, Any]
+    shape: tuple[int, int]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what is described."""
+        return hashlib.blake2b(json.dumps(self.described, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    @property
+    def path(self) -> Path:
+        """Of the array."""
+        return self.folder / f"{self.fingerprint}.npy"
+
+    @property
+    def _part(self) -> Path:
+        return self.path.with_suffix(".part.npy")
+
+    @property
+    def _description(self) -> Path:
+        return self.path.with_suffix(".json")
+
+    def read(self) -> NDArray[np.float32] | None:
+        """The log-probabilities; None where they were not measured to the end. CheckpointError for damaged files."""
+        try:
+            found = json.loads(self._description.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise self._damaged(self._description, str(error)) from error
+        if not isinstance(found, dict) or found.get("described") != self.described:
+            raise self._damaged(self._description, "it describes others")
+        values = self._array(self.path)
+        if _hash(values) != found.get("content_hash"):
+            raise self._damaged(self.path, "its values are not those that were written")
+        return values
+
+    def begin(self) -> NDArray[np.float32]:
+        """What is known so far, in a new file where nothing is; NaN elsewhere."""
+        if self._part.exists():
+            return self._array(self._part)
+        with disk_errors(str(self.folder)):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary = temporary_name(self._part)
+            with temporary.open("wb") as file:
+                np.save(file, np.full(self.shape, np.nan, np.float32))
+            temporary.replace(self._part)
+        return self._array(self._part)
+
+    def add(self, sample_ids: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+        """Keep those of some samples; they outlive the process. `begin` comes before."""
+        with disk_errors(str(self._part)):
+            mapped = np.load(self._part, mmap_mode="r+", allow_pickle=False)
+            mapped[sample_ids] = values
+            mapped.flush()
+
+    def end(self) -> NDArray[np.float32]:
+        """All of them, from now on measured to the end."""
+        values = self._array(self._part)
+        said = {"described": self.described, "content_hash": _hash(values)}
+        with disk_errors(str(self.folder)):
+            self._part.replace(self.path)
+            temporary = temporary_name(self._description)
+            temporary.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
+            temporary.replace(self._description)
+        return values
+
+    def _array(self, path: Path) -> NDArray[np.float32]:
+        try:
+            values: NDArray[Any] = np.load(path, allow_pickle=False)
+        except (OSError, EOFError, ValueError) as error:
+            raise self._damaged(path, str(error)) from error
+        if values.dtype != np.float32 or values.shape != self.shape:
+            raise self._damaged(path, f"it has {values.dtype}{list(values.shape)}, not float32{list(self.shape)}")
+        return values
+
+    def _damaged(self, path: Path, reason: str) -> CheckpointError:
+        return CheckpointError(
+            f"the log-probabilities of the reference at {path} cannot be used ({reason}): remove the files "
+            f"{self.fingerprint}.* there, and they are measured again"
+        )
+
+
+def _hash(values: NDArray[np.float32]) -> str:
+    return hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
+
+
+def folder_of(dataset_folder: Path | None, *, output_dir: Path) -> Path:
+    """Where log-probabilities of a dataset are kept: beside it where this process can write, else with the run.
+
+    dataset_folder: None where the dataset lies in a store.
+    """
+    if dataset_folder is not None and os.access(dataset_folder, os.W_OK):
+        return dataset_folder / REFERENCE_FOLDER
+    return output_dir / "reference"
+
+
+class StoredReference:
+    """A Reference: log-probabilities of the samples of each source, float32[num_samples, k]. digest: of the weights."""
+
+    can_run = False
+
+    def __init__(self, of_sources: Mapping[str, NDArray[np.float32]], *, digest: str):
+        self._of_sources, self.digest = of_sources, digest
+
+    def log_probs(self, passes: Passes) -> OfPacks:
+        """See Reference; ConfigError for samples that were not measured."""
+        return {
+            pack.micro_batch: self._of_samples(pack.source, pack.sample_ids.numpy())
+            for packs in passes.packs
+            for pack in packs
+        }
+
+    def _of_samples(self, source: str, sample_ids: NDArray[np.int64]) -> torch.Tensor:
+        if not len(sample_ids):
+            return torch.empty(0)  # of a pack without samples, which is of no source
+        if source not in self._of_sources:
+            raise ConfigError(
+                f"log-probabilities of the reference are stored of {', '.join(self._of_sources)}, not of {source}: "
+                "give it to the trainer as an eval_dataset, or set the task's reference to model"
+            )
+        values = self._of_sources[source][sample_ids]
+        if np.isnan(values).any():
+            missing = int(sample_ids[np.isnan(values).any(axis=1)][0])
+            raise ConfigError(
+                f"sample {missing} of {source} has no log-probabilities of the reference, for no pack had it when they "
+                "were measured: set the task's reference to model, or keep the settings of the packs"
+            )
+        return torch.from_numpy(values.reshape(-1))

@@ -1,0 +1,106 @@
+"""What tasks that compare answers share: their packs, their reference, and the record of their rewards.
+
+The reward of an answer is beta times the logarithm of how much more probable the model makes it than its reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, get_args
+
+import torch
+
+from ...errors import ConfigError, did_you_mean
+from ...loader.collate import collate
+from ...types import Batch, Processed, Role
+from ..model.choice import prove_compiled, prove_packing
+from ..model.log_probs import OfPacks, log_probs_of
+from ..model.model import PackedModel
+from ..reference.reference import Reference, ReferenceKind
+from .causal import ROUTER
+from .passes import StepPasses
+from .task import LossSum, Objective
+
+CHOSEN, REJECTED = "rewards/chosen", "rewards/rejected"
+
+
+def collate_answers(samples: Sequence[Processed], sample_ids: Sequence[int], **options: Any) -> Batch:
+    """collate, of samples that are one answer each; ConfigError for others."""
+    _check_roles(samples, sample_ids, task="kto", roles=[[role] for role in Role], words="one answer, with its label")
+    return collate(samples, sample_ids, **options)
+
+
+def collate_pairs(samples: Sequence[Processed], sample_ids: Sequence[int], **options: Any) -> Batch:
+    """collate, of samples that are a chosen answer and then a rejected one; ConfigError for others."""
+    pair = [[Role.CHOSEN, Role.REJECTED]]
+    _check_roles(samples, sample_ids, task="dpo", roles=pair, words="a chosen answer and then a rejected one")
+    return collate(samples, sample_ids, **options)
+
+
+def _check_roles(
+    samples: Sequence[Processed], sample_ids: Sequence[int], *, task: str, roles: Sequence[Sequence[int]], words: str
+) -> None:
+    for sample, sample_id in zip(samples, sample_ids, strict=True):
+        sequences = sample.get("sequences")
+        own = None if sequences is None else [int(role) for _, role in sequences]
+        if own not in roles:
+            found = "no sequences" if own is None else f"sequences of roles {own}"
+            raise ConfigError(
+                f"task {task} learns from {words}, and sample {sample_id} has {found}: give it a dataset of the schema "
+                f"preference whose processor has the objective {task}"
+            )
+
+
+class PreferenceTask:
+    """What DPO and KTO share. beta: the scale of rewards; the larger, the closer the model stays to its reference.
+
+    reference: "model", the starting weights are kept beside those that are trained and run in each step; or "stored",
+    their log-probabilities of the whole dataset are measured once, before the first step.
+    """
+
+    main: ClassVar[str]  # the name of what is learnt, by which units are counted
+    num_answers: ClassVar[int]  # of a sample
+
+    def __init__(self, *, name: str, beta: float, loss_type: str, loss_types: Sequence[str], reference: ReferenceKind):
+        if not (beta > 0 and math.isfinite(beta)):
+            raise ConfigError(f"task {name}: beta must be a number above 0, got {beta}")
+        if loss_type not in loss_types:
+            raise ConfigError(f"task {name} has no loss_type {loss_type!r}: {did_you_mean(loss_type, loss_types)}")
+        if reference not in (kinds := get_args(ReferenceKind)):
+            raise ConfigError(f"task {name}: reference must be {' or '.join(kinds)}, got {reference!r}")
+        self.name, self.beta, self.loss_type = name, beta, loss_type
+        self.reference: ReferenceKind = reference
+
+    def _objectives(self, model: PackedModel, figures: Sequence[str]) -> list[Objective]:
+        """What is learnt, with the router's loss of a mixture of experts, and figures of the record."""
+        found = [Objective(name=self.main)]
+        if model.router_weight:
+            found.append(Objective(name=ROUTER, weight=model.router_weight, is_logged=False))
+        return [*found, *(Objective(name=name, is_figure=True) for name in figures)]
+
+    def _units(self, pack: Batch) -> dict[str, int]:
+        return {self.main: len(pack.sample_ids), ROUTER: int(pack.cu_seqlens[pack.num_segments])}
+
+    def _run(
+        self, model: PackedModel, batch: Batch, packs: Sequence[Batch], reference: OfPacks
+    ) -> tuple[torch.Tensor, dict[str, LossSum]]:
+        """How much more probable each answer is than by the reference, float32[sequences]; the router's loss."""
+        made = model(batch, packs)
+        of_reference = torch.cat([reference[pack.micro_batch] for pack in packs])
+        ratios = log_probs_of(made.tokens, packs) - of_reference.to(made.tokens.device)
+        return ratios, {} if made.router is None else {ROUTER: LossSum(made.router, torch.empty(0))}
+
+    def prepare(self, model: PackedModel, passes: StepPasses, *, reference: Reference, is_training: bool) -> Any:
+        """The reference's log-probabilities of the answers of a step; see Task."""
+        return reference.log_probs(passes)
+
+    def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
+        """See Task."""
+        prove = prove_compiled if is_compiled else prove_packing
+        prove(model, device=device, bf16=bf16)
+
+
+def figures_of(values: Mapping[str, torch.Tensor], counts: Sequence[int]) -> dict[str, LossSum]:
+    """Figures of the record, from values of single units, float32[n], of which each pack has so many."""
+    return {name: LossSum.of(each.detach(), counts) for name, each in values.items()}
