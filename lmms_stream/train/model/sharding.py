@@ -17,6 +17,7 @@ from ..run.settings import TrainConfig
 from .adapters import record_base
 from .model import PackedModel
 from .plain import PlainModel
+from .pretrained import unread_weights
 from .tensor_parallel import cut_model
 from .unused import use_all_parameters
 from .weights import give_weights, take_weights
@@ -32,7 +33,7 @@ def shard_model(
     device: torch.device,
     is_filled_later: bool = False,
 ) -> None:
-    """Shard the model itself over the ranks, with the weights that rank 0 has; all ranks call it.
+    """Shard the model itself over the ranks, with the weights that rank 0 has, or reads now; all ranks call it.
 
     is_filled_later: it has no weights yet; a checkpoint will fill each rank's part.
 
@@ -43,7 +44,8 @@ def shard_model(
     if config.gradient_checkpointing:
         checkpoint_blocks(model.model)
     record_base(model.model)
-    weights = take_weights(model, is_filled_later=is_filled_later)
+    unread = unread_weights(model.model)
+    weights = take_weights(model, is_filled_later=is_filled_later, unread=unread)
     if meshes.tp is not None:
         if not isinstance(model, PackedModel):
             raise ConfigError(
@@ -65,7 +67,7 @@ def shard_model(
     if isinstance(model, PackedModel):
         for method in ("logits", "plain_logits", "dummy_tokens"):
             register_fsdp_forward_method(model, method)
-    give_weights(model, weights, device=device, is_filled_later=is_filled_later)
+    give_weights(model, weights, device=device, is_filled_later=is_filled_later, unread=unread)
 
 
 def prefetch(blocks: Sequence[torch.nn.Module], num_blocks: int) -> None:
