@@ -33,6 +33,7 @@ def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
             trainer.best.load(state["best"])
         if "callbacks" in state:
             trainer.callbacks.load(state["callbacks"])
+    trainer.phases.step = trainer.step
     trainer.set_length()  # the global batch or skipped steps may have changed
     trainer.callbacks.given |= {
         "model": trainer.model.model,

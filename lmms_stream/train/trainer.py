@@ -182,19 +182,23 @@ class FSDP2SFTTrainer(HasParts):
         resume_from_checkpoint: True, from the latest, which must be there; the path or URL of one; False refuses to
         start where there are any.
         """
-        with StopSignal() as stop, self.data.worker_errors():
-            self.build(resume_from_checkpoint)
+        doing = self.phases.doing
+        with StopSignal() as stop, self.data.worker_errors(), self.run_log.watched(self.phases):
+            with doing("build"):
+                self.build(resume_from_checkpoint)
             with self.saver:
-                resume(self, resume_from_checkpoint)
-                self.parts.begin_filled()
+                with doing("resume"):
+                    resume(self, resume_from_checkpoint)
+                    self.parts.begin_filled()
                 self.model.train()
-                position = self.position
-                with self.run_log.running(self.schedule, step=self.step, position=position, phases=self.phases):
+                with self.run_log.running(self.schedule, step=self.step, position=self.position):
                     self.saver.probe()
                     self.meter.start()
                     loop = Loop(self, stop)
                     loop.run()
                     output = loop.end()
+                with doing("last_save"):
+                    self.saver.wait()
             self.saver.export()
         return output
 

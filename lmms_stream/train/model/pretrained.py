@@ -77,10 +77,12 @@ def find_tensors(source: str, model: PreTrainedModel) -> PretrainedTensors:
     model: without weights, of the number format that they are to have. Raises WholeOnlyError, also where there is no
     such folder: `from_pretrained` says then what is wrong.
     """
+    from safetensors import SafetensorError
+
     _check_class(model)
     try:
         held = _held(_files(source))
-    except (OSError, ValueError, LookupError, RuntimeError, ImportError) as error:  # SafetensorError is a RuntimeError
+    except (OSError, ValueError, LookupError, ImportError, SafetensorError) as error:
         raise WholeOnlyError(f"its files cannot be listed ({' '.join(str(error).split())[:200]})") from error
     faults = []
     for rename in _renames(model):
