@@ -1,4 +1,7 @@
-"""Runs of two ranks of which one stands still, in a step, before the first or after the last: the error names it, and its stacks name the function that it is in."""
+"""Runs of two ranks of which one stands still, in a step, before the first or after the last.
+
+The error names it, and its stacks name the function that it is in.
+"""
 
 from __future__ import annotations
 
