@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import peft
 import pytest
@@ -182,7 +182,8 @@ def test_what_cannot_be_merged_by_parts_is_merged_whole_and_says_why(
         "target_modules": ["embed_tokens", "v_proj"],
     }
     adapter |= {"init_lora_weights": {"gaussian": "gaussian", "made of the base": "pissa"}.get(case, True)}
-    base, dtype = tmp_path / "base", "bfloat16" if case == "in half" else "float32"
+    base = tmp_path / "base"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if case == "in half" else "float32"
     ModelConfig(config={**MODEL, "tie_word_embeddings": case == "tied"}, seed=7, dtype=dtype).build().save_pretrained(
         base
     )

@@ -24,7 +24,7 @@ from .runs import MODEL, write_run
 from .test_export import VISION
 
 GEMMA = {**MODEL, "model_type": "gemma3_text", "head_dim": 8, "num_key_value_heads": 2, "sliding_window": 16}
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "llama": {"config": MODEL},
     "in half": {"config": MODEL, "dtype": "bfloat16"},
     "tied": {"config": {**MODEL, "tie_word_embeddings": True}},
@@ -126,13 +126,13 @@ def test_what_from_pretrained_would_do_more_to_than_copy_is_left_to_it(
 
 
 def test_models_with_code_of_their_own_are_left_to_it(tmp_path: Path) -> None:
-    class Own(LlamaForCausalLM):  # type: ignore[misc]
+    class Own(LlamaForCausalLM):
         pass
 
     fields = {name: value for name, value in MODEL.items() if name != "model_type"}
     with pytest.raises(WholeOnlyError, match="its class is none of transformers'"):
-        find_tensors(str(tmp_path), Own(LlamaConfig(**fields)))
-    kept = LlamaForCausalLM(LlamaConfig(**fields)).to(torch.bfloat16)
+        find_tensors(str(tmp_path), Own._from_config(LlamaConfig(**fields)))
+    kept = LlamaForCausalLM._from_config(LlamaConfig(**fields), dtype=torch.bfloat16)
     kept._keep_in_fp32_modules_strict = ["norm"]
     with pytest.raises(WholeOnlyError, match=r"some of its weights stay in float32 beside others in torch.bfloat16"):
         find_tensors(str(tmp_path), kept)

@@ -77,8 +77,9 @@ def _merge_by_parts(parts: _Parts, dtype: Dtype | None) -> None:
     made, found, target, *_ = parts
 
     def empty() -> PreTrainedModel:
-        model = empty_model(made, found, parts.trust_remote_code)
-        return model.to(model.config.dtype)
+        model: Any = empty_model(made, found, parts.trust_remote_code)
+        model.to(model.config.dtype)
+        return model  # type: ignore[no-any-return]
 
     check_by_parts(parts.config)
     base, model = empty(), add_adapter(empty(), parts.config)

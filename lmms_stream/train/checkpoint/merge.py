@@ -97,7 +97,7 @@ def _layers(model: PreTrainedModel, adapter: Adapter) -> dict[str, str]:
     by_themselves = {lora.Linear, lora.Embedding, lora.Conv2d, lora.Conv3d}
     leaves = ("weight", "bias") if adapter.config.get("lora_bias") else ("weight",)
     wrappers: list[str] = []
-    found = {}
+    found: dict[str, str] = {}
     for path, module in model.named_modules():
         if isinstance(module, AuxiliaryTrainingWrapper):
             if type(module) is not ModulesToSaveWrapper:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -203,7 +203,9 @@ def _parts(plan: SavePlan) -> list[SavePlan]:
     alike, as the optimizer's counts of steps, are written by the first of them and read by all: they get a file of
     their own, so that no rank has to fetch the first one's part of the optimizer for them.
     """
-    alike, of_model, others = [], [], []
+    alike: list[WriteItem] = []
+    of_model: list[WriteItem] = []
+    others: list[WriteItem] = []
     for item in plan.items:
         data = item.tensor_data
         is_alike = item.type is WriteItemType.TENSOR and data is not None and data.size.numel() == 1

@@ -101,7 +101,7 @@ def _check_class(model: PreTrainedModel) -> None:
     kind: Any = type(model)
     if kind._auto_class is not None or not kind.__module__.startswith("transformers."):
         raise WholeOnlyError("its class is none of transformers'")
-    if kind.from_pretrained.__func__ is not PreTrainedModel.from_pretrained.__func__:  # type: ignore[attr-defined]
+    if kind.from_pretrained.__func__ is not PreTrainedModel.from_pretrained.__func__:
         raise WholeOnlyError(f"{kind.__name__} has a from_pretrained of its own")
     for path, module in model.named_modules():
         own = type(module)._load_from_state_dict is not torch.nn.Module._load_from_state_dict
@@ -169,7 +169,7 @@ def _stored(model: torch.nn.Module, named: Mapping[str, _InFile], *, is_distinct
     tied: dict[int, list[str]] = {}
     for name, tensor in state.items():
         tied.setdefault(id(parameters.get(name, tensor)), []).append(name)
-    found = {}
+    found: dict[str, _Stored] = {}
     for names in tied.values():
         held = [name for name in names if name in named]
         if len(held) != 1:
