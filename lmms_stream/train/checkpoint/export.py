@@ -89,9 +89,9 @@ def export_checkpoint(
     """Write the model of a checkpoint (a folder or URL) to the folder `out` and return it; no process group is needed.
 
     dtype: of the weights (default: as they were trained). merge: of an adapter, the model with its weights added to
-    those of its base, which is loaded whole from where it was; without, peft's folder. average: the average of the
-    weights instead of them. trust_remote_code: run the Python files of a model that has its own, which are in the
-    checkpoint.
+    those of its base, from where it was, which is loaded whole only where it cannot be read a tensor at a time;
+    without, peft's folder. average: the average of the weights instead of them. trust_remote_code: run the Python files
+    of a model that has its own, which are in the checkpoint.
     Shards of safetensors, config, generation config, and the files of tokenizer and processor. The folder is there
     whole or not at all; `out` may be new, empty, or an earlier export, which is replaced. Raises ConfigError for
     another `out`, CheckpointError and StorageError.
