@@ -18,6 +18,7 @@ import io
 import itertools
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ WINDOW = 100
 CHOSEN = 6.0  # alert_spike of TrainConfig
 GARBAGE = "with garbage"
 GLOBAL_BATCH = 2
+RUNS_AT_ONCE = 2  # each on one core
 STEPS_A_RECORD = (1, 2, 5)
 Curve = list[tuple[float, set[int]]]  # of each record its loss, and the places of garbage that it has samples of
 
@@ -91,23 +93,26 @@ def curves(corpus: convergence.Corpus) -> dict[str, list[Curve]]:
     places = write_garbage(corpus)
     place_of = {sample: number for number, place in enumerate(places) for sample in place}
     tokens = round(corpus.num_tokens * convergence.SHARE_OF_EPOCH)
-    found = {}
-    for kind in (convergence.OURS, convergence.STORED, GARBAGE):
+
+    def trained(kind: str) -> list[Curve]:
         data = corpus.order(convergence.FULL if kind == GARBAGE else kind, 0)
         if kind == GARBAGE:
             data |= {"remote": str(corpus.folder / GARBAGE)}
         output = corpus.folder / kind.replace(" ", "-")
         steps, _ = in_fresh_process(train, data, output, tokens, imported=convergence.IMPORTED)
-        marked = [(loss, {place_of[sample] for sample in samples if sample in place_of}) for loss, samples in steps]
-        found[kind] = [every(marked if kind == GARBAGE else [(loss, set()) for loss, _ in steps], count)
-                       for count in STEPS_A_RECORD]  # fmt: skip
         print(f"{kind}: {len(steps)} steps, loss {steps[-1][0]:.3f}", flush=True)
-    return found
+        marked = [(loss, {place_of[sample] for sample in samples if sample in place_of}) for loss, samples in steps]
+        steps_of = marked if kind == GARBAGE else [(loss, set()) for loss, _ in steps]
+        return [every(steps_of, count) for count in STEPS_A_RECORD]
+
+    kinds = (GARBAGE, convergence.OURS, convergence.STORED)
+    with ThreadPoolExecutor(RUNS_AT_ONCE) as pool:
+        return dict(zip(kinds, pool.map(trained, kinds), strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=6400, help="of the corpus")
+    parser.add_argument("--samples", type=int, default=4800, help="of the corpus")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         corpus = convergence.Corpus(

@@ -1,4 +1,4 @@
-"""A model that a checkpoint fills: built without weights, where nothing else could be in them."""
+"""A model that is built without weights: a checkpoint fills it, or each rank's part is read where the weights lie."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .checkpoint.beginning import configs_to_resume
 from .checkpoint.paths import checkpoints_url
 from .checkpoint.saving import STAGING_NAME
 from .model.build import ModelConfig
+from .model.pretrained import unread_weights
 from .run.distributed import cpu_group
 
 if TYPE_CHECKING:
@@ -35,9 +36,8 @@ def model_to_fill(
     given: what the trainer was given as its model. All ranks call it.
     """
     config = trainer.config
-    is_others = trainer.functions.model_init is not None or getattr(trainer.task, "wrap", None) is not None
     is_compared = getattr(trainer.task, "reference", None) is not None
-    if asked is False or is_others or is_compared or not isinstance(given, ModelConfig):
+    if asked is False or is_compared or _is_others(trainer) or not isinstance(given, ModelConfig):
         return None
     choice = resume_choice(asked) or config.resume
     staging = Path(config.output_dir) / STAGING_NAME / "configs"
@@ -53,9 +53,33 @@ def model_to_fill(
         return None
     told: list[Any] = [not _computed(made)]
     dist.broadcast_object_list(told, src=0, group=cpu_group())
+    return with_token_ids(made, token_ids) if told[0] else None
+
+
+def model_to_share(trainer: Trainer, given: object, *, token_ids: Mapping[str, int | None]) -> torch.nn.Module:
+    """The model that a run begins with; its weights stay in their files where ranks can get them from there.
+
+    What others make has its weights, see model_to_fill. given: as there; None where create_model is overridden.
+    """
+    if _is_others(trainer) or not isinstance(given, ModelConfig):
+        return trainer.create_model()
+    made = given.build_unread()
+    if unread_weights(made) is not None and _computed(made):
+        made = given.build()
+    return with_token_ids(made, token_ids)
+
+
+def with_token_ids(model: torch.nn.Module, token_ids: Mapping[str, int | None]) -> torch.nn.Module:
+    """The model itself, whose config has these ids."""
     for name, token_id in token_ids.items():
-        setattr(made.config, name, token_id)
-    return made if told[0] else None
+        setattr(model.config, name, token_id)
+    return model
+
+
+def _is_others(trainer: Trainer) -> bool:
+    """Whether a model is made, or run, by a function of the user's or a task."""
+    is_set = trainer.functions.model_init is not None or "create_model" in vars(trainer)
+    return is_set or getattr(trainer.task, "wrap", None) is not None
 
 
 def _computed(model: torch.nn.Module) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -33,10 +34,13 @@ from .tasks.steps import TaskSteps
 
 
 class Parts:
-    """Parts of a trainer, each built once, of what the trainer creates. All ranks ask for them in the same order."""
+    """Parts of a trainer, each built once, of what the trainer creates. All ranks ask for them in the same order.
 
-    def __init__(self, trainer: Trainer):
-        self._trainer = trainer
+    create: gives the model that a run begins with.
+    """
+
+    def __init__(self, trainer: Trainer, create: Callable[[], torch.nn.Module]):
+        self._trainer, self._create = trainer, create
         self.names: dict[int, str] = {}  # of parameters as they were before the model was sharded, by id
         self._image_flops: ImageFlops | None = None  # of a task whose units are images
         # Those that were made last: an overridden method may set them instead of returning them, and read them again.
@@ -52,7 +56,7 @@ class Parts:
     def model(self) -> PackedModel:
         """The model that the trainer creates with its losses on packs, sharded."""
         trainer = self._trainer
-        made: Any = trainer.create_model() if self.empty is None else self.empty
+        made: Any = self._create() if self.empty is None else self.empty
         processors = trainer.data.processors
         wrap = getattr(trainer.task, "wrap", None)  # see Task
         packed = PackedModel(made, family_of(processors, made.config)) if wrap is None else wrap(made)

@@ -18,7 +18,7 @@ from ..signals import StopSignal
 from ..types import Batch
 from .data import RunData, named_evaluations
 from .evaluate import evaluate, joined_figures, predict
-from .filled import model_to_fill
+from .filled import model_to_fill, model_to_share, with_token_ids
 from .functions import Functions, resolved_of
 from .habits.arguments import arguments_of
 from .habits.given import Given
@@ -95,6 +95,7 @@ class FSDP2SFTTrainer(HasParts):
         self.args: Any = args if args is not None else resolved.arguments
         self.processing_class = resolved.processing_class
         self._given, self._token_ids = resolved.model, resolved.token_ids
+        self._named = resolved.model if type(self).create_model is FSDP2SFTTrainer.create_model else None
         trained_on = map(processor_of, named_evaluations(resolved.train_dataset).values())
         self.task = self.functions.task(task, z_loss=self.config.z_loss, processors=trained_on)
         self.world, self.device = join_world(self.config)
@@ -106,7 +107,7 @@ class FSDP2SFTTrainer(HasParts):
         )  # fmt: skip
         self.loader = self.data.loader
         self.counts, self.best, self.phases = RunCounts(), Best.of(self.config), Phases()
-        self.parts = Parts(self)
+        self.parts = Parts(self, lambda: model_to_share(self, self._named, token_ids=self._token_ids))
         self.callbacks = Callbacks(
             callbacks or (), world_size=self.world.world_size, standing=lambda: trainer_state(self),
             arguments=lambda: resolved.arguments or arguments_of(self.config),
@@ -124,9 +125,7 @@ class FSDP2SFTTrainer(HasParts):
         if init is not None:
             given = init() if not inspect.signature(init).parameters else init(None)  # no trial of a search
         made: Any = given.build() if isinstance(given, ModelConfig) else given
-        for name, token_id in self._token_ids.items():
-            setattr(made.config, name, token_id)
-        return made  # type: ignore[no-any-return]
+        return with_token_ids(made, self._token_ids)
 
     def create_optimizer(self) -> torch.optim.Optimizer:
         """An optimizer over parameters of self.model, which is sharded."""
@@ -183,19 +182,23 @@ class FSDP2SFTTrainer(HasParts):
         resume_from_checkpoint: True, from the latest, which must be there; the path or URL of one; False refuses to
         start where there are any.
         """
-        with StopSignal() as stop, self.data.worker_errors():
-            self.build(resume_from_checkpoint)
+        doing = self.phases.doing
+        with StopSignal() as stop, self.data.worker_errors(), self.run_log.watched(self.phases):
+            with doing("build"):
+                self.build(resume_from_checkpoint)
             with self.saver:
-                resume(self, resume_from_checkpoint)
-                self.parts.begin_filled()
+                with doing("resume"):
+                    resume(self, resume_from_checkpoint)
+                    self.parts.begin_filled()
                 self.model.train()
-                position = self.position
-                with self.run_log.running(self.schedule, step=self.step, position=position, phases=self.phases):
+                with self.run_log.running(self.schedule, step=self.step, position=self.position):
                     self.saver.probe()
                     self.meter.start()
                     loop = Loop(self, stop)
                     loop.run()
                     output = loop.end()
+                with doing("last_save"):
+                    self.saver.wait()
             self.saver.export()
         return output
 
@@ -245,8 +248,8 @@ class FSDP2SFTTrainer(HasParts):
 
         resume_from_checkpoint: what train is given next: weights that a checkpoint will fill are not built.
         """
-        if type(self).create_model is FSDP2SFTTrainer.create_model and "model" not in vars(self.parts):
-            self.parts.empty = model_to_fill(self, self._given, resume_from_checkpoint, token_ids=self._token_ids)
+        if "model" not in vars(self.parts):
+            self.parts.empty = model_to_fill(self, self._named, resume_from_checkpoint, token_ids=self._token_ids)
         self.parts.build()
 
     # Where it stands.

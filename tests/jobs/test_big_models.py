@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from lmms_stream.storage.storage import open_storage
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import last_words, write_tokens
+from tests.proxy import FaultProxy
+from tests.rounds import in_long_rounds
 from tests.train.runs import MODEL, write_run
 
 from .launcher import run_job
@@ -57,6 +61,48 @@ def test_a_run_resumes_on_two_ranks_and_on_one_where_the_pretrained_weights_are_
         assert exported.generation_config is not None
         assert exported.generation_config.temperature == 0.25
         assert exported.lm_head.weight is exported.model.embed_tokens.weight
+
+
+@in_long_rounds
+def test_a_resume_from_a_store_downloads_to_each_rank_the_files_with_its_part_alone(
+    config: Path, tmp_path: Path, s3_folder: str, proxy: FaultProxy
+) -> None:
+    """Each of four ranks holds half of what one of two held: its files go to two of the four, all go to one rank."""
+    saved = (f"train.checkpoint_dir={s3_folder}", "train.lr_scheduler_type=constant")
+    train(config, tmp_path / "out", *saved, "train.max_steps=2")
+    files = {each.key.rpartition("/")[2]: each for each in open_storage(s3_folder).list_objects("step-00000002/")}
+    tensors = {name: each.num_bytes for name, each in files.items() if name.endswith(".distcp")}
+    alike = tensors.pop("__0_20.distcp")  # what all ranks have: counts of steps
+    assert alike < 50_000
+    assert sorted(tensors) == ["__0_0.distcp", "__0_10.distcp", "__1_0.distcp", "__1_10.distcp"]  # model, optimizer
+    assert min(tensors.values()) > 100_000
+    for nproc, num_downloads in ((4, 2), (1, 1), (2, 1)):
+        proxy.set_rules()  # counts anew
+        train(config, tmp_path / "out", *saved, "train.max_steps=3", "train.save_strategy=no", nproc=nproc)
+        traffic = proxy.traffic()
+        downloaded = {name: traffic.num_bytes("GET", f"step-00000002/{name}") for name in tensors}
+        assert downloaded == {name: num_downloads * size for name, size in tensors.items()}
+        assert traffic.num_bytes("GET", "step-00000002/") < sum(downloaded.values()) + nproc * (alike + 100_000)
+        (tmp_path / "out" / "train_log.jsonl").unlink()
+
+
+@in_long_rounds
+@pytest.mark.parametrize("degree", [1, 2], ids=["shards", "matrices"])
+def test_ranks_that_get_weights_one_by_one_train_as_those_that_get_them_from_one_with_all(
+    degree: int, config: Path, tmp_path: Path
+) -> None:
+    """To the last bit, also where ranks share matrices; the way is told where it is the latter."""
+    cut = f"train.tensor_parallel={degree}"
+    told = train(config, tmp_path / "out", *pretrained(config), cut)
+    assert "rank 0 loads all of" not in told
+    folder = tmp_path / "pretrained"
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    told = train(config, tmp_path / "whole", *pretrained(config), cut)
+    assert f"rank 0 loads all of {folder} before ranks get their parts: it has no files of safetensors" in told
+    losses = [[each["loss"] for each in read_log(tmp_path / name)] for name in ("out", "whole")]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 4
 
 
 def test_a_model_is_written_by_two_ranks_that_hold_a_part_each(config: Path, tmp_path: Path) -> None:

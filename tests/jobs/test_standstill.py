@@ -1,10 +1,14 @@
-"""Runs of two ranks of which one stands still: the error names it, and its stacks name the function that it is in."""
+"""Runs of two ranks of which one stands still, in a step, before the first or after the last.
+
+The error names it, and its stacks name the function that it is in.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tests.conftest import write_tokens
+from tests.proxy import FaultProxy, Rule
 from tests.rounds import in_long_rounds
 from tests.train.runs import write_run
 
@@ -58,6 +62,36 @@ def test_a_rank_that_fails_is_named_with_its_error_by_those_that_waited_for_it(t
     said, stacks = stand_still(tmp_path, "fail")
     assert "or raise train.timeout_s. rank 1 ended with ZeroDivisionError: rank 1 fails here\n" in said
     assert stacks == {}
+
+
+def test_a_rank_that_stands_still_as_the_model_is_built_is_named(tmp_path: Path) -> None:
+    said, stacks = stand_still(tmp_path, "build")
+    assert "rank 0 has not moved for 1" in said
+    assert " s, building the model: rank 1 did not come: it has been building the model for 1" in said
+    assert " s, in sleep_on_rank_1 (" in said
+    assert stacks["rank-1.txt"].startswith("rank 1, building the model, for 1")
+    assert "in create_optimizer\n" in stacks["rank-1.txt"]
+
+
+@in_long_rounds
+def test_a_rank_that_stands_still_as_it_resumes_is_named(tmp_path: Path) -> None:
+    said, stacks = stand_still(tmp_path, "resume")
+    assert ": rank 1 did not come: it has been resuming for 1" in said
+    assert stacks["rank-1.txt"].startswith("rank 1, resuming, for 1")
+
+
+@in_long_rounds
+def test_a_last_save_that_does_not_end_leaves_the_stacks_of_what_writes_it(
+    tmp_path: Path, s3_folder: str, proxy: FaultProxy
+) -> None:
+    proxy.set_rules(Rule(path=r"__1_\d+\.distcp", method="PUT", hang=True))
+    last_save = ("train.max_steps=1", f"train.checkpoint_dir={s3_folder}", "train.save_strategy=steps")
+    said, stacks = stand_still(tmp_path, "disk", *last_save)
+    assert "rank 0 has not moved for 1" in said
+    assert " s, waiting for the last checkpoint: all ranks wait alike" in said
+    assert stacks["rank-1.txt"].startswith("rank 1, waiting for the last checkpoint, for 1")
+    assert "in upload\n" in stacks["rank-1.txt"]
+    assert "in upload\n" not in stacks["rank-0.txt"]
 
 
 @in_long_rounds

@@ -37,9 +37,8 @@ def chats() -> list[dict[str, Any]]:
     return made
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
+def write_vision_run(folder: Path) -> Path:
+    """The config of a run on chats with media, all of which lies in a folder."""
     save_processor(folder / "processor", "qwen2_5_vl")
     columns = {"messages": "str", "media": "bytes"}
     with MDSWriter(columns=columns, out=str(folder / "chats"), hashes=["xxh3_64"], size_limit=1 << 16) as writer:
@@ -72,6 +71,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision_run(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

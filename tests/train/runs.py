@@ -52,11 +52,13 @@ def train_settings(path: Path, *, global_batch: int) -> dict[str, Any]:
     }
 
 
-def trainer_of(path: Path, *overrides: str, **options: Any) -> FSDP2SFTTrainer:
+def trainer_of(
+    path: Path, *overrides: str, kind: type[FSDP2SFTTrainer] = FSDP2SFTTrainer, **options: Any
+) -> FSDP2SFTTrainer:
     """The trainer of a run, in this process alone or as a rank; end_distributed ends its process group."""
     config = load_config(RunConfig, path, overrides)
     world, _ = init_distributed(config.train.timeout_s)
-    return FSDP2SFTTrainer(
+    return kind(
         model=config.model.build(),
         args=config.train,
         train_dataset=config.build_datasets(world),

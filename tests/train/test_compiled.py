@@ -12,7 +12,7 @@ import torch
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.train.model.sharding import compile_blocks
-from lmms_stream.train.report.compilations import Compilations
+from lmms_stream.train.report.compilations import MOST_GRAPHS, Compilations
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
@@ -20,12 +20,14 @@ from lmms_stream.train.trainer import FSDP2SFTTrainer
 from torch._dynamo.utils import counters
 
 from ..conftest import write_samples, write_tokens
+from ..jobs.test_vision_runs import write_vision_run
 from ..rounds import in_long_rounds
 from .runs import trainer_of, write_run
 from .vision import Processor, build, source_of
 
 NUM_PACKS = 50
 NUM_PACKS_OF_MEDIA = 12
+NUM_PACKS_IN_ALL, NUM_WARM_PACKS = 200, 20
 needs_compiler = pytest.mark.skipif(which("g++") is None, reason="torch.compile needs g++ on the CPU")
 
 
@@ -114,6 +116,30 @@ def test_a_compiled_model_reads_packs_of_any_number_of_media_and_gives_the_same_
     num_graphs = counters["stats"]["unique_graphs"]
     assert 0 < num_proven <= 8
     assert num_graphs - num_proven <= 4, dict(counters["stats"])
+
+
+@needs_compiler
+@in_long_rounds
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("kind", ["texts", "images"])
+def test_nothing_is_compiled_again_after_the_first_packs(kind: str, tmp_path: Path) -> None:
+    """Packs of texts of any lengths; packs of chats, some with images and videos of any sizes, of a Qwen2.5-VL."""
+    if kind == "texts":
+        write_tokens(tmp_path / "data", num_samples=400)
+        run = write_run(tmp_path / "run.yaml", tmp_path / "data")
+    else:
+        run = write_vision_run(tmp_path)
+    settings = {"torch_compile": "true", "max_steps": NUM_PACKS_IN_ALL, "global_batch": 1, "num_workers": 0}
+    settings |= {"log_sample_ids": "true", "save_strategy": '"no"', "output_dir": tmp_path / "out"}
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        trainer_of(run, *(f"train.{name}={value}" for name, value in settings.items())).train()
+    records = read_log(tmp_path / "out")
+    graphs = [record["perf/num_graphs"] for record in records]
+    assert len(graphs) == NUM_PACKS_IN_ALL
+    assert len({len(record["sample_ids"]) for record in records[NUM_WARM_PACKS:]}) > 2
+    assert graphs[NUM_WARM_PACKS - 1] <= MOST_GRAPHS
+    assert graphs[-1] == graphs[NUM_WARM_PACKS - 1], graphs
 
 
 def test_more_graphs_than_packs_explain_are_told_once(caplog: pytest.LogCaptureFixture) -> None:

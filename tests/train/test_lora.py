@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import peft
 import pytest
@@ -67,18 +67,24 @@ def trained_logits(trainer: Any, config: ModelConfig) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "adapter",
+    ("adapter", "why_whole"),
     [
-        LORA,
-        {**LORA, "use_dora": True, "lora_dropout": 0.0},
-        {"r": 4, "target_modules": ["q_proj", "embed_tokens"], "modules_to_save": ["lm_head"], "bias": "all"},
-        {"peft_type": "IA3", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
-        {"peft_type": "OFT", "oft_block_size": 8, "r": 0, "target_modules": ["v_proj"]},
+        (LORA, ""),
+        ({**LORA, "use_dora": True, "lora_dropout": 0.0}, ""),
+        ({"r": 4, "target_modules": ["q_proj", "embed_tokens"], "modules_to_save": ["lm_head"], "bias": "all"}, ""),
+        (
+            {"peft_type": "IA3", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+            "its adapter is of peft_type IA3",
+        ),
+        (
+            {"peft_type": "OFT", "oft_block_size": 8, "r": 0, "target_modules": ["v_proj"]},
+            "its adapter is of peft_type OFT",
+        ),
     ],
     ids=["lora", "dora", "modules", "ia3", "oft"],
 )
 def test_an_adapter_is_trained_alone_saved_alone_loaded_by_peft_and_merged(
-    adapter: dict[str, Any], data: Path, base: Path, tmp_path: Path
+    adapter: dict[str, Any], why_whole: str, data: Path, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, overrides = lora_run(tmp_path, data, base, adapter, export=True, learning_rate=0.03)
     trainer = trainer_of(run, *overrides)
@@ -108,10 +114,15 @@ def test_an_adapter_is_trained_alone_saved_alone_loaded_by_peft_and_merged(
     names = {path.name for path in (tmp_path / "out" / "export").iterdir()} - {"export.json"}
     assert {path.name for path in (tmp_path / "saved").iterdir()} == names
     merged = export_checkpoint(checkpoint, tmp_path / "merged", merge=True)
+    told = [f"{base} is loaded whole to merge an adapter into it: {why_whole}"] if why_whole else []
+    assert [each.getMessage() for each in caplog.records if "loaded whole" in each.getMessage()] == told
     reread: Any = AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True)
     whole, info = reread
     assert not any(info.values())
     assert torch.allclose(logits_of(whole), expected, atol=1e-5)
+    theirs = loaded.merge_and_unload().state_dict()
+    assert theirs.keys() == whole.state_dict().keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in whole.state_dict().items())
 
 
 def test_an_adapter_goes_on_bit_by_bit_on_its_own_base_alone(data: Path, base: Path, tmp_path: Path) -> None:
@@ -142,7 +153,8 @@ def test_an_adapter_goes_on_bit_by_bit_on_its_own_base_alone(data: Path, base: P
 
 def test_an_adapter_is_merged_by_the_command_with_its_own_base_alone(data: Path, base: Path, tmp_path: Path) -> None:
     moved = tmp_path / "base"
-    shutil.copytree(base, moved)
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(moved, max_shard_size="40KB")
+    assert len([*moved.glob("*.safetensors")]) > 2
     run, overrides = lora_run(tmp_path, data, moved, max_steps=1)
     trainer_of(run, *overrides).train()
     checkpoint = tmp_path / "out" / "checkpoints" / "step-00000001"
@@ -155,6 +167,44 @@ def test_an_adapter_is_merged_by_the_command_with_its_own_base_alone(data: Path,
     shutil.rmtree(moved)
     with pytest.raises(CheckpointError, match=f"{moved}, the model under the adapter of .*, cannot be loaded"):
         export_checkpoint(checkpoint, tmp_path / "none", merge=True)
+
+
+@pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`")  # peft advises against it
+@pytest.mark.parametrize("case", ["tied", "gaussian", "made of the base", "in half"])
+def test_what_cannot_be_merged_by_parts_is_merged_whole_and_says_why(
+    case: str, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To the last bit as peft merges it, either way."""
+    adapter: dict[str, Any] = {
+        "r": 4,
+        "lora_alpha": 16,
+        "use_rslora": True,
+        "target_modules": ["embed_tokens", "v_proj"],
+    }
+    adapter |= {"init_lora_weights": {"gaussian": "gaussian", "made of the base": "pissa"}.get(case, True)}
+    base = tmp_path / "base"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if case == "in half" else "float32"
+    ModelConfig(config={**MODEL, "tie_word_embeddings": case == "tied"}, seed=7, dtype=dtype).build().save_pretrained(
+        base
+    )
+    run, overrides = lora_run(tmp_path, data, base, adapter, max_steps=2, learning_rate=0.03)
+    if case == "made of the base":
+        overrides.append("model.adapter.target_modules=[v_proj]")  # peft makes none of embeddings
+    trainer_of(run, *overrides, f"model.dtype={dtype}").train()
+    (checkpoint,) = checkpoints(tmp_path / "out" / "checkpoints")
+    merged = export_checkpoint(checkpoint, tmp_path / "merged", merge=True)
+    reasons = {"tied": "model.embed_tokens.weight has an adapter, and is the same as lm_head.weight"}
+    reasons["made of the base"] = "init_lora_weights pissa changes the weights under the adapter"
+    told = [f"{base} is loaded whole to merge an adapter into it: {reasons[case]}"] if case in reasons else []
+    assert [each.getMessage() for each in caplog.records if "loaded whole" in each.getMessage()] == told
+    if case == "made of the base":
+        return  # peft's own file is of the changed base, which it does not keep
+    folder = export_checkpoint(checkpoint, tmp_path / "adapter")
+    plain: Any = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    theirs = peft.PeftModel.from_pretrained(plain, folder).merge_and_unload().state_dict()
+    ours = AutoModelForCausalLM.from_pretrained(merged, dtype="auto").state_dict()
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 def test_what_has_no_adapter_or_no_base_cannot_be_merged(data: Path, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ store           where checkpoints lie, and when one is whole; paths: how they ar
 tensors         tensors of model and optimizer <-> files of torch.distributed.checkpoint
 choice          its weights, or their average; names: what exports are called and made of
 empty           its model without weights
-export          a checkpoint -> a folder that from_pretrained loads; weight_files: its weights, a few at a time
+export          a checkpoint -> a folder that from_pretrained loads; weight_files: its weights, a few at a time;
+                configs: its configs
 plain_export    a model that is not transformers' -> a folder
 folder          the model as it is now -> such a folder, by all ranks
-export_adapter  its adapter -> a folder that peft loads, or the model with it
+export_adapter  its adapter -> a folder that peft loads, or the model with it; merge: a few tensors of that at a time
 """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, ConfigError
 from ..model.adapters import adapter_of
+from .configs import save_config
 from .names import ADAPTER_NAME, Dtype
 from .plain_export import is_plain, plain_config, weights_stem, write_plain_weights
 
@@ -88,9 +89,9 @@ def export_checkpoint(
     """Write the model of a checkpoint (a folder or URL) to the folder `out` and return it; no process group is needed.
 
     dtype: of the weights (default: as they were trained). merge: of an adapter, the model with its weights added to
-    those of its base, which is loaded whole from where it was; without, peft's folder. average: the average of the
-    weights instead of them. trust_remote_code: run the Python files of a model that has its own, which are in the
-    checkpoint.
+    those of its base, from where it was, which is loaded whole only where it cannot be read a tensor at a time;
+    without, peft's folder. average: the average of the weights instead of them. trust_remote_code: run the Python files
+    of a model that has its own, which are in the checkpoint.
     Shards of safetensors, config, generation config, and the files of tokenizer and processor. The folder is there
     whole or not at all; `out` may be new, empty, or an earlier export, which is replaced. Raises ConfigError for
     another `out`, CheckpointError and StorageError.
@@ -188,26 +189,3 @@ def _write_weights(
         read_tensors(folder, values, metadata=metadata)
 
     write_weights(made, {saved: weights[name] for saved, name in names.items()}, fill)
-
-
-def save_config(model: PreTrainedModel, made: Path) -> dict[str, str]:
-    """Write config and generation config; the names of weights in transformers' files, with those in the model.
-
-    transformers renames the weights of some models, and leaves out those that are tied to others. It is given a number
-    instead of each, and its file says what it makes of them.
-    """
-    import torch
-    from safetensors.torch import load_file
-
-    parameter_of = dict(model.named_parameters(remove_duplicate=False))
-    names = list(model.state_dict())
-    numbers: dict[int, torch.Tensor] = {}  # by the id of a parameter: its tied names share one tensor
-    as_numbers = {
-        name: numbers.setdefault(id(parameter_of.get(name, name)), torch.tensor([number]))
-        for number, name in enumerate(names)
-    }
-    model.save_pretrained(made, state_dict=as_numbers)
-    path = made / "model.safetensors"
-    number_of = {saved: int(number) for saved, number in load_file(path).items()}
-    path.unlink()
-    return {saved: names[number] for saved, number in sorted(number_of.items(), key=lambda item: item[1])}

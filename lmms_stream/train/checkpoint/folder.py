@@ -18,7 +18,7 @@ from ...errors import LmmsStreamError, StorageError
 from ...storage.disk_errors import disk_errors
 from ..model.adapters import adapter_of
 from ..run.distributed import cpu_group
-from .export import save_config
+from .configs import save_config
 from .export_adapter import save_adapter
 from .names import BASE_CONFIGS
 from .plain_export import is_plain, save_plain

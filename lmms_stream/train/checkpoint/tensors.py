@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -197,12 +197,23 @@ class CheckpointWriter(FileSystemWriter):
 
 
 def _parts(plan: SavePlan) -> list[SavePlan]:
-    """What a rank writes, cut in two: an export fetches the files with the model's tensors, not the optimizer's."""
-    of_model = [item for item in plan.items if item.index.fqn.startswith("model.")]
-    others = [item for item in plan.items if not item.index.fqn.startswith("model.")]
+    """What a rank writes, cut by who reads it.
+
+    An export fetches the files with the model's tensors, not the optimizer's. Single numbers that all ranks have
+    alike, as the optimizer's counts of steps, are written by the first of them and read by all: they get a file of
+    their own, so that no rank has to fetch the first one's part of the optimizer for them.
+    """
+    alike: list[WriteItem] = []
+    of_model: list[WriteItem] = []
+    others: list[WriteItem] = []
+    for item in plan.items:
+        data = item.tensor_data
+        is_alike = item.type is WriteItemType.TENSOR and data is not None and data.size.numel() == 1
+        (alike if is_alike else of_model if item.index.fqn.startswith("model.") else others).append(item)
     prefix = plan.storage_data.prefix  # the names of a rank's files begin with it: __3_0.distcp, __3_10.distcp
-    named = replace(plan.storage_data, prefix=f"{prefix}1")
-    parts = [replace(plan, items=of_model), replace(plan, items=others, storage_data=named)]
+    parts = [replace(plan, items=of_model)]
+    for digit, items in (("1", others), ("2", alike)):
+        parts.append(replace(plan, items=items, storage_data=replace(plan.storage_data, prefix=f"{prefix}{digit}")))
     return [part for part in parts if part.items]
 
 

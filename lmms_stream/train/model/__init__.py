@@ -12,7 +12,8 @@ model       how it is run on packs; towers: its parts that read media; plain: on
 isolation   the proof that it keeps the samples of a pack apart, by proof_samples; choice: the attention that passes it;
             trial: how long a step takes with it
 sharing     has it run on parts of the tokens of packs
-sharding    what each rank holds; weights: how it gets there; unused: gradients of what a rank does not use
+sharding    what each rank holds; weights: how it gets there; pretrained: read one by one; unused: gradients of what a
+            rank does not use
 tensor_parallel  parts of matrices, by transformers' plan; cuts: what their ranks send each other
 expert_parallel  experts of each rank, by transformers' plan; dispatch: how tokens get to them and back
 accumulation  when gradients of micro-batches are summed over ranks

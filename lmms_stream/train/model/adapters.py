@@ -7,6 +7,7 @@ of any other. Its frozen weights, the base, are in no checkpoint: a digest names
 from __future__ import annotations
 
 import enum
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import xxhash
 
 from ...errors import ConfigError
 from ..run.distributed import cpu_group
+from .pretrained import PretrainedTensors
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _ATTRIBUTE = "trained_adapter"  # of a model with one
 _OFF = "_disable_adapters"  # of peft's layers
+_INSIDE = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)\.")  # what peft adds to names
 # Kinds that cannot be trained on packs by the model's own forward, and why.
 _REFUSED = {
     "ADALORA": "has other ranks as it trains, by a call after each step that other adapters do not need",
@@ -144,14 +147,29 @@ def record_base(model: torch.nn.Module) -> None:
     setattr(model, _ATTRIBUTE, replace(adapter, base=digests[0]))
 
 
-def base_digest(model: torch.nn.Module, adapter: Adapter) -> str:
-    """xxh3 of the names, types and bytes of the weights under an adapter."""
+def base_digest(model: torch.nn.Module, adapter: Adapter, *, unread: PretrainedTensors | None = None) -> str:
+    """xxh3 of the names, types and bytes of the weights under an adapter. unread: where they are, if not in the model.
+
+    One of them is in memory at a time, where they are unread.
+    """
     digest = xxhash.xxh3_64()
-    for name, tensor in model.state_dict().items():
-        if name not in adapter.tensors and not tensor.is_meta:
+    for name, each in model.state_dict().items():
+        if name in adapter.tensors:
+            continue
+        tensor = each if unread is None or name_under(name) not in unread else unread.read(name_under(name))
+        if not tensor.is_meta:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}")
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def name_under(name: str) -> str:
+    """The name that a tensor of a model with an adapter has in the model without, where it is there, too.
+
+    >>> name_under("model.layers.0.mlp.up_proj.base_layer.weight")
+    'model.layers.0.mlp.up_proj.weight'
+    """
+    return _INSIDE.sub(".", name)
 
 
 def _check_kind(config: PeftConfig) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,9 +21,12 @@ from .adapters import add_adapter
 from .attention import Attention, implementations
 from .diffusion import build_diffusers, diffusers_config
 from .own_class import build_own
+from .pretrained import WholeOnlyError, find_tensors, leave_unread
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +71,38 @@ class ModelConfig:
         is_empty = dist.is_initialized() and dist.get_rank() != 0
         return self._made(torch.device("meta") if is_empty else None)
 
+    def build_unread(self) -> PreTrainedModel:
+        """As build; but where they can be read one by one, the weights of `pretrained` stay in their files for now.
+
+        Parameters are on the meta device of rank 0 too then, and pretrained.unread_weights says where they are. Where
+        they cannot, they are loaded whole, and rank 0 of several says why.
+        """
+        if self.pretrained is None or (dist.is_initialized() and dist.get_rank() != 0):
+            return self.build()
+        try:
+            return self._unread()
+        except WholeOnlyError as reason:
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                logger.info("rank 0 loads all of %s before ranks get their parts: %s", self.pretrained, reason)
+            return self.build()
+
+    def _unread(self) -> PreTrainedModel:
+        """WholeOnlyError where that is not what build gives."""
+        if reason := self._is_special():
+            raise WholeOnlyError(reason)
+        try:
+            model = self._without_weights(self, self.pretrained)
+        except ConfigError as error:
+            raise WholeOnlyError(str(error)) from error  # which is told when it is built whole
+        leave_unread(model, find_tensors(str(self.pretrained), model))
+        return model
+
+    def _is_special(self) -> str | None:
+        """Why a model cannot be built without weights, to get them later; None where it can."""
+        if self.class_path is not None or diffusers_config(self.pretrained, self.config) is not None:
+            return "it is not built by transformers"
+        return None if self.adapter is None else "it gets an adapter"
+
     def build_empty(self, saved: Path) -> PreTrainedModel | None:
         """The model without weights, for a checkpoint to fill; None for one that is not built so.
 
@@ -75,18 +111,18 @@ class ModelConfig:
         `pretrained` is no longer there. None: models of diffusers, and those with an adapter, whose checkpoints do not
         hold what is under it.
         """
-        from transformers import GenerationConfig
-        from transformers.integrations.accelerate import init_empty_weights
-
-        if (
-            self.class_path is not None
-            or self.adapter is not None
-            or diffusers_config(self.pretrained, self.config) is not None
-        ):
+        if self._is_special():
             return None
         source = self
         if self.pretrained is not None and not _has_config(self.pretrained):
             source = replace(self, pretrained=str(saved))
+        return self._without_weights(source, str(saved))
+
+    def _without_weights(self, source: ModelConfig, generation: str | None) -> PreTrainedModel:
+        """source: what has its config; generation: the folder or hub id of its generation config, if it has one."""
+        from transformers import GenerationConfig
+        from transformers.integrations.accelerate import init_empty_weights
+
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         model = source._made(init_empty_weights() if is_first else torch.device("meta"))
         model.tie_weights()  # which making them empty has undone
@@ -95,8 +131,9 @@ class ModelConfig:
             for config in filter(None, (model.config, *of_parts)):
                 config.dtype = getattr(torch, self.dtype)
         model.config._name_or_path = model.name_or_path = self.pretrained or ""
-        if (saved / "generation_config.json").exists():
-            model.generation_config = GenerationConfig.from_pretrained(saved)
+        if generation is not None and model.can_generate():
+            with suppress(OSError):  # it has none
+                model.generation_config = GenerationConfig.from_pretrained(generation)
         return model
 
     def _made(self, empty: AbstractContextManager[object] | None) -> PreTrainedModel:

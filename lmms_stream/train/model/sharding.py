@@ -18,6 +18,7 @@ from .adapters import record_base
 from .expert_parallel import shard_experts, split_experts
 from .model import PackedModel
 from .plain import PlainModel
+from .pretrained import unread_weights
 from .tensor_parallel import cut_model
 from .unused import use_all_parameters
 from .weights import give_weights, take_weights
@@ -33,7 +34,7 @@ def shard_model(
     device: torch.device,
     is_filled_later: bool = False,
 ) -> None:
-    """Shard the model itself over the ranks, with the weights that rank 0 has; all ranks call it.
+    """Shard the model itself over the ranks, with the weights that rank 0 has, or reads now; all ranks call it.
 
     is_filled_later: it has no weights yet; a checkpoint will fill each rank's part.
 
@@ -44,7 +45,8 @@ def shard_model(
     if config.gradient_checkpointing:
         checkpoint_blocks(model.model)
     record_base(model.model)
-    weights = take_weights(model, is_filled_later=is_filled_later)
+    unread = unread_weights(model.model)
+    weights = take_weights(model, is_filled_later=is_filled_later, unread=unread)
     dtype = torch.bfloat16 if config.bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     _divide(model, meshes, policy=policy, config=config)
@@ -60,7 +62,7 @@ def shard_model(
     if isinstance(model, PackedModel):
         for method in ("logits", "plain_logits", "dummy_tokens"):
             register_fsdp_forward_method(model, method)
-    give_weights(model, weights, device=device, is_filled_later=is_filled_later)
+    give_weights(model, weights, device=device, is_filled_later=is_filled_later, unread=unread)
 
 
 def _divide(

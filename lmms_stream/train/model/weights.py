@@ -1,8 +1,9 @@
 """Weights that rank 0 alone has -> each rank's part of them.
 
 A model is sharded without weights (on the meta device), then each tensor goes from rank 0 to the ranks that hold parts
-of it, one after another: no rank but the first needs room for more than its part and the largest tensor. Parameters
-that a checkpoint will fill do not go: each rank makes room for its part of them.
+of it, one after another: no rank but the first needs room for more than its part and the largest tensor, and neither
+does the first where its weights are still in their files. Parameters that a checkpoint will fill do not go: each rank
+makes room for its part of them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...errors import ConfigError
 from ..run.distributed import cpu_group, gather
+from .pretrained import PretrainedTensors
 
 
-def take_weights(model: torch.nn.Module, *, is_filled_later: bool = False) -> dict[str, torch.Tensor]:
+def take_weights(
+    model: torch.nn.Module, *, is_filled_later: bool = False, unread: PretrainedTensors | None = None
+) -> dict[str, torch.Tensor]:
     """The model's tensors by name; it is left with tensors of the same shapes on the meta device.
 
     Parameters that are tied stay so. Only those of rank 0 are used later. is_filled_later: its parameters are on the
-    meta device of rank 0 too.
+    meta device of rank 0 too, as those are that `unread` has, by their names in the transformers model.
     """
     taken: dict[str, torch.Tensor] = {}
     empty: dict[int, torch.Tensor] = {}
@@ -33,16 +37,18 @@ def take_weights(model: torch.nn.Module, *, is_filled_later: bool = False) -> di
             if isinstance(tensor, torch.nn.Parameter):
                 empty[id(tensor)] = torch.nn.Parameter(empty[id(tensor)], requires_grad=tensor.requires_grad)
         setattr(module, name, empty[id(tensor)])
-    _check(taken, is_filled_later=is_filled_later)
+    _check(taken, is_filled_later=is_filled_later, unread=unread)
     return taken
 
 
 def give_weights(
-    model: torch.nn.Module, weights: dict[str, torch.Tensor], *, device: torch.device, is_filled_later: bool = False
-) -> None:
+    model: torch.nn.Module, weights: dict[str, torch.Tensor], *, device: torch.device, is_filled_later: bool = False,
+    unread: PretrainedTensors | None = None,
+) -> None:  # fmt: skip
     """Fill a model that was sharded since, on each rank's device, with the weights that rank 0 took; all call it.
 
-    Each weight is freed as soon as it is given. is_filled_later: parameters hold nothing of meaning afterwards.
+    Each weight is freed as soon as it is given. unread: has those that rank 0 reads when they are given.
+    is_filled_later: parameters hold nothing of meaning afterwards.
     """
     given: dict[int, torch.nn.Parameter] = {}
     for module, name, full_name, tensor in _tensors(model):
@@ -55,7 +61,7 @@ def give_weights(
             given[id(tensor)] = torch.nn.Parameter(room, requires_grad=tensor.requires_grad)
             setattr(module, name, given[id(tensor)])
             continue
-        whole = source.detach() if dist.get_rank() == 0 else torch.empty_like(source, device=device)
+        whole = _whole(full_name, source, unread) if dist.get_rank() == 0 else torch.empty_like(source, device=device)
         whole = whole.to(device)
         if isinstance(tensor, DTensor):
             part = distribute_tensor(whole, tensor.device_mesh, tensor.placements)
@@ -65,6 +71,17 @@ def give_weights(
             whole = whole.contiguous()
             dist.broadcast(whole, src=0)
             setattr(module, name, whole)
+
+
+def _whole(full_name: str, source: torch.Tensor, unread: PretrainedTensors | None) -> torch.Tensor:
+    """A tensor of rank 0, read from its file where it is still there."""
+    name = _name_in_files(full_name)
+    return source.detach() if unread is None or name not in unread else unread.read(name)
+
+
+def _name_in_files(full_name: str) -> str:
+    """The name that a tensor has in the transformers model, which is called `model` in what is sharded."""
+    return full_name.removeprefix("model.")
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, str, torch.Tensor]]:
@@ -79,13 +96,15 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, str
             yield module, name, f"{path}.{name}", tensor
 
 
-def _check(weights: dict[str, torch.Tensor], *, is_filled_later: bool) -> None:
+def _check(weights: dict[str, torch.Tensor], *, is_filled_later: bool, unread: PretrainedTensors | None) -> None:
     """ConfigError, on all ranks, where rank 0 has no weights or some rank another model."""
     mine = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()]
     missing = [
         name
         for name, tensor in weights.items()
-        if tensor.is_meta and not (is_filled_later and isinstance(tensor, torch.nn.Parameter))
+        if tensor.is_meta
+        and not (is_filled_later and isinstance(tensor, torch.nn.Parameter))
+        and (unread is None or _name_in_files(name) not in unread)
     ]
     of_first: list[Any] = [mine, missing]
     dist.broadcast_object_list(of_first, src=0, group=cpu_group())

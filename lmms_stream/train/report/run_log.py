@@ -28,8 +28,8 @@ class RunLog:
         self._reports: list[Report] = []
 
     @contextmanager
-    def running(self, schedule: Schedule, *, step: int, position: int, phases: Phases | None = None) -> Iterator[None]:
-        """Begin after `step` finished steps, at this position of the schedule; phases: of this rank, to be watched."""
+    def running(self, schedule: Schedule, *, step: int, position: int) -> Iterator[None]:
+        """Begin after `step` finished steps, at this position of the schedule."""
         is_first = self._world.rank == 0
         output_dir = Path(self._args.output_dir)
         unit = "tokens" if schedule.counts_tokens else "step"
@@ -43,11 +43,12 @@ class RunLog:
             self._profiler = stack.enter_context(
                 StepProfiler(self._args.profile, output_dir=output_dir, rank=self._world.rank, step=step)
             )
-            if phases is not None:
-                phases.step = step
-                timeout_s = self._args.timeout_s
-                stack.enter_context(Standstill(phases, output_dir=output_dir, world=self._world, timeout_s=timeout_s))
             yield
+
+    def watched(self, phases: Phases) -> Standstill:
+        """Watches this rank's phases while it is entered."""
+        args = self._args
+        return Standstill(phases, output_dir=Path(args.output_dir), world=self._world, timeout_s=args.timeout_s)
 
     def end_step(self, position: int) -> None:
         self._profiler.step()

@@ -22,7 +22,11 @@ SAID = {  # name of a phase in traces -> what a rank does, in a sentence
     "optimizer": "updating parameters",
     "evaluate": "evaluating",
     "save": "saving",
+    "build": "building the model",
+    "resume": "resuming",
+    "last_save": "waiting for the last checkpoint",
 }
+_OF_NO_STEP = {"build", "resume", "last_save"}
 
 
 class Phase(NamedTuple):
@@ -44,7 +48,8 @@ class Phase(NamedTuple):
         >>> Phase("save", step=3).said
         'saving in step 4'
         """
-        return f"{SAID.get(self.name, self.name)} in step {self.step + 1}"
+        said = SAID.get(self.name, self.name)
+        return said if self.name in _OF_NO_STEP else f"{said} in step {self.step + 1}"
 
 
 class Phases:

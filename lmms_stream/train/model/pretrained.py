@@ -1,0 +1,182 @@
+"""Weights of a pretrained folder or repository -> a tensor at a time, by the names that they have in a model.
+
+`from_pretrained` makes all weights of a model at once. Here a model is built without weights, and each is read from
+files of safetensors when it is asked for. What from_pretrained does besides copying is not done: whatever would need
+it is refused (WholeOnlyError), so that a tensor is read as from_pretrained would make it, or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ...errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ATTRIBUTE = "unread_weights"  # of a model that was built without its weights
+_FLOATS = {"F64", "F32", "F16", "BF16"}  # safetensors' names of number formats
+
+
+class WholeOnlyError(ConfigError):
+    """The weights of a model cannot be read one by one, and why."""
+
+
+class _Stored(NamedTuple):
+    """Where a tensor lies, and the number format that the model has it in."""
+
+    file: str
+    key: str
+    dtype: torch.dtype
+
+
+class _InFile(NamedTuple):
+    file: str
+    key: str
+    shape: tuple[int, ...]
+    is_float: bool
+
+
+class PretrainedTensors:
+    """The tensors of a model's state_dict by their names there; names that are tied have the same tensor."""
+
+    def __init__(self, stored: Mapping[str, _Stored]):
+        self._stored = stored
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor, on the CPU, in memory of its own, in the model's number format. Raises KeyError."""
+        from safetensors import safe_open
+
+        file, key, dtype = self._stored[name]
+        with safe_open(file, framework="pt") as opened:  # opened anew: what was read stays mapped while it is open
+            found: torch.Tensor = opened.get_tensor(key)
+        return found.to(dtype, copy=True) if found.is_floating_point() else found.clone()
+
+
+def unread_weights(model: torch.nn.Module) -> PretrainedTensors | None:
+    """Where the weights of a model are that was built without them; None for one that has its weights."""
+    found: PretrainedTensors | None = getattr(model, _ATTRIBUTE, None)
+    return found
+
+
+def leave_unread(model: PreTrainedModel, tensors: PretrainedTensors) -> None:
+    """Note on a model without weights where they are."""
+    setattr(model, _ATTRIBUTE, tensors)
+
+
+def find_tensors(source: str, model: PreTrainedModel) -> PretrainedTensors:
+    """Where the weights of a model lie in a folder or repository, whose files are not read yet.
+
+    model: without weights, of the number format that they are to have. Raises WholeOnlyError, also where there is no
+    such folder: `from_pretrained` says then what is wrong.
+    """
+    from safetensors import SafetensorError
+
+    _check_class(model)
+    try:
+        held = _held(_files(source))
+    except (OSError, ValueError, LookupError, ImportError, SafetensorError) as error:
+        raise WholeOnlyError(f"its files cannot be listed ({' '.join(str(error).split())[:200]})") from error
+    faults = []
+    for rename in _renames(model):
+        named = {rename(each.key): each for each in held}
+        try:
+            return PretrainedTensors(_stored(model, named, is_distinct=len(named) == len(held)))
+        except WholeOnlyError as fault:
+            faults.append(fault)
+    raise faults[0]
+
+
+def _check_class(model: PreTrainedModel) -> None:
+    """WholeOnlyError for a model whose class does more than copy what is read."""
+    from transformers import PreTrainedModel
+
+    kind: Any = type(model)
+    if kind._auto_class is not None or not kind.__module__.startswith("transformers."):
+        raise WholeOnlyError("its class is none of transformers'")
+    if kind.from_pretrained.__func__ is not PreTrainedModel.from_pretrained.__func__:
+        raise WholeOnlyError(f"{kind.__name__} has a from_pretrained of its own")
+    for path, module in model.named_modules():
+        own = type(module)._load_from_state_dict is not torch.nn.Module._load_from_state_dict
+        if own or module._load_state_dict_pre_hooks:
+            raise WholeOnlyError(f"{path} changes what is loaded into it")
+    if model.dtype == torch.float32:
+        return
+    in_float32 = model._keep_in_fp32_modules_strict or (model.dtype == torch.float16 and model._keep_in_fp32_modules)
+    if in_float32:
+        raise WholeOnlyError(f"some of its weights stay in float32 beside others in {model.dtype}")
+
+
+def _files(source: str) -> Sequence[str]:
+    """The paths of a source's files of safetensors, as from_pretrained chooses them; a repository's are downloaded."""
+    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+    def find(name: str) -> str | None:
+        path: str | None = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        return path
+
+    if find("adapter_config.json") is not None:
+        raise WholeOnlyError("it is an adapter beside its base")
+    if (single := find("model.safetensors")) is not None:
+        return [single]
+    if (index := find("model.safetensors.index.json")) is not None:
+        paths, _ = get_checkpoint_shard_files(source, index)
+        return [str(path) for path in paths]
+    raise WholeOnlyError("it has no files of safetensors")
+
+
+def _held(files: Sequence[str]) -> list[_InFile]:
+    from safetensors import safe_open
+
+    held = []
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118  # it is no mapping
+                part = opened.get_slice(key)
+                held.append(_InFile(file, key, tuple(part.get_shape()), part.get_dtype() in _FLOATS))
+    return held
+
+
+def _renames(model: Any) -> list[Callable[[str], str]]:
+    """Ways in which names in files may become names in a model: the same, by the class's own rules, with its prefix."""
+    rules: Mapping[str, str] = getattr(type(model), "_checkpoint_conversion_mapping", None) or {}
+
+    def by_rules(key: str) -> str:
+        for pattern, replacement in rules.items():
+            new, num_replaced = re.subn(pattern, replacement, key)
+            if num_replaced:
+                return new
+        return key
+
+    return [lambda key: key, by_rules, lambda key: f"{model.base_model_prefix}.{key}"]
+
+
+def _stored(model: torch.nn.Module, named: Mapping[str, _InFile], *, is_distinct: bool) -> dict[str, _Stored]:
+    """Where each tensor of a model lies; WholeOnlyError unless each is there once, of its shape, and nothing else."""
+    if not is_distinct:
+        raise WholeOnlyError("its files hold several tensors of one name")
+    state = model.state_dict()
+    if strange := sorted(named.keys() - state.keys()):
+        raise WholeOnlyError(f"its files hold {strange[0]}, which {type(model).__name__} does not have")
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tied: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        tied.setdefault(id(parameters.get(name, tensor)), []).append(name)
+    found: dict[str, _Stored] = {}
+    for names in tied.values():
+        held = [name for name in names if name in named]
+        if len(held) != 1:
+            what = f"{held[0]} and {held[1]}, which are one" if held else f"no {names[0]}, which is made anew"
+            raise WholeOnlyError(f"its files hold {what}")
+        each, tensor = named[held[0]], state[names[0]]
+        if each.shape != tuple(tensor.shape) or each.is_float != tensor.is_floating_point():
+            raise WholeOnlyError(f"its {held[0]} of shape {list(each.shape)} is {list(tensor.shape)} in the model")
+        found |= dict.fromkeys(names, _Stored(each.file, each.key, tensor.dtype))
+    return found
