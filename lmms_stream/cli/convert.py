@@ -96,8 +96,8 @@ def _add_growth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--append",
         action="store_true",
-        help="add to the dataset at TARGET what it was not converted from yet, with the options that it was converted "
-        "with",
+        help="write the sources that the dataset at TARGET was not converted from yet beside its shards, and one index "
+        "over both; options are to be those that it was converted with",
     )
     parser.add_argument(
         "--dry-run",
