@@ -74,8 +74,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         *BASE, "config", "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",
-        "converters/engines", "converters/exporting", "converters/stored", "converters/stored/inspect", "train", "train/checkpoint",
-        "train/limits", "train/report", "watch",
+        "converters/engines", "converters/exporting", "converters/stored", "converters/stored/inspect", "train",
+        "train/checkpoint", "train/limits", "train/report", "watch",
     },
     "__main__": {"cli", "demo"},
 }  # fmt: skip

@@ -45,8 +45,9 @@ def open_sources(
     """The sources that specs name, in their order; of folders and globs sorted by name.
 
     A spec is a file, a folder, a glob, each local or in an object store (s3://…); hf:NAME?split=… (see HubSpec); the
-    folder or URL of an MDS dataset, whose samples are its rows; or a YAML list of such. FOLDER?split=train is one of several splits of a folder, PATH@[START:STOP] a slice of the rows of
-    one source, FILE.json#KEY a member of an object.
+    folder or URL of an MDS dataset, whose samples are its rows; or a YAML list of such. FOLDER?split=train is one of
+    several splits of a folder, PATH@[START:STOP] a slice of the rows of one source, FILE.json#KEY a member of an
+    object.
     format: how to read what specs name, whatever its name and content say. quote: the character that fields of CSV and
     TSV stand in, "" for none (default: a double quote in CSV, none in TSV). scratch: a folder for what is fetched from
     object stores, each file from its turn to the close of its source. unit_bytes: of a unit, about, or what gives
