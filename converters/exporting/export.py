@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -116,12 +117,12 @@ def _export_shard(
         file: RowFile = FORMATS[format](
             out, info, schema=schema_in(catalog), folder=f"{number:05}", save=partial(_save, store)
         )
-        for index in range(len(shard)):
-            try:
-                file.add(first + index, shard[index])
-            except DataError as error:
-                raise DataError(f"sample {first + index}: {error}") from error
-        file.close()
+        with closing(file):
+            for index in range(len(shard)):
+                try:
+                    file.add(first + index, shard[index])
+                except DataError as error:
+                    raise DataError(f"sample {first + index}: {error}") from error
         store.upload(out, part)
 
 

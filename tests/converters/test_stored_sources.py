@@ -101,7 +101,8 @@ def test_shuffled_split_and_compressed_samples_keep_their_lengths_and_rows(
         assert made_of is not None
         assert [made_of.source_of(number) for number in range(len(samples))] == [rows[data] for data in samples]
         found += samples
-    assert sorted(found) == sorted(known) and found != list(known)
+    assert sorted(found) == sorted(known)
+    assert found != list(known)
 
 
 def test_every_encoding_of_mdswriter_is_moved(tmp_path: Path) -> None:
@@ -144,7 +145,8 @@ def test_ids_choose_samples_in_the_order_of_the_dataset(is_array: bool, dataset_
     origins = Provenance.of(open_storage(tmp_path / "some"))
     source = Provenance.of(open_storage(dataset_folder))
     if source is None:
-        assert origins is not None and [origins.source_of(number).row for number in range(4)] == [4, 5, 42, 71]
+        assert origins is not None
+        assert [origins.source_of(number).row for number in range(4)] == [4, 5, 42, 71]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,8 @@ def test_samples_are_tokenized_as_their_rows_would_be(
     report = convert([source], str(tmp_path / "t"), num_workers=1, processor=chat_processor, tokenize=True)
     tokens = PackedStreamingDataset(tmp_path / "t")
     expected = chat_processor.process(PackedStreamingDataset(dataset_folder)[3])["input_ids"]
-    assert report.num_rows == 8 and tokens[3]["input_ids"].tolist() == list(expected)
+    assert report.num_rows == 8
+    assert tokens[3]["input_ids"].tolist() == list(expected)
 
 
 def test_rows_are_mapped_again_where_that_is_asked_for(dataset_folder: Path, tmp_path: Path) -> None:
@@ -210,7 +213,7 @@ def test_pickled_columns_are_refused(tmp_path: Path) -> None:
 
 def test_the_folder_above_datasets_names_them(tmp_path: Path) -> None:
     write_plain(tmp_path / "all" / "train", {"x": ("int", 1)})
-    with pytest.raises(DataError, match="holds the datasets train: name them one by one, such as .*/train"):
+    with pytest.raises(DataError, match=r"holds the datasets train: name them one by one, such as .*/train"):
         convert([tmp_path / "all"], str(tmp_path / "c"), num_workers=1)
 
 

@@ -106,7 +106,8 @@ def test_files_of_images_are_exported_as_they_are(tmp_path: Path) -> None:
     source = write_plain(tmp_path / "plain", {"x": ("png", made), "cls": ("int", 3)}, count=2)
     export_dataset(str(source), str(tmp_path / "out"), format="parquet")
     row = pyarrow.parquet.read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()[0]
-    assert row["cls"] == 3 and Image.open(io.BytesIO(row["x"])).size == (4, 4)
+    assert row["cls"] == 3
+    assert Image.open(io.BytesIO(row["x"])).size == (4, 4)
     assert export_dataset(str(source), str(tmp_path / "tar"), format="webdataset").back is None
 
 
@@ -126,7 +127,7 @@ def test_an_export_that_was_ended_goes_on_and_replaces_nothing(tmp_path: Path) -
 
 def test_a_folder_of_other_files_is_no_target(tmp_path: Path) -> None:
     source = write_plain(tmp_path / "plain", {"text": ("str", "x")})
-    with pytest.raises(StorageError, match="holds 'index.json', which no export wrote: choose an empty target"):
+    with pytest.raises(StorageError, match=r"holds 'index\.json', which no export wrote: choose an empty target"):
         export_dataset(str(source), str(source), format="jsonl")
 
 
