@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from streaming import MDSWriter
 
 ALL_ENCODINGS: Mapping[str, tuple[str, Any]] = {
-    "text": ("str", "é"),
+    "words": ("str", "é"),
     "data": ("bytes", b"\0\1"),
     "whole": ("int", 7),
     "real": ("float64", 0.1),
