@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,11 +78,11 @@ def _selected(indexes: Sequence[LengthIndex], packed: NDArray[np.int64]) -> Leng
     return made if is_known or made.patches is None else replace(made, num_tokens_of=None)
 
 
-def _patches_of(index: LengthIndex) -> NDArray[np.integer]:
+def _patches_of(index: LengthIndex) -> NDArray[np.integer[Any]]:
     return np.zeros(len(index.lengths), np.uint32) if index.patches is None else index.patches
 
 
-def _values(arrays: Sequence[NDArray[np.integer]], packed: NDArray[np.int64]) -> NDArray[np.uint32]:
+def _values(arrays: Sequence[NDArray[np.integer[Any]]], packed: NDArray[np.int64]) -> NDArray[np.uint32]:
     """uint32[n], the values of samples. arrays: of each source, by the ids of its samples."""
     values = np.empty(len(packed), np.uint32)
     for at in range(0, len(packed), _CHUNK):

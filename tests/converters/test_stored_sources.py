@@ -50,7 +50,7 @@ def stored_samples(url: str | Path) -> list[bytes]:
         return [bytes(shard.stored(number, number + 1)) for shard in shards for number in range(len(shard))]
 
 
-def lengths_of(url: str | Path, fingerprint: str) -> NDArray[np.integer]:
+def lengths_of(url: str | Path, fingerprint: str) -> NDArray[np.integer[Any]]:
     index = open_lengths(open_storage(str(url)), fingerprint, folder=Path("unused"))
     assert index is not None
     return np.asarray(index.lengths)
@@ -234,7 +234,7 @@ def test_a_damaged_shard_ends_the_conversion(tmp_path: Path) -> None:
         ({"samples_per_shard": -1}, "samples_per_shard must be at least 1, got -1"),
     ],
 )
-def test_sizes_of_shards_that_exclude_each_other_are_named(options: dict[str, int], message: str) -> None:
+def test_sizes_of_shards_that_exclude_each_other_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         convert(["rows.jsonl"], "target", **options)
 
