@@ -2,6 +2,7 @@
 
 options     what is asked of a conversion, checked
 convert     the conversion: sources are read, mapped, encoded and laid into shards
+again       whether stored samples are stored again as they are
 append      new sources beside those of a dataset that is there
 dry_run     what a conversion would make of the first rows, without writing
 report      how far it is, and what it did

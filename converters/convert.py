@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
-from ..processors.base import Processor, cut_media, processor_fingerprint
+from ..processors.base import Processor, cut_media
 from ..processors.text import TokensProcessor
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
 from ..version import VERSION
+from .again import carried_over, check_targets, measures
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport, report_of
@@ -28,13 +29,12 @@ from .rows import schemas
 from .rows.mapper import ROWS_VERSION, Mapper
 from .rows.options import SchemaOptions
 from .rows.user_functions import NamedOrFunction, code_of, with_functions
-from .sources.mds import StoredSource
 from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
 from .sources.specs import Spec
 from .sources.units import CUT_VERSION, Source
 from .weighted import convert_parts, weighted_parts
-from .writing.carried import Origins, carried_fingerprints, carried_lengths
+from .writing.carried import Origins, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
 from .writing.done import digest_of, finished_before, options_of, place_of
 from .writing.encoded_units import UnitEncoder
@@ -149,13 +149,13 @@ def convert_sources(
     targets = [open_storage(folder) for folder in folders]
     scratch = work_folder(targets[0].url, work) / "sources"
     opened = look(scratch)
-    _check_targets(opened, targets)
+    check_targets(opened, targets)
     if once := cannot_go_on(opened):
         progress.say(
             f"{', '.join(once)}: nothing tells whether these rows are the same the next time: if this conversion is "
             "ended, it is not gone on with, and the next begins anew with overwrite=True"
         )
-    carried = _carried(opened, options)
+    carried = carried_over(opened, options)
     asked = asked_of(opened, options)
     done = None if overwrite else finished_before(targets, asked)
     if done is not None:
@@ -175,7 +175,7 @@ def convert_sources(
             overwrite=overwrite,
         ) as begun,
     ):
-        measured = options if _measures(options, carried) else replace(options, processor=None)
+        measured = options if measures(options, carried) else replace(options, processor=None)
         reading, laying = _write_shards(opened, measured, begun, workers, num_workers, progress, columns)
         check_processor(options.processor, reading.mapper)
         _check_unchanged(opened, look(scratch))
@@ -243,27 +243,6 @@ def _check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | Non
             f"{source} gives samples with {found}, and those of the dataset have {there}: convert it to a target of "
             "its own, or say what its rows are with --kind, --columns and --keep"
         )
-
-
-def _check_targets(sources: Sequence[Source], targets: Sequence[Storage]) -> None:
-    """ConfigError for a dataset that would be read and replaced at once."""
-    for source in sources:
-        for target in targets:
-            if isinstance(source, StoredSource) and place_of(target.url) == place_of(source.dataset.storage.url):
-                raise ConfigError(f"{source.name} is a source and the target: choose another target")
-
-
-def _carried(sources: Sequence[Source], options: ConvertOptions) -> list[str]:
-    """Fingerprints of lengths indexes that are carried over, because samples are stored as they are."""
-    is_again = options.schema == SchemaOptions() and not options.tokenize
-    return carried_fingerprints(sources) if is_again else []
-
-
-def _measures(options: ConvertOptions, carried: Sequence[str]) -> bool:
-    """Whether samples are measured: their lengths are not known, or decide which samples are stored."""
-    if options.processor is None or options.shortest is not None or options.longest is not None:
-        return True
-    return processor_fingerprint(options.processor) not in carried
 
 
 def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -23,18 +24,21 @@ from ..stored.catalog import Catalog, read_catalog, read_if_there, schema_of
 from .row_files import FORMATS, RowFile
 from .values import FILES, check_columns
 
+_FOUND = ("str", "bytes", "int", "float64", "ndarray", "str_int", "str_float", "str_decimal", *FILES)  # by its values
 MARK = "_export.json"  # says of what the files are an export, so that the same command goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportReport:
-    """What was exported; num_skipped files were there from a run before. back: what makes it a dataset again."""
+    """What was exported; num_skipped files were there from a run before. back: the command that makes it a
+    dataset again; None where there is none.
+    """
 
     num_samples: int
     num_files: int
     num_skipped: int
     seconds: float
-    back: str
+    back: str | None
 
 
 def export_dataset(
@@ -113,12 +117,12 @@ def _export_shard(
         file: RowFile = FORMATS[format](
             out, info, schema=schema_in(catalog), folder=f"{number:05}", save=partial(_save, store)
         )
-        for index in range(len(shard)):
-            try:
-                file.add(first + index, shard[index])
-            except DataError as error:
-                raise DataError(f"sample {first + index}: {error}") from error
-        file.close()
+        with closing(file):
+            for index in range(len(shard)):
+                try:
+                    file.add(first + index, shard[index])
+                except DataError as error:
+                    raise DataError(f"sample {first + index}: {error}") from error
         store.upload(out, part)
 
 
@@ -126,9 +130,14 @@ def _save(store: Storage, name: str, data: bytes) -> None:
     store.write(name, data)
 
 
-def _back(catalog: Catalog, target: str, format: str) -> str:
-    """The command that makes a dataset of the export."""
+def _back(catalog: Catalog, target: str, format: str) -> str | None:
+    """The command that makes a dataset of the export; None of a WebDataset of columns that no kind of rows reads.
+
+    Columns that are kept beside those that a kind reads stay in a WebDataset's JSON.
+    """
     schema = schema_in(catalog)
+    if format == "webdataset" and schema not in READ_SCHEMAS:
+        return None
     info = catalog.shards[0]
     own = READ_SCHEMAS[schema].columns if schema in READ_SCHEMAS else {}
     columns = dict(zip(info.column_names, info.column_encodings, strict=True))
@@ -141,7 +150,6 @@ def _back(catalog: Catalog, target: str, format: str) -> str:
     words = ["--kind", schema] if schema in ("image", "columns") else []
     words += [word for pair in named for word in ("--columns", pair)] if format == "webdataset" else []
     for name, encoding in columns.items():
-        if name not in own:
-            is_named = encoding == "json" or encoding.startswith("ndarray:")
-            words += ["--keep", f"{name}:{encoding}" if is_named else name]
+        if name not in own and format != "webdataset":
+            words += ["--keep", name if encoding in _FOUND else f"{name}:{encoding}"]
     return " ".join(["lmms-stream convert", target, "TARGET", *words])

@@ -25,7 +25,7 @@ _ARROW_TYPES = {"input_ids": ("int32", 1), "loss_spans": ("int32", 2)}  # of the
 
 
 class RowFile(Protocol):
-    """A file that is being written. add: a sample and its id. close: the file is whole then."""
+    """A file that is being written. add: a sample and its id. close: the file is whole, unless `add` raised."""
 
     def add(self, sample_id: int, sample: Sample) -> None: ...
     def close(self) -> None: ...
@@ -89,14 +89,14 @@ class Parquet:
         import pyarrow
         import pyarrow.parquet
 
-        types = self._types(pyarrow)
+        types, rows = self._types(pyarrow), self._rows
+        self._rows, self._num_bytes = [], 0
         try:
             if self._writer is None:
                 self._writer = pyarrow.parquet.ParquetWriter(self._path, types, compression="zstd")
-            self._writer.write_table(pyarrow.Table.from_pylist(self._rows, types))
+            self._writer.write_table(pyarrow.Table.from_pylist(rows, types))
         except (pyarrow.ArrowException, OverflowError) as error:
             raise DataError(f"rows do not fit the columns of Parquet ({error}): export them to jsonl") from error
-        self._rows, self._num_bytes = [], 0
 
     def _types(self, pyarrow: Any) -> Any:
         fields = []

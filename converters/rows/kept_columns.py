@@ -36,7 +36,8 @@ def column_encoding(name: str, values: Sequence[Any]) -> str:
 
 
 def named_encoding(text: str, names: Collection[str]) -> tuple[str, str | None]:
-    """The column that --keep names, and the encoding, where one is named: COLUMN:json, COLUMN:ndarray:DTYPE.
+    """The column that --keep names, and the encoding, where one is named: COLUMN:json, COLUMN:DTYPE or
+    COLUMN:ndarray:DTYPE, with a shape that all its arrays have (COLUMN:ndarray:int16:2,2) or without.
 
     >>> named_encoding("mask:ndarray:uint8", ["mask"])
     ('mask', 'ndarray:uint8')
@@ -45,8 +46,11 @@ def named_encoding(text: str, names: Collection[str]) -> tuple[str, str | None]:
         return text, None
     if text.endswith(":json"):
         return text.removesuffix(":json"), "json"
-    name, separator, dtype = text.rpartition(":ndarray:")
-    return (name, f"ndarray:{dtype}") if separator and dtype in _DTYPES else (text, None)
+    name, separator, rest = text.rpartition(":ndarray:")
+    if separator and rest.partition(":")[0] in _DTYPES:
+        return name, f"ndarray:{rest}"
+    name, separator, dtype = text.rpartition(":")
+    return (name, dtype) if separator and dtype in _DTYPES else (text, None)
 
 
 def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any], bytes]) -> Any:
@@ -55,13 +59,15 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
         value = value.item()
     if encoding.startswith("ndarray:") and isinstance(value, (list, tuple)):
         value = _array(name, encoding, value)
+    elif encoding in _DTYPES and encoding != "float64" and isinstance(value, (int, float)):
+        return np.dtype(encoding).type(value)
     found = "null" if value is None else _encoding(name, value)
     if encoding == "json" and not found.startswith(("bytes", "ndarray")):
         _check_json(name, value)
         return value
     if encoding == "float64" and found == "int" and int(float(value)) == value:
         return float(value)
-    if found != encoding:
+    if found != encoding and not _has_shape(value, found, encoding):
         raise DataError(
             f"column {name!r} holds {found} here and {encoding} in the first rows: write it with one type, keep it "
             f"as {name}:json, or leave it out of --keep"
@@ -73,10 +79,15 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
     return value
 
 
+def _has_shape(value: Any, found: str, encoding: str) -> bool:
+    """Whether an array has the type and the shape of an encoding such as ndarray:int16:2,2."""
+    return encoding.startswith(f"{found}:") and encoding.rpartition(":")[2] == ",".join(map(str, value.shape))
+
+
 def _array(name: str, encoding: str, value: Sequence[Any]) -> Any:
     """A list as the array that its column holds."""
     try:
-        return np.asarray(value, np.dtype(encoding.partition(":")[2]))
+        return np.asarray(value, np.dtype(encoding.split(":")[1]))
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"column {name!r} holds a list that is no array of {encoding} ({error}): correct it") from error
 

@@ -227,7 +227,7 @@ class StoredTable:
 
 
 class StoredSource(TableSource):
-    """A dataset that is stored already. location: where its table is, which is made anew for chosen samples."""
+    """A dataset that is stored already. location: of its table, which is made anew for samples that are chosen."""
 
     dataset: StoredDataset
     location: Location

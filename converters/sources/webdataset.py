@@ -77,14 +77,17 @@ def _decoded(extension: str, data: bytes) -> Any:
 
 
 def _with_members(value: Any, members: Mapping[str, Any]) -> Any:
-    """JSON whose URLs {"url": EXTENSION} are the bytes of the sample's own file with this extension."""
+    """JSON in which {"url": EXTENSION} and {"path": EXTENSION} name the sample's own files: their bytes instead."""
     if isinstance(value, list):
         return [_with_members(each, members) for each in value]
     if not isinstance(value, dict):
         return value
     found = {name: _with_members(each, members) for name, each in value.items()}
-    named = members.get(url) if isinstance(url := value.get("url"), str) else None
-    return found | {"url": named} if isinstance(named, bytes) else found
+    for key in ("url", "path"):
+        named = members.get(name) if isinstance(name := value.get(key), str) else None
+        if isinstance(named, bytes):
+            found[key] = named
+    return found
 
 
 class TarTable:

@@ -47,8 +47,8 @@ def is_description(name: str) -> bool:
 class LengthsDescription:
     """What the JSON file of an index says. patches_hash: None where no sample has patches.
 
-    num_tokens_of: of each of KINDS; None where there are no patches, or where it is not known, because the samples are
-    some of those that were measured. num_cut: media of which not all is read.
+    num_tokens_of: of each of KINDS; None where there are no patches, or it is not known, because the samples are some
+    of those that were measured. num_cut: media of which not all is read.
     """
 
     num_samples: int
