@@ -11,7 +11,7 @@ import torch
 from lmms_stream.mds.lengths import LengthIndex
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
-from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.distributed import init_distributed
@@ -103,13 +103,18 @@ def write_answers(folder: Path, rows: list[Row]) -> Path:
 
 
 def dataset_of(
-    folder: Path, *, objective: str = "dpo", packing_length: int = 128, most: int | None = None
+    folder: Path,
+    *,
+    objective: str = "dpo",
+    packing_length: int = 128,
+    most: int | None = None,
+    overlong: Overlong = "error",
 ) -> PackedStreamingDataset:
     """most: samples in one pack."""
     world, _ = init_distributed(120.0)
     return PackedStreamingDataset(
         folder, processor=AnswersProcessor(objective), world=world, order=OrderConfig(num_canonical_nodes=2),
-        packing=PackingConfig(packing_length=packing_length, max_samples_per_pack=most),
+        packing=PackingConfig(packing_length=packing_length, max_samples_per_pack=most, overlong=overlong),
     )  # fmt: skip
 
 
