@@ -12,6 +12,7 @@ import torch
 from lmms_stream.errors import CheckpointError, ConfigError, DataError
 from lmms_stream.loader.collate import collate, join
 from lmms_stream.plan.packing import Overlong
+from lmms_stream.storage.storage import open_storage
 from lmms_stream.train.habits.collators import CollatorAdapter
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.reference.stored import StoredReference, folder_of
@@ -188,8 +189,9 @@ def test_a_measurement_goes_on_where_it_was_killed(tmp_path: Path) -> None:
 
 
 def test_a_stored_reference_is_kept_with_the_run_where_its_dataset_is_in_a_store(tmp_path: Path) -> None:
-    assert folder_of(None, output_dir=tmp_path / "run") == tmp_path / "run" / "reference"
-    assert folder_of(tmp_path, output_dir=tmp_path / "run") == tmp_path / "_lmms" / "reference"
+    in_store, beside = open_storage("s3://bucket/pairs"), open_storage(str(tmp_path))
+    assert folder_of(in_store, output_dir=tmp_path / "run") == tmp_path / "run" / "reference"
+    assert folder_of(beside, output_dir=tmp_path / "run") == tmp_path / "_lmms" / "reference"
 
 
 def test_samples_that_were_not_measured_are_named() -> None:
