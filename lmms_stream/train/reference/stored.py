@@ -136,8 +136,6 @@ def folder_of(storage: Storage, *, output_dir: Path) -> Path:
 class StoredReference:
     """A Reference: log-probabilities of the samples of each source, float32[num_samples, k]. digest: of the weights."""
 
-    can_run = False
-
     def __init__(self, of_sources: Mapping[str, NDArray[np.float32]], *, digest: str):
         self._of_sources, self.digest = of_sources, digest
 
