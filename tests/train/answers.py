@@ -156,9 +156,8 @@ def one_step(trainer: FSDP2SFTTrainer) -> Step:
     _, units = trainer.meter.begin_step(packs, trainer.steps.units(packs), told_to_stop=False, save_failed=False)
     losses = trainer.training_step(packs, units).cpu()
     trainer.meter.end_step(losses, trainer.steps.units_of_logged(units), grad_norm=0.0)
-    gradients = {
-        name: each.grad.full_tensor() for name, each in trainer.model.model.named_parameters() if each.grad is not None
-    }  # type: ignore[attr-defined]
+    named = ((name, each.grad) for name, each in trainer.model.model.named_parameters())
+    gradients = {name: gradient.full_tensor() for name, gradient in named if isinstance(gradient, DTensor)}
     record = trainer.meter.record()
     figures = {name: value for name, value in record.items() if name.startswith(("loss", "rewards/", "kl"))}
     return Step(figures, gradients, [number for pack in packs for number in pack.sample_ids.tolist()])
