@@ -15,7 +15,6 @@ from ..errors import ConfigError, LmmsStreamError
 from ..loader.collate import join
 from ..mds.core import core_of, opens_loader
 from ..processors.base import processor_fingerprint
-from ..storage.local import LocalStorage
 from ..types import Batch
 from .data import check_evaluated, eval_source
 from .model.model import PackedModel
@@ -63,11 +62,8 @@ def _stored(trainer: Trainer, frozen: FrozenWeights, dataset: Packed, name: str)
             "model, or give a PackedStreamingDataset"
         )
     core: Any = core_of(dataset)  # type: ignore[arg-type]
-    storage = core.storage
     files = StoredLogProbs(
-        folder=folder_of(
-            storage.folder if isinstance(storage, LocalStorage) else None, output_dir=Path(trainer.config.output_dir)
-        ),
+        folder=folder_of(core.storage, output_dir=Path(trainer.config.output_dir)),
         described={
             "weights": frozen.digest,
             "processor": processor_fingerprint(core.processor),

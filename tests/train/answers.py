@@ -11,7 +11,7 @@ import torch
 from lmms_stream.mds.lengths import LengthIndex
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
-from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.distributed import init_distributed
@@ -103,13 +103,18 @@ def write_answers(folder: Path, rows: list[Row]) -> Path:
 
 
 def dataset_of(
-    folder: Path, *, objective: str = "dpo", packing_length: int = 128, most: int | None = None
+    folder: Path,
+    *,
+    objective: str = "dpo",
+    packing_length: int = 128,
+    most: int | None = None,
+    overlong: Overlong = "error",
 ) -> PackedStreamingDataset:
     """most: samples in one pack."""
     world, _ = init_distributed(120.0)
     return PackedStreamingDataset(
         folder, processor=AnswersProcessor(objective), world=world, order=OrderConfig(num_canonical_nodes=2),
-        packing=PackingConfig(packing_length=packing_length, max_samples_per_pack=most),
+        packing=PackingConfig(packing_length=packing_length, max_samples_per_pack=most, overlong=overlong),
     )  # fmt: skip
 
 
@@ -151,9 +156,8 @@ def one_step(trainer: FSDP2SFTTrainer) -> Step:
     _, units = trainer.meter.begin_step(packs, trainer.steps.units(packs), told_to_stop=False, save_failed=False)
     losses = trainer.training_step(packs, units).cpu()
     trainer.meter.end_step(losses, trainer.steps.units_of_logged(units), grad_norm=0.0)
-    gradients = {
-        name: each.grad.full_tensor() for name, each in trainer.model.model.named_parameters() if each.grad is not None
-    }  # type: ignore[attr-defined]
+    named = ((name, each.grad) for name, each in trainer.model.model.named_parameters())
+    gradients = {name: gradient.full_tensor() for name, gradient in named if isinstance(gradient, DTensor)}
     record = trainer.meter.record()
     figures = {name: value for name, value in record.items() if name.startswith(("loss", "rewards/", "kl"))}
     return Step(figures, gradients, [number for pack in packs for number in pack.sample_ids.tolist()])

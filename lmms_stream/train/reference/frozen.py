@@ -26,8 +26,6 @@ class FrozenWeights:
     keeps: whether they are copied; without, it is the reference as long as nothing was trained.
     """
 
-    can_run = True
-
     def __init__(self, model: PackedModel, *, keeps: bool = True):
         check_adapter(model)
         self._model, self.digest = model, weights_digest(model)

@@ -21,14 +21,11 @@ ReferenceKind = Literal["model", "stored"]
 class Reference(Protocol):
     """The starting weights of a run, as far as a task compares with them. All ranks make the same calls.
 
-    digest: of those weights. can_run: it gives log-probabilities of any packs, not of the dataset's alone.
+    digest: of those weights.
     """
 
     @property
     def digest(self) -> str: ...
-
-    @property
-    def can_run(self) -> bool: ...
 
     def log_probs(self, passes: Passes) -> OfPacks:
         """Of each pack, those of its sequences, on any device."""

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from ...errors import CheckpointError, ConfigError
 from ...storage.disk_errors import disk_errors
+from ...storage.local import LocalStorage
+from ...storage.storage import Storage
 from ...storage.temporaries import temporary_name
 from ..model.log_probs import OfPacks, Passes
 
@@ -121,20 +123,18 @@ def _hash(values: NDArray[np.float32]) -> str:
     return hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
 
 
-def folder_of(dataset_folder: Path | None, *, output_dir: Path) -> Path:
-    """Where log-probabilities of a dataset are kept: beside it where this process can write, else with the run.
+def folder_of(storage: Storage, *, output_dir: Path) -> Path:
+    """Where log-probabilities of a dataset are kept: beside it where this process can write there, else with the run.
 
-    dataset_folder: None where the dataset lies in a store.
+    storage: where the dataset lies.
     """
-    if dataset_folder is not None and os.access(dataset_folder, os.W_OK):
-        return dataset_folder / REFERENCE_FOLDER
+    if isinstance(storage, LocalStorage) and os.access(storage.folder, os.W_OK):
+        return storage.folder / REFERENCE_FOLDER
     return output_dir / "reference"
 
 
 class StoredReference:
     """A Reference: log-probabilities of the samples of each source, float32[num_samples, k]. digest: of the weights."""
-
-    can_run = False
 
     def __init__(self, of_sources: Mapping[str, NDArray[np.float32]], *, digest: str):
         self._of_sources, self.digest = of_sources, digest

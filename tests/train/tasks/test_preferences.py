@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lmms_stream.errors import CheckpointError, ConfigError
+from lmms_stream.errors import CheckpointError, ConfigError, DataError
 from lmms_stream.loader.collate import collate, join
+from lmms_stream.plan.packing import Overlong
+from lmms_stream.storage.storage import open_storage
+from lmms_stream.train.habits.collators import CollatorAdapter
 from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.reference.stored import StoredReference, folder_of
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.tasks.causal import CausalLanguageModelling
 from lmms_stream.train.tasks.dpo import DPO
@@ -24,6 +28,7 @@ from ...conftest import write_tokens
 from ..answers import (
     MODEL,
     TRAINED,
+    AnswersProcessor,
     Step,
     dataset_of,
     one_step,
@@ -138,9 +143,9 @@ def test_an_adapter_is_compared_with_the_weights_under_it(folder: Path) -> None:
         for name, parameter in trainer.model.model.named_parameters():
             if "lora_B" in name:
                 parameter.fill_(0.1)
-    after, trained = reference.log_probs(passes), trainer.model(packs[0]).tokens
+    after, trained = reference.log_probs(passes), -trainer.model(packs[0]).tokens.detach().sum()
     assert all(torch.equal(before[number], after[number]) for number in before)
-    assert float(-trained.sum()) != pytest.approx(float(before[0].sum()), rel=1e-3)
+    assert float(trained) != pytest.approx(float(before[0].sum()), rel=1e-3)
     with pytest.raises(ConfigError, match="the adapter's init_lora_weights 'pissa' changes the weights under it"):
         trainer_of(folder, DPO(), model=ModelConfig(config=MODEL, adapter={"r": 4, "init_lora_weights": "pissa",
                    "target_modules": "all-linear"})).build()  # fmt: skip
@@ -164,6 +169,62 @@ def test_a_stored_reference_is_measured_once_and_gives_the_same_step(
     np.save(path, values + 1)
     with pytest.raises(CheckpointError, match=r"cannot be used \(its values are not those that were written\): remove"):
         trainer_of(tmp_path, DPO(reference="stored")).build()
+
+
+def test_a_measurement_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    """What a run that was killed has kept is not measured again."""
+    data = dataset_of(write_answers(tmp_path / "data", ROWS), most=1)
+    trainer_of(tmp_path, DPO(reference="stored"), train_dataset=data).build()
+    (path,) = (tmp_path / "data" / "_lmms" / "reference").glob("*.npy")
+    whole = np.load(path)
+    part = np.full_like(whole, np.nan)
+    part[4] = [-7, -8]
+    np.save(path.with_suffix(".part.npy"), part)
+    path.unlink()
+    path.with_suffix(".json").unlink()
+    trainer_of(tmp_path, DPO(reference="stored"), train_dataset=data).build()
+    made = np.load(path)
+    assert made[4].tolist() == [-7, -8]
+    assert np.delete(made, 4, axis=0).tolist() == np.delete(whole, 4, axis=0).tolist()
+
+
+def test_a_stored_reference_is_kept_with_the_run_where_its_dataset_is_in_a_store(tmp_path: Path) -> None:
+    in_store, beside = open_storage("s3://bucket/pairs"), open_storage(str(tmp_path))
+    assert folder_of(in_store, output_dir=tmp_path / "run") == tmp_path / "run" / "reference"
+    assert folder_of(beside, output_dir=tmp_path / "run") == tmp_path / "_lmms" / "reference"
+
+
+def test_samples_that_were_not_measured_are_named() -> None:
+    values = np.array([[-1.0, -2.0], [np.nan, np.nan]], np.float32)
+    reference = StoredReference({"data": values}, digest="")
+    pair = AnswersProcessor().process(
+        {"input_ids": np.arange(5), "prompts": np.array([1, 1]), "sequences": np.array([[3, 1], [2, 0]])}
+    )
+
+    def log_probs(sample_id: int, source: str) -> list[float]:
+        pack = collate([pair], [sample_id], source=source)
+        (found,) = reference.log_probs(StepPasses([[pack]], joined=join, device=torch.device("cpu"))).values()
+        values: list[float] = found.tolist()
+        return values
+
+    assert log_probs(0, "data") == [-1, -2]
+    with pytest.raises(ConfigError, match="sample 1 of data has no log-probabilities of the reference, for no pack"):
+        log_probs(1, "data")
+    with pytest.raises(ConfigError, match="are stored of data, not of others: give it to the trainer as an eval"):
+        log_probs(0, "others")
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "split"])
+def test_a_pair_is_never_cut(folder: Path, overlong: Overlong) -> None:
+    data = dataset_of(folder / "data", packing_length=16, overlong=overlong)
+    with pytest.raises(DataError, match=r"its sequences have \d+ tokens, more than a pack holds, and they must"):
+        trainer_of(folder, train_dataset=data, max_steps=6).train()
+
+
+def test_a_collator_of_texts_cannot_take_pairs(folder: Path) -> None:
+    sample = {"input_ids": np.arange(3), "labels": np.arange(3), "sequences": np.array([[3, 1]])}
+    with pytest.raises(ConfigError, match="data_collator dict cannot take pairs of answers: leave it out"):
+        CollatorAdapter(dict)([sample], [0])
 
 
 def test_other_weights_are_other_log_probabilities(tmp_path: Path) -> None:
