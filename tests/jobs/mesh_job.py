@@ -27,6 +27,11 @@ CASES: dict[str, dict[str, int]] = {
     "sp": {"sequence_parallel": 2},
     "sp copies": {"sequence_parallel": 2, "shard_ranks": 2},
     "sp tp": {"sequence_parallel": 2, "tensor_parallel": 2},
+    "ep": {"expert_parallel": 2},
+    "ep copies": {"expert_parallel": 2, "shard_ranks": 2},
+    "sp ep": {"sequence_parallel": 2, "expert_parallel": 4},
+    "ep 3": {"expert_parallel": 3},
+    "ep shards": {"expert_parallel": 4, "shard_ranks": 2},
     "sp 3": {"sequence_parallel": 3},
     "sp 4 tp 2": {"sequence_parallel": 4, "tensor_parallel": 2},
     "sp 2 shards 1": {"sequence_parallel": 2, "shard_ranks": 1},
@@ -84,7 +89,8 @@ def main() -> None:
             made[name] = str(error)
             continue
         meshes = build_meshes(device, world_size=world.world_size, config=config)
-        found = {"fsdp": meshes.fsdp, "sp": meshes.sp, "tp": meshes.tp}
+        found = {"fsdp": meshes.fsdp, "sp": meshes.sp, "tp": meshes.tp, "ep": meshes.ep}
+        found["experts"] = meshes.experts
         timeouts = {
             group_timeout_s(group, device) for mesh in found.values() if mesh for group in mesh.get_all_groups()
         }

@@ -36,6 +36,9 @@ def test_ranks_are_laid_out_by_copy_shard_sequence_and_tensor_parallel(made: lis
         "sp": [[every, ["shard"]]] * 4,
         "sp copies": [[[[0, 1], [2, 3]], ["copy", "shard"]]] * 4,
         "sp tp": [[ranks, ["shard"]] for ranks in strided],
+        "ep": [[every, ["shard"]]] * 4,
+        "ep copies": [[[[0, 1], [2, 3]], ["copy", "shard"]]] * 4,
+        "sp ep": [[every, ["shard"]]] * 4,
     }
     found = {name: [of[name]["tp"] for of in made] for name in CASES if "tp" in made[0][name]}
     assert found == {name: [[ranks, ["tp"]] for ranks in pairs] for name in ("tp", "tp copies", "sp tp")}
@@ -44,9 +47,32 @@ def test_ranks_are_laid_out_by_copy_shard_sequence_and_tensor_parallel(made: lis
         "sp": [[ranks, ["sp"]] for ranks in pairs],
         "sp copies": [[ranks, ["sp"]] for ranks in pairs],
         "sp tp": [[ranks, ["sp"]] for ranks in strided],
+        "sp ep": [[ranks, ["sp"]] for ranks in pairs],
     }
-    groups = {name: [of[name]["group"] for of in made] for name in ("one", "tp", "sp", "sp tp")}
-    assert groups == {"one": every, "tp": [0, 0, 1, 1], "sp": [0, 0, 1, 1], "sp tp": [0, 0, 0, 0]}
+    groups = {name: [of[name]["group"] for of in made] for name in ("one", "tp", "sp", "sp tp", "ep")}
+    assert groups == {
+        "one": every,
+        "tp": [0, 0, 1, 1],
+        "sp": [0, 0, 1, 1],
+        "sp tp": [0, 0, 0, 0],
+        "ep": every,
+    }
+
+
+def test_ranks_with_different_experts_lie_side_by_side_and_share_them_with_others(made: list[dict[str, Any]]) -> None:
+    pairs = [[0, 1], [0, 1], [2, 3], [2, 3]]
+    strided = [[0, 2], [1, 3], [0, 2], [1, 3]]
+    every = [0, 1, 2, 3]
+    assert {name: [of[name]["ep"] for of in made] for name in CASES if "ep" in made[0][name]} == {
+        "ep": [[ranks, ["ep"]] for ranks in pairs],
+        "ep copies": [[ranks, ["ep"]] for ranks in pairs],
+        "sp ep": [[every, ["ep"]]] * 4,
+    }
+    assert {name: [of[name]["experts"] for of in made] for name in CASES if "experts" in made[0][name]} == {
+        "ep": [[ranks, ["shard"]] for ranks in strided],
+        "ep copies": [[[[ranks[0]], [ranks[1]]], ["copy", "shard"]] for ranks in strided],
+        "sp ep": [[[rank], ["shard"]] for rank in every],
+    }
 
 
 def test_every_group_of_a_mesh_waits_as_long_as_the_run_says(made: list[dict[str, Any]]) -> None:
@@ -65,6 +91,12 @@ def test_degrees_that_do_not_divide_the_ranks_are_refused_by_name(made: list[dic
         "sp 2 shards 1": (
             "train.shard_ranks 1 is no multiple of sequence_parallel 2, whose ranks share one copy of the model: "
             "choose a multiple of 2"
+        ),
+        "ep 3": (
+            "train.expert_parallel 3 does not divide the 4 ranks that share one copy of the model: choose a divisor"
+        ),
+        "ep shards": (
+            "train.expert_parallel 4 does not divide the 2 ranks that share one copy of the model: choose a divisor"
         ),
         "tp 2 shards 4": "train.shard_ranks 4 does not divide the world size 4 by tensor_parallel 2: choose a divisor",
     }

@@ -92,6 +92,35 @@ def test_samples_by_themselves_are_attended_to_as_under_a_mask(model_type: str, 
     assert (of["sdpa_varlen"] - of["eager"]).norm() <= 1e-5 * of["eager"].norm()
 
 
+def test_sinks_take_their_share_of_the_attention_of_each_sample_by_itself() -> None:
+    """As in transformers' own attention of gpt-oss, of which packs are not kept apart by any other."""
+    layers = ["sliding_attention", "full_attention"]
+    model = build("gpt_oss", head_dim=8, num_local_experts=3, num_experts_per_tok=2, layer_types=layers, **WINDOW)
+    prove_packing(model, device=CPU)
+    assert model.model.config._attn_implementation == "sdpa_varlen"
+    rng = np.random.default_rng(3)
+    samples = [{"input_ids": (ids := rng.integers(5, 60, length)), "labels": ids} for length in (5, 23, 2, 9)]
+    model(collate(samples, range(4), pad_to=48)).tokens.sum().backward()
+    found = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    model.zero_grad()
+    model.model.set_attn_implementation("eager")
+    for sample in samples:
+        tokens = torch.from_numpy(sample["input_ids"])
+        logits = model.model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+        torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum").backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert (found[name] - parameter.grad).norm() <= 1e-5 * parameter.grad.norm(), name
+    assert found["model.model.layers.0.self_attn.sinks"].norm() > 0
+
+
+def test_an_attention_that_leaves_sinks_out_is_refused() -> None:
+    model = build("gpt_oss", head_dim=8, num_local_experts=3, attention="eager")
+    model.model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ConfigError, match="with attention flash_attention_2 leaves out the sinks of its heads: set"):
+        prove_packing(model, device=CPU)
+
+
 @pytest.mark.parametrize(
     ("model_type", "fields", "chosen"),
     [

@@ -110,7 +110,7 @@ def test_one_line_says_which_attention_was_chosen_and_why_not_those_before(caplo
     (line,) = caplog.messages
     assert line.startswith("attention: sdpa; ")
     assert "not flash_attention_2, which needs CUDA and pip install flash-attn" in line
-    assert "not sdpa_varlen, which does not run on packs (sdpa_varlen has no softcap and no sinks)" in line
+    assert "not sdpa_varlen, which does not run on packs (sdpa_varlen has no softcap)" in line
     caplog.clear()
     prove_packing(build("llama", attention="eager"), device=CPU)
     assert caplog.messages == ["attention: eager"]

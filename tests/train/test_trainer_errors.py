@@ -44,10 +44,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "matrices, which are 1 here. Leave it out, or set tensor_parallel or sequence_parallel",
         ),
         ("train.sequence_parallel=0", "train.sequence_parallel must be at least 1, got 0"),
-        (
-            "train.expert_parallel=2",
-            "train.expert_parallel 2: transformers' plans for experts, of Llama 4 and gpt-oss, are",
-        ),
+        ("train.expert_parallel=0", "train.expert_parallel must be at least 1, got 0"),
         ("train.tensor_parallel=0", "train.tensor_parallel must be at least 1, got 0"),
         ("model.pretrained=gpt2", "model needs exactly one of pretrained and config"),
         ("dataset=null", "a run needs exactly one of dataset and datasets"),

@@ -14,6 +14,7 @@ isolation   the proof that it keeps the samples of a pack apart, by proof_sample
 sharing     has it run on parts of the tokens of packs
 sharding    what each rank holds; weights: how it gets there; unused: gradients of what a rank does not use
 tensor_parallel  parts of matrices, by transformers' plan; cuts: what their ranks send each other
+expert_parallel  experts of each rank, by transformers' plan; dispatch: how tokens get to them and back
 accumulation  when gradients of micro-batches are summed over ranks
 flops       how much arithmetic its training takes; products: of matrices of parts that read media, of which media_flops
             takes the formula: tower_flops of patches, tile_flops of tiles, sound_flops of clips; image_flops: of models

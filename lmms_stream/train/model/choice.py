@@ -117,6 +117,8 @@ def _bound(choices: list[str], attentions: Sequence[str]) -> dict[str, str]:
 
 def _set_fault(model: PackedModel, attention: str) -> str | None:
     """Why an implementation cannot be set, or None."""
+    if attention == "flash_attention_2" and any(name.endswith(".sinks") for name, _ in model.named_parameters()):
+        return "leaves out the sinks of its heads"  # without a word, of samples alone as of those in packs
     if attention == model.model.config._attn_implementation:
         return None
     try:

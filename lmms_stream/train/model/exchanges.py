@@ -18,6 +18,17 @@ def exchanged(tensor: torch.Tensor, group: dist.ProcessGroup, *, forth: Exchange
     return made
 
 
+def swapped(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Row r of each rank's tensor, [ranks, …], becomes a row of rank r; gradients go the same way back."""
+    return exchanged(rows, group, forth=_swap, back=_swap)
+
+
+def _swap(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    made = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(made, rows.contiguous(), group=group)
+    return made
+
+
 class _Exchanged(torch.autograd.Function):
     @staticmethod
     def forward(

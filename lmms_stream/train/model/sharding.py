@@ -15,6 +15,7 @@ from ...errors import ConfigError
 from ..run.mesh import Meshes
 from ..run.settings import TrainConfig
 from .adapters import record_base
+from .expert_parallel import shard_experts, split_experts
 from .model import PackedModel
 from .plain import PlainModel
 from .tensor_parallel import cut_model
@@ -44,15 +45,9 @@ def shard_model(
         checkpoint_blocks(model.model)
     record_base(model.model)
     weights = take_weights(model, is_filled_later=is_filled_later)
-    if meshes.tp is not None:
-        if not isinstance(model, PackedModel):
-            raise ConfigError(
-                f"train.tensor_parallel {meshes.tp.size()} is for language models, and this is a "
-                f"{type(model.model).__name__}: set it to 1, and shard the model over more ranks"
-            )
-        cut_model(model.model, meshes.tp)
     dtype = torch.bfloat16 if config.bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    _divide(model, meshes, policy=policy, config=config)
     for part in (*blocks, model):
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # torch < 2.15
             use_all_parameters(part)
@@ -66,6 +61,23 @@ def shard_model(
         for method in ("logits", "plain_logits", "dummy_tokens"):
             register_fsdp_forward_method(model, method)
     give_weights(model, weights, device=device, is_filled_later=is_filled_later)
+
+
+def _divide(
+    model: PackedModel | PlainModel, meshes: Meshes, *, policy: MixedPrecisionPolicy, config: TrainConfig
+) -> None:
+    """Leave each rank its parts of matrices, or its experts, which are sharded among those that have the same."""
+    for setting, mesh in (("tensor_parallel", meshes.tp), ("expert_parallel", meshes.ep)):
+        if mesh is not None and not isinstance(model, PackedModel):
+            raise ConfigError(
+                f"train.{setting} {mesh.size()} is for language models, and this is a "
+                f"{type(model.model).__name__}: set it to 1, and shard the model over more ranks"
+            )
+    if meshes.tp is not None:
+        cut_model(model.model, meshes.tp)
+    if meshes.ep is not None and meshes.experts is not None:
+        for experts in split_experts(model.model, meshes.ep):
+            shard_experts(experts, meshes.experts, policy=policy, reshard=config.reshard_after_forward)
 
 
 def prefetch(blocks: Sequence[torch.nn.Module], num_blocks: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .exchanges import exchanged
+from .exchanges import swapped
 
 GROUP = "sequence_group"  # the name by which blocks pass the group on to their attention
 Attend = Callable[..., tuple[torch.Tensor, Any]]
@@ -59,13 +59,15 @@ def _over_heads(
     others: Mapping[str, Any],
 ) -> torch.Tensor:
     """of_part: query, key and value of a rank's tokens and all heads: float[1, heads, T / degree, d] each."""
-    if mask is not None or others.get("s_aux") is not None:
-        raise ValueError("train.sequence_parallel has no attention with a mask or sinks: set it to 1")
+    if mask is not None:
+        raise ValueError("train.sequence_parallel has no attention with a mask: set it to 1")
     query, key, value = of_part
     if query.shape[1] % group.size():
         raise ValueError(f"train.sequence_parallel {group.size()} does not divide {query.shape[1]} attention heads")
     key, value = (repeated(each, group.size()) for each in (key, value))
     queries, keys, values = _to_heads((query, key, value), group)
+    if (sinks := others.get("s_aux")) is not None:
+        others = {**others, "s_aux": sinks.chunk(group.size())[group.rank()]}
     with _heads_of_key(module, queries.shape[1] // keys.shape[1]):
         found, _ = attend(module, queries, keys, values, None, **others)
     return _to_tokens(found, group)
@@ -86,7 +88,7 @@ def _to_heads(of_part: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list
     degree, num_tokens = group.size(), of_part[0].shape[2]
     shares = [each[0].unflatten(0, (degree, -1)).transpose(1, 2).flatten(2) for each in of_part]  # [degree, t, h * d]
     widths = [share.shape[2] for share in shares]
-    sent = _exchange(torch.cat(shares, dim=2), group)
+    sent = swapped(torch.cat(shares, dim=2), group)
     of_all = sent.view(degree * num_tokens, -1).split(widths, dim=1)
     return [
         each.unflatten(1, (-1, own.shape[3])).transpose(0, 1)[None] for each, own in zip(of_all, of_part, strict=True)
@@ -96,7 +98,7 @@ def _to_heads(of_part: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list
 def _to_tokens(attended: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """float[1, T, heads / degree, d] -> float[1, T / degree, heads, d]."""
     degree, (_, num_tokens, _, width) = group.size(), attended.shape
-    sent = _exchange(attended.reshape(degree, num_tokens // degree, -1), group)  # [degree, t, h * d]
+    sent = swapped(attended.reshape(degree, num_tokens // degree, -1), group)  # [degree, t, h * d]
     return sent.transpose(0, 1).reshape(1, num_tokens // degree, -1, width)
 
 
@@ -112,14 +114,3 @@ def _heads_of_key(module: torch.nn.Module, number: int) -> Iterator[None]:
         yield
     finally:
         module.num_key_value_groups = before
-
-
-def _exchange(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Row r of each rank's tensor, [degree, …], becomes row of that rank on rank r; gradients go the same way back."""
-    return exchanged(rows, group, forth=_send, back=_send)
-
-
-def _send(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    made = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(made, rows.contiguous(), group=group)
-    return made

@@ -5,7 +5,7 @@ Ranks reduce the gradients of a block together, so each must have one for the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,8 +23,14 @@ def _use(block: torch.nn.Module, _: Any, output: Any) -> Any:
     first = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None)
     if first is None:
         return output
-    leaves[first] = _Zeros.apply(leaves[first], *_own_parameters(block))
+    leaves[first] = with_zeros(leaves[first], _own_parameters(block))
     return tree_unflatten(leaves, spec)
+
+
+def with_zeros(tensor: torch.Tensor, unused: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The tensor; in the backward pass, what did not take part in making it gets gradients of zeros."""
+    made: torch.Tensor = _Zeros.apply(tensor, *unused)
+    return made
 
 
 def _own_parameters(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:

@@ -15,6 +15,7 @@ import torch
 from .ulysses import over_heads
 
 SDPA_VARLEN = "sdpa_varlen"
+_MORE = 8  # numbers of a head that sinks add
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -78,15 +79,40 @@ def _attend(
             f"{SDPA_VARLEN} is for packs, and models that tell their attention where samples begin: for anything else "
             'call model.set_attn_implementation("sdpa")'
         )
-    if softcap is not None or s_aux is not None:
-        raise ValueError(f"{SDPA_VARLEN} has no softcap and no sinks")
+    if softcap is not None:
+        raise ValueError(f"{SDPA_VARLEN} has no softcap")
     attended = []
     for start, stop in pairwise(cu_seq_lens_q.tolist()):
         window = _window(stop - start, sliding_window, query.device)
         queries, keys, values = (each[:, :, start:stop] for each in (query, key, value))
+        if s_aux is not None:
+            scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+            queries, keys, values, window = _with_sink(queries, keys, values, window, s_aux, scaling)
         found, _ = sdpa_attention_forward(module, queries, keys, values, window, dropout=dropout, scaling=scaling)
-        attended.append(found)
+        attended.append(found if s_aux is None else found[:, 1:, :, : query.shape[-1]])
     return torch.cat(attended, dim=1), None
+
+
+def _with_sink(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    window: torch.Tensor | None,
+    sinks: torch.Tensor,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """A sample with a token before it that takes as much attention as the sinks of heads say, and gives nothing.
+
+    A sink is a score of its own in the softmax (gpt-oss). sinks: float[heads]. Each query has its head's sink as one
+    more number, which alone the first key has too; what is added is a multiple of 8, as kernels ask for.
+    """
+    queries, keys, values = (torch.nn.functional.pad(each, (0, _MORE, 1, 0)) for each in (queries, keys, values))
+    queries[..., -1] = sinks.to(queries.dtype)[None, :, None]
+    keys[..., 0, -1] = 1 / scaling
+    if window is not None:
+        window = torch.nn.functional.pad(window, (1, 0, 1, 0), value=True)
+        window[..., 0, 1:] = False
+    return queries, keys, values, window
 
 
 def _attend_both_ways(

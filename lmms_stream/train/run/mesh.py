@@ -3,6 +3,7 @@
 Ranks are laid out [copy, shard, sp, tp], the last the fastest, so that ranks of a tensor parallel group are consecutive
 and lie on one node. Of 8 ranks with shard_ranks 2, sequence_parallel 1 and tensor_parallel 2, rank 5 is
 (copy 1, shard 0, sp 0, tp 1): it holds its half of the matrices of rank 4's packs, and shares that half with rank 7.
+Of the ranks that share one copy, expert_parallel consecutive ones have different experts, and read packs of their own.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ class Meshes:
 
     fsdp: those that share one copy of the model and average gradients, sequence parallel ranks among them: ("shard",),
     or ("copy", "shard") where there are copies (HSDP). sp: those that have parts of one pack's tokens; tp: those that
-    have parts of one copy's matrices; None where that is one rank.
+    have parts of one copy's matrices; ep: those that have different experts of one copy, and experts: those that have
+    the same, as fsdp is of what is no expert. None where that is one rank.
     """
 
     fsdp: DeviceMesh
     sp: DeviceMesh | None = None
     tp: DeviceMesh | None = None
+    ep: DeviceMesh | None = None
+    experts: DeviceMesh | None = None
 
 
 def join_world(config: TrainConfig) -> tuple[World, torch.device]:
@@ -56,16 +60,29 @@ def build_meshes(device: torch.device, *, world_size: int, config: TrainConfig) 
     if sp > 1:
         rows = ranks.view(-1, sp, tp).transpose(1, 2).reshape(-1, sp)
         of_sp = DeviceMesh.from_group(_group(rows, timeout), device.type, mesh_dim_names=("sp",))
-    if tp == 1:
-        return Meshes(fsdp=_fsdp(ranks[:, :, 0], device, timeout), sp=of_sp)
-    num_copies = len(ranks)
-    names = ("copy", "shard") if num_copies > 1 else ("shard",)
-    # FSDP takes a mesh of the same root as that of the parts of a matrix.
+    if tp > 1:
+        fsdp, of_tp = _with_parts(ranks, "tp", device, timeout)
+        return Meshes(fsdp=fsdp, sp=of_sp, tp=of_tp)
+    fsdp = _fsdp(ranks[:, :, 0], device, timeout)
+    if (ep := config.expert_parallel) == 1:
+        return Meshes(fsdp=fsdp, sp=of_sp)
+    experts, of_ep = _with_parts(ranks.view(len(ranks), -1, ep), "ep", device, timeout)
+    return Meshes(fsdp=fsdp, sp=of_sp, ep=of_ep, experts=experts)
+
+
+def _with_parts(
+    ranks: torch.Tensor, name: str, device: torch.device, timeout: datetime.timedelta
+) -> tuple[DeviceMesh, DeviceMesh]:
+    """Of ranks laid out [copy, shard, parts]: those that share a part, and those that have the parts of one tensor.
+
+    FSDP takes a mesh of the same root as that of the parts.
+    """
+    names = ("copy", "shard") if len(ranks) > 1 else ("shard",)
     groups = [_group(ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]), timeout) for dim in range(3)]
-    if num_copies == 1:
+    if len(ranks) == 1:
         ranks, groups = ranks[0], groups[1:]
-    root = DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=(*names, "tp"))
-    return Meshes(fsdp=root[names], sp=of_sp, tp=root["tp"])
+    root = DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=(*names, name))
+    return root[names], root[name]
 
 
 def _shard_ranks(config: TrainConfig, world_size: int) -> int:
@@ -88,6 +105,11 @@ def _shard_ranks(config: TrainConfig, world_size: int) -> int:
         raise ConfigError(
             f"train.shard_ranks {shard_ranks} is no multiple of sequence_parallel {sp}, whose ranks share one copy of "
             f"the model: choose a multiple of {sp}"
+        )
+    if shard_ranks % config.expert_parallel:
+        raise ConfigError(
+            f"train.expert_parallel {config.expert_parallel} does not divide the {shard_ranks} ranks that share one "
+            "copy of the model: choose a divisor"
         )
     return shard_ranks
 

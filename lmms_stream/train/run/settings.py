@@ -99,7 +99,7 @@ class TrainConfig:
     # The model on the ranks
     tensor_parallel: int = 1  # consecutive ranks, best of one node, that have parts of each matrix, and read one pack
     sequence_parallel: int = 1  # ranks that have parts of the tokens of one pack
-    expert_parallel: int = 1  # ranks that have some experts each
+    expert_parallel: int = 1  # consecutive ranks that have some of the experts each, and read packs of their own
     # consecutive ranks that share one copy of the model, those of a tensor parallel group counted as one (default: all;
     # fewer make HSDP)
     shard_ranks: int | None = None
@@ -213,11 +213,16 @@ class TrainConfig:
                 f"train.tensor_parallel {self.tensor_parallel} and torch_compile do not go together yet: compiled "
                 "blocks would not send what ranks make: leave one out"
             )
-        if self.expert_parallel > 1:
+        if self.expert_parallel > 1 and self.tensor_parallel > 1:
             raise ConfigError(
-                f"train.expert_parallel {self.expert_parallel}: transformers' plans for experts, of Llama 4 and "
-                "gpt-oss, are for inference. Set it to 1: experts are sharded over ranks as other weights are, and cut "
-                "by tensor_parallel where the model's plan says how"
+                f"train.expert_parallel {self.expert_parallel} and tensor_parallel {self.tensor_parallel} do not go "
+                "together: ranks of a tensor parallel group read the same packs, those with different experts their "
+                "own. Set one of them to 1"
+            )
+        if self.expert_parallel > 1 and self.torch_compile:
+            raise ConfigError(
+                f"train.expert_parallel {self.expert_parallel} and torch_compile do not go together yet: which experts "
+                "tokens go to is no part of a graph. Leave one out"
             )
 
     def _check_best(self) -> None:

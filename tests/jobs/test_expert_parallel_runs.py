@@ -1,0 +1,82 @@
+"""Jobs on the CPU with experts on different ranks: killed, resumed on other ranks, exported, against one rank's."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lmms_stream.train.checkpoint.checkpoint import checkpoints
+from lmms_stream.train.report.train_log import read_log
+
+from tests.rounds import in_long_rounds
+from tests.train.runs import VOCABULARY
+
+from .launcher import start_job
+from .runs import MODULE, differences, last_step, steps_of, train, wait_until
+from .test_expert_parallel import ROUTED, llama4
+from .test_tensor_parallel_runs import IN_BFLOAT16, TOLERANCE, difference, write
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def write_of(folder: Path, model: dict[str, Any], **settings: Any) -> Path:
+    """A run of a model with experts."""
+    path = write(folder, **settings)
+    run = yaml.safe_load(path.read_text())
+    run["model"] = {**model, "config": {**model["config"], "vocab_size": VOCABULARY}}
+    if settings.get("eval_on_start"):
+        run["eval_dataset"] = {**run["dataset"], "packing_length": 100}
+    path.write_text(yaml.safe_dump(run))
+    return path
+
+
+@in_long_rounds
+@pytest.mark.parametrize(
+    ("model", "optim"),
+    [(ROUTED, "adamw"), (llama4(), "adamw"), (ROUTED, "muon")],
+    ids=["gpt_oss", "llama4", "muon"],
+)
+def test_a_run_with_experts_on_different_ranks_is_one_ranks_and_goes_on_anyhow(
+    tmp_path: Path, model: dict[str, Any], optim: str
+) -> None:
+    """Two by two ranks, killed at a step: other numbers of ranks and degrees go on from its checkpoint."""
+    config = write_of(tmp_path, model, optim=optim)
+    whole, output = tmp_path / "whole", tmp_path / "split"
+    train(config, whole, nproc=1)
+    split = [
+        f"train.output_dir={output}",
+        "train.expert_parallel=2",
+        "train.max_steps=1000",
+        "train.save_total_limit=null",
+    ]
+    with start_job(4, MODULE, str(config), *split) as job:
+        wait_until(lambda: bool(checkpoints(output / "checkpoints")) and last_step(output) >= 3, job)
+    assert differences(whole, output, last_step=3, tolerance=TOLERANCE) == []
+    for path in checkpoints(output / "checkpoints")[1:]:
+        shutil.rmtree(path)
+    for nproc, degree in ((1, 1), (2, 1), (2, 2), (4, 4), (4, 2)):
+        resumed = tmp_path / f"resumed-{nproc}-{degree}"
+        shutil.copytree(output / "checkpoints", resumed / "checkpoints")
+        train(config, resumed, f"train.expert_parallel={degree}", nproc=nproc)
+        assert steps_of(resumed) == [3, 4, 5, 6]
+        assert differences(whole, resumed, first_step=3, tolerance=TOLERANCE) == []
+        assert difference(whole, resumed) < (TOLERANCE if optim == "adamw" else IN_BFLOAT16)
+
+
+@in_long_rounds
+def test_a_run_goes_on_with_experts_on_different_ranks_from_a_checkpoint_of_whole_ones(tmp_path: Path) -> None:
+    """And evaluates to the same, of packs that ranks do not have equally many of."""
+    config = write_of(tmp_path, ROUTED, eval_on_start=True)
+    whole, output = tmp_path / "whole", tmp_path / "split"
+    train(config, whole, nproc=1)
+    shutil.copytree(whole / "checkpoints", output / "checkpoints")
+    for path in checkpoints(output / "checkpoints")[1:]:
+        shutil.rmtree(path)
+    train(config, output, "train.expert_parallel=2", "train.shard_ranks=2", nproc=4)
+    assert differences(whole, output, first_step=3, last_step=5, tolerance=TOLERANCE) == []
+    assert difference(whole, output) < TOLERANCE
+    found, expected = (read_log(folder)[-1]["eval_loss"] for folder in (output, whole))
+    assert found == pytest.approx(expected, rel=TOLERANCE)
