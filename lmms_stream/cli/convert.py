@@ -189,7 +189,7 @@ def _add_csv(group: Group) -> None:
     group.add_argument(
         "--delimiter",
         metavar="CHARACTER",
-        help="separate fields by CHARACTER, or tab; default: comma in CSV, tab in TSV",
+        help="take CHARACTER, or tab, for what stands between fields; default: comma in CSV, tab in TSV",
     )
     group.add_argument(
         "--quote",
