@@ -27,7 +27,8 @@ def sequences_of(samples: Sequence[Processed], lengths: Sequence[int]) -> NDArra
         _check(own, length)
         stops = start + np.cumsum(own[:, 0])
         found.append(np.stack([np.full(len(own), index), stops - own[:, 0], stops, own[:, 1]], axis=1))
-    return np.concatenate(found).astype(np.int64)
+    made: NDArray[np.int64] = np.concatenate(found).astype(np.int64)
+    return made
 
 
 def _check(own: NDArray[np.int64], length: int) -> None:

@@ -54,7 +54,7 @@ def measured_log_probs(model: PackedModel, passes: Passes) -> dict[int, torch.Te
 
     All ranks call it with as many passes.
     """
-    found = {}
+    found: dict[int, torch.Tensor] = {}
     with _not_training(model):
         for batch, packs in passes:
             of_sequences = log_probs_of(model(batch, packs).tokens, packs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -46,7 +46,8 @@ def weights_digest(model: PackedModel) -> str:
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         if dist.get_rank() == 0:
             digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}")
-            digest.update(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            values: Any = whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            digest.update(values)
     told = [digest.hexdigest()]
     dist.broadcast_object_list(told, src=0, group=cpu_group())
     return told[0]

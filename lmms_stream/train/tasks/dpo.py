@@ -62,9 +62,10 @@ class DPO(PreferenceTask):
         return self._units(pack) | dict.fromkeys(FIGURES, len(pack.sample_ids))
 
     def losses(
-        self, model: PackedModel, batch: Batch, packs: Sequence[Batch], *, known: OfPacks
+        self, model: PackedModel, batch: Batch, packs: Sequence[Batch], *, known: OfPacks | None = None
     ) -> Mapping[str, LossSum]:
-        """See Task. known: the reference's log-probabilities."""
+        """See Task. known: the reference's log-probabilities, which are needed."""
+        assert known is not None
         ratios, sums = self._run(model, batch, packs, known)
         learnt = torch.tensor([count for pack in packs for count in num_learnt(pack)], dtype=ratios.dtype)
         losses = self.pair_losses(ratios.view(-1, 2), learnt.to(ratios.device, non_blocking=True).view(-1, 2))

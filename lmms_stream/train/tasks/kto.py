@@ -97,9 +97,10 @@ class KTO(PreferenceTask):
         return max(0.0, total / count) if count else 0.0
 
     def losses(
-        self, model: PackedModel, batch: Batch, packs: Sequence[Batch], *, known: Known
+        self, model: PackedModel, batch: Batch, packs: Sequence[Batch], *, known: Known | None = None
     ) -> Mapping[str, LossSum]:
-        """See Task."""
+        """See Task. known: what `prepare` gave, which is needed."""
+        assert known is not None
         ratios, sums = self._run(model, batch, packs, known.of_reference)
         is_chosen = torch.zeros_like(ratios) if batch.sequences is None else batch.sequences[:, 3].to(ratios.dtype)
         losses = self.answer_losses(ratios, is_chosen, kl=known.kl)

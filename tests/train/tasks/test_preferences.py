@@ -23,6 +23,7 @@ from lmms_stream.train.tasks.kto import KTO
 from lmms_stream.train.tasks.mismatched import mismatched
 from lmms_stream.train.tasks.passes import StepPasses
 from lmms_stream.train.tasks.registry import build_task
+from transformers import DataCollatorWithFlattening
 
 from ...conftest import write_tokens
 from ..answers import (
@@ -223,8 +224,8 @@ def test_a_pair_is_never_cut(folder: Path, overlong: Overlong) -> None:
 
 def test_a_collator_of_texts_cannot_take_pairs(folder: Path) -> None:
     sample = {"input_ids": np.arange(3), "labels": np.arange(3), "sequences": np.array([[3, 1]])}
-    with pytest.raises(ConfigError, match="data_collator dict cannot take pairs of answers: leave it out"):
-        CollatorAdapter(dict)([sample], [0])
+    with pytest.raises(ConfigError, match="data_collator DataCollatorWithFlattening cannot take pairs"):
+        CollatorAdapter(DataCollatorWithFlattening())([sample], [0])
 
 
 def test_other_weights_are_other_log_probabilities(tmp_path: Path) -> None:
