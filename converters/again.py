@@ -25,7 +25,8 @@ def check_targets(sources: Sequence[Source], targets: Sequence[Storage]) -> None
 
 def carried_over(sources: Sequence[Source], options: ConvertOptions) -> list[str]:
     """Fingerprints of lengths indexes that are carried over, because samples are stored as they are."""
-    is_again = options.schema == SchemaOptions() and not options.tokenize
+    asked = [options.schema, *(options.schema.changed(source.settings) for source in sources if source.settings)]
+    is_again = all(each == SchemaOptions() for each in asked) and not options.tokenize
     return carried_fingerprints(sources) if is_again else []
 
 
