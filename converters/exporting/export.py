@@ -20,7 +20,7 @@ from ...storage.cache import LocalCache
 from ...storage.disk_errors import disk_errors
 from ...storage.storage import Storage, open_storage
 from ..rows.schemas import READ_SCHEMAS, columns_schema
-from ..stored.catalog import Catalog, read_catalog, read_if_there, schema_of
+from ..stored.catalog import Catalog, read_catalog, read_if_there
 from .row_files import FORMATS, RowFile
 from .values import FILES, check_columns
 
@@ -82,7 +82,7 @@ def export_dataset(
 def schema_in(catalog: Catalog) -> str:
     """The schema of a dataset; "columns" for one that no processor reads."""
     named = (catalog.dataset or {}).get("schema")
-    return str(named or schema_of(catalog.shards) or columns_schema({}).name)
+    return str(named or catalog.schema or columns_schema({}).name)
 
 
 def _begin(store: Storage, catalog: Catalog, *, format: str) -> set[str]:

@@ -78,16 +78,16 @@ def _read_chat(
     What the loss leaves out has "learn": false; parts of media have {"type", "mime", "span": [offset, size]} and the
     facts about them (see fact_types.py).
     """
-    turns = _add_system(read_turns(fields, {**USUAL_ROLES, **options.roles}), fields, options.system)
+    turns = add_system(read_turns(fields, {**USUAL_ROLES, **options.roles}), fields, options.system)
     waiting = {kind: fields.references(role) for kind, role in MEDIA_ROLES.items() if fields.column(role)}
     stored: Any = store_content(turns, waiting, media, in_front=media_in_front)
     _check_learnt(stored, last_only=options.learn == "last")
-    tools = _read_tools(fields)
-    text = _json_of({"messages": stored, "tools": tools} if tools else stored)
+    tools = read_tools(fields)
+    text = json_of({"messages": stored, "tools": tools} if tools else stored)
     return {"messages": text, "media": media.data}
 
 
-def _json_of(stored: Any) -> str:
+def json_of(stored: Any) -> str:
     if _holds_nan(stored):
         raise DataError("the messages hold NaN or Infinity, which JSON has not: correct or remove the row")
     try:
@@ -142,7 +142,7 @@ def _is_learnt(key: str, value: Any) -> bool:
     return bool(value)
 
 
-def _add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[Turn]:
+def add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[Turn]:
     """Turns that begin with the system prompt of the row's own column, or the default one, unless they have one."""
     if any(turn["role"] in SYSTEM_ROLES for turn in turns):
         return turns
@@ -150,7 +150,7 @@ def _add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[
     return [{"role": "system", "content": prompt}, *turns] if prompt else turns
 
 
-def _read_tools(fields: Fields) -> list[dict[str, Any]]:
+def read_tools(fields: Fields) -> list[dict[str, Any]]:
     """The tools that the assistant may call: JSON schemas, as a list or as JSON text; [] for none."""
     value = fields.get("tools")
     if value is None or value in ("", [], "[]"):

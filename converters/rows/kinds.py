@@ -10,6 +10,7 @@ from .columns import COLUMNS
 from .image import IMAGE
 from .image_label import IMAGE_LABEL
 from .messages import MESSAGES, SHAREGPT
+from .preference_kinds import KTO, PREFERENCE
 from .prompts import CAPTION, PROMPT_RESPONSE, QUESTION_ANSWER
 from .row_kind import RowKind
 from .text import TEXT
@@ -17,6 +18,8 @@ from .tokens import TOKENS
 
 _IN_ORDER: tuple[RowKind, ...] = (
     TOKENS,
+    PREFERENCE,
+    KTO,
     MESSAGES,
     SHAREGPT,
     ALPACA,

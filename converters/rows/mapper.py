@@ -178,7 +178,6 @@ def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options:
         return KINDS[next(iter(first_rows))]
     if options.keep:
         return COLUMNS
-    check_pairs(names, options.columns)
     raise no_kind(names, KINDS.values())
 
 

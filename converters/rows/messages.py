@@ -27,18 +27,24 @@ def _read_messages(fields: Fields, roles: Roles) -> list[Turn]:
 
 def _read_sharegpt(fields: Fields, roles: Roles) -> list[Turn]:
     """ShareGPT conversations: `from` and `value`; what `function_call` says becomes tool_calls."""
-    turns = []
-    for message in fields.items("messages", "messages"):
-        turn = turn_of(message, roles, names={"from": "role", "value": "content"})
-        if turn["role"] not in ROLES:
-            raise DataError(
-                f"a message is from {turn['role']!r}, expected one of {', '.join([*USUAL_ROLES, *ROLES])}: "
-                f"say who that is with --roles {turn['role']}=user or {turn['role']}=assistant"
-            )
-        if message["from"] == "function_call":
-            turn |= {"content": None, "tool_calls": tool_calls(message.get("value"), "value")}
-        turns.append(turn)
-    return turns
+    return [_sharegpt_turn(message, roles) for message in fields.items("messages", "messages")]
+
+
+def _sharegpt_turn(message: Any, roles: Roles) -> Turn:
+    turn = turn_of(message, roles, names={"from": "role", "value": "content"})
+    if turn["role"] not in ROLES:
+        raise DataError(
+            f"a message is from {turn['role']!r}, expected one of {', '.join([*USUAL_ROLES, *ROLES])}: "
+            f"say who that is with --roles {turn['role']}=user or {turn['role']}=assistant"
+        )
+    if message["from"] == "function_call":
+        turn |= {"content": None, "tool_calls": tool_calls(message.get("value"), "value")}
+    return turn
+
+
+def message_turn(message: Any, roles: Roles) -> Turn:
+    """A message as a turn, whether it is OpenAI's or ShareGPT's."""
+    return _sharegpt_turn(message, roles) if _names_speaker(message) else turn_of(message, roles)
 
 
 def tool_calls(value: Any, name: str) -> list[dict[str, Any]]:
@@ -63,7 +69,11 @@ def _says_from(fields: Fields) -> bool:
         except DataError:
             return False  # the error is raised where the row is read
     first = value[0] if isinstance(value, list) and value else None
-    return isinstance(first, dict) and first.get("from") is not None and first.get("role") is None
+    return _names_speaker(first)
+
+
+def _names_speaker(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("from") is not None and message.get("role") is None
 
 
 def _says_role(fields: Fields) -> bool:

@@ -1,7 +1,7 @@
-"""Rows of preferences: of two answers the better, or of one whether it is good. Pure.
+"""Rows of preferences that are read as chats: bad answers are not learnt. Pure.
 
-Fine-tuning would learn the bad answers like the good ones, so that these rows are refused until the user says what of
-them is to be learnt.
+Fine-tuning would learn the bad answers like the good ones, so that such rows are refused as chats until the user says
+what of them is to be learnt. The kinds that read both answers are in preference_kinds.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Any
 
 from ...errors import DataError
 
-_PAIR = ("chosen", "rejected")
-_VERDICTS = ("label", "kto_tag")  # whether the answer of a row is good: true or false
+PAIR = ("chosen", "rejected")
+VERDICT_COLUMNS = ("label", "kto_tag")  # whether the answer of a row is good: true or false
 
 
 def check_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
     """DataError for rows with a chosen and a rejected answer; columns: those that the user named, by role."""
-    if set(_PAIR) <= set(names) and not set(_PAIR) & set(columns.values()):
+    if set(PAIR) <= set(names) and not set(PAIR) & set(columns.values()):
         raise DataError(
             "columns chosen and rejected hold a good and a bad answer each: say what is to be learnt, with "
-            "--kind messages --columns messages=chosen or --kind prompt-response --columns response=chosen, or keep "
-            "them as they are with --kind columns"
+            "--kind messages --columns messages=chosen or --kind prompt-response --columns response=chosen, or read "
+            "both with --kind preference"
         )
 
 
 def check_verdicts(rows: Iterable[Mapping[str, Any]], kind: str) -> None:
     """DataError where rows of a kind say whether their answers are good."""
     for row in rows:
-        for name in _VERDICTS:
+        for name in VERDICT_COLUMNS:
             if _verdict(row.get(name)) is not None:
                 raise DataError(
                     f"column {name!r} says of each answer whether it is good, and bad ones would be learnt as well: "
@@ -38,9 +38,16 @@ def check_verdicts(rows: Iterable[Mapping[str, Any]], kind: str) -> None:
 
 def check_verdict(row: Mapping[str, Any]) -> None:
     """DataError for a row that says that its answer is bad."""
-    for name in _VERDICTS:
+    for name in VERDICT_COLUMNS:
         if name in row and _verdict(row[name]) is False:
             raise DataError(f"column {name!r} is {row[name]}, so its answer is not one to be learnt: leave the row out")
+
+
+def is_verdict(value: Any) -> bool:
+    """Whether it says good or bad: true or false, or 1 or 0, as text too."""
+    if isinstance(value, str):
+        return value.lower() in ("true", "false", "1", "0")
+    return isinstance(value, (bool, int, float)) and value in (0, 1)
 
 
 def _verdict(value: Any) -> bool | None:

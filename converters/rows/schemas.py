@@ -15,10 +15,12 @@ class Schema:
 
 
 MESSAGES = Schema("messages", {"messages": "str", "media": "bytes"})
+PREFERENCE = Schema("preference", {"messages": "str", "media": "bytes"})  # a prompt and its answers
 TOKENS = Schema("tokens", {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"})
 TEXT = Schema("text", {"text": "str"})
 IMAGE = Schema("image", {"image": "bytes", "facts": "str", "label": "int"})  # label -1: none
-READ_SCHEMAS = {schema.name: schema for schema in (MESSAGES, TOKENS, TEXT, IMAGE)}  # that processors read
+# Those that processors read. Of two with the same columns the first is meant where a dataset does not name its own.
+READ_SCHEMAS = {schema.name: schema for schema in (MESSAGES, PREFERENCE, TOKENS, TEXT, IMAGE)}
 
 
 def columns_schema(columns: Mapping[str, str]) -> Schema:

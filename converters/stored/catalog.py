@@ -47,8 +47,8 @@ class Catalog:
 
     @property
     def schema(self) -> str | None:
-        """Which of the schemas that processors read its columns fit."""
-        return schema_of(self.shards)
+        """Which of the schemas that processors read its columns fit: the one that its description names, if any."""
+        return schema_of(self.shards, self.dataset)
 
     @property
     def fingerprints(self) -> list[str]:
@@ -115,10 +115,15 @@ def own_files(dataset: Mapping[str, Any]) -> list[str]:
     return [*dataset["other_files"], *(name for name in files if "/" not in name), *of_parts]
 
 
-def schema_of(shards: Sequence[ShardInfo]) -> str | None:
-    """Which of the schemas that processors read the columns of the shards fit; None where they fit none."""
+def schema_of(shards: Sequence[ShardInfo], dataset: Mapping[str, Any] | None = None) -> str | None:
+    """Which of the schemas that processors read the columns of the shards fit; None where they fit none.
+
+    dataset: its description, which says which of several schemas of the same columns is meant.
+    """
     columns = columns_of(shards).items()
-    return next((schema.name for schema in READ_SCHEMAS.values() if schema.columns.items() <= columns), None)
+    fitting = [schema.name for schema in READ_SCHEMAS.values() if schema.columns.items() <= columns]
+    said = None if dataset is None else dataset.get("schema")
+    return said if said in fitting else next(iter(fitting), None)
 
 
 def columns_of(shards: Sequence[ShardInfo]) -> dict[str, str]:

@@ -79,7 +79,7 @@ def verify_dataset(
     notes: list[str] = []
     shards, dataset = _read_description(storage, problems, notes)
     on_start(len(shards))
-    processor = _measured_by(processor, schema_of(shards), url=storage.url)
+    processor = _measured_by(processor, schema_of(shards, dataset), url=storage.url)
     num_samples = sum(info.num_samples for info in shards)
     with TemporaryDirectory(prefix="lmms_stream-verify-", ignore_cleanup_errors=True) as folder:
         indexes = dict(_lengths_indexes(storage, shards, dataset, processor, problems, folder=Path(folder)))
@@ -167,7 +167,7 @@ def _disagreements(dataset: Mapping[str, Any], shards: Sequence[ShardInfo]) -> I
         yield f"says {dataset.get('num_samples')!r} samples, {INDEX_NAME} {num_samples}: {remedy}"
     if dataset.get("columns") != columns_of(shards):
         yield f"says the columns {dataset.get('columns')!r}, {INDEX_NAME} {columns_of(shards)!r}: {remedy}"
-    if dataset.get("schema") in READ_SCHEMAS and dataset["schema"] != schema_of(shards):
+    if dataset.get("schema") in READ_SCHEMAS and dataset["schema"] != schema_of(shards, dataset):
         yield f"says the schema {dataset['schema']!r}, which the columns do not fit: {remedy}"
     listed = {shard["name"]: shard for shard in dataset["shards"]}
     for info in shards:

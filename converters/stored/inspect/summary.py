@@ -22,7 +22,7 @@ from ....processors.base import Processor
 from ....storage.cache import LocalCache
 from ....storage.local import LocalStorage
 from ....storage.storage import open_storage
-from ..catalog import Catalog, columns_of, open_lengths, read_catalog, schema_of
+from ..catalog import Catalog, columns_of, open_lengths, read_catalog
 from .origin import samples_of_row, with_source, with_sources
 from .sample import SampleView, Viewer
 
@@ -99,7 +99,7 @@ def inspect_dataset(
     storage = open_storage(remote)
     catalog = read_catalog(storage)
     chosen: Sequence[int] = _choose(first, num_samples, total=catalog.num_samples)
-    viewer = Viewer.load(schema_of(catalog.shards), tokenizer, processor)
+    viewer = Viewer.load(catalog.schema, tokenizer, processor)
     notes: list[str] = []
     with TemporaryDirectory(prefix="lmms_stream-inspect-", ignore_cleanup_errors=True) as folder:
         if source is not None:
@@ -116,7 +116,7 @@ def inspect_dataset(
     kinds = sorted({info.compression or "none" for info in catalog.shards})
     return Inspection(
         url=storage.url,
-        schema=schema_of(catalog.shards),
+        schema=catalog.schema,
         columns=columns_of(catalog.shards),
         compression=None if kinds == ["none"] else ", ".join(kinds),
         num_samples=catalog.num_samples,
@@ -138,7 +138,7 @@ def inspect_sample(remote: str, number: int, *, processor: Processor | None = No
     """
     catalog = read_catalog(open_storage(remote))
     number = _choose(number, 1, total=catalog.num_samples).start
-    viewer = Viewer.load(schema_of(catalog.shards), None, processor)
+    viewer = Viewer.load(catalog.schema, None, processor)
     first_ids = list(accumulate((info.num_samples for info in catalog.shards), initial=0))
     index = bisect_right(first_ids, number) - 1
     info, within = catalog.shards[index], number - first_ids[index]

@@ -1,0 +1,191 @@
+"""Rows of preferences: a prompt with a better and a worse answer, or with one answer and whether it is good. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from ...errors import DataError
+from ...types import Sample
+from ..media.references import SampleMedia
+from . import schemas
+from .alpaca import exchanges
+from .chat import CHAT_EXTRAS, USUAL_ROLES, Roles, add_system, json_of, read_tools
+from .content import MEDIA_ROLES, Turn, store_content
+from .fields import Columns, Fields, named_alike, unpacked
+from .messages import message_turn
+from .preferences import PAIR, VERDICT_COLUMNS, is_verdict
+from .row_kind import ReadOptions, RowKind
+
+_ASKED: Columns = {
+    "prompt": ("prompt", "question", "instruction"),
+    "messages": ("messages", "conversations", "conversation"),
+    **named_alike("input", "history"),
+    **CHAT_EXTRAS,
+}
+
+
+def _is_pair(fields: Fields) -> bool:
+    """Whether its two answers are not what the user named for something else (`--columns messages=chosen`)."""
+    return not any(column in PAIR for role, column in fields.columns.items() if role not in PAIR)
+
+
+def _is_judged(fields: Fields) -> bool:
+    has_answer = fields.get("response") is not None or fields.get("messages") is not None
+    return has_answer and is_verdict(fields.get("label"))
+
+
+def _read_pair(fields: Fields, options: ReadOptions, media: SampleMedia) -> Sample:
+    roles = {**USUAL_ROLES, **options.roles}
+    chosen, rejected = (_said(fields, name, roles) for name in PAIR)
+    if chosen == rejected:
+        raise DataError("chosen and rejected are the same, so neither is better: remove the row")
+    if any(turns[0]["role"] != "assistant" for turns in (chosen, rejected)):
+        shared = _num_shared(chosen, rejected)
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+        _check_shared(prompt, fields, roles)
+    else:
+        prompt = _prompt(fields, roles)
+    return _store({"prompt": prompt, "chosen": chosen, "rejected": rejected}, {}, fields, options, media)
+
+
+def _num_shared(chosen: Sequence[Turn], rejected: Sequence[Turn]) -> int:
+    """How many messages two conversations have in common at their beginning.
+
+    >>> _num_shared([{"role": "user"}, {"role": "assistant", "content": "a"}], [{"role": "user"}])
+    1
+    """
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
+
+
+def _check_shared(prompt: Sequence[Turn], fields: Fields, roles: Roles) -> None:
+    """DataError where two conversations have no prompt in common, or another than the row's own column says."""
+    if not prompt:
+        raise DataError("chosen and rejected begin with different messages, so they have no common prompt: correct it")
+    if fields.get("prompt") is None:
+        return
+    said = _prompt(fields, roles)[-1]["content"]
+    if all(turn["content"] != said for turn in prompt):
+        column = fields.column("prompt")
+        raise DataError(
+            f"column {column!r} says {str(said)[:80]!r}, which is not among the messages that chosen and rejected "
+            "begin with: correct the row, or pass --columns prompt= to leave the column out"
+        )
+
+
+def _read_judged(fields: Fields, options: ReadOptions, media: SampleMedia) -> Sample:
+    roles = {**USUAL_ROLES, **options.roles}
+    label = fields.get("label")
+    if not is_verdict(label):
+        raise DataError(f"column {fields.column('label')!r} is {label!r}: expected true or false, or 1 or 0")
+    if fields.get("response") is None:
+        *prompt, last = _conversation(fields, roles)
+        answer = [last]
+    else:
+        prompt, answer = _prompt(fields, roles), _said(fields, "response", roles)
+    is_good = label.lower() in ("true", "1") if isinstance(label, str) else bool(label)
+    return _store({"prompt": prompt, "answer": answer}, {"label": is_good}, fields, options, media)
+
+
+def _store(
+    parts: Mapping[str, list[Turn]],
+    said: Mapping[str, Any],
+    fields: Fields,
+    options: ReadOptions,
+    media: SampleMedia,
+) -> Sample:
+    """The sample of a prompt and its answers, by name; said: what is stored behind them."""
+    if options.learn == "each":
+        raise DataError("--learn each makes a sample of each answer, which preferences are not: leave it out")
+    if not parts["prompt"]:
+        raise DataError("the prompt has no message, so there is nothing that is answered: complete or remove the row")
+    parts = {**parts, "prompt": add_system(parts["prompt"], fields, options.system)}
+    for name, turns in parts.items():
+        if name != "prompt":
+            _check_answer(name, turns, last_only=options.learn == "last")
+    waiting = {kind: fields.references(role) for kind, role in MEDIA_ROLES.items() if fields.column(role)}
+    turns = iter(store_content([turn for each in parts.values() for turn in each], waiting, media, in_front=True))
+    stored: dict[str, Any] = {name: [next(turns) for _ in each] for name, each in parts.items()} | {**said}
+    tools = read_tools(fields)
+    text = json_of({**stored, "tools": tools} if tools else stored)
+    return {"messages": text, "media": media.data}
+
+
+def _check_answer(name: str, turns: Sequence[Turn], *, last_only: bool) -> None:
+    """DataError for an answer of which nothing would be learnt. last_only: of its last message alone it is."""
+    if not turns:
+        raise DataError(f"{name} has no message behind the prompt: complete or remove the row")
+    for turn in (turns[0], turns[-1]):
+        if turn["role"] != "assistant":
+            raise DataError(
+                f"{name} is from {turn['role']!r}, and answers are the assistant's: correct the row, or say with "
+                f"--roles {turn['role']}=assistant who that is"
+            )
+    if last_only:
+        for turn in turns[:-1]:
+            if turn["role"] == "assistant":
+                turn["learn"] = False
+    if not (turns[-1]["content"] or turns[-1].get("tool_calls")):
+        raise DataError(f"{name} is an empty answer: complete or remove the row")
+    if not any(turn.get("learn", True) for turn in turns if turn["role"] == "assistant"):
+        raise DataError(f"the loss leaves out every message of {name}: complete or remove the row")
+
+
+def _prompt(fields: Fields, roles: Roles) -> list[Turn]:
+    """What is answered: the history, and the prompt's text or messages; else the conversation."""
+    value = fields.get("prompt")
+    if value is None:
+        return _conversation(fields, roles)
+    before = exchanges(fields.get("history"))
+    if _holds_messages(unpacked(value)):
+        return before + _said(fields, "prompt", roles)
+    asked = fields.text("prompt")
+    is_alpaca = fields.column("prompt") == "instruction" or "input" in fields.columns
+    if is_alpaca and fields.get("input"):
+        asked += "\n\n" + fields.text("input")
+    return [*before, {"role": "user", "content": asked}]
+
+
+def _conversation(fields: Fields, roles: Roles) -> list[Turn]:
+    if fields.get("messages") is None:
+        raise DataError(
+            "the row has answers and no prompt: name its column with --columns prompt=COLUMN, or write the answers as "
+            "whole conversations, lists of messages"
+        )
+    return [message_turn(message, roles) for message in fields.items("messages", "messages")]
+
+
+def _said(fields: Fields, role: str, roles: Roles) -> list[Turn]:
+    """A text, a message or a list of them as turns; texts are the assistant's."""
+    value = unpacked(fields.get(role))
+    if isinstance(value, Mapping):
+        return [message_turn(value, roles)]
+    if _holds_messages(value):
+        return [message_turn(message, roles) for message in fields.items(role, "messages")]
+    return [{"role": "assistant", "content": fields.text(role)}]
+
+
+def _holds_messages(value: Any) -> bool:
+    """Whether it is a list; of JSON text, a list of objects: other brackets are text."""
+    return isinstance(value, list) and (not value or isinstance(value[0], Mapping))
+
+
+PREFERENCE = RowKind(
+    name="preference",
+    needs=named_alike(*PAIR),
+    may=_ASKED,
+    accepts=_is_pair,
+    needs_text="chosen and rejected",
+    schema=schemas.PREFERENCE,
+    read=_read_pair,
+)
+KTO = RowKind(
+    name="kto",
+    needs={"label": VERDICT_COLUMNS},
+    may={"response": ("response", "completion", "answer", "output"), **_ASKED},
+    accepts=_is_judged,
+    needs_text="label/kto_tag (true or false) and an answer: completion/response/answer/output or messages",
+    schema=schemas.PREFERENCE,
+    read=_read_judged,
+)
