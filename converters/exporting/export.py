@@ -19,7 +19,7 @@ from ...mds.shard_files import fetch_shard
 from ...storage.cache import LocalCache
 from ...storage.disk_errors import disk_errors
 from ...storage.storage import Storage, open_storage
-from ..rows.schemas import READ_SCHEMAS, columns_schema
+from ..rows.schemas import PREFERENCE, READ_SCHEMAS, columns_schema
 from ..stored.catalog import Catalog, read_catalog, read_if_there
 from .row_files import FORMATS, RowFile
 from .values import FILES, check_columns
@@ -136,7 +136,7 @@ def _back(catalog: Catalog, target: str, format: str) -> str | None:
     Columns that are kept beside those that a kind reads stay in a WebDataset's JSON.
     """
     schema = schema_in(catalog)
-    if format == "webdataset" and schema not in READ_SCHEMAS:
+    if format == "webdataset" and (schema not in READ_SCHEMAS or schema == PREFERENCE.name):
         return None
     info = catalog.shards[0]
     own = READ_SCHEMAS[schema].columns if schema in READ_SCHEMAS else {}

@@ -73,10 +73,12 @@ class Parquet:
         self._writer: Any = None
 
     def add(self, sample_id: int, sample: Sample) -> None:
-        row = row_of(sample, self._schema, refer=_url_of if self._schema == "messages" else _struct_of)
+        row = row_of(sample, self._schema, refer=_url_of if self._schema in ("messages", "preference") else _struct_of)
         if self._schema == "messages":
             row["messages"] = _json_of(row["messages"]).decode()
             row["tools"] = _json_of(row["tools"]).decode() if "tools" in row else None
+        if self._schema == "preference":
+            row = {name: _json_of(value).decode() if isinstance(value, list) else value for name, value in row.items()}
         self._rows.append({name: self._value(name, value) for name, value in row.items()})
         self._num_bytes += sum(_size(value) for value in sample.values())
         if self._num_bytes >= _ROW_GROUP_BYTES:

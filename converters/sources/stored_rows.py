@@ -12,7 +12,7 @@ from typing import Any
 from ...processors.media.facts import FACT_TYPES, SOUND_OF_VIDEO
 from ...processors.media.intervals import INTERVAL_KEYS
 from ...processors.media.stored import MediaPart, media_part
-from ...processors.stored_chat import read_chat
+from ...processors.stored_chat import read_chat, read_preference
 
 Refer = Callable[[MediaPart], Any]  # media -> what the row refers to them by: bytes, a path, a data URL
 
@@ -29,6 +29,9 @@ def row_of(sample: Mapping[str, Any], schema: str | None, *, refer: Refer = _as_
     if schema == "messages":
         others = {name: value for name, value in sample.items() if name not in ("messages", "media")}
         return {**_chat_row(sample, refer), **others}
+    if schema == "preference":
+        others = {name: value for name, value in sample.items() if name not in ("messages", "media")}
+        return {**_preference_row(sample, refer), **others}
     if schema == "image":
         part = MediaPart(kind="image", mime="", data=sample["image"])
         return {name: value for name, value in sample.items() if name != "facts"} | {"image": refer(part)}
@@ -38,13 +41,27 @@ def row_of(sample: Mapping[str, Any], schema: str | None, *, refer: Refer = _as_
 def _chat_row(sample: Mapping[str, Any], refer: Refer) -> dict[str, Any]:
     chat = read_chat(sample["messages"])
     media = sample["media"]
-    messages = [
+    return {"messages": _messages(chat.messages, media, refer)} | ({"tools": chat.tools} if chat.tools else {})
+
+
+def _preference_row(sample: Mapping[str, Any], refer: Refer) -> dict[str, Any]:
+    found = read_preference(sample["messages"])
+    lists = {"prompt": found.prompt, **found.answers}
+    row: dict[str, Any] = {
+        "completion" if name == "answer" else name: _messages(messages, sample["media"], refer)
+        for name, messages in lists.items()
+    }
+    said = {} if found.label is None else {"label": found.label}
+    return row | said | ({"tools": found.tools} if found.tools else {})
+
+
+def _messages(messages: list[dict[str, Any]], media: bytes, refer: Refer) -> list[dict[str, Any]]:
+    return [
         message | {"content": [_part(part, media, refer) for part in message["content"]]}
         if isinstance(message.get("content"), list)
         else message
-        for message in chat.messages
+        for message in messages
     ]
-    return {"messages": messages} | ({"tools": chat.tools} if chat.tools else {})
 
 
 def _part(part: dict[str, Any], media: bytes, refer: Refer) -> dict[str, Any]:

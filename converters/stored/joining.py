@@ -23,7 +23,7 @@ from ...mds.provenance import Provenance, join_provenance
 from ...mds.stored_lengths import upload_lengths, write_json
 from ...storage.storage import Storage
 from ...version import VERSION
-from .catalog import Catalog, columns_of, open_lengths, schema_of
+from .catalog import Catalog, columns_of, open_lengths
 
 _CHUNK = 1 << 20  # lengths copied together
 
@@ -33,7 +33,7 @@ class Joined:
     """One dataset of several. index: what its index.json holds. shards: each with the name of its dataset.
 
     dropped: why lengths indexes, and provenance, that only some of the datasets have are not in it. folder: where
-    `provenance`, names of files, lie.
+    `provenance`, names of files, lie. schema: of the samples.
     """
 
     index: bytes
@@ -42,6 +42,7 @@ class Joined:
     provenance: tuple[str, ...]
     dropped: tuple[str, ...]
     folder: Path
+    schema: str | None
 
 
 def join(catalogs: Mapping[str, Catalog], folder: Path, *, url: str) -> Joined:
@@ -51,6 +52,7 @@ def join(catalogs: Mapping[str, Catalog], folder: Path, *, url: str) -> Joined:
     Raises ConfigError where they cannot be joined, ShardError and LengthsError where they are damaged.
     """
     _check_columns(catalogs)
+    schema = _one_schema(catalogs)
     index = {"version": 2, "shards": [entry for name, each in catalogs.items() for entry in _entries(name, each)]}
     shards = tuple((name, info) for name, catalog in catalogs.items() for info in catalog.shards)
     _check_names(shards)
@@ -59,7 +61,13 @@ def join(catalogs: Mapping[str, Catalog], folder: Path, *, url: str) -> Joined:
     lengths, dropped = _join_lengths(catalogs, folder)
     provenance = _join_provenance(catalogs, folder, dropped)
     return Joined(
-        index=data, shards=shards, lengths=tuple(lengths), provenance=provenance, dropped=tuple(dropped), folder=folder
+        index=data,
+        shards=shards,
+        lengths=tuple(lengths),
+        provenance=provenance,
+        dropped=tuple(dropped),
+        folder=folder,
+        schema=schema,
     )
 
 
@@ -80,6 +88,14 @@ def _check_columns(catalogs: Mapping[str, Catalog]) -> None:
                 )
     if not sum(catalog.num_samples for catalog in catalogs.values()):
         raise ShardError(f"{', '.join(catalogs)} list no samples: convert them again")
+
+
+def _one_schema(catalogs: Mapping[str, Catalog]) -> str | None:
+    schemas = {catalog.schema: name for name, catalog in catalogs.items() if catalog.shards}
+    if len(schemas) > 1:
+        found = ", ".join(f"{name} holds {schema}" for schema, name in schemas.items())
+        raise ConfigError(f"{found}: datasets are merged when they hold the same; leave one out, or convert it again")
+    return next(iter(schemas), None)
 
 
 def _layout(info: ShardInfo) -> str:
@@ -207,7 +223,7 @@ def _describe(joined: Joined) -> dict[str, Any]:
     infos = [info for _, info in joined.shards]
     return {
         "version": 1,
-        "schema": schema_of(infos),
+        "schema": joined.schema,
         "columns": columns_of(infos),
         "num_samples": sum(info.num_samples for info in infos),
         "converter": f"lmms_stream {VERSION}",

@@ -90,6 +90,7 @@ def verify_dataset(
             storage=storage,
             folder=Path(folder),
             deep=deep,
+            schema=schema_of(shards, dataset),
             processor=processor if deep else None,
             lengths=_arrays_of(indexes, processor, num_samples=num_samples),
         )

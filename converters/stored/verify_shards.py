@@ -21,12 +21,12 @@ from ...processors.base import Measured, Processor
 from ...processors.measured import measured_with_media
 from ...processors.media.facts import facts_of, sound_of_video
 from ...processors.media.stored import media_parts
-from ...processors.stored_chat import read_chat
+from ...processors.stored_chat import read_chat, read_preference
 from ...processors.text import TokensProcessor
 from ...storage.storage import Storage
 from ...types import Sample
 from ..engines.threads import open_threads
-from .catalog import check_processed, local_file, schema_of
+from .catalog import check_processed, local_file
 
 MAX_LISTED = 100  # samples of one shard that are listed one by one
 _REPLACE = "upload it again, or convert the dataset again"
@@ -47,13 +47,14 @@ _Task = tuple[int, ShardInfo, int]  # a shard's index among the shards, the shar
 class ShardChecker:
     """deep: decode every sample, and measure and process it with `processor`, if there is one.
 
-    lengths: the arrays of the lengths index that it should agree with, of tokens and where there are any of patches.
+    schema: of the samples. lengths: the arrays of the lengths index that it should agree with, of tokens and where there are any of patches.
     folder: for downloads.
     """
 
     storage: Storage
     folder: Path
     deep: bool
+    schema: str | None = None
     processor: Processor | None = None
     lengths: Sequence[Path] | None = None
 
@@ -93,11 +94,10 @@ class ShardChecker:
     def _check_samples(self, shard: Shard, first_id: int) -> list[Problem]:
         found: list[Problem] = []
         num_found = 0
-        schema = schema_of([shard.info])
         indexed = self._indexed(first_id, len(shard))
         for index in range(len(shard)):
             said = None if indexed is None else [int(array[index]) for array in indexed]
-            what = self._check_sample(shard, index, schema, said)
+            what = self._check_sample(shard, index, self.schema, said)
             if what is not None:
                 num_found += 1
                 if num_found <= MAX_LISTED:
@@ -157,6 +157,8 @@ def _check_content(sample: Sample, schema: str | None) -> None:
                     f"a part of type 'video' says {part.sound} of its sound, its media have {heard}: convert the "
                     "dataset again"
                 )
+    elif schema == "preference":
+        read_preference(sample["messages"])
     elif schema == "image":
         found = facts_of(sample["image"], "image")
         said = json.loads(sample["facts"])

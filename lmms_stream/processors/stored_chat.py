@@ -37,6 +37,35 @@ def read_chat(stored: str) -> StoredChat:
     return StoredChat(messages, tools or None)
 
 
+class StoredPreference(NamedTuple):
+    """prompt: messages. answers: `chosen` and `rejected`, or `answer` alone, each messages. label: whether `answer` is
+    a good one; None for a pair. tools: their JSON schemas, or None.
+    """
+
+    prompt: list[dict[str, Any]]
+    answers: dict[str, list[dict[str, Any]]]
+    label: bool | None
+    tools: list[dict[str, Any]] | None
+
+
+def read_preference(stored: str) -> StoredPreference:
+    """The prompt and the answers that a sample of the schema `preference` holds; DataError for anything else."""
+    try:
+        parsed = _parse(stored)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"its preference is not JSON ({error}): {_AGAIN}") from error
+    label = parsed.get("label") if isinstance(parsed, dict) else None
+    names = ("prompt", "chosen", "rejected") if label is None else ("prompt", "answer")
+    if not isinstance(parsed, dict) or not all(isinstance(parsed.get(name), list) and parsed[name] for name in names):
+        raise DataError(f"it has no prompt with chosen and rejected, or with answer and label: {_AGAIN}")
+    if label is not None and not isinstance(label, bool):
+        raise DataError(f"its label is {label!r}, not true or false: {_AGAIN}")
+    for name in names:
+        for message in parsed[name]:
+            _check_message(message)
+    return StoredPreference(parsed["prompt"], {name: parsed[name] for name in names[1:]}, label, parsed.get("tools"))
+
+
 def _parse(stored: str) -> Any:
     """What json makes of it, in a fifth of the time."""
     try:

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from ....processors.media.facts import SOUND_OF_VIDEO
 from ....processors.media.formats import shown_mime
 from ....processors.media.intervals import interval_of
 from ....processors.media.stored import MediaPart, media_part
-from ....processors.stored_chat import read_chat
+from ....processors.stored_chat import read_chat, read_preference
 from ....processors.text import TextProcessor, TokensProcessor
 from ....types import Processed, Sample
 from .seen import SeenView, seen_by
@@ -167,9 +167,15 @@ class Viewer:
                 chat = read_chat(sample["messages"])
                 tools = tuple(_json(tool) for tool in chat.tools or ())
                 messages = tuple(_view_message(message, sample["media"], media) for message in chat.messages)
+            elif self.schema == "preference":
+                tools, messages = _view_preference(sample, media)
         except DataError as error:
             raise DataError(f"sample {number}: {error}") from error
-        named = {"messages": ("messages", "media"), "tokens": ("input_ids", "loss_spans")}.get(str(self.schema), ())
+        named = {
+            "messages": ("messages", "media"),
+            "preference": ("messages", "media"),
+            "tokens": ("input_ids", "loss_spans"),
+        }.get(str(self.schema), ())
         values = {name: _describe(value, media) for name, value in sample.items() if name not in named}
         tokens, note = None, ""
         seen: tuple[SeenView, ...] = ()
@@ -216,6 +222,19 @@ class Viewer:
         if self.tokenizer is None:
             return "".join(f"{token} " for token in input_ids)
         return self.tokenizer.decode(input_ids)
+
+
+def _view_preference(sample: Sample, media: list[MediaPart]) -> tuple[tuple[str, ...], tuple[MessageView, ...]]:
+    """Tools and messages of a preference; each message says by its role's name where it belongs."""
+    found = read_preference(sample["messages"])
+    verdict = {None: "", True: " (good)", False: " (bad)"}[found.label]
+    lists = {"prompt": found.prompt} | {f"{name}{verdict}": answer for name, answer in found.answers.items()}
+    views = tuple(
+        replace(view, role=f"{heading}: {view.role}")
+        for heading, messages in lists.items()
+        for view in (_view_message(message, sample["media"], media) for message in messages)
+    )
+    return tuple(_json(tool) for tool in found.tools or ()), views
 
 
 def _view_message(message: Mapping[str, Any], data: bytes, media: list[MediaPart]) -> MessageView:

@@ -348,12 +348,10 @@ PAIRS: list[Row] = [
 
 
 @pytest.mark.parametrize("row", PAIRS)
-def test_rows_of_a_chosen_and_a_rejected_answer_are_refused_until_it_is_said_what_is_learnt(row: Row) -> None:
-    with pytest.raises(DataError, match=r"columns chosen and rejected hold a good and a bad .*messages=chosen"):
-        mapped(row)
+def test_of_a_chosen_and_a_rejected_answer_the_chosen_alone_is_learnt_where_that_is_said(row: Row) -> None:
     assert mapped(row, kind="columns", keep=True) == row
     if row["chosen"] == CHAT:
-        with pytest.raises(DataError, match="columns chosen and rejected"):
+        with pytest.raises(DataError, match=r"columns chosen and rejected hold a good and a bad .*messages=chosen"):
             mapped(row, kind="messages")
         assert stored(row, columns={"messages": "chosen"}) == CHAT
     elif "prompt" in row:
@@ -364,8 +362,10 @@ def test_answers_that_are_said_to_be_bad_are_not_learnt() -> None:
     exchange: Row = {"prompt": "hi", "completion": "hello"}
     for name, good, bad in ("label", True, False), ("kto_tag", True, False), ("label", "True", "False"):
         rows: list[Row] = [{**exchange, name: good}, {**exchange, name: bad}]
-        with pytest.raises(DataError, match=rf"'{name}' says .* --kind prompt-response --on-error skip to leave out"):
-            find_mapper(rows, SchemaOptions())
+        assert find_mapper(rows, SchemaOptions()).kind.name == "kto"
+        captions = [{"image": SMALL["image"][0], "text": "a cat", name: good}]
+        with pytest.raises(DataError, match=rf"'{name}' says .* --kind caption --on-error skip to leave out"):
+            find_mapper(captions, SchemaOptions())
         for mapper in (
             find_mapper(rows, SchemaOptions(kind="prompt-response")),
             find_mapper([exchange], SchemaOptions()),
@@ -452,7 +452,7 @@ def test_rows_of_several_kinds_are_refused_unless_one_is_insisted_on() -> None:
 
 
 def test_options_that_name_what_is_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match="kind 'smell' is not known: choose one of tokens, messages"):
+    with pytest.raises(ConfigError, match="kind 'smell' is not known: choose one of tokens, preference, kto, messages"):
         SchemaOptions(kind="smell")
     with pytest.raises(ConfigError, match="no column has the role smell: choose of input_ids, labels"):
         SchemaOptions(columns={"smell": "x"})
