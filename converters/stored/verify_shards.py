@@ -47,8 +47,8 @@ _Task = tuple[int, ShardInfo, int]  # a shard's index among the shards, the shar
 class ShardChecker:
     """deep: decode every sample, and measure and process it with `processor`, if there is one.
 
-    schema: of the samples. lengths: the arrays of the lengths index that it should agree with, of tokens and where there are any of patches.
-    folder: for downloads.
+    lengths: the arrays of the lengths index that it should agree with, of tokens and where there are any of patches.
+    folder: for downloads. schema: of the samples.
     """
 
     storage: Storage

@@ -10,12 +10,12 @@ import orjson
 import pytest
 from lmms_stream import PackedStreamingDataset
 from lmms_stream.converters.convert import convert
-from lmms_stream.converters.exporting.export import export
+from lmms_stream.converters.exporting.export import export_dataset
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.inspect.summary import inspect_dataset
-from lmms_stream.converters.stored.merge import merge
-from lmms_stream.converters.stored.verify import verify
+from lmms_stream.converters.stored.merge import merge_datasets
+from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import ConfigError, DataError
 
 from ..media_files import image_bytes
@@ -137,13 +137,11 @@ def test_preferences_are_shown_verified_exported_and_merged_as_such(format: Any,
     assert roles == ["prompt: user", "chosen: assistant", "rejected: assistant"]
     assert inspect_dataset(judged, num_samples=1).samples[0].messages[1].role == "answer (bad): assistant"
     assert inspect_dataset(chats, num_samples=1).schema == "messages"
-    assert not verify(pairs, deep=True).problems
+    assert not verify_dataset(pairs, deep=True).problems
     for name in pairs, judged:
-        export(name, f"{name}-rows", format=format)
+        export_dataset(name, f"{name}-rows", format=format)
         convert([f"{name}-rows"], f"{name}-again", num_workers=1)
         again, first = (PackedStreamingDataset(each)[0] for each in (f"{name}-again", name))
         assert again == first
-    with pytest.raises(
-        ConfigError, match="holds preference, .* holds messages: datasets are merged when they hold the"
-    ):
-        merge([pairs, chats], str(tmp_path / "mixed"))
+    with pytest.raises(ConfigError, match=r"holds preference, .* holds messages: datasets are merged when"):
+        merge_datasets(str(tmp_path / "mixed"), [pairs, chats])
