@@ -144,4 +144,4 @@ def test_preferences_are_shown_verified_exported_and_merged_as_such(format: Any,
         again, first = (PackedStreamingDataset(each)[0] for each in (f"{name}-again", name))
         assert again == first
     with pytest.raises(ConfigError, match=r"holds preference, .* holds messages: datasets are merged when"):
-        merge_datasets(str(tmp_path / "mixed"), [pairs, chats])
+        merge_datasets(str(tmp_path), [pairs, chats])
