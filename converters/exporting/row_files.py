@@ -21,6 +21,7 @@ from .values import arrow_type, data_url, json_value, plain_value
 
 SaveMedia = Callable[[str, bytes], None]  # a name below the target, and the bytes
 _ROW_GROUP_BYTES = 1 << 24
+_PREFERENCE = ("prompt", "chosen", "rejected", "completion", "label", "tools")  # columns of its rows
 _ARROW_TYPES = {"input_ids": ("int32", 1), "loss_spans": ("int32", 2)}  # of the schema tokens: dtype and axes
 
 
@@ -77,8 +78,9 @@ class Parquet:
         if self._schema == "messages":
             row["messages"] = _json_of(row["messages"]).decode()
             row["tools"] = _json_of(row["tools"]).decode() if "tools" in row else None
-        if self._schema == "preference":
-            row = {name: _json_of(value).decode() if isinstance(value, list) else value for name, value in row.items()}
+        if self._schema == "preference":  # lists and labels as JSON text, in columns that every row has
+            texts = {name: _json_of(row[name]).decode() for name in _PREFERENCE if name in row}
+            row = {**dict.fromkeys(_PREFERENCE), **row, **texts}
         self._rows.append({name: self._value(name, value) for name, value in row.items()})
         self._num_bytes += sum(_size(value) for value in sample.values())
         if self._num_bytes >= _ROW_GROUP_BYTES:
