@@ -79,7 +79,8 @@ class Parquet:
             row["messages"] = _json_of(row["messages"]).decode()
             row["tools"] = _json_of(row["tools"]).decode() if "tools" in row else None
         if self._schema == "preference":  # lists and labels as JSON text, in columns that every row has
-            texts = {name: _json_of(row[name]).decode() for name in _PREFERENCE if name in row}
+            told = {name: row[name] for name in _PREFERENCE if name in row}
+            texts = {name: said if isinstance(said, str) else _json_of(said).decode() for name, said in told.items()}
             row = {**dict.fromkeys(_PREFERENCE), **row, **texts}
         self._rows.append({name: self._value(name, value) for name, value in row.items()})
         self._num_bytes += sum(_size(value) for value in sample.values())

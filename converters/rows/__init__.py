@@ -13,7 +13,8 @@ content         content of turns -> text and media parts
 tokens, messages, alpaca, prompts, text, image_label, image, columns     the kinds, a file a kind or a family of them
 tags            messages whose keys and speakers have names of their own -> OpenAI's
 llama_factory   rows as LLaMA-Factory's dataset_info.json describes them -> rows of a kind
-preferences     rows whose answers are not all good, which are refused
+preferences     rows whose answers are not all good, as chats; preference_kinds: as answers that are compared
+whole_texts     pairs of texts that begin alike with what they answer
 kept_columns    columns that are kept as they are
 tokenize        samples -> tokens samples, where they are tokenized while they are converted
 """

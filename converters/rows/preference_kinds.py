@@ -17,6 +17,7 @@ from .fields import Columns, Fields, named_alike, unpacked
 from .messages import message_turn
 from .preferences import PAIR, VERDICT_COLUMNS, is_verdict
 from .row_kind import ReadOptions, RowKind
+from .whole_texts import stored_texts
 
 _ASKED: Columns = {
     "prompt": ("prompt", "question", "instruction"),
@@ -37,6 +38,10 @@ def _is_judged(fields: Fields) -> bool:
 
 
 def _read_pair(fields: Fields, options: ReadOptions, media: SampleMedia) -> Sample:
+    if fields.get("prompt") is None and fields.get("messages") is None:
+        texts = [value for name in PAIR if isinstance(value := fields.get(name), str)]
+        if len(texts) == len(PAIR) and not any(_holds_messages(unpacked(text)) for text in texts):
+            return stored_texts(*texts, fields, options)
     roles = {**USUAL_ROLES, **options.roles}
     chosen, rejected = (_said(fields, name, roles) for name in PAIR)
     if chosen == rejected:

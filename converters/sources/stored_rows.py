@@ -46,6 +46,8 @@ def _chat_row(sample: Mapping[str, Any], refer: Refer) -> dict[str, Any]:
 
 def _preference_row(sample: Mapping[str, Any], refer: Refer) -> dict[str, Any]:
     found = read_preference(sample["messages"])
+    if isinstance(found.prompt, str):  # texts have no column for what they begin with
+        return {name: f"{found.prompt}{text}" for name, text in found.answers.items()}
     lists = {"prompt": found.prompt, **found.answers}
     row: dict[str, Any] = {
         "completion" if name == "answer" else name: _messages(messages, sample["media"], refer)
@@ -55,7 +57,7 @@ def _preference_row(sample: Mapping[str, Any], refer: Refer) -> dict[str, Any]:
     return row | said | ({"tools": found.tools} if found.tools else {})
 
 
-def _messages(messages: list[dict[str, Any]], media: bytes, refer: Refer) -> list[dict[str, Any]]:
+def _messages(messages: Any, media: bytes, refer: Refer) -> list[dict[str, Any]]:
     return [
         message | {"content": [_part(part, media, refer) for part in message["content"]]}
         if isinstance(message.get("content"), list)

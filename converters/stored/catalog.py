@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import DataError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
@@ -101,9 +101,10 @@ def read_if_there(storage: Storage, name: str) -> bytes | None:
 
 
 def stored_processor(url: str, tokenizer: str) -> Processor:
-    """What reads the samples of a stored dataset with this tokenizer: texts, or (where it is not known) chats."""
-    is_text = read_catalog(open_storage(url)).schema == "text"
-    return ProcessorConfig(type="text" if is_text else "chat", tokenizer=tokenizer).build()
+    """What reads the samples of a stored dataset with this tokenizer: texts, answers, or (if it is not known) chats."""
+    kinds: dict[str | None, Literal["text", "preference"]] = {"text": "text", "preference": "preference"}
+    kind = kinds.get(read_catalog(open_storage(url)).schema, "chat")
+    return ProcessorConfig(type=kind, tokenizer=tokenizer).build()
 
 
 def own_files(dataset: Mapping[str, Any]) -> list[str]:

@@ -146,8 +146,9 @@ def _measured(processor: Processor, sample: Sample) -> Measured:
 
 def _check_content(sample: Sample, schema: str | None) -> None:
     """DataError for a sample that does not fit its schema."""
-    if schema == "messages":
-        for part in media_parts(read_chat(sample["messages"]).messages, sample["media"]):
+    if schema in ("messages", "preference"):
+        read = read_preference if schema == "preference" else read_chat
+        for part in media_parts(read(sample["messages"]).messages, sample["media"]):
             if part.facts is not None and part.facts != (found := facts_of(part.data, part.kind)):
                 raise DataError(
                     f"a part of type {part.kind!r} says {part.facts}, its media have {found}: convert the dataset again"
@@ -157,8 +158,6 @@ def _check_content(sample: Sample, schema: str | None) -> None:
                     f"a part of type 'video' says {part.sound} of its sound, its media have {heard}: convert the "
                     "dataset again"
                 )
-    elif schema == "preference":
-        read_preference(sample["messages"])
     elif schema == "image":
         found = facts_of(sample["image"], "image")
         said = json.loads(sample["facts"])

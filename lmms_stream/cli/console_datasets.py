@@ -169,6 +169,9 @@ def _print_tokens(sample: SampleView) -> None:
     console.print(Text.assemble(f"{tokens.num_tokens:,} tokens, ", (told, TRAINED_STYLE)))
     text = Text()
     for run in tokens.runs:
+        if run.heading:
+            above = "\n" if text else ""
+            text.append(f"{above}{run.heading}\n", style="bold")
         if run.seen is not None:
             text.append(f"[{visible(sample.seen[run.seen].label)}]", style="blue")
         elif run.trained:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..converters.report import ConvertReport
 
 # Schemas whose samples have tokens, and what `lmms-stream index` needs to count them.
-_COUNTED_BY = {"messages": " --tokenizer PATH", "text": " --tokenizer PATH", "tokens": ""}
+_COUNTED_BY = {**dict.fromkeys(("messages", "preference", "text"), " --tokenizer PATH"), "tokens": ""}
 
 
 def print_summary(target: str, report: ConvertReport) -> None:

@@ -20,14 +20,16 @@ class Options(Protocol):
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
 
 
-def add_options(parser: Options, *, default: str = "what the dataset holds, texts or chats") -> None:
+def add_options(
+    parser: Options, *, default: str = "what the dataset holds, texts, chats or answers to compare"
+) -> None:
     """--processor and --setting. default: the processor without them, in words."""
     parser.add_argument(
         "--processor",
-        choices=("chat", "text", "vision", "audio", "omni", "image", "bagel"),
+        choices=("chat", "text", "vision", "audio", "omni", "image", "bagel", "preference"),
         help="say what reads samples with --tokenizer; vision, audio, omni: chats with media, of which that names a "
         "processor's folder or hub id; image: images that are to be made, without --tokenizer; bagel: chats with "
-        f"images to see and to make; default: {default}",
+        f"images to see and to make; preference: answers to compare; default: {default}",
     )
     parser.add_argument(
         "--setting",

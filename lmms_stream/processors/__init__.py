@@ -11,6 +11,7 @@ conversation    a stored conversation -> its text and tokens, and which of them 
 chat, text      the processors of texts; token_kernels: the compiled loop that fills packs from shards
 media/          bytes of media -> facts and pixels; families/: what is special about a family of models
 image           the processor of images that are to be made; image_settings: how it is set
+preference      the processors of answers to compare; preference_media: of those with media
 placeholders    where media stand in a text
 multimodal      the processor of conversations with media
 blocks          which tokens see which in sequences of texts, images to see and images to make
@@ -20,13 +21,17 @@ bagel_images    images as BAGEL's encoders take them; bagel: the processor of it
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ..errors import ConfigError
 from .bagel_images import BagelSettings
-from .base import Processor
+from .base import Compared, Processor
 from .families.settings import MediaSettings
-from .image_settings import ImageSettings
+from .image_settings import ImageSettings, Objective
+
+if TYPE_CHECKING:
+    from .conversation import Learn
+    from .multimodal import MultimodalProcessor
 
 MEDIA_TYPES = ("vision", "audio", "omni")  # names of one type: the processor's folder says which media it reads
 
@@ -38,18 +43,22 @@ class ProcessorConfig(MediaSettings, ImageSettings):
     type: "chat" renders `messages` with the tokenizer's chat template; "tokens" takes samples that were
     tokenized at conversion; "text" learns all of each `text`; "vision" is "chat" with media, of the kinds that the
     processor at `path` reads, and "audio" and "omni" are other names of it; "image" takes images that are to be made,
-    with their labels; "bagel" makes sequences of texts, images to see and images to make, and bagel is how.
-    tokenizer: a local folder or a hub id, for "chat", "text" and "bagel". path: the same of a processor of
-    transformers', for "vision", and so are the settings of media. learn: for "chat" and "vision", whether all that the
-    assistant says is learnt, or its last message alone, which is what templates allow that change earlier messages
-    (Qwen3's drops their thoughts).
+    with their labels; "bagel" makes sequences of texts, images to see and images to make, and bagel is how;
+    "preference" makes a sequence of each answer that is compared.
+    tokenizer: a local folder or a hub id, for "chat", "text", "bagel" and "preference". path: the same of a processor
+    of transformers', for "vision", and in place of tokenizer for "preference" with media; so are the settings of media.
+    learn: for "chat" and "vision", whether all that the assistant says is learnt, or its last message alone, which is
+    what templates allow that change earlier messages (Qwen3's drops their thoughts). objective: the task that samples
+    are for, of "preference" dpo (the default, pairs) or kto (single answers), of "image" flow_matching (the default of
+    crop "center") or reconstruction (of "random").
     """
 
-    type: Literal["chat", "tokens", "text", "vision", "audio", "omni", "image", "bagel"] = "chat"
+    type: Literal["chat", "tokens", "text", "vision", "audio", "omni", "image", "bagel", "preference"] = "chat"
     tokenizer: str | None = None
     path: str | None = None
     learn: Literal["all", "last"] = "all"
     bagel: BagelSettings | None = None
+    objective: Objective | Compared | None = None
 
     def __post_init__(self) -> None:
         MediaSettings.__post_init__(self)
@@ -59,10 +68,17 @@ class ProcessorConfig(MediaSettings, ImageSettings):
             raise ConfigError(f"processor.bagel is for processor.type bagel, and that is {self.type}: leave bagel out")
         if self.learn != "all" and self.type not in ("chat", *MEDIA_TYPES):
             raise ConfigError(f"processor.learn is for chats, and processor.type is {self.type}: leave learn out")
+        self._check_objective()
         if self.type in MEDIA_TYPES:
             if self.tokenizer is not None:
                 raise ConfigError(
                     f"processor.tokenizer is for texts, and processor.type is {self.type}: name path instead"
+                )
+            return
+        if self.type == "preference" and self.path is not None:
+            if self.tokenizer is not None:
+                raise ConfigError(
+                    "processor.tokenizer and processor.path are both named: path has a tokenizer of its own"
                 )
             return
         for name in ("path", *(field.name for field in fields(MediaSettings))):
@@ -83,23 +99,38 @@ class ProcessorConfig(MediaSettings, ImageSettings):
                     "out"
                 )
 
+    def _check_objective(self) -> None:
+        known = {"image": get_args(Objective), "preference": get_args(Compared)}.get(self.type, ())
+        if self.objective is None or self.objective in known:
+            return
+        remedy = f"choose {' or '.join(known)}" if known else "leave objective out"
+        raise ConfigError(f"processor.type {self.type} has no objective {self.objective}: {remedy}")
+
     def build(self) -> Processor:
         if self.type == "tokens":
             from .text import TokensProcessor
 
             return TokensProcessor()
         if self.type in MEDIA_TYPES:
-            return self._of_media()
+            return self._of_media(learn=self.learn)
         if self.type == "image":
             from .image import ImageProcessor
 
             return ImageProcessor.of(self)
+        if self.type == "preference" and self.path is not None:
+            from .preference_media import MediaPreferenceProcessor
+
+            return MediaPreferenceProcessor(self._of_media(learn="last"), objective=self._compared)
         if not self.tokenizer:
             raise ConfigError("processor.tokenizer is missing: name the folder or hub id of a tokenizer")
         if self.type == "text":
             from .text import TextProcessor
 
             return TextProcessor.from_pretrained(self.tokenizer)
+        if self.type == "preference":
+            from .preference import PreferenceProcessor
+
+            return PreferenceProcessor.from_pretrained(self.tokenizer, objective=self._compared)
         if self.type == "bagel":
             from .bagel import BagelProcessor
 
@@ -108,10 +139,14 @@ class ProcessorConfig(MediaSettings, ImageSettings):
 
         return ChatProcessor.from_pretrained(self.tokenizer, learn=self.learn)
 
-    def _of_media(self) -> Processor:
+    @property
+    def _compared(self) -> Compared:
+        return "kto" if self.objective == "kto" else "dpo"
+
+    def _of_media(self, *, learn: Learn) -> MultimodalProcessor:
         from .multimodal import MultimodalProcessor
 
         if not self.path:
             raise ConfigError("processor.path is missing: name the folder or hub id of a processor of transformers'")
         settings = {field.name: getattr(self, field.name) for field in fields(MediaSettings)}
-        return MultimodalProcessor.from_pretrained(self.path, learn=self.learn, **settings)
+        return MultimodalProcessor.from_pretrained(self.path, learn=learn, **settings)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +100,7 @@ ProcessDrawn = Callable[[Sample, Sequence[int]], Processed]
 
 # What a processor may have besides, as `objective`: the name of the task that its samples are for (train/tasks/
 # registry.py), where that is not causal language modelling. A trainer that is given no task takes it.
+Compared = Literal["dpo", "kto"]  # of answers: which of two is better, or whether one is good
 
 
 # What a processor of media may have besides, as `see_media`: the media of a sample in the order of their tokens, for

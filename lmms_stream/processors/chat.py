@@ -85,10 +85,11 @@ class ChatProcessor:
 
 def _read(sample: Sample) -> Chat:
     """Templates of text models take plain strings: the text of a message's parts is joined."""
-    return Chat.read(sample["messages"], _joined_text)
+    return Chat.read(sample["messages"], joined_text)
 
 
-def _joined_text(parts: Sequence[Mapping[str, Any]]) -> str:
+def joined_text(parts: Sequence[Mapping[str, Any]]) -> str:
+    """The text of a message's parts; DataError for media."""
     kinds = {part["type"] for part in parts} - {"text"}
     if kinds:
         raise DataError(

@@ -36,7 +36,11 @@ class Chat:
     @staticmethod
     def read(stored: str, content: Callable[[Parts], Any]) -> Chat:
         """A sample's `messages`. content: what the template is given of a message's parts."""
-        messages, tools = read_chat(stored)
+        return Chat.of(*read_chat(stored), content)
+
+    @staticmethod
+    def of(messages: list[dict[str, Any]], tools: list[Any] | None, content: Callable[[Parts], Any]) -> Chat:
+        """Of stored messages, which become those of the chat."""
         left_out = []
         for index, message in enumerate(messages):
             if isinstance(message.get("content"), list):
@@ -88,9 +92,9 @@ class Conversations:
             **({"today": TODAY.isoformat()} if "strftime_now" in templates else {}),
         }
 
-    def text(self, chat: Chat) -> str:
-        """DataError for a chat that the template refuses."""
-        return self._render(chat)[0]
+    def text(self, chat: Chat, *, prompt: bool = False) -> str:
+        """prompt: as if the assistant were to go on. DataError for a chat that the template refuses."""
+        return self._template_of(chat).render(chat.messages, chat.tools, prompt=prompt)[0]
 
     def rendered(self, chat: Chat) -> Rendered:
         """DataError besides where what the assistant says cannot be told from the rest."""

@@ -47,8 +47,9 @@ class ImageProcessor:
 
     @staticmethod
     def of(settings: Any) -> ImageProcessor:
-        """settings: with the fields of ImageSettings; what is None has the default of the constructor."""
-        given = {field.name: getattr(settings, field.name) for field in fields(ImageSettings)}
+        """settings: with the fields of ImageSettings, and objective; what is None has the default of the constructor."""
+        names = [*(field.name for field in fields(ImageSettings)), "objective"]
+        given = {name: getattr(settings, name) for name in names}
         return ImageProcessor(**{name: value for name, value in given.items() if value is not None})
 
     @property

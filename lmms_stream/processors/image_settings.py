@@ -15,15 +15,13 @@ Objective = Literal["flow_matching", "reconstruction"]
 class ImageSettings:
     """What an image becomes. image_size: its sides, in pixels. crop: "center", the largest square in its middle, or
     "random", a square of the image whose shorter side is half as long again. flip: half of the images are mirrored.
-    augment_seed: of what is drawn. objective: the task that the images are for (default: of "center" flow_matching,
-    of "random" reconstruction).
+    augment_seed: of what is drawn.
     """
 
     image_size: int | None = None
     crop: Crop | None = None
     flip: bool | None = None
     augment_seed: int | None = None
-    objective: Objective | None = None
 
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 1:

@@ -89,6 +89,20 @@ class MultimodalProcessor:
         """See MeasureMedia."""
         return through([or_error(self._text, sample) for sample in samples], self._measured)
 
+    def prompt_ids(self, sample: Sample) -> NDArray[np.int64]:
+        """int64[T], the tokens of a sample's messages as if the assistant were to go on."""
+        chat, parts = _read(sample)
+        layouts = self._layouts(parts, sample)
+        text = self._conversations.text(chat, prompt=True)
+        self._placeholders.check(text, layouts)
+        filled = self._placeholders.fill(text, layouts)
+        (ids,) = self.tokenizer.ids([filled.text], add_special_tokens=False)
+        return np.repeat(ids.astype(np.int64), self._repeats(ids, filled))
+
+    def is_learnable(self, input_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which tokens do not stand for media."""
+        return ~np.isin(input_ids, self._never_learnt)
+
     def _text(self, sample: Sample) -> _Text:
         chat, parts = _read(sample)
         layouts = self._layouts(parts, sample)

@@ -1,4 +1,4 @@
-"""A stored conversation -> its messages and tools, checked. JSON text in, values out."""
+"""A stored conversation, or answers that are compared -> messages and tools, checked. JSON text in, values out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 from ..errors import DataError
+from ..types import Role
 from .json_text import parsed
 
 _AGAIN = "convert the dataset again"
@@ -32,20 +33,30 @@ def read_chat(stored: str) -> StoredChat:
         raise DataError(f"its messages are not a list of messages: {_AGAIN}")
     for message in messages:
         _check_message(message)
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise DataError(f"its tools are not a list of objects ({str(tools)[:80]!r}): {_AGAIN}")
-    return StoredChat(messages, tools or None)
+    return StoredChat(messages, _checked_tools(tools))
 
 
 class StoredPreference(NamedTuple):
-    """prompt: messages. answers: `chosen` and `rejected`, or `answer` alone, each messages. label: whether `answer` is
-    a good one; None for a pair. tools: their JSON schemas, or None.
+    """prompt: messages. answers: `chosen` and `rejected`, or `answer` alone, each messages; or all of them are texts,
+    which no chat template touches. label: whether `answer` is a good one; None for a pair. tools: their JSON schemas,
+    or None.
     """
 
-    prompt: list[dict[str, Any]]
-    answers: dict[str, list[dict[str, Any]]]
+    prompt: list[dict[str, Any]] | str
+    answers: dict[str, list[dict[str, Any]] | str]
     label: bool | None
     tools: list[dict[str, Any]] | None
+
+    @property
+    def roles(self) -> list[Role]:
+        """What each of the answers is to those who compare them."""
+        return [Role.CHOSEN, Role.REJECTED] if self.label is None else [Role(self.label)]
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Those of the prompt and of the answers, in the order of their media; of texts none."""
+        parts = (self.prompt, *self.answers.values())
+        return [message for part in parts if not isinstance(part, str) for message in part]
 
 
 def read_preference(stored: str) -> StoredPreference:
@@ -56,14 +67,21 @@ def read_preference(stored: str) -> StoredPreference:
         raise DataError(f"its preference is not JSON ({error}): {_AGAIN}") from error
     label = parsed.get("label") if isinstance(parsed, dict) else None
     names = ("prompt", "chosen", "rejected") if label is None else ("prompt", "answer")
-    if not isinstance(parsed, dict) or not all(isinstance(parsed.get(name), list) and parsed[name] for name in names):
+    kind = str if isinstance(parsed, dict) and isinstance(parsed.get("prompt"), str) else list
+    if not isinstance(parsed, dict) or not all(isinstance(parsed.get(name), kind) and parsed[name] for name in names):
         raise DataError(f"it has no prompt with chosen and rejected, or with answer and label: {_AGAIN}")
     if label is not None and not isinstance(label, bool):
         raise DataError(f"its label is {label!r}, not true or false: {_AGAIN}")
-    for name in names:
-        for message in parsed[name]:
-            _check_message(message)
-    return StoredPreference(parsed["prompt"], {name: parsed[name] for name in names[1:]}, label, parsed.get("tools"))
+    for message in (message for name in names if kind is list for message in parsed[name]):
+        _check_message(message)
+    tools = _checked_tools(parsed.get("tools"))
+    return StoredPreference(parsed["prompt"], {name: parsed[name] for name in names[1:]}, label, tools)
+
+
+def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise DataError(f"its tools are not a list of objects ({str(tools)[:80]!r}): {_AGAIN}")
+    return tools or None
 
 
 def _parse(stored: str) -> Any:

@@ -170,6 +170,8 @@ def _tokens(tokens: TokensView, seen: Sequence[SeenView], budget: list[int]) -> 
     yield '<div class="tokens"><pre>'
     shown: set[int] = set()
     for run in tokens.runs:
+        if run.heading:
+            yield f'</pre><div class="role">{_text(run.heading)}</div><pre>'
         if run.seen is None:
             yield f"<mark>{_text(run.text)}</mark>" if run.trained else _text(run.text)
         elif run.seen not in shown:  # a video may have tokens of text between its frames

@@ -22,6 +22,7 @@ from ....processors.media.stored import MediaPart, media_part
 from ....processors.stored_chat import read_chat, read_preference
 from ....processors.text import TextProcessor, TokensProcessor
 from ....types import Processed, Sample
+from .answers import token_parts
 from .seen import SeenView, seen_by
 
 if TYPE_CHECKING:
@@ -95,12 +96,13 @@ class MessageView:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """Text of consecutive tokens that are all trained on, or none of them, or those of a medium, by its number in
-    SampleView.seen.
+    SampleView.seen. heading: what begins with it, "" for nothing new.
     """
 
     text: str
     trained: bool
     seen: int | None = None
+    heading: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,12 +151,13 @@ class Viewer:
         if tokenizer is None:
             return Viewer(schema=schema, processor=processor, tokenizer=None)
         from ....processors.chat import ChatProcessor
+        from ....processors.preference import PreferenceProcessor
         from ....processors.tokenizers import load_tokenizer
 
         loaded = load_tokenizer(tokenizer)
         if processor is None:
-            kind = TextProcessor if schema == TextProcessor.schema else ChatProcessor
-            processor = kind(loaded, source=tokenizer)
+            kinds = {TextProcessor.schema: TextProcessor, PreferenceProcessor.schema: PreferenceProcessor}
+            processor = kinds.get(str(schema), ChatProcessor)(loaded, source=tokenizer)
         return Viewer(schema=schema, processor=processor, tokenizer=loaded)
 
     def view(self, sample: Sample, *, number: int, shard: ShardInfo, num_bytes: int) -> SampleView:
@@ -212,8 +215,10 @@ class Viewer:
                 text=self._text(input_ids[start:stop].tolist()),
                 trained=bool(trained[start]),
                 seen=int(media[start]) if media[start] >= 0 else None,
+                heading=heading if start == first else "",
             )
-            for start, stop in pairwise(edges)
+            for heading, first, last in token_parts(processed)
+            for start, stop in pairwise([first, *(edge for edge in edges if first < edge < last), last])
             if start < stop
         ]
         return TokensView(num_tokens=len(input_ids), num_trained=int(trained.sum()), runs=tuple(runs))
@@ -228,13 +233,15 @@ def _view_preference(sample: Sample, media: list[MediaPart]) -> tuple[tuple[str,
     """Tools and messages of a preference; each message says by its role's name where it belongs."""
     found = read_preference(sample["messages"])
     verdict = {None: "", True: " (good)", False: " (bad)"}[found.label]
-    lists = {"prompt": found.prompt} | {f"{name}{verdict}": answer for name, answer in found.answers.items()}
-    views = tuple(
-        replace(view, role=f"{heading}: {view.role}")
-        for heading, messages in lists.items()
-        for view in (_view_message(message, sample["media"], media) for message in messages)
-    )
-    return tuple(_json(tool) for tool in found.tools or ()), views
+    parts = {"prompt": found.prompt} | {f"{name}{verdict}": answer for name, answer in found.answers.items()}
+    views = []
+    for heading, part in parts.items():
+        if isinstance(part, str):
+            views.append(MessageView(role=heading, blocks=(Block(text=part),)))
+            continue
+        shown = [_view_message(message, sample["media"], media) for message in part]
+        views += [replace(view, role=f"{heading}: {view.role}") for view in shown]
+    return tuple(_json(tool) for tool in found.tools or ()), tuple(views)
 
 
 def _view_message(message: Mapping[str, Any], data: bytes, media: list[MediaPart]) -> MessageView:

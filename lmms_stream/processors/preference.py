@@ -1,0 +1,179 @@
+"""Answers to compare -> tokens: each answer behind a prompt of its own, as TRL's DPO and KTO trainers make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, DataError
+from ..types import Processed, Role, Sample
+from .base import IGNORED_LABEL, Compared, or_error
+from .chat import joined_text
+from .conversation import Chat, Conversations
+from .stored_chat import StoredPreference, read_preference
+from .tokenizers import FastTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class PreferenceProcessor:
+    """The tokens of a prompt with its chosen answer, then of it with its rejected one; or of it with a single answer.
+
+    Chats are rendered by the tokenizer's chat template. Texts have the special tokens that the tokenizer puts around a
+    text, and its end-of-text token behind the answer. What is learnt of a sequence begins where its tokens and those of
+    the prompt alone (a chat's with the template's generation prompt) differ; of a pair, where those of either differ.
+    That is what TRL does. `sequences` are the tokens and the role of each, int64[k, 2]; see Role.
+
+    objective: the task that the samples are for, "dpo" for pairs and "kto" for single answers; it changes no tokens.
+    Samples are never cut, because what is left would no longer be answers to compare.
+
+    ConfigError for a tokenizer that is not a fast one, and for one without a chat template where a sample is a chat, or
+    without an end-of-text token where it is texts.
+    """
+
+    columns = ("messages",)
+    schema = "preference"
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, source: str = "", objective: Compared = "dpo"
+    ):
+        self.tokenizer = FastTokenizer.of(tokenizer, name=source)
+        self.objective = checked_objective(objective)
+        has_template = "default" in self.tokenizer.chat_templates
+        self._conversations = Conversations(self.tokenizer, learn="all") if has_template else None
+
+    @staticmethod
+    def from_pretrained(path: str, *, objective: Compared = "dpo") -> PreferenceProcessor:
+        """A processor with the tokenizer at a local path or hub id."""
+        return PreferenceProcessor(load_tokenizer(path), source=path, objective=objective)
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        chats = self._conversations
+        return {
+            "class": "PreferenceProcessor",
+            "version": 1,
+            **({"tokenizer": self.tokenizer.digest} if chats is None else chats.description),
+            "eos_token": self.tokenizer.special_tokens.get("eos_token"),
+        }
+
+    def measure(self, sample: Sample) -> int:
+        (length,) = self.measure_all([sample])
+        if isinstance(length, DataError):
+            raise length
+        return length
+
+    def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
+        """See MeasureAll."""
+        made = [or_error(self._answers, sample) for sample in samples]
+        texts = [each for each in made if isinstance(each, _Texts)]
+        counted = {
+            is_chat: iter(
+                self.tokenizer.num_tokens(
+                    [text for each in texts if each.is_chat is is_chat for text in each.texts],
+                    add_special_tokens=not is_chat,
+                )
+            )
+            for is_chat in {each.is_chat for each in texts}
+        }
+        return [
+            each if isinstance(each, DataError) else sum(next(counted[each.is_chat]) for _ in each.texts)
+            for each in made
+        ]
+
+    def process(self, sample: Sample) -> Processed:
+        stored = read_preference(sample["messages"])
+        made = self._texts(stored)
+        before = made.prompt if isinstance(made.prompt, str) else self._chats().text(made.prompt, prompt=True)
+        prompt, *answers = self.tokenizer.ids([before, *made.texts], add_special_tokens=not made.is_chat)
+        return sequences_of(prompt, answers, stored.roles)
+
+    def _answers(self, sample: Sample) -> _Texts:
+        return self._texts(read_preference(sample["messages"]))
+
+    def _texts(self, stored: StoredPreference) -> _Texts:
+        if isinstance(stored.prompt, str):
+            end = self._end_of_text()
+            answers = [str(each) for each in stored.answers.values()]
+            return _Texts(
+                stored.prompt, [stored.prompt + each + ("" if each.endswith(end) else end) for each in answers]
+            )
+        chats, prompt = self._chats(), Chat.of(stored.prompt, stored.tools, joined_text)
+        answered = [Chat.of(list(each), stored.tools, joined_text) for each in stored.answers.values()]
+        if any(each.left_out for each in answered):
+            raise DataError(LEFT_OUT)
+        return _Texts(
+            prompt, [chats.text(replace(prompt, messages=prompt.messages + each.messages)) for each in answered]
+        )
+
+    def _chats(self) -> Conversations:
+        if self._conversations is None:
+            raise ConfigError(
+                f"tokenizer {self.tokenizer.name} has no chat template, and the answers are to chats: set "
+                "tokenizer.chat_template and save it, or convert prompts and answers that are texts"
+            )
+        return self._conversations
+
+    def _end_of_text(self) -> str:
+        end = self.tokenizer.special_tokens.get("eos_token")
+        if end is None:
+            raise ConfigError(
+                f"tokenizer {self.tokenizer.name} has no end-of-text token: set tokenizer.eos_token and save it"
+            )
+        return str(end)
+
+
+LEFT_OUT = (
+    "the loss leaves out a message of an answer, and answers are compared as a whole: remove that, or convert without "
+    "--learn last"
+)
+
+
+class _Texts(NamedTuple):
+    """A prompt, and the text of each of its answers behind it."""
+
+    prompt: Chat | str
+    texts: list[str]
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether a template wrote the texts, so that no special tokens are added."""
+        return not isinstance(self.prompt, str)
+
+
+def checked_objective(objective: Compared) -> Compared:
+    """ConfigError for one that is not known."""
+    if objective not in get_args(Compared):
+        raise ConfigError(f"processor.objective must be {' or '.join(get_args(Compared))}, got {objective!r}")
+    return objective
+
+
+def sequences_of(
+    prompt: NDArray[np.integer[Any]], answers: Sequence[NDArray[np.integer[Any]]], roles: Sequence[Role]
+) -> dict[str, Any]:
+    """input_ids and labels int64[T], sequences int64[k, 2]. prompt: its tokens alone; answers: those behind a prompt.
+
+    DataError for an answer that adds no tokens to its prompt.
+    """
+    num_prompt = min(_num_common(prompt, ids) for ids in answers)
+    if any(len(ids) == num_prompt for ids in answers):
+        raise DataError("an answer adds no tokens to its prompt, so nothing would be learnt: remove the row")
+    input_ids = np.concatenate(answers).astype(np.int64)
+    labels, start = input_ids.copy(), 0
+    for ids in answers:
+        labels[start : start + num_prompt] = IGNORED_LABEL
+        start += len(ids)
+    sequences = [(len(ids), role) for ids, role in zip(answers, roles, strict=True)]
+    return {"input_ids": input_ids, "labels": labels, "sequences": np.array(sequences, np.int64)}
+
+
+def _num_common(ids: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> int:
+    """Tokens from the first on that are the same."""
+    num = min(len(ids), len(others))
+    differ = np.flatnonzero(ids[:num] != others[:num])
+    return int(differ[0]) if len(differ) else num
