@@ -21,10 +21,10 @@ def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, An
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     values["schema"] = options.schema.asked
     values.pop("ids")  # the source that they are of knows them
-    values["settings"] = [schema.asked for schema in _schemas(sources, options)[1:]]
+    values["settings"] = [schema.asked for schema in schemas_of(sources, options)[1:]]
     values["processor"] = options.processor and dict(options.processor.description)
     versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
-    return {**values, "sources": described(sources), "code": code_of(_schemas(sources, options)), **versions}
+    return {**values, "sources": described(sources), "code": code_of(schemas_of(sources, options)), **versions}
 
 
 def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
@@ -44,12 +44,12 @@ def check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
 
 def check_code(code: Mapping[str, str], sources: Sequence[Source], options: ConvertOptions) -> None:
     """DataError for code of the user's that was changed meanwhile: some rows may have been given to the old one."""
-    changed = [name for name, now in code_of(_schemas(sources, options)).items() if code[name] != now]
+    changed = [name for name, now in code_of(schemas_of(sources, options)).items() if code[name] != now]
     if changed:
         raise DataError(f"the code of {changed[0]} was changed while rows were given to it: start again once it stays")
 
 
-def _schemas(sources: Sequence[Source], options: ConvertOptions) -> list[SchemaOptions]:
+def schemas_of(sources: Sequence[Source], options: ConvertOptions) -> list[SchemaOptions]:
     """How rows are read: of all sources, then of each that has settings of its own; ConfigError for wrong ones."""
     schemas = [options.schema]
     for source in sources:
