@@ -79,6 +79,7 @@ def test_of_many_sources_some_are_read_evenly_spread(tmp_path: Path) -> None:
 def test_nothing_is_written_anywhere(
     tmp_path: Path, s3_folder: str, chat_processor: ChatProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_cli("--version")  # the server that commands are forked from begins in the usual temporary folder
     for name in ("data", "tmp", "cwd"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
