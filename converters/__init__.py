@@ -2,6 +2,7 @@
 
 options     what is asked of a conversion, checked
 convert     the conversion: sources are read, mapped, encoded and laid into shards
+asked       all that decides what is written, by which a conversion is known again
 again       whether stored samples are stored again as they are
 append      new sources beside those of a dataset that is there
 dry_run     what a conversion would make of the first rows, without writing
@@ -12,7 +13,7 @@ rows/       row -> sample
 media/      references in rows -> bytes of images, audio and video
 writing/    samples -> shards, atomically, restartably
 engines/    what does the work: processes, or workers on a Ray cluster
-exporting/      datasets that are there -> files of rows
+exporting/  datasets that are there -> files of rows
 stored/     datasets that are there: measured, verified, merged, looked at
 """
 

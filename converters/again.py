@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..errors import ConfigError
 from ..processors.base import processor_fingerprint
 from ..storage.storage import Storage
+from .asked import schemas_of
 from .options import ConvertOptions
 from .rows.options import SchemaOptions
 from .sources.mds import StoredSource
@@ -25,8 +26,7 @@ def check_targets(sources: Sequence[Source], targets: Sequence[Storage]) -> None
 
 def carried_over(sources: Sequence[Source], options: ConvertOptions) -> list[str]:
     """Fingerprints of lengths indexes that are carried over, because samples are stored as they are."""
-    asked = [options.schema, *(options.schema.changed(source.settings) for source in sources if source.settings)]
-    is_again = all(each == SchemaOptions() for each in asked) and not options.tokenize
+    is_again = all(each == SchemaOptions() for each in schemas_of(sources, options)) and not options.tokenize
     return carried_fingerprints(sources) if is_again else []
 
 

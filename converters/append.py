@@ -16,7 +16,8 @@ from typing import Any
 from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME
 from ..storage.storage import Storage, open_storage
-from .convert import Progress, asked_of, convert_sources, described, folders_of, look
+from .asked import asked_of, described
+from .convert import Progress, convert_sources, folders_of, look
 from .engines.engine import RAY_TIMEOUT_S, open_engine
 from .options import ConvertOptions
 from .report import ConvertReport

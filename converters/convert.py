@@ -6,11 +6,10 @@ work was ended and begun again.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,17 @@ from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
 from ..version import VERSION
 from .again import carried_over, check_targets, measures
+from .asked import asked_of, check_code, check_unchanged, described
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport, report_of
 from .rows import schemas
-from .rows.mapper import ROWS_VERSION, Mapper
-from .rows.options import SchemaOptions
-from .rows.user_functions import NamedOrFunction, code_of, with_functions
+from .rows.mapper import Mapper
+from .rows.user_functions import NamedOrFunction, with_functions
 from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
 from .sources.specs import Spec
-from .sources.units import CUT_VERSION, Source
+from .sources.units import Source
 from .weighted import convert_parts, weighted_parts
 from .writing.carried import Origins, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
@@ -178,8 +177,8 @@ def convert_sources(
         measured = options if measures(options, carried) else replace(options, processor=None)
         reading, laying = _write_shards(opened, measured, begun, workers, num_workers, progress, columns)
         check_processor(options.processor, reading.mapper)
-        _check_unchanged(opened, look(scratch))
-        _check_code(asked["code"], opened, options)
+        check_unchanged(opened, look(scratch))
+        check_code(asked["code"], opened, options)
         num_cut = [
             _commit(begun, output, laying, reading, measured, opened, asked, carried) for output in laying.outputs
         ]
@@ -243,50 +242,6 @@ def _check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | Non
             f"{source} gives samples with {found}, and those of the dataset have {there}: convert it to a target of "
             "its own, or say what its rows are with --kind, --columns and --keep"
         )
-
-
-def _check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
-    """DataError for a source that was written to while it was read: some of its rows may be old and some new."""
-    then, after = described(sources), described(now)
-    known = {json.dumps(each, sort_keys=True) for each in after}
-    changed = [each for each in then if json.dumps(each, sort_keys=True) not in known] or after[len(then) :]
-    if changed:
-        raise DataError(f"{changed[0]['name']} was changed while it was read: start again once nobody writes to it")
-
-
-def _check_code(code: Mapping[str, str], sources: Sequence[Source], options: ConvertOptions) -> None:
-    """DataError for code of the user's that was changed meanwhile: some rows may have been given to the old one."""
-    changed = [name for name, now in code_of(_schemas(sources, options)).items() if code[name] != now]
-    if changed:
-        raise DataError(f"the code of {changed[0]} was changed while rows were given to it: start again once it stays")
-
-
-def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:
-    """All that decides what is written, as JSON values: a run goes on where another was ended if these are equal."""
-    values = {each.name: getattr(options, each.name) for each in fields(options)}
-    values["schema"] = options.schema.asked
-    values.pop("ids")  # the source that they are of knows them
-    values["settings"] = [schema.asked for schema in _schemas(sources, options)[1:]]
-    values["processor"] = options.processor and dict(options.processor.description)
-    versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
-    return {**values, "sources": described(sources), "code": code_of(_schemas(sources, options)), **versions}
-
-
-def _schemas(sources: Sequence[Source], options: ConvertOptions) -> list[SchemaOptions]:
-    """How rows are read: of all sources, then of each that has settings of its own; ConfigError for wrong ones."""
-    schemas = [options.schema]
-    for source in sources:
-        try:
-            schemas += [options.schema.changed(source.settings)] if source.settings else []
-        except ConfigError as error:
-            raise ConfigError(f"{source.name}: {error}") from error
-    return schemas
-
-
-def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """What tells sources, their content, and slices of them apart, as JSON values."""
-    slices = ({"rows": [each.rows.start, each.rows.stop]} if each.rows != slice(None) else {} for each in sources)
-    return [{**each.identity, "name": each.name, **rows} for each, rows in zip(sources, slices, strict=True)]
 
 
 def _commit(

@@ -28,6 +28,7 @@ import psutil
 
 ROOT = Path(__file__).parent.parent
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, as torchrun gives
+TOGETHER_S = 1.0  # from the end of one rank, with an error, to SIGTERM for the others
 PROCESSES: ForkServerContext = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.preloaded"])
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}  # of child processes
@@ -51,7 +52,9 @@ class Job:
         deadline = time.monotonic() + timeout_s
         while (status := self.poll()) is None:
             if any(process.exitcode for process in self.processes):
-                self._terminate()
+                # Others may be about to end by themselves with the same status, as those do that were told to stop.
+                if not self._wait_for_one(TOGETHER_S):
+                    self._terminate()
             elif not self._wait_for_one(deadline - time.monotonic()):
                 states = "\n".join(self._states())
                 self.send_signal(signal.SIGUSR2)  # faulthandler writes to stderr where each of its threads stands

@@ -6,7 +6,7 @@ lists           YAML lists -> specs with settings; dataset_info: LLaMA-Factory's
 listing         which files of a folder are data
 splits          which of them are of one split
 detect          what a file holds, by its name and its first bytes
-sources         what specs name, opened
+sources         what specs name, opened; opener: what one spec names
 python_rows     rows that a program holds: its iterables, and datasets of the library `datasets`
 files           files that rows lie in, on this machine or in a store
 table_source    a source whose rows are a table, fetched and opened when its turn comes

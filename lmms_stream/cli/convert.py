@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .command import add_command
-from .processor import PAIRS, add_options, chosen_processor
+from .convert_options import add_arguments, kinds_and_roles
+from .processor import PAIRS, chosen_processor
 from .repeated import one_value_each
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ DESCRIPTION = "Write datasets of any kind as MDS shards; the same command goes o
 
 def add_commands(commands: Commands) -> None:
     parser = add_command(commands, "convert", _run, DESCRIPTION, example=EXAMPLES)
-    parser.more = _kinds_and_roles
-    _add_arguments(parser)
+    parser.more = kinds_and_roles
+    add_arguments(parser)
 
 
 def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
@@ -42,236 +41,10 @@ def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
     if arguments[:1] != ["convert"]:
         return one_value_each(arguments, flags=(), pairs=PAIRS, lists={}, num_positional=0)
     parser = argparse.ArgumentParser()
-    _add_arguments(parser)
+    add_arguments(parser)
     flags = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
     pairs = ("--columns", "--roles", "--tags", "--split", *PAIRS)
     return ["convert", *one_value_each(arguments[1:], flags=flags, pairs=pairs, lists={"--keep": ""}, num_positional=2)]
-
-
-def _kinds_and_roles() -> str:
-    """What --kind, --columns and --roles may name."""
-    from ..converters.rows.chat import ROLES
-    from ..converters.rows.kinds import COLUMN_ROLES, KINDS
-
-    width = max(map(len, KINDS))
-    kinds = (f"  {name:{width}}  {kind.needed or 'only where it is asked for'}" for name, kind in KINDS.items())
-    return "\n".join(
-        [
-            "kinds of rows (--kind), and the columns that one is found by:",
-            *kinds,
-            "\nroles of columns (--columns ROLE=COLUMN):",
-            fill(", ".join(COLUMN_ROLES), width=78, initial_indent="  ", subsequent_indent="  "),
-            "\nroles of speakers (--roles NAME=ROLE):",
-            f"  {', '.join(ROLES)}\n",
-        ]
-    )
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "sources",
-        nargs="+",
-        metavar="SOURCE",
-        help="read files, folders, globs, s3://bucket/prefix, hf:DATASET, MDS datasets, a YAML list of datasets, "
-        "LLaMA-Factory's dataset_info.json#NAME; path@[0:1000] is a slice",
-    )
-    parser.add_argument("target", metavar="TARGET", help="write to a folder or a URL such as s3://bucket/prefix")
-    parser.add_argument("--overwrite", action="store_true", help="replace the dataset, or half of one, at the target")
-    parser.add_argument("--workers", type=int, metavar="N", help="use N processes; default: one for each core")
-    parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep in FOLDER what a later run goes on with")
-    _add_growth(parser)
-    _add_engine(parser.add_argument_group("what does the work"))
-    _add_rows(parser.add_argument_group("what the rows are (found out, unless it is said)"))
-    _add_csv(parser.add_argument_group("how CSV and TSV are written"))
-    _add_media(parser.add_argument_group("media"))
-    _add_written(parser.add_argument_group("what is written"))
-    _add_tokens(parser.add_argument_group("tokens"))
-    _add_user_code(parser.add_argument_group("which rows, and what is made of them"))
-
-
-Group = argparse._ArgumentGroup  # argparse gives it no public name
-
-
-def _add_growth(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--append",
-        action="store_true",
-        help="write the sources that the dataset at TARGET was not converted from yet beside its shards, and one index "
-        "over both; options are to be those that it was converted with",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="read the first 10,000 rows, show what would be stored of them, and how large and how long all of it will "
-        "be; write nothing",
-    )
-
-
-def _add_engine(group: Group) -> None:
-    from ..converters.engines.engine import ENGINES, RAY_TIMEOUT_S
-
-    group.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default=ENGINES[0],
-        help="use processes of this machine, or workers on a Ray cluster, as many as it has CPUs; then all nodes must "
-        "see --work, local sources and media, the tokenizer and a local TARGET under the same paths (object stores: "
-        "each node needs access)",
-    )
-    group.add_argument(
-        "--ray-address",
-        metavar="HOST:PORT",
-        help="join the cluster that runs there, or with auto this node's; default: RAY_ADDRESS, or a cluster of this "
-        "machine, started for the command and removed with its logs",
-    )
-    group.add_argument(
-        "--ray-timeout",
-        type=float,
-        default=RAY_TIMEOUT_S,
-        metavar="SECONDS",
-        help="wait so long for the cluster to answer, and for a first worker to start; default: %(default)g",
-    )
-
-
-def _add_rows(group: Group) -> None:
-    group.add_argument("--format", help="read all sources as this: jsonl, json, csv, tsv, parquet, arrow, …")
-    group.add_argument(
-        "--kind",
-        "--schema",
-        dest="kind",
-        metavar="KIND",
-        help="read all rows as of this kind: messages, sharegpt, alpaca, prompt-response, text, tokens, …",
-    )
-    group.add_argument(
-        "--columns", action="append", default=[], metavar="ROLE=COLUMN", help="name columns that have unusual names"
-    )
-    group.add_argument(
-        "--keep",
-        nargs="?",
-        const="",
-        action="append",
-        metavar="COLUMN",
-        help="keep COLUMN as it is (repeat it for others), or without COLUMN all; COLUMN:json where values may be null "
-        "or of several types",
-    )
-    group.add_argument("--system", metavar="TEXT", help="give TEXT to conversations without a system prompt")
-    group.add_argument(
-        "--roles",
-        action="append",
-        default=[],
-        metavar="NAME=ROLE",
-        help="say who a speaker is that the data calls NAME",
-    )
-    group.add_argument(
-        "--tags",
-        action="append",
-        default=[],
-        metavar="TAG=NAME",
-        help="say what keys of a message and its speakers are called, by LLaMA-Factory's tags: role_tag=from "
-        "content_tag=value user_tag=human assistant_tag=gpt",
-    )
-    group.add_argument(
-        "--learn",
-        choices=("assistant", "last", "each"),
-        default="assistant",
-        help="learn all messages of the assistant, or the last one, or make a sample for each, which ends with it; "
-        "default: %(default)s",
-    )
-    group.add_argument(
-        "--on-error",
-        choices=("fail", "skip"),
-        default="fail",
-        help="end at a row that does not fit, or leave it out and count it; default: %(default)s",
-    )
-
-
-def _add_csv(group: Group) -> None:
-    group.add_argument(
-        "--delimiter",
-        metavar="CHARACTER",
-        help="take CHARACTER, or tab, for what stands between fields; default: comma in CSV, tab in TSV",
-    )
-    group.add_argument(
-        "--quote",
-        metavar="QUOTE",
-        help="take QUOTE for what fields may stand in: none, double, or a character; default: double in CSV, none in "
-        "TSV",
-    )
-    group.add_argument("--encoding", metavar="NAME", help="decode as NAME: latin-1, utf-16, …; default: utf-8")
-
-
-def _add_media(group: Group) -> None:
-    group.add_argument(
-        "--media-root", metavar="FOLDER", help="start paths of media from FOLDER; default: where their source lies"
-    )
-    group.add_argument("--max-image-pixels", type=int, metavar="N", help="make images of more than N pixels smaller")
-    group.add_argument(
-        "--check-media",
-        choices=("header", "decode"),
-        default="header",
-        help="read headers alone, where they tell what is stored of media, or decode all to find what is broken; "
-        "default: %(default)s",
-    )
-
-
-def _add_written(group: Group) -> None:
-    _add_sizes(group)
-    group.add_argument("--compression", metavar="KIND", help="compress shards as zstd, zstd:7, gz, …")
-    group.add_argument("--limit", type=int, metavar="N", help="write N samples at most")
-    group.add_argument("--shuffle-seed", type=int, metavar="SEED", help="put all samples in the random order of SEED")
-    group.add_argument(
-        "--split",
-        action="append",
-        metavar="NAME=SHARE",
-        help="write several datasets below the target: --split train=0.99 validation=0.01",
-    )
-    group.add_argument(
-        "--split-seed", type=int, default=0, metavar="SEED", help="draw the splits by SEED; default: %(default)s"
-    )
-
-
-def _add_sizes(group: Group) -> None:
-    group.add_argument("--shard-size", metavar="BYTES", help="fill shards up to BYTES; default: 64mb")
-    group.add_argument("--num-shards", type=int, metavar="N", help="write N shards of equally many samples")
-    group.add_argument(
-        "--samples-per-shard", type=int, metavar="N", help="write shards of N samples, the last of fewer"
-    )
-    group.add_argument(
-        "--ids",
-        metavar="FILE",
-        help="take the samples of an MDS dataset whose ids stand in FILE, one a line or as a .npy array",
-    )
-
-
-def _add_tokens(group: Group) -> None:
-    group.add_argument(
-        "--tokenizer", metavar="PATH", help="measure samples with it (a folder or hub id), for a lengths index"
-    )
-    add_options(group, default="chat")
-    group.add_argument("--tokenize", action="store_true", help="store tokens and loss spans instead of the samples")
-    group.add_argument("--min-tokens", type=int, metavar="N", help="leave out samples of fewer tokens, and count them")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="leave out samples of more tokens, and count them")
-
-
-def _add_user_code(group: Group) -> None:
-    group.add_argument(
-        "--filter",
-        metavar="MODULE:FUNCTION",
-        help="take the rows alone of which your function says True; it is given each row as a dict, and its module is "
-        "found from the current folder, or named as path/to/file.py:function",
-    )
-    group.add_argument(
-        "--map",
-        metavar="MODULE:FUNCTION",
-        help="read what your function makes of each row that is taken: a row (a dict), several (a list), or None to "
-        "leave it out",
-    )
-    group.add_argument(
-        "--dedup",
-        choices=("exact",),
-        help="leave out samples of which all that is stored equals an earlier one's, and count them; takes 16 bytes of "
-        "memory a sample",
-    )
 
 
 def _run(options: argparse.Namespace) -> int:

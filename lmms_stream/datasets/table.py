@@ -43,6 +43,7 @@ OURS = {
     "on_error": "fail: a row that does not fit ends the run, by name; skip: it is left out, counted and listed",
     "remote": "folder or URL of shards, for a dataset without dataset_type",
     "local": "folder of this node where copies of remote shards lie",
+    "num_parts": "read a dataset that has grown (`convert --append`) as it was with so many parts",
     "processor": "our own section, instead of processor_config",
     "packing_mode": "auto, plan or lanes",
     "packing_window": "samples that are packed together",

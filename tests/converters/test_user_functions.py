@@ -110,7 +110,7 @@ def test_the_command_takes_functions_of_the_current_folder(rows: Path) -> None:
     result = run_cli(*command, "--workers", "2")
     assert result.returncode == 0, result.stderr
     assert texts("out") == [f"text {n}!" for n in range(99, NUM_ROWS, 100)]
-    assert "left out by filter │ 990" in result.stdout
+    assert "990 rows that --filter left out" in result.stdout
 
 
 def test_the_kind_is_that_of_the_rows_that_the_map_makes(rows: Path) -> None:

@@ -201,7 +201,6 @@ def test_patches_cut_short_are_refused(tmp_path: Path) -> None:
     [
         ("patches_hash", "../x", r"its patches_hash '\.\./x' is not 32 hexadecimal digits"),
         ("num_tokens_of", {}, "'text'"),
-        ("num_tokens_of", None, "NoneType"),
     ],
 )
 def test_a_description_that_says_no_sound_things_of_patches_is_refused(

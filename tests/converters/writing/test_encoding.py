@@ -42,7 +42,7 @@ def shards(format: ShardFormat, encoded: Sequence[bytes]) -> list[tuple[int, byt
     """The samples and the bytes of each shard, as an output cuts them."""
     everything = b"".join(encoded)
     sizes = np.array([len(each) for each in encoded], np.int64)
-    rows = np.stack([np.zeros_like(sizes), np.cumsum(sizes) - sizes, sizes], axis=1)
+    rows = np.stack([np.zeros_like(sizes), np.cumsum(sizes) - sizes, sizes, np.arange(len(sizes))], axis=1)
     output = Output(number=0, format=format)
     half = len(rows) // 2
     tasks: list[ShardTask] = [*output.add(rows[:half], None), *output.add(rows[half:], None), *output.finish()]

@@ -1,0 +1,60 @@
+"""All that decides what a conversion writes, by which it is known again; and whether it changed meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ..errors import ConfigError, DataError
+from ..version import VERSION
+from .options import ConvertOptions
+from .rows.mapper import ROWS_VERSION
+from .rows.options import SchemaOptions
+from .rows.user_functions import code_of
+from .sources.units import CUT_VERSION, Source
+
+
+def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:
+    """All that decides what is written, as JSON values: a run goes on where another was ended if these are equal."""
+    values = {each.name: getattr(options, each.name) for each in fields(options)}
+    values["schema"] = options.schema.asked
+    values.pop("ids")  # the source that they are of knows them
+    values["settings"] = [schema.asked for schema in schemas_of(sources, options)[1:]]
+    values["processor"] = options.processor and dict(options.processor.description)
+    versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
+    return {**values, "sources": described(sources), "code": code_of(schemas_of(sources, options)), **versions}
+
+
+def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """What tells sources, their content, and slices of them apart, as JSON values."""
+    slices = ({"rows": [each.rows.start, each.rows.stop]} if each.rows != slice(None) else {} for each in sources)
+    return [{**each.identity, "name": each.name, **rows} for each, rows in zip(sources, slices, strict=True)]
+
+
+def check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:
+    """DataError for a source that was written to while it was read: some of its rows may be old and some new."""
+    then, after = described(sources), described(now)
+    known = {json.dumps(each, sort_keys=True) for each in after}
+    changed = [each for each in then if json.dumps(each, sort_keys=True) not in known] or after[len(then) :]
+    if changed:
+        raise DataError(f"{changed[0]['name']} was changed while it was read: start again once nobody writes to it")
+
+
+def check_code(code: Mapping[str, str], sources: Sequence[Source], options: ConvertOptions) -> None:
+    """DataError for code of the user's that was changed meanwhile: some rows may have been given to the old one."""
+    changed = [name for name, now in code_of(schemas_of(sources, options)).items() if code[name] != now]
+    if changed:
+        raise DataError(f"the code of {changed[0]} was changed while rows were given to it: start again once it stays")
+
+
+def schemas_of(sources: Sequence[Source], options: ConvertOptions) -> list[SchemaOptions]:
+    """How rows are read: of all sources, then of each that has settings of its own; ConfigError for wrong ones."""
+    schemas = [options.schema]
+    for source in sources:
+        try:
+            schemas += [options.schema.changed(source.settings)] if source.settings else []
+        except ConfigError as error:
+            raise ConfigError(f"{source.name}: {error}") from error
+    return schemas
