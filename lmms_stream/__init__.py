@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .processors.base import Processor as Processor
     from .processors.chat import ChatProcessor as ChatProcessor
     from .processors.multimodal import MultimodalProcessor as MultimodalProcessor
+    from .processors.preference import PreferenceProcessor as PreferenceProcessor
+    from .processors.preference_media import MediaPreferenceProcessor as MediaPreferenceProcessor
     from .processors.text import TextProcessor as TextProcessor
     from .processors.text import TokensProcessor as TokensProcessor
     from .storage.fetch_config import FetchConfig as FetchConfig
@@ -59,6 +61,7 @@ _HOME = {
     "FetchConfig": "storage.fetch_config",
     "LengthIndex": "mds.lengths",
     "LmmsStreamError": "errors",
+    "MediaPreferenceProcessor": "processors.preference_media",
     "ModelConfig": "train.model.build",
     "MultimodalProcessor": "processors.multimodal",
     "OrderConfig": "plan.order",
@@ -69,6 +72,7 @@ _HOME = {
     "PackedStreamingDataset": "mds.packed",
     "PackingConfig": "plan.packing",
     "Packs": "plan.packing",
+    "PreferenceProcessor": "processors.preference",
     "Processor": "processors.base",
     "ProcessorConfig": "processors",
     "RunConfig": "train.run_config",

@@ -39,9 +39,9 @@ def _is_judged(fields: Fields) -> bool:
 
 def _read_pair(fields: Fields, options: ReadOptions, media: SampleMedia) -> Sample:
     if fields.get("prompt") is None and fields.get("messages") is None:
-        texts = [value for name in PAIR if isinstance(value := fields.get(name), str)]
-        if len(texts) == len(PAIR) and not any(_holds_messages(unpacked(text)) for text in texts):
-            return stored_texts(*texts, fields, options)
+        chosen, rejected = (fields.get(name) for name in PAIR)
+        if all(isinstance(said, str) and not _holds_messages(unpacked(said)) for said in (chosen, rejected)):
+            return stored_texts(chosen, rejected, fields, options)
     roles = {**USUAL_ROLES, **options.roles}
     chosen, rejected = (_said(fields, name, roles) for name in PAIR)
     if chosen == rejected:
@@ -110,8 +110,8 @@ def _store(
         if name != "prompt":
             _check_answer(name, turns, last_only=options.learn == "last")
     waiting = {kind: fields.references(role) for kind, role in MEDIA_ROLES.items() if fields.column(role)}
-    turns = iter(store_content([turn for each in parts.values() for turn in each], waiting, media, in_front=True))
-    stored: dict[str, Any] = {name: [next(turns) for _ in each] for name, each in parts.items()} | {**said}
+    told = iter(store_content([turn for each in parts.values() for turn in each], waiting, media, in_front=True))
+    stored: dict[str, Any] = {name: [next(told) for _ in each] for name, each in parts.items()} | {**said}
     tools = read_tools(fields)
     text = json_of({**stored, "tools": tools} if tools else stored)
     return {"messages": text, "media": media.data}

@@ -102,7 +102,7 @@ def read_if_there(storage: Storage, name: str) -> bytes | None:
 
 def stored_processor(url: str, tokenizer: str) -> Processor:
     """What reads the samples of a stored dataset with this tokenizer: texts, answers, or (if it is not known) chats."""
-    kinds: dict[str | None, Literal["text", "preference"]] = {"text": "text", "preference": "preference"}
+    kinds: dict[str | None, Literal["chat", "text", "preference"]] = {"text": "text", "preference": "preference"}
     kind = kinds.get(read_catalog(open_storage(url)).schema, "chat")
     return ProcessorConfig(type=kind, tokenizer=tokenizer).build()
 

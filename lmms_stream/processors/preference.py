@@ -104,7 +104,9 @@ class PreferenceProcessor:
                 stored.prompt, [stored.prompt + each + ("" if each.endswith(end) else end) for each in answers]
             )
         chats, prompt = self._chats(), Chat.of(stored.prompt, stored.tools, joined_text)
-        answered = [Chat.of(list(each), stored.tools, joined_text) for each in stored.answers.values()]
+        answered = [
+            Chat.of(each, stored.tools, joined_text) for each in stored.answers.values() if not isinstance(each, str)
+        ]
         if any(each.left_out for each in answered):
             raise DataError(LEFT_OUT)
         return _Texts(

@@ -94,7 +94,7 @@ def _chat(stored: StoredPreference, messages: Any, sample: Sample) -> Sample:
 
 def _summed(found: Sequence[Measured | DataError]) -> Measured | DataError:
     error = next((each for each in found if isinstance(each, DataError)), None)
-    return error or Measured(*(sum(values) for values in zip(*found, strict=True)))  # type: ignore[arg-type]
+    return error or Measured(*(sum(values) for values in zip(*found, strict=True)))
 
 
 def _behind_each_other(values: Sequence[Any], *, axis: int) -> Any:

@@ -16,7 +16,7 @@ from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.loader.collate import collate
 from lmms_stream.processors import ProcessorConfig
-from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
+from lmms_stream.processors.base import IGNORED_LABEL, Measured, processor_fingerprint
 from lmms_stream.processors.preference import PreferenceProcessor
 from lmms_stream.processors.preference_media import MediaPreferenceProcessor
 from lmms_stream.types import Processed, Sample
@@ -245,8 +245,10 @@ def test_each_answer_has_the_media_of_its_prompt(family: str, tmp_path: Path) ->
     assert processor.tokenizer.decode(made["labels"][learnt]) == "A chart<|im_end|>\nNo picture<|im_end|>\n"
     facts = {name: value for name, value in sample.items() if name != "media"}
     (measured,) = processor.measure_media([facts])
+    assert isinstance(measured, Measured)
     assert measured.tokens == total == processor.measure(sample)
     (of_one,) = processor.processor.measure_media([_chats(sample)[0]])
+    assert isinstance(of_one, Measured)
     assert (measured.patches, measured.image_tokens) == (2 * of_one.patches, 2 * of_one.image_tokens)
     seen = processor.see_media(sample)
     assert len(seen) == 4
