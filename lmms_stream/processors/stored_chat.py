@@ -29,6 +29,8 @@ def read_chat(stored: str) -> StoredChat:
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"its messages are not JSON ({error}): {_AGAIN}") from error
     messages, tools = (parsed.get("messages"), parsed.get("tools")) if isinstance(parsed, dict) else (parsed, None)
+    if isinstance(parsed, dict) and "prompt" in parsed:
+        raise DataError("it holds answers that are compared, and is read as a chat: take the processor preference")
     if not isinstance(messages, list) or not messages:
         raise DataError(f"its messages are not a list of messages: {_AGAIN}")
     for message in messages:
@@ -69,7 +71,10 @@ def read_preference(stored: str) -> StoredPreference:
     names = ("prompt", "chosen", "rejected") if label is None else ("prompt", "answer")
     kind = str if isinstance(parsed, dict) and isinstance(parsed.get("prompt"), str) else list
     if not isinstance(parsed, dict) or not all(isinstance(parsed.get(name), kind) and parsed[name] for name in names):
-        raise DataError(f"it has no prompt with chosen and rejected, or with answer and label: {_AGAIN}")
+        raise DataError(
+            f"it has no prompt with chosen and rejected, or with answer and label: {_AGAIN}, or take the processor of "
+            "what it holds"
+        )
     if label is not None and not isinstance(label, bool):
         raise DataError(f"its label is {label!r}, not true or false: {_AGAIN}")
     for message in (message for name in names if kind is list for message in parsed[name]):

@@ -17,6 +17,7 @@ from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.loader.collate import collate
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import IGNORED_LABEL, Measured, processor_fingerprint
+from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.preference import PreferenceProcessor
 from lmms_stream.processors.preference_media import MediaPreferenceProcessor
 from lmms_stream.types import Processed, Sample
@@ -177,6 +178,12 @@ def test_samples_that_are_torn_are_told(stored: str, message: str, tokenizer: Pa
     processor = PreferenceProcessor.from_pretrained(str(tokenizer))
     with pytest.raises(DataError, match=message):
         processor.process({"messages": stored})
+
+
+def test_answers_that_are_read_as_chats_name_their_processor(chat_processor: ChatProcessor) -> None:
+    (sample, *_) = samples(PAIRS["messages behind a prompt"])
+    with pytest.raises(DataError, match="it holds answers that are compared, and is read as a chat: take the proc"):
+        chat_processor.measure(sample)
 
 
 def test_an_answer_that_adds_no_tokens_is_told(tokenizer: Path) -> None:
