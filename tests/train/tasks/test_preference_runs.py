@@ -55,9 +55,9 @@ def test_a_runs_file_trains_on_stored_preferences(objective: str, tokenizer: Pat
     assert second["loss"] != first["loss"]
 
 
-@pytest.mark.parametrize("overlong", ["truncate", "split"])
-def test_a_run_that_would_cut_answers_does_not_begin(overlong: str, tokenizer: Path, tmp_path: Path) -> None:
-    path = write_run(tmp_path, tokenizer, objective="dpo", overlong=overlong, packing_length=16)
+@pytest.mark.parametrize(("overlong", "mode"), [("truncate", "plan"), ("split", "lanes")])
+def test_a_run_that_would_cut_answers_does_not_begin(overlong: str, mode: str, tokenizer: Path, tmp_path: Path) -> None:
+    path = write_run(tmp_path, tokenizer, objective="dpo", overlong=overlong, packing_mode=mode, packing_length=16)
     with pytest.raises(ConfigError, match=f"overlong is {overlong}, and samples for dpo are .* set overlong to drop"):
         trainer_of(path)
 
