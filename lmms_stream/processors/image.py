@@ -47,7 +47,7 @@ class ImageProcessor:
 
     @staticmethod
     def of(settings: Any) -> ImageProcessor:
-        """settings: with the fields of ImageSettings, and objective; what is None has the default of the constructor."""
+        """settings: with the fields of ImageSettings and objective; what is None has the default of the constructor."""
         names = [*(field.name for field in fields(ImageSettings)), "objective"]
         given = {name: getattr(settings, name) for name in names}
         return ImageProcessor(**{name: value for name, value in given.items() if value is not None})

@@ -64,4 +64,4 @@ def test_what_is_learnt_of_answers_is_shown_below_the_prompt(tokenizer: Path, tm
     assert '<div class="role">chosen, a sequence of' in page.read_text()
     run_cli("index", target, "--tokenizer", str(tokenizer))
     assert not verify_dataset(target, deep=True, processor=PreferenceProcessor.from_pretrained(str(tokenizer))).problems
-    assert "1 pack" in run_cli("plan", target, "--packing-length", "256").stdout
+    assert "spilled packs" in run_cli("plan", target, "--packing-length", "256").stdout
