@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from ..plan.lanes import default_lanes
 from ..plan.order import OrderConfig, default_canonical_nodes, in_stored_order
 from ..plan.pack_plan import PackPlan
 from ..plan.packing import PackingConfig
-from ..processors.base import Processor
+from ..processors.base import Compared, Processor
 from ..processors.measured import measured_columns
 from ..storage.fetch_config import FetchConfig
 from ..storage.room import CacheRoom, least_room
@@ -199,8 +199,15 @@ class PackedDataset:
 
     @property
     def needed_packing(self) -> PackingConfig:
+        """ConfigError where there is none, and where it would cut samples that are answers to compare."""
         if self.packing is None:
             raise ConfigError("packs need packing: give the dataset a PackingConfig (packing_length)")
+        objective = getattr(self.processor, "objective", None)
+        if self.packing.overlong in ("truncate", "split") and objective in get_args(Compared):
+            raise ConfigError(
+                f"overlong is {self.packing.overlong}, and samples for {objective} are answers to compare, which are "
+                "never cut: set overlong to drop or error"
+            )
         return self.packing
 
     def length_index(self) -> LengthIndex:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from lmms_stream.errors import CheckpointError, ConfigError, DataError
 from lmms_stream.loader.collate import collate, join
+from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.plan.packing import Overlong
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.train.habits.collators import CollatorAdapter
@@ -217,9 +219,13 @@ def test_samples_that_were_not_measured_are_named() -> None:
 
 @pytest.mark.parametrize("overlong", ["truncate", "split"])
 def test_a_pair_is_never_cut(folder: Path, overlong: Overlong) -> None:
+    """A processor that names no objective is known by its samples alone."""
     data = dataset_of(folder / "data", packing_length=16, overlong=overlong)
-    with pytest.raises(DataError, match=r"its sequences have \d+ tokens, more than a pack holds, and they must"):
+    with pytest.raises(ConfigError, match=f"overlong is {overlong}, and samples for dpo are answers to compare"):
         trainer_of(folder, train_dataset=data, max_steps=6).train()
+    unnamed = dataset_of(folder / "data", objective="", packing_length=16, overlong=overlong)
+    with pytest.raises(DataError, match=r"its sequences have \d+ tokens, more than a pack holds, and they must"):
+        list(islice(PackedLoader(unnamed, global_batch=1), len(ROWS)))
 
 
 def test_a_collator_of_texts_cannot_take_pairs(folder: Path) -> None:
