@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from ..errors import CursorError, PackingError
 from ..types import World
-from .assign import assign_steps
 from .cursor import Cursor
 from .kernels.deal import PAD
 from .mixture import Mixture, Step
 from .pack_plan import PackPlan
 from .pack_range import PackRange
+from .planner import deal_to_groups
 from .source_ranges import SourceRange
 
 Ranges = Sequence[tuple[int, int]]
@@ -178,13 +178,7 @@ def _entries(stretch: Stretch, step: Step) -> list[PackEntry]:
     """The packs of a step, by the group of ranks that reads them and its micro-batches."""
     packs = stretch.mixture.packs(step.ranges)
     numbers = np.concatenate([np.arange(taken.first, taken.stop) for taken in step.ranges])
-    (dealt,) = assign_steps(
-        packs,
-        global_batch=stretch.global_batch,
-        world_size=stretch.world.num_groups,
-        num_nodes=stretch.world.num_group_nodes,
-        num_canonical_nodes=stretch.mixture.num_canonical_nodes,
-    )
+    (dealt,) = deal_to_groups(packs, stretch.mixture, global_batch=stretch.global_batch, world=stretch.world)
     return [
         _entry(stretch, packs, number=int(numbers[at]), at=at, group=group, micro_batch=micro_batch)
         for group, mine in enumerate(dealt.tolist())

@@ -141,7 +141,10 @@ class StepPlanner:
     def _plan_stretch(self, stretch: Sequence[_ReaderStep]) -> Iterator[Planned]:
         ranges = [taken for each in stretch for taken in each.step.ranges]
         packs = self.mixture.packs(ranges)
-        mine = [of_step[each.mine] for of_step, each in zip(self._deal(packs), stretch, strict=True)]
+        config = self.config
+        dealt = deal_to_groups(packs, self.mixture, global_batch=config.global_batch, world=config.world)
+        of_group = dealt[:, config.world.group]
+        mine = [of_step[each.mine] for of_step, each in zip(of_group, stretch, strict=True)]
         numbers = np.concatenate(mine)
         packs = packs.take(numbers[numbers != PAD])
         works = self._works(stretch, packs, [int(np.count_nonzero(of_step != PAD)) for of_step in mine])
@@ -152,18 +155,6 @@ class StepPlanner:
                 yield Planned(work)
             after = each.step.after if last.micro_batches[-1] == last_batch else None
             yield Planned(last, after, entered.get(each.number, ()))
-
-    def _deal(self, packs: PackRange) -> NDArray[np.int64]:
-        """The packs of the reader's group in each step, PAD where there is none: int64[num_steps, micro_batches]."""
-        world = self.config.world
-        dealt = assign_steps(
-            packs,
-            global_batch=self.config.global_batch,
-            world_size=world.num_groups,
-            num_nodes=world.num_group_nodes,
-            num_canonical_nodes=self.mixture.num_canonical_nodes,
-        )
-        return dealt[:, world.group]
 
     def _works(self, stretch: Sequence[_ReaderStep], packs: PackRange, counts: Sequence[int]) -> Iterator[list[Work]]:
         """The works of each step, in the order of its batches. packs, counts: the reader's, of all steps, of each."""
@@ -214,3 +205,14 @@ class StepPlanner:
         for position, block in self.mixture.blocks(ranges):
             entered.setdefault(stretch[position // self.config.global_batch].number, []).append(block)
         return entered
+
+
+def deal_to_groups(packs: PackRange, mixture: Mixture, *, global_batch: int, world: World) -> NDArray[np.int64]:
+    """The packs of each group of ranks in successive steps: int64[num_steps, groups, micro_batches], PAD where none."""
+    return assign_steps(
+        packs,
+        global_batch=global_batch,
+        world_size=world.num_groups,
+        num_nodes=world.num_group_nodes,
+        num_canonical_nodes=mixture.num_canonical_nodes,
+    )

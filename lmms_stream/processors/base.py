@@ -66,12 +66,12 @@ def cut_media(num_cut: int) -> str:
 MeasureMedia = Callable[[Sequence[Sample]], list[Measured | DataError]]
 
 
-def measured_tokens(measure_media: MeasureMedia, sample: Sample) -> int:
+def measured_tokens(measure: MeasureAll | MeasureMedia, sample: Sample) -> int:
     """The tokens of one sample; its DataError is raised."""
-    (measured,) = measure_media([sample])
+    (measured,) = measure([sample])
     if isinstance(measured, DataError):
         raise measured
-    return measured.tokens
+    return measured if isinstance(measured, int) else measured.tokens
 
 
 class FactsMissingError(DataError):

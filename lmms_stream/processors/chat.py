@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..types import Processed, Sample
-from .base import Tokens, or_error, through
+from .base import Tokens, measured_tokens, or_error, through
 from .conversation import Chat, Conversations, Rendered
 from .conversation import Learn as Learn
 from .spans import labels_of
@@ -54,10 +54,7 @@ class ChatProcessor:
         return {"class": "ChatProcessor", "version": 3, **self._conversations.description}
 
     def measure(self, sample: Sample) -> int:
-        (length,) = self.measure_all([sample])
-        if isinstance(length, DataError):
-            raise length
-        return length
+        return measured_tokens(self.measure_all, sample)
 
     def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See MeasureAll."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from ..types import Processed, Role, Sample
-from .base import IGNORED_LABEL, Compared, or_error
+from .base import IGNORED_LABEL, Compared, measured_tokens, or_error
 from .chat import joined_text
 from .conversation import Chat, Conversations
 from .stored_chat import StoredPreference, read_preference
@@ -63,10 +63,7 @@ class PreferenceProcessor:
         }
 
     def measure(self, sample: Sample) -> int:
-        (length,) = self.measure_all([sample])
-        if isinstance(length, DataError):
-            raise length
-        return length
+        return measured_tokens(self.measure_all, sample)
 
     def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See MeasureAll."""

@@ -33,6 +33,7 @@ from streaming import StreamingDataset
 
 from ..conftest import run_cli
 from ..rounds import rounds
+from .ends_after import EndsAfter
 from .test_convert_runs import LIMIT_S, convert_command, messages, target, written
 from .test_overwriting import expected, write_chats
 from .test_provenance import said_rows, told_rows, write_rows
@@ -259,31 +260,6 @@ def test_a_grown_dataset_that_is_replaced_leaves_none_of_its_parts(tmp_path: Pat
 
 
 # Commands that end on the way
-
-
-class EndsAfter(LocalStorage):
-    """A folder that takes so many changes and then no more; several folders count together."""
-
-    def __init__(self, folder: Path, left: list[int]):
-        super().__init__(folder)
-        self._left = left
-
-    def _count(self) -> None:
-        self._left[0] -= 1
-        if self._left[0] < 0:
-            raise StorageError("ended")
-
-    def write(self, key: str, data: bytes) -> None:
-        self._count()
-        super().write(key, data)
-
-    def upload(self, path: Path, key: str) -> None:
-        self._count()
-        super().upload(path, key)
-
-    def delete(self, key: str) -> None:
-        self._count()
-        super().delete(key)
 
 
 def test_a_command_that_ends_at_any_change_leaves_the_old_dataset_or_the_new_one(

@@ -15,11 +15,11 @@ from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import DataError, StorageError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import Storage
 
 from ..conftest import run_cli
 from ..rounds import rounds
+from .ends_after import EndsAfter
 from .test_convert_runs import LIMIT_S, chat, convert_command, many_chats, messages, target, written
 
 __all__ = ["many_chats", "target"]  # fixtures
@@ -82,31 +82,6 @@ def test_an_error_leaves_the_old_dataset_as_it_was(tmp_path: Path, chat_processo
     assert verify_dataset(target, deep=True).problems == ()
 
 
-class EndsAfter(LocalStorage):
-    """A folder that takes so many changes and then no more, as if the command had been killed."""
-
-    def __init__(self, folder: Path, num_changes: int):
-        super().__init__(folder)
-        self.num_left = num_changes
-
-    def _count(self) -> None:
-        self.num_left -= 1
-        if self.num_left < 0:
-            raise StorageError("ended")
-
-    def write(self, key: str, data: bytes) -> None:
-        self._count()
-        super().write(key, data)
-
-    def upload(self, path: Path, key: str) -> None:
-        self._count()
-        super().upload(path, key)
-
-    def delete(self, key: str) -> None:
-        self._count()
-        super().delete(key)
-
-
 def test_a_command_that_ends_at_any_change_leaves_the_old_dataset_or_the_new_one(
     tmp_path: Path, chat_processor: ChatProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +92,7 @@ def test_a_command_that_ends_at_any_change_leaves_the_old_dataset_or_the_new_one
     for num_changes in range(0, 100, rounds(3, 1)):
         folder = tmp_path / f"out-{num_changes}"
         convert([first], str(folder), **options)
-        stores: list[Storage] = [EndsAfter(folder, num_changes)]
+        stores: list[Storage] = [EndsAfter(folder, [num_changes])]
         monkeypatch.setattr(conversion, "open_storage", lambda url, stores=stores: stores[0])
         try:
             convert([second], str(folder), overwrite=True, **options)

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
-from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
 
 from tests.rounds import in_long_rounds
 from tests.train.runs import VOCABULARY
 
-from .launcher import start_job
-from .runs import MODULE, differences, last_step, steps_of, train, wait_until
+from .divided_runs import IN_BFLOAT16, TOLERANCE, check_killed, difference, keep_first, write
+from .runs import differences, train
 from .test_expert_parallel import ROUTED, llama4
-from .test_tensor_parallel_runs import IN_BFLOAT16, TOLERANCE, difference, write
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -44,26 +42,9 @@ def test_a_run_with_experts_on_different_ranks_is_one_ranks_and_goes_on_anyhow(
 ) -> None:
     """Two by two ranks, killed at a step: other numbers of ranks and degrees go on from its checkpoint."""
     config = write_of(tmp_path, model, optim=optim)
-    whole, output = tmp_path / "whole", tmp_path / "split"
-    train(config, whole, nproc=1)
-    split = [
-        f"train.output_dir={output}",
-        "train.expert_parallel=2",
-        "train.max_steps=1000",
-        "train.save_total_limit=null",
-    ]
-    with start_job(4, MODULE, str(config), *split) as job:
-        wait_until(lambda: bool(checkpoints(output / "checkpoints")) and last_step(output) >= 3, job)
-    assert differences(whole, output, last_step=3, tolerance=TOLERANCE) == []
-    for path in checkpoints(output / "checkpoints")[1:]:
-        shutil.rmtree(path)
-    for nproc, degree in ((1, 1), (2, 1), (2, 2), (4, 4), (4, 2)):
-        resumed = tmp_path / f"resumed-{nproc}-{degree}"
-        shutil.copytree(output / "checkpoints", resumed / "checkpoints")
-        train(config, resumed, f"train.expert_parallel={degree}", nproc=nproc)
-        assert steps_of(resumed) == [3, 4, 5, 6]
-        assert differences(whole, resumed, first_step=3, tolerance=TOLERANCE) == []
-        assert difference(whole, resumed) < (TOLERANCE if optim == "adamw" else IN_BFLOAT16)
+    others = ((1, 1), (2, 1), (2, 2), (4, 4), (4, 2))
+    bound = TOLERANCE if optim == "adamw" else IN_BFLOAT16
+    check_killed(config, "expert_parallel", others=others, bound=bound)
 
 
 @in_long_rounds
@@ -73,8 +54,7 @@ def test_a_run_goes_on_with_experts_on_different_ranks_from_a_checkpoint_of_whol
     whole, output = tmp_path / "whole", tmp_path / "split"
     train(config, whole, nproc=1)
     shutil.copytree(whole / "checkpoints", output / "checkpoints")
-    for path in checkpoints(output / "checkpoints")[1:]:
-        shutil.rmtree(path)
+    keep_first(output)
     train(config, output, "train.expert_parallel=2", "train.shard_ranks=2", nproc=4)
     assert differences(whole, output, first_step=3, last_step=5, tolerance=TOLERANCE) == []
     assert difference(whole, output) < TOLERANCE
