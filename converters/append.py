@@ -82,7 +82,8 @@ def append(
         part = part_name(1 + len(parts_of(datasets[0])))
         opened = look(sources, work_folder(f"{targets[0].url}/{part}", work) / "sources", options=options)
         new = new_sources(opened, target, options)
-        known = [source.name for source in opened if source not in new]
+        are_new = set(map(id, new))
+        known = [source.name for source in opened if id(source) not in are_new]
         if known:
             progress.say(f"{_named(known)}: in {target} already, passed over")
         if not new:
@@ -127,8 +128,9 @@ def new_sources(opened: Sequence[Source], target: str, options: ConvertOptions) 
     """
     storages = [open_storage(folder) for folder in folders_of(target, options)]
     datasets = [_dataset_at(storage) for storage in storages]
+    asked = asked_of(opened, options)
     for storage, dataset in zip(storages, datasets, strict=True):
-        _check_options(dataset, asked_of(opened, options), url=storage.url)
+        _check_options(dataset, asked, url=storage.url)
     return _unknown(opened, datasets[0]["source"], url=storages[0].url)
 
 

@@ -19,12 +19,13 @@ from .sources.units import CUT_VERSION, Source
 def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:
     """All that decides what is written, as JSON values: a run goes on where another was ended if these are equal."""
     values = {each.name: getattr(options, each.name) for each in fields(options)}
+    schemas = schemas_of(sources, options)
     values["schema"] = options.schema.asked
     values.pop("ids")  # the source that they are of knows them
-    values["settings"] = [schema.asked for schema in schemas_of(sources, options)[1:]]
+    values["settings"] = [schema.asked for schema in schemas[1:]]
     values["processor"] = options.processor and dict(options.processor.description)
     versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
-    return {**values, "sources": described(sources), "code": code_of(schemas_of(sources, options)), **versions}
+    return {**values, "sources": described(sources), "code": code_of(schemas), **versions}
 
 
 def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
