@@ -64,7 +64,8 @@ def append(
 ) -> AppendReport:
     """Convert those of `sources` that the dataset at `target` was not made of, and add their samples behind its own.
 
-    The other arguments are those of `convert`. Options must be those of the dataset, but for those that say how files
+    sources: names alone. The other arguments are those of `convert`, without map and filter, which SchemaOptions have
+    as names. Options must be those of the dataset, but for those that say how files
     are read, how many rows, in which order (of the new samples among themselves), and how shards are filled. overwrite:
     begin a part anew that was begun with other sources; never the dataset.
     Raises what `convert` raises, ConfigError for other options and for sources that changed since they were converted.

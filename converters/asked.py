@@ -22,7 +22,6 @@ def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, An
     schemas = schemas_of(sources, options)
     values["schema"] = options.schema.asked
     values.pop("ids")  # the source that they are of knows them
-    values["settings"] = [schema.asked for schema in schemas[1:]]
     values["processor"] = options.processor and dict(options.processor.description)
     versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
     return {**values, "sources": described(sources), "code": code_of(schemas), **versions}

@@ -154,7 +154,6 @@ def convert_sources(
             f"{', '.join(once)}: nothing tells whether these rows are the same the next time: if this conversion is "
             "ended, it is not gone on with, and the next begins anew with overwrite=True"
         )
-    carried = carried_over(opened, options)
     asked = asked_of(opened, options)
     done = None if overwrite else finished_before(targets, asked)
     if done is not None:
@@ -163,6 +162,7 @@ def convert_sources(
             "nothing to do (--overwrite converts it again)"
         )
         return report_of(done, options.splits or (), seconds=time.monotonic() - started)
+    carried = carried_over(opened, options)
     with (
         engine(num_workers=num_workers) as workers,
         open_work(

@@ -97,7 +97,7 @@ def row_functions(options: SchemaOptions) -> RowFunctions | None:
 def code_of(options: Iterable[SchemaOptions]) -> dict[str, str]:
     """Name -> hash of the code of each function that is named: a conversion goes on only with the same code."""
     found: dict[str, str] = {}
-    for each in options:
+    for each in {(each.filter, each.map): each for each in options}.values():  # many sources may name the same
         functions = row_functions(each)
         if functions is not None and functions.filter is not None:
             found[functions.filter.name] = functions.filter_code

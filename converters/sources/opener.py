@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -291,6 +292,8 @@ class Opener:
     ) -> None:
         if spec.settings.delimited is not None:  # it decides what the rows are
             identity = {**identity, "csv": asdict(spec.settings.delimited)}
+        if spec.settings.rows:  # and these what is made of them
+            identity = {**identity, "settings": json.loads(json.dumps(spec.settings.rows, default=asdict))}
         source = (TableSource if dataset is None else StoredSource)(
             location.name,
             open_table,

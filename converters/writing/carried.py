@@ -112,9 +112,9 @@ class Origins:
         if not known:
             return Origins(tuple(source.name for source in sources), list(rows))
         lists = [known[n].sources if n in known else (source.name,) for n, source in enumerate(sources)]
-        names = tuple(dict.fromkeys(name for each in lists for name in each))
-        numbers = [np.array([names.index(name) for name in each], np.int64) for each in lists]
-        return Origins(names, list(_composed(rows, known, numbers)))
+        number_of = {name: n for n, name in enumerate(dict.fromkeys(name for each in lists for name in each))}
+        numbers = [np.array([number_of[name] for name in each], np.int64) for each in lists]
+        return Origins(tuple(number_of), list(_composed(rows, known, numbers)))
 
 
 def _composed(

@@ -9,9 +9,10 @@ import pyarrow
 import pytest
 import yaml
 from lmms_stream import PackedStreamingDataset
+from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.errors import LmmsStreamError
+from lmms_stream.errors import ConfigError, LmmsStreamError
 
 from .source_rows import json_lines, opened, read, write
 from .test_tables import write_parquet
@@ -72,6 +73,28 @@ def test_a_slice_of_other_rows_is_another_conversion(tmp_path: Path) -> None:
     convert([f"{path}@[0:2]"], str(tmp_path / "out"), num_workers=1)
     with pytest.raises(LmmsStreamError, match="--overwrite"):
         convert([f"{path}@[0:3]"], str(tmp_path / "out"), num_workers=1)
+
+
+def test_settings_are_of_the_source_that_has_them(tmp_path: Path) -> None:
+    """In another entry they are another conversion; sources that are added may have settings of their own."""
+    for name in "ab":
+        write(tmp_path / f"{name}.jsonl", json_lines([{"text": name, "note": f"note of {name}"}]))
+    first, second = {"path": "a.jsonl", "columns": {"text": "note"}}, {"path": "b.jsonl"}
+    convert([listed(tmp_path, first, second)], str(tmp_path / "out"), num_workers=1)
+    moved = {"path": "a.jsonl"}, {"path": "b.jsonl", "columns": {"text": "note"}}
+    with pytest.raises(LmmsStreamError, match="--overwrite"):
+        convert([listed(tmp_path, *moved)], str(tmp_path / "out"), num_workers=1)
+    with pytest.raises(ConfigError, match=r"a\.jsonl was changed since it was converted"):
+        append([listed(tmp_path, *moved)], str(tmp_path / "out"), num_workers=1)
+    write(tmp_path / "c.jsonl", json_lines([{"text": "c", "note": "note of c"}]))
+    added = append(
+        [listed(tmp_path, first, second, {"path": "c.jsonl", "columns": {"text": "note"}})],
+        str(tmp_path / "out"),
+        num_workers=1,
+    )
+    assert (added.num_new_sources, added.num_samples) == (1, 3)
+    stored = PackedStreamingDataset(str(tmp_path / "out"))[:]
+    assert [sample["text"] for sample in stored] == ["note of a", "b", "note of c"]
 
 
 @pytest.mark.parametrize("limit", range(1, 9))
