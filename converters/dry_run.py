@@ -26,6 +26,7 @@ from .rows import schemas
 from .sources.files import Fetch
 from .sources.units import Source, Unit
 from .stored.inspect.sample import SampleView, Viewer
+from .writing.duplicates import Seen
 from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compress, index_json
 from .writing.reading import LOOK_ROWS, Reading
@@ -74,6 +75,9 @@ class DryRun:
     num_rejected: int
     num_filtered: int
     num_empty: int
+    num_left_out_by_filter: int
+    num_left_out_by_map: int
+    num_duplicates: int
     rejects: tuple[str, ...]
     samples: tuple[SampleView, ...]
     expected: Expected | None
@@ -122,6 +126,9 @@ def dry_run(
         num_rejected=len(tried.rejects),
         num_filtered=tried.num_filtered,
         num_empty=tried.num_empty,
+        num_left_out_by_filter=tried.num_left_out_by_filter,
+        num_left_out_by_map=tried.num_left_out_by_map,
+        num_duplicates=tried.num_duplicates,
         rejects=tuple(tried.rejects),
         samples=samples,
         expected=_expected(opened, read, tried, format, options, num_workers),
@@ -183,6 +190,7 @@ def _encoder(format: ShardFormat, options: ConvertOptions) -> UnitEncoder:
         limit=None,
         shortest=options.shortest,
         longest=options.longest,
+        hashes=options.dedup is not None,
         process_each=process_each(options.on_error),
     )
 
@@ -201,9 +209,13 @@ class _Tried:
     num_tokens: int | None = None
     num_filtered: int = 0
     num_empty: int = 0
+    num_left_out_by_filter: int = 0
+    num_left_out_by_map: int = 0
+    num_duplicates: int = 0
     source_bytes: int = 0
     timed: list[tuple[int, float]] = field(default_factory=list)  # bytes of sources and seconds of each unit
     _kept_bytes: int = 0
+    _seen: Seen = field(default_factory=Seen)
 
     def read_all(self, read: Sequence[_Beginning]) -> None:
         for task in self.reading.units():
@@ -217,6 +229,9 @@ class _Tried:
         self.num_rows = sum(each.rows_read for each in read)
 
     def _count(self, samples: Sequence[bytes], encoded: EncodedUnit) -> None:
+        is_kept = np.ones(len(samples), bool) if encoded.hashes is None else self._seen.add(encoded.hashes)
+        self.num_duplicates += len(samples) - int(is_kept.sum())
+        samples = [data for data, keep in zip(samples, is_kept.tolist(), strict=True) if keep]
         for data in samples:
             if self._kept_bytes < _COMPRESSED_BYTES:
                 self.samples.append(data)
@@ -225,8 +240,11 @@ class _Tried:
         self.num_bytes += sum(map(len, samples))
         self.num_filtered += len(encoded.filtered)
         self.num_empty += len(encoded.empty)
+        self.num_left_out_by_filter += len(encoded.by_filter)
+        self.num_left_out_by_map += len(encoded.by_map)
         if encoded.lengths is not None:
-            tokens = encoded.lengths if encoded.lengths.ndim == 1 else encoded.lengths[:, 0]
+            lengths = encoded.lengths[is_kept]
+            tokens = lengths if lengths.ndim == 1 else lengths[:, 0]
             self.num_tokens = (self.num_tokens or 0) + int(tokens.sum(dtype="int64"))
 
     def seconds_a_byte(self) -> float:

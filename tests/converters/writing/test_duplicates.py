@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream import SchemaOptions
+from lmms_stream import ConvertOptions, SchemaOptions
 from lmms_stream.converters.convert import convert
+from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.report import ConvertReport
 from lmms_stream.converters.writing.duplicates import Seen
 from lmms_stream.errors import ConfigError
@@ -93,3 +94,21 @@ def test_what_is_stored_beside_a_text_tells_samples_apart(tmp_path: Path) -> Non
     assert convert([source], str(tmp_path / "all"), dedup="exact", schema=SchemaOptions(keep=("number",))).num_rows == 3
     with pytest.raises(ConfigError, match="dedup must be 'exact' or None, got 'near'"):
         convert([source], str(tmp_path / "near"), dedup="near")
+
+
+def test_a_dry_run_leaves_out_what_the_conversion_does(repeated: Path, tmp_path: Path) -> None:
+    functions = tmp_path / "own.py"
+    functions.write_text(
+        "def even(row):\n    return len(row['messages'][0]['content']) % 2 == 0\n\n\n"
+        "def short(row):\n    return row if len(row['messages'][-1]['content']) % 3 else None\n"
+    )
+    options: dict[str, Any] = {
+        "dedup": "exact",
+        "schema": SchemaOptions(filter=f"{functions}:even", map=f"{functions}:short"),
+    }
+    expected = dry_run([repeated], options=ConvertOptions(**options))
+    done = convert([repeated], str(tmp_path / "out"), options=ConvertOptions(**options), num_workers=1)
+    names = ("num_left_out_by_filter", "num_left_out_by_map", "num_duplicates")
+    assert expected.num_samples == done.num_rows
+    assert [getattr(expected, name) for name in names] == [getattr(done, name) for name in names]
+    assert min(getattr(done, name) for name in names) > 0
