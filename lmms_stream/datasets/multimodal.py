@@ -196,7 +196,7 @@ class MultiModalDataset(Dataset[Batch]):
             tokens = tokens + packs.patches * _patch_bytes(family)
         stored: StoredDataset = core.one
         return MemoryEstimate(
-            disk=sum(info.size for info in stored.shards),
+            disk=int(stored.shards.sizes.sum()),
             index=int(core.length_index().lengths.nbytes),
             plan=16 * min(core.num_samples, core.order.shuffle_block_size * plan.num_canonical_nodes),
             pack=int(tokens.mean()) if len(tokens) else 0,

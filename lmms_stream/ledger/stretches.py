@@ -40,7 +40,7 @@ class OpenedSources:
             counts = PackCountsFolder(stored.cache.folder / "_lmms" / "counts")
             self._plans[key] = PackPlan(
                 stored.lengths_of(saved["lengths"]),
-                [info.num_samples for info in stored.shards],
+                stored.shards.samples,
                 order=OrderConfig(**saved["order"]),
                 packing=PackingConfig(**saved["packing"]),
                 counts_cache=counts,

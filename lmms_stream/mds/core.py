@@ -30,6 +30,7 @@ from .lengths import LengthIndex
 from .pack_counts import PackCountsFolder
 from .provenance import Provenance, SourceRow
 from .reader import ShardReader
+from .shard_list import SourcedShards
 from .streams import StoredDataset, StreamConfig
 
 PackingMode = Literal["auto", "plan", "lanes"]
@@ -74,7 +75,7 @@ class PackedDataset:
                 stored.limit(room)
 
     def _open_reader(self, columns: Sequence[str] | None) -> ShardReader:
-        shards = [(stored.cache, info) for stored in self.stored for info in stored.shards]
+        shards = SourcedShards([(stored.cache, stored.shards) for stored in self.stored])
         return ShardReader(shards, config=self.fetch, columns=columns)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class PackedDataset:
 
     @property
     def shard_infos(self) -> list[ShardInfo]:
-        """The index entries of all shards, stream after stream."""
+        """The index entries of all shards, stream after stream; a list in memory."""
         return [info for stored in self.stored for info in stored.shards]
 
     @property
@@ -131,7 +132,6 @@ class PackedDataset:
         limit = self.fetch.limit_bytes
         if limit is None or not any(stored.is_copied for stored in self.stored):
             return
-        infos = self.shard_infos
         nodes = self.num_canonical_nodes
         if self.packing is not None and self.mode == "lanes":
             nodes = int(self.lane_order.num_canonical_nodes or 1)
@@ -139,11 +139,11 @@ class PackedDataset:
         served = nodes // num_nodes if nodes % num_nodes == 0 else nodes
         block = min(self.order.shuffle_block_size, -(-self.num_samples // nodes))
         least = least_room(
-            np.array([info.size for info in infos]),
+            np.concatenate([stored.shards.sizes for stored in self.stored]),
             self.samples_per_shard,
             num_spans=served,
             span=2 * block + samples_ahead // nodes,
-        ) + max(info.zip_size or 0 for info in infos)
+        ) + max(int(stored.shards.zip_sizes.max(initial=0)) for stored in self.stored)
         if limit < least:
             raise ConfigError(
                 f"cache_limit is {limit} bytes, and this order reads from {least} bytes of shards at a time: raise it "
@@ -234,8 +234,7 @@ class PackedDataset:
     @cached_property
     def pack_reader(self) -> ShardReader:
         """Reads what packs are made of: of each sample the processor's columns."""
-        columns = {info.columns for info in self.one.shards}
-        if len(columns) > 1:
+        if len(self.one.shards.columns) > 1:
             raise ConfigError(f"the shards of {self.url} differ in their columns: convert the dataset again")
         return self._open_reader(self.processor.columns if self.processor is not None else None)
 

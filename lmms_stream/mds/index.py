@@ -63,18 +63,35 @@ def parse_index(
     """
     try:
         index = json.loads(data)
-        if index["version"] != 2:
-            raise ShardError(f"{source}: MDS version {index['version']!r} is not supported, expected 2")
-        kinds = _HASHES if validate_hash is None else [validate_hash]
-        infos = [_parse_shard(entry, kinds, source=source) for entry in index["shards"]]
-        _refuse_repeated_names(infos, source=source)
+        check_version(index["version"], source=source)
+        kinds = hash_kinds(validate_hash)
+        infos = [parse_shard(entry, kinds, source=source) for entry in index["shards"]]
+        names = ShardNames(source)
+        for info in infos:
+            names.add(info)
+        names.check()
         described = None if dataset is None else _with_checksums(infos, json.loads(dataset), source=source)
         return infos if described is None or validate_hash is not None else described
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ShardError(f"{source}: not a valid MDS index ({error!r}): convert the dataset again") from error
 
 
-def _parse_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: str) -> ShardInfo:
+def check_version(version: Any, *, source: str) -> None:
+    """ShardError for an index of another version than 2."""
+    if version != 2:
+        raise ShardError(f"{source}: MDS version {version!r} is not supported, expected 2")
+
+
+def hash_kinds(validate_hash: str | None) -> Sequence[str]:
+    """The kinds of checksums of which the first that an entry gives is taken."""
+    return _HASHES if validate_hash is None else [validate_hash]
+
+
+def parse_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: str) -> ShardInfo:
+    """One entry of an index, checked; ShardError, or the errors of a value of another type than an entry's.
+
+    kinds: of checksums, see hash_kinds. source: the index, for errors.
+    """
     if entry["format"] in SPLIT_FORMATS:
         return _parse_split_shard(entry, kinds, source=source)
     if entry["format"] != "mds":
@@ -183,18 +200,31 @@ def is_safe_name(name: Any) -> bool:
     )
 
 
-def _refuse_repeated_names(infos: Sequence[ShardInfo], *, source: str) -> None:
-    seen = {INDEX_NAME}
-    for info in [*infos, *(info.meta for info in infos if info.meta is not None)]:
-        for name in (info.name, info.zip_name):
-            if name in seen:
-                raise ShardError(f"{source}: {name!r} is named twice: convert the dataset again")
-            if name is not None:
-                seen.add(name)
-    for name in seen:
-        for folder in PurePosixPath(name).parents:
-            if str(folder) in seen:
-                raise ShardError(f"{source}: {str(folder)!r} is a shard, and a folder of {name!r}: refused")
+class ShardNames:
+    """The names of an index's files, each of which must be its own. Raises ShardError."""
+
+    def __init__(self, source: str):
+        self._source = source
+        self._names = {INDEX_NAME}
+        self._folders: dict[str, str] = {}  # and a file in each
+
+    def add(self, info: ShardInfo) -> None:
+        """The names of a shard's files, which none before may have."""
+        for each in (info,) if info.meta is None else (info, info.meta):
+            for name in (each.name, each.zip_name):
+                if name in self._names:
+                    raise ShardError(f"{self._source}: {name!r} is named twice: convert the dataset again")
+                if name is not None:
+                    self._names.add(name)
+                    if "/" in name:
+                        self._folders.setdefault(name.rpartition("/")[0], name)
+
+    def check(self) -> None:
+        """After the last shard: none may be a folder of another."""
+        for folder, name in self._folders.items():
+            for each in (folder, *map(str, PurePosixPath(folder).parents)):
+                if each in self._names:
+                    raise ShardError(f"{self._source}: {each!r} is a shard, and a folder of {name!r}: refused")
 
 
 def _checksum(data: Mapping[str, Any], kinds: Sequence[str], *, source: str) -> str | None:
@@ -219,13 +249,18 @@ def _checksum(data: Mapping[str, Any], kinds: Sequence[str], *, source: str) -> 
 def _with_checksums(infos: Sequence[ShardInfo], dataset: Any, *, source: str) -> list[ShardInfo]:
     described = [(shard["name"], shard["size"], shard["num_samples"]) for shard in dataset["shards"]]
     if described != [(info.name, info.size, info.num_samples) for info in infos]:
-        raise ShardError(
-            f"{source} and {DATASET_NAME} list other shards: they are of two conversions; convert the dataset again"
-        )
+        raise other_shards(source)
     return [
         replace(info, checksum=f"xxh3_64:{shard['xxh3_64']}") if "xxh3_64" in shard else info
         for info, shard in zip(infos, dataset["shards"], strict=True)
     ]
+
+
+def other_shards(source: str) -> ShardError:
+    """Of an index and a dataset.json that do not belong together."""
+    return ShardError(
+        f"{source} and {DATASET_NAME} list other shards: they are of two conversions; convert the dataset again"
+    )
 
 
 def file_matches(path: Path, *, size: int | None, checksum: str | None) -> bool:

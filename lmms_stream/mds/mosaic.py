@@ -146,7 +146,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
         """What the parent's arithmetic asks a dataset for; and how many samples an epoch takes of each stream."""
         streams = self.core.stored
         self.num_samples = self.core.num_samples
-        self.num_streams, self.num_shards = len(streams), len(self.core.shard_infos)
+        self.num_streams, self.num_shards = len(streams), len(self.core.reader.shards)
         self.samples_per_shard = self.core.samples_per_shard
         self.sample_offset_per_shard = np.cumsum(self.samples_per_shard) - self.samples_per_shard
         self.shards_per_stream = np.array([len(stream.shards) for stream in streams], np.int64)
@@ -165,7 +165,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
         self.length = math.ceil(self.epoch_size / self._parallel_rank_world.num_ranks)
 
     def _check_cache_limit(self) -> None:
-        largest = max(info.size + (info.zip_size or 0) for info in self.core.shard_infos)
+        largest = max(int((each.shards.sizes + each.shards.zip_sizes).max()) for each in self.core.stored)
         if not self._is_ours and self.cache_limit is not None and self.cache_limit < _SHARDS_UNDER_LIMIT * largest:
             raise ConfigError(
                 f"cache_limit is {self.cache_limit} bytes and the largest shard takes {largest}: raise it to at least "
@@ -226,7 +226,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
             num_nodes=self.world.num_group_nodes,
         )
         order = SampleOrder(
-            [np.array([info.num_samples for info in stored.shards], np.int64) for stored in self.core.stored],
+            [stored.shards.samples for stored in self.core.stored],
             counts=[int(stream.choose) for stream in self.streams],
             config=self.core.order,
             epoch=epoch,

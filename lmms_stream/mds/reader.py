@@ -6,6 +6,7 @@ import bisect
 import os
 import resource
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -17,19 +18,17 @@ from numpy.typing import NDArray
 
 from ..errors import StorageError
 from ..plan.order import shards_of
-from ..storage.cache import LocalCache
 from ..storage.fetch_config import FetchConfig
 from ..storage.prefetch import Prefetcher
 from ..types import Sample
-from .index import ShardInfo
 from .shard import AnyShard, open_shard
 from .shard_files import shard_at_hand, try_fetch_shard
+from .shard_list import SourcedShards
 
 MAX_OPEN_SHARDS = 4096  # memory-mapped at a time by one process; each takes a file descriptor
 CHUNK = 1 << 16  # samples located together
 _TOUCH_S = 0.1  # seconds after which the use of a shard is noted again, under a cache_limit
 
-Shards = Sequence[tuple[LocalCache, ShardInfo]]  # where each comes from, and its index entry
 Located = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # sample ids, their shards, indices in these
 
 
@@ -42,18 +41,18 @@ class ShardReader:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: SourcedShards,
         *,
         config: FetchConfig,
         columns: Sequence[str] | None = None,
     ):
-        self.shards: Shards = list(shards)
+        self.shards = shards
         self._config = config
         self._columns = columns
-        self.samples_per_shard = np.array([info.num_samples for _, info in shards], np.int64)
+        self.samples_per_shard = shards.samples
         self.num_samples = int(self.samples_per_shard.sum())
         self._first_ids = np.cumsum(self.samples_per_shard) - self.samples_per_shard
-        self._first_ids_list: list[int] = self._first_ids.tolist()
+        self._first_ids_array = array("q", self._first_ids.tobytes())  # which bisect searches faster
         self._forget()
 
     def _forget(self) -> None:
@@ -80,8 +79,8 @@ class ShardReader:
     def __getitem__(self, sample_id: int) -> Sample:
         if not 0 <= sample_id < self.num_samples:
             raise IndexError(f"sample {sample_id} of a dataset of {self.num_samples}")
-        shard_id = bisect.bisect_right(self._first_ids_list, sample_id) - 1
-        return self.shard(shard_id)[sample_id - self._first_ids_list[shard_id]]
+        shard_id = bisect.bisect_right(self._first_ids_array, sample_id) - 1
+        return self.shard(shard_id)[sample_id - self._first_ids_array[shard_id]]
 
     def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The shard of each sample and its index in it: int64, of the same shape."""
@@ -202,10 +201,10 @@ class ShardReader:
         return self._prefetcher
 
 
-def _fetch(shards: Shards, shard_id: int) -> Path | None:
+def _fetch(shards: SourcedShards, shard_id: int) -> Path | None:
     return try_fetch_shard(*shards[shard_id])
 
 
-def _name(shards: Shards, shard_id: int) -> str:
+def _name(shards: SourcedShards, shard_id: int) -> str:
     cache, info = shards[shard_id]
     return f"{cache.storage.url}/{info.zip_name or info.name}"

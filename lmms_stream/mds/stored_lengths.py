@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -54,9 +53,9 @@ def add_lengths(storage: Storage, index: LengthIndex, *, folder: Path) -> None:
 # On this node, for datasets that cannot be written
 
 
-def node_folder(cache_folder: Path, index: bytes) -> Path:
-    """Where this node keeps lengths of a dataset. index: what its index.json holds; another one has another folder."""
-    return cache_folder / "_lmms" / "measured" / hashlib.blake2b(index, digest_size=16).hexdigest()
+def node_folder(cache_folder: Path, digest: str) -> Path:
+    """Where this node keeps lengths of a dataset. digest: of its index.json; another one has another folder."""
+    return cache_folder / "_lmms" / "measured" / digest
 
 
 def keep_lengths(folder: Path, index: LengthIndex) -> None:

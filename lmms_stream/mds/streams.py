@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ..errors import ConfigError, LengthsError, ObjectHiddenError, ObjectMissingError, ShardError, StorageError
+from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import LocalCache, Wanted, default_cache_folder
 from ..storage.fetch_config import FetchConfig
@@ -15,7 +15,7 @@ from ..storage.retry import Retry
 from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
 from .growth import first_parts
-from .index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
+from .index import DATASET_NAME, INDEX_NAME, is_safe_name
 from .lengths import (
     LENGTHS_FOLDER,
     LengthIndex,
@@ -25,6 +25,7 @@ from .lengths import (
     parse_description,
     patches_name,
 )
+from .stored_index import read_index
 from .stored_lengths import kept_lengths, node_folder
 
 
@@ -73,32 +74,16 @@ class StoredDataset:
         self.storage: Storage = stream.source or open_storage(stream.url, retry=retry)
         self.url = self.storage.url
         self.cache = LocalCache(self.storage, self._cache_folder(stream), retry=retry, keep_zip=stream.keep_zip)
-        source = f"{self.url}/{INDEX_NAME}"
-        try:
-            index = self.storage.read(INDEX_NAME)
-        except ObjectHiddenError:
-            raise
-        except ObjectMissingError as error:
-            raise StorageError(
-                f"{self.url} holds no dataset ({INDEX_NAME} is missing): check the URL, or write it with "
-                "lmms-stream convert"
-            ) from error
-        dataset = self._read(DATASET_NAME)
-        try:
-            shards = parse_index(index, source=source, dataset=dataset, validate_hash=stream.validate_hash)
-        except ShardError:
-            again = self.storage.read(INDEX_NAME)
-            if again == index:
-                raise
-            index, dataset = again, self._read(DATASET_NAME)  # it was replaced between the two
-            shards = parse_index(index, source=source, dataset=dataset, validate_hash=stream.validate_hash)
-        self.shards: list[ShardInfo] = first_parts(shards, dataset, stream.num_parts, url=self.url)
-        self._is_cut = len(self.shards) < len(shards)
-        self.node_folder = node_folder(self.cache.folder, index)
+        index = read_index(
+            self.storage, self.cache.folder, validate_hash=stream.validate_hash, timeout_s=config.timeout_s
+        )
+        self.shards = first_parts(index.shards, index.dataset, stream.num_parts, url=self.url)
+        self._is_cut = len(self.shards) < len(index.shards)
+        self.node_folder = node_folder(self.cache.folder, index.digest)
         self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there
-        self.num_samples = sum(info.num_samples for info in self.shards)
+        self.num_samples = int(self.shards.samples.sum())
         if self.num_samples == 0:
-            raise ShardError(f"{source} lists no samples: convert the dataset again")
+            raise ShardError(f"{self.url}/{INDEX_NAME} lists no samples: convert the dataset again")
         self.cache.clean([*self.shard_folders, self.cache.folder / LENGTHS_FOLDER])
 
     def _cache_folder(self, stream: StreamConfig) -> Path:
@@ -115,7 +100,7 @@ class StoredDataset:
     @property
     def shard_folders(self) -> list[Path]:
         """Where copies of the shards lie on this node."""
-        return self.cache.folders([info.name for info in self.shards])
+        return sorted({self.cache.folder, *(self.cache.folder / folder for folder in self.shards.folders)})
 
     @property
     def folder_of_files(self) -> Path:
@@ -138,7 +123,7 @@ class StoredDataset:
     @property
     def is_copied(self) -> bool:
         """Whether reading it makes copies on this node."""
-        return not isinstance(self.storage, LocalStorage) or any(info.zip_name for info in self.shards)
+        return not isinstance(self.storage, LocalStorage) or bool(self.shards.zip_sizes.any())
 
     def has_lengths(self, processor: Processor) -> bool:
         """Whether this processor measured the samples: beside the dataset, or on this node where that is read-only."""

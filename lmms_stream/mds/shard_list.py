@@ -1,0 +1,120 @@
+"""The shards of a dataset in their order: entries by number, their figures as arrays. index entries -> arrays."""
+
+from __future__ import annotations
+
+import bisect
+from abc import abstractmethod
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..storage.cache import LocalCache
+from ..types import Columns
+from .index import ShardInfo
+
+
+class ShardList(Sequence[ShardInfo]):
+    """The entries of a dataset's shards. Where there are many, each is read when it is asked for."""
+
+    @property
+    @abstractmethod
+    def samples(self) -> NDArray[np.int64]:
+        """Samples of each shard, int64[num_shards]."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each shard's file, decompressed, int64[num_shards]."""
+
+    @property
+    @abstractmethod
+    def zip_sizes(self) -> NDArray[np.int64]:
+        """Bytes of each shard's compressed file, int64[num_shards]; 0 where it has none."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> set[Columns]:
+        """The columns that shards have: one where they agree."""
+
+    @property
+    @abstractmethod
+    def folders(self) -> set[str]:
+        """The folders that the shards' names lead into, from the dataset's; "." is its own."""
+
+    @abstractmethod
+    def first(self, num_shards: int) -> ShardList:
+        """The first shards of these."""
+
+
+class ListedShards(ShardList):
+    """Shards whose entries are all in memory."""
+
+    def __init__(self, infos: Iterable[ShardInfo]):
+        self._infos = list(infos)
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ShardInfo]: ...
+    def __getitem__(self, index: int | slice) -> ShardInfo | Sequence[ShardInfo]:
+        return self._infos[index]
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        return np.array([info.num_samples for info in self._infos], np.int64)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return np.array([info.size for info in self._infos], np.int64)
+
+    @property
+    def zip_sizes(self) -> NDArray[np.int64]:
+        return np.array([info.zip_size or 0 for info in self._infos], np.int64)
+
+    @property
+    def columns(self) -> set[Columns]:
+        return {info.columns for info in self._infos}
+
+    @property
+    def folders(self) -> set[str]:
+        return {str(PurePosixPath(info.name).parent) for info in self._infos}
+
+    def first(self, num_shards: int) -> ListedShards:
+        return ListedShards(self._infos[:num_shards])
+
+
+class SourcedShards(Sequence[tuple[LocalCache, ShardInfo]]):
+    """The shards of several streams, laid end to end: where each comes from, and its index entry."""
+
+    def __init__(self, streams: Sequence[tuple[LocalCache, ShardList]]):
+        self._streams = list(streams)
+        ends = np.cumsum([len(shards) for _, shards in streams], dtype=np.int64)
+        self._ends = array("q", ends.tobytes())
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """Samples of each shard, int64[num_shards]."""
+        return np.concatenate([shards.samples for _, shards in self._streams])
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[LocalCache, ShardInfo]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[tuple[LocalCache, ShardInfo]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[LocalCache, ShardInfo] | Sequence[tuple[LocalCache, ShardInfo]]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(f"shard {index} of {len(self)}")
+        stream = bisect.bisect_right(self._ends, index)
+        cache, shards = self._streams[stream]
+        return cache, shards[index - (self._ends[stream] - len(shards))]

@@ -1,0 +1,214 @@
+"""A long list of shards as files of this node, made once and mapped by every process. index.json -> files -> entries.
+
+A table is a folder: a copy of index.json, in which entries are read when they are asked for; for each shard where its
+entry lies, its figures and its checksum; and what `_lmms/dataset.json` says besides its shards. All of the index is
+checked when the table is made, and each entry once more when it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ShardError
+from ..types import Columns
+from .index import DATASET_NAME, ShardInfo, ShardNames, check_version, hash_kinds, other_shards, parse_shard
+from .index_stream import members
+from .shard_list import ShardList
+
+ENTRIES_NAME, ROWS_NAME, ABOUT_NAME = "index.json", "shards.npy", "about.json"
+_ROWS = np.dtype(
+    [
+        ("start", "<u8"),  # of the entry, bytes from the beginning of the index
+        ("length", "<u4"),
+        ("samples", "<u4"),
+        ("size", "<u4"),
+        ("zip_size", "<u4"),
+        ("xxh3_64", "<u8"),  # that dataset.json gives
+        ("has_xxh3_64", "?"),
+    ]
+)
+_CHUNK = 1 << 16  # rows that are collected as Python objects
+_HEX = re.compile("[0-9a-f]{16}")
+
+
+class About(NamedTuple):
+    """What a table says of its dataset. digest: of index.json; dataset: dataset.json without its shards."""
+
+    digest: str
+    dataset: dict[str, Any] | None
+    folders: list[str]
+    columns: list[tuple[list[str], list[str], list[int | None]]]
+    validate_hash: str | None
+
+
+class ShardTable(ShardList):
+    """The shards of a table in a folder, memory-mapped; pickled as the folder's path."""
+
+    def __init__(self, folder: Path, *, source: str, num_shards: int | None = None):
+        self._folder, self._source = folder, source
+        rows = np.load(folder / ROWS_NAME, mmap_mode="r")
+        self._rows = rows[:num_shards]
+        with (folder / ENTRIES_NAME).open("rb") as file:
+            self._entries = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.about = About(**json.loads((folder / ABOUT_NAME).read_bytes()))
+        self._kinds = hash_kinds(self.about.validate_hash)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_table, (self._folder, self._source, len(self))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ShardInfo]: ...
+    def __getitem__(self, index: int | slice) -> ShardInfo | Sequence[ShardInfo]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        row = self._rows[index]
+        start = int(row["start"])
+        try:
+            entry = json.loads(self._entries[start : start + int(row["length"])])
+            info = parse_shard(entry, self._kinds, source=self._source)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ShardError(
+                f"{self._folder} does not hold shard {index} of {self._source} ({error!r}): delete this folder, it is "
+                "made again"
+            ) from error
+        return replace(info, checksum=f"xxh3_64:{int(row['xxh3_64']):016x}") if row["has_xxh3_64"] else info
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        return self._rows["samples"].astype(np.int64)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return self._rows["size"].astype(np.int64)
+
+    @property
+    def zip_sizes(self) -> NDArray[np.int64]:
+        return self._rows["zip_size"].astype(np.int64)
+
+    @property
+    def columns(self) -> set[Columns]:
+        """Of the shards of the whole table."""
+        return {Columns(*(tuple(each) for each in columns)) for columns in self.about.columns}
+
+    @property
+    def folders(self) -> set[str]:
+        return set(self.about.folders)
+
+    def first(self, num_shards: int) -> ShardTable:
+        return ShardTable(self._folder, source=self._source, num_shards=num_shards)
+
+
+def _open_table(folder: Path, source: str, num_shards: int) -> ShardTable:
+    return ShardTable(folder, source=source, num_shards=num_shards)
+
+
+def write_table(folder: Path, *, dataset: Path | None, validate_hash: str | None, source: str) -> None:
+    """Make a table in a folder that holds the copy of index.json. dataset: a copy of dataset.json, if there is one.
+
+    Raises as parse_index does.
+    """
+    try:
+        with _mapped(folder / ENTRIES_NAME) as index:
+            about, rows = _rows_of(index, dataset, validate_hash=validate_hash, source=source)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ShardError(f"{source}: not a valid MDS index ({error!r}): convert the dataset again") from error
+    np.save(folder / ROWS_NAME, rows)
+    (folder / ABOUT_NAME).write_text(json.dumps(about._asdict()))
+
+
+def _rows_of(
+    index: mmap.mmap, dataset: Path | None, *, validate_hash: str | None, source: str
+) -> tuple[About, NDArray[Any]]:
+    kinds, names, described = hash_kinds(validate_hash), ShardNames(source), _Described(dataset, source=source)
+    folders: set[str] = set()
+    columns: dict[Columns, None] = {}
+    rest: dict[str, Any] = {}
+    chunks: list[NDArray[Any]] = []
+    rows: list[tuple[int, int, int, int, int, int, bool]] = []
+    for member in members(index, array="shards"):
+        if not member.is_item:
+            rest[member.name] = member.value
+            continue
+        info = parse_shard(member.value, kinds, source=source)
+        names.add(info)
+        folders.add(info.name.rpartition("/")[0] or ".")
+        columns[info.columns] = None
+        checksum = described.checksum_of(info)
+        taken = None if validate_hash is not None else checksum
+        sizes = info.num_samples, info.size, info.zip_size or 0
+        rows.append((member.start, member.stop - member.start, *sizes, int(taken or "0", 16), taken is not None))
+        if len(rows) == _CHUNK:
+            chunks.append(np.array(rows, _ROWS))
+            rows.clear()
+    check_version(rest["version"], source=source)
+    names.check()
+    about = About(
+        digest=hashlib.blake2b(index, digest_size=16).hexdigest(),
+        dataset=described.rest(),
+        folders=sorted(folders),
+        columns=[(list(each.names), list(each.encodings), list(each.sizes)) for each in columns],
+        validate_hash=validate_hash,
+    )
+    return about, np.concatenate([*chunks, np.array(rows, _ROWS)])
+
+
+class _Described:
+    """What dataset.json says of the shards, which must be those of the index, one after another."""
+
+    def __init__(self, path: Path | None, *, source: str):
+        self._source = source
+        self._rest: dict[str, Any] | None = None if path is None else {}
+        self._shards = iter(()) if path is None else self._read(path)
+
+    def _read(self, path: Path) -> Iterator[Any]:
+        assert self._rest is not None
+        with _mapped(path) as data:
+            for member in members(data, array="shards"):
+                if member.is_item:
+                    yield member.value
+                else:
+                    self._rest[member.name] = member.value
+
+    def checksum_of(self, info: ShardInfo) -> str | None:
+        """The xxh3_64 of the next shard, which must be this one; None where it has none."""
+        if self._rest is None:
+            return None
+        shard = next(self._shards, None)
+        if shard is None or (shard["name"], shard["size"], shard["num_samples"]) != (
+            info.name,
+            info.size,
+            info.num_samples,
+        ):
+            raise other_shards(self._source)
+        checksum = shard.get("xxh3_64")
+        if checksum is not None and not _HEX.fullmatch(checksum):
+            raise ValueError(f"{DATASET_NAME} gives the checksum {str(checksum)[:40]!r}")
+        return checksum
+
+    def rest(self) -> dict[str, Any] | None:
+        """The other members, once all shards were asked for."""
+        if next(self._shards, None) is not None:
+            raise other_shards(self._source)
+        return self._rest
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data

@@ -1,0 +1,130 @@
+"""The index of a stored dataset: in memory, or where it is long a table of this node. storage -> shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..errors import ObjectHiddenError, ObjectMissingError, ShardError, StorageError
+from ..storage.disk_errors import disk_errors
+from ..storage.locks import locked
+from ..storage.storage import Storage
+from ..types import StoredObject
+from .index import DATASET_NAME, INDEX_NAME, parse_index
+from .shard_list import ListedShards, ShardList
+from .shard_table import ABOUT_NAME, ENTRIES_NAME, ShardTable, write_table
+
+LONG_INDEX_BYTES = 1 << 20  # about 3000 shards; a longer index is made into a table
+_FORMAT = 1  # of tables
+_TABLES = "_lmms/index"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredIndex:
+    """What a dataset lists. dataset: its dataset.json, if it has one; without the shards where the index is long.
+
+    digest: names the content of index.json.
+    """
+
+    shards: ShardList
+    dataset: dict[str, Any] | None
+    digest: str
+
+
+def read_index(storage: Storage, cache_folder: Path, *, validate_hash: str | None, timeout_s: float) -> StoredIndex:
+    """The index of the dataset in a store. The table of a long one is kept below cache_folder, made by one process.
+
+    timeout_s: how long to wait for the process that makes it. Raises StorageError when there is no dataset or it
+    cannot be had, ShardError for an index that is not safe to follow.
+    """
+    facts = _facts(storage)
+    if facts is None or facts[0].num_bytes <= LONG_INDEX_BYTES or not all(each.tag for each in facts if each):
+        return _listed(storage, validate_hash)
+    key = json.dumps([_FORMAT, storage.url, *((each.num_bytes, each.tag) if each else None for each in facts)])
+    kind = hashlib.blake2b(str(validate_hash).encode(), digest_size=4).hexdigest()
+    tables = cache_folder / _TABLES
+    folder = tables / f"{kind}-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
+    source = f"{storage.url}/{INDEX_NAME}"
+    if not (folder / ABOUT_NAME).exists():
+        with disk_errors(str(tables)):
+            tables.mkdir(parents=True, exist_ok=True)
+            with locked(tables / ".lock", timeout_s=timeout_s) as lock:
+                if lock is None:
+                    raise StorageError(
+                        f"{tables} was held by another process for {timeout_s:g} s: does it still read {source}? End "
+                        "that process and try again"
+                    )
+                if not (folder / ABOUT_NAME).exists():
+                    _make_table(storage, folder, has_dataset=facts[1] is not None, validate_hash=validate_hash)
+                    if _facts(storage) != facts:  # it was replaced meanwhile
+                        shutil.rmtree(folder)
+                        return _listed(storage, validate_hash)
+                    for other in set(tables.glob(f"{kind}-*")) - {folder}:
+                        shutil.rmtree(other)  # of the index that this one has replaced
+    table = ShardTable(folder, source=source)
+    return StoredIndex(shards=table, dataset=table.about.dataset, digest=table.about.digest)
+
+
+def _facts(storage: Storage) -> tuple[StoredObject, StoredObject | None] | None:
+    """Sizes and tags of index.json and dataset.json; None where a store does not tell, which reading explains."""
+    try:
+        index = storage.stat(INDEX_NAME)
+        if index.num_bytes <= LONG_INDEX_BYTES:
+            return index, None
+        try:
+            return index, storage.stat(DATASET_NAME)
+        except ObjectMissingError:
+            return index, None
+    except StorageError:
+        return None
+
+
+def _make_table(storage: Storage, folder: Path, *, has_dataset: bool, validate_hash: str | None) -> None:
+    """Write a table; it is there whole or not at all."""
+    with TemporaryDirectory(prefix=".writing-", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+        made = Path(temporary) / "table"
+        made.mkdir()
+        storage.download(INDEX_NAME, made / ENTRIES_NAME)
+        dataset = Path(temporary) / "dataset.json" if has_dataset else None
+        if dataset is not None:
+            storage.download(DATASET_NAME, dataset)
+        write_table(made, dataset=dataset, validate_hash=validate_hash, source=f"{storage.url}/{INDEX_NAME}")
+        made.rename(folder)
+
+
+def _listed(storage: Storage, validate_hash: str | None) -> StoredIndex:
+    """The index with all entries in memory."""
+    try:
+        index = storage.read(INDEX_NAME)
+    except ObjectHiddenError:
+        raise
+    except ObjectMissingError as error:
+        raise StorageError(
+            f"{storage.url} holds no dataset ({INDEX_NAME} is missing): check the URL, or write it with "
+            "lmms-stream convert"
+        ) from error
+    try:
+        return _parsed(storage, index, validate_hash)
+    except ShardError:
+        again = storage.read(INDEX_NAME)
+        if again == index:
+            raise
+        return _parsed(storage, again, validate_hash)  # it was replaced between the two
+
+
+def _parsed(storage: Storage, index: bytes, validate_hash: str | None) -> StoredIndex:
+    try:
+        dataset = storage.read(DATASET_NAME)
+    except ObjectMissingError:
+        dataset = None
+    source = f"{storage.url}/{INDEX_NAME}"
+    return StoredIndex(
+        shards=ListedShards(parse_index(index, source=source, dataset=dataset, validate_hash=validate_hash)),
+        dataset=None if dataset is None else json.loads(dataset),
+        digest=hashlib.blake2b(index, digest_size=16).hexdigest(),
+    )
