@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 _WINDOW = 1 << 22  # bytes that are decoded together
 _MAX_VALUE = 1 << 28  # bytes of one value; an entry of an index has some hundreds
-_SPACE = b" \t\n\r"
 
 
 class Member(NamedTuple):
@@ -25,15 +24,16 @@ class Member(NamedTuple):
     stop: int
 
 
-def members(data: bytes | mmap.mmap, *, array: str) -> Iterator[Member]:
+def members(data: bytes | mmap.mmap, *, array: str, window: int = _WINDOW) -> Iterator[Member]:
     """The members of the object that a JSON file holds, those of the member `array` item by item.
 
-    data: the file's bytes, best memory-mapped. Raises ValueError where it is not such an object.
+    data: the file's bytes, best memory-mapped. window: bytes that are decoded together. Raises ValueError where it is
+    not such an object.
     """
-    walk = _Walk(memoryview(data))
+    walk = _Walk(data, window)
     walk.expect(b"{")
     if walk.take(b"}"):
-        return
+        return walk.end()
     while True:
         name, _, _ = walk.value()
         if not isinstance(name, str):
@@ -45,15 +45,15 @@ def members(data: bytes | mmap.mmap, *, array: str) -> Iterator[Member]:
         else:
             yield Member(name, *walk.value_of_member())
         if walk.take(b"}"):
-            return
+            return walk.end()
         walk.expect(b",")
 
 
 class _Walk:
     """A position in a file, and the text of the window after it."""
 
-    def __init__(self, data: memoryview):
-        self._data = data.cast("B")
+    def __init__(self, data: bytes | mmap.mmap, window: int):
+        self._data, self._window = data, window
         self._at = 0  # offset of the position in the file
         self._text = ""
         self._in_text = 0  # and in the text
@@ -62,7 +62,7 @@ class _Walk:
 
     def _load(self, num_bytes: int) -> bool:
         """The text of the window from the position on; False at the end of the file."""
-        window = bytes(self._data[self._at : self._at + num_bytes])
+        window = self._data[self._at : self._at + num_bytes]
         for cut in range(4):  # a character may go on after the window
             try:
                 self._text = window[: len(window) - cut].decode()
@@ -83,7 +83,7 @@ class _Walk:
                     return character
                 self._in_text += 1
                 self._at += 1
-            if not self._load(_WINDOW):
+            if not self._load(self._window):
                 return ""
 
     def take(self, mark: bytes) -> bool:
@@ -98,14 +98,18 @@ class _Walk:
         if not self.take(mark):
             raise ValueError(f"{mark.decode()!r} was expected at byte {self._at}, found {self._next()!r}")
 
+    def end(self) -> None:
+        if self._next():
+            raise ValueError(f"the end was expected at byte {self._at}, found {self._next()!r}")
+
     def value(self) -> tuple[Any, int, int]:
         """The next value, its first and one-past-last byte."""
         self._next()
-        size = _WINDOW
+        size = self._window
         while True:
             try:
                 value, end = self._decode(self._text, self._in_text)
-                if end < len(self._text) or self._at_end():  # a number may go on after the window
+                if end + 2 < len(self._text) or self._at_end():  # a number may go on after the window: 1|e+|3
                     break
             except json.JSONDecodeError:
                 if self._at_end() or size > _MAX_VALUE:

@@ -91,20 +91,20 @@ class ShardTable(ShardList):
 
     @property
     def samples(self) -> NDArray[np.int64]:
-        return self._rows["samples"].astype(np.int64)
+        return np.asarray(self._rows["samples"], np.int64)
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        return self._rows["size"].astype(np.int64)
+        return np.asarray(self._rows["size"], np.int64)
 
     @property
     def zip_sizes(self) -> NDArray[np.int64]:
-        return self._rows["zip_size"].astype(np.int64)
+        return np.asarray(self._rows["zip_size"], np.int64)
 
     @property
     def columns(self) -> set[Columns]:
         """Of the shards of the whole table."""
-        return {Columns(*(tuple(each) for each in columns)) for columns in self.about.columns}
+        return {Columns(tuple(names), tuple(encodings), tuple(sizes)) for names, encodings, sizes in self.about.columns}
 
     @property
     def folders(self) -> set[str]:
@@ -196,7 +196,7 @@ class _Described:
             info.num_samples,
         ):
             raise other_shards(self._source)
-        checksum = shard.get("xxh3_64")
+        checksum: str | None = shard.get("xxh3_64")
         if checksum is not None and not _HEX.fullmatch(checksum):
             raise ValueError(f"{DATASET_NAME} gives the checksum {str(checksum)[:40]!r}")
         return checksum

@@ -1,0 +1,122 @@
+"""Claim: a dataset of 10^6 shards is opened in 2 s and 50 MiB of private memory a process.
+
+An index.json of that length (350 MB) is made into a table once a node, in 60 s and 1 GiB at most; every process maps
+it. Measured in fresh processes: the open that makes the table, an open with the table there, and beside them what
+reading the index whole takes, by `parse_index` and by MosaicML Streaming's own class of a dataset, for a tenth of the
+shards. Then the seconds to a first batch at three positions of an epoch, as in resume.py, with the plan's packs
+counted before. Private memory is RssAnon after the open less that before, of the table's making its peak.
+
+The shards are real ones under many hard-linked names.
+
+    python benchmarks/many_shards.py
+    python benchmarks/many_shards.py --shards 20000 --rounds 1 --streaming-shards 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from data import link_tokens, write_tokens
+from lmms_stream.mds.index import parse_index
+from measure import MIB, in_fresh_process, keep_to_one_core, print_table, status_bytes, verdict
+from resume import IMPORTED, SAMPLE_TOKENS, SHARES, Setting, first_run, in_turns, open_dataset, resume
+
+MAX_MAKING_S, MAX_MAKING = 60.0, 1024 * MIB
+MAX_OPEN_S, MAX_OPEN = 2.0, 50 * MIB
+MAX_RESUME_S = 1.5
+REAL_SHARDS = 32  # a file has at most 65,000 names
+
+
+def opened(call: Callable[[], Any]) -> tuple[float, int]:
+    """Seconds of a call that opens a dataset, and the private bytes that are more while it is open."""
+    before = status_bytes()["RssAnon"]
+    start = time.perf_counter()
+    held = call()
+    seconds = time.perf_counter() - start
+    num_bytes = status_bytes()["RssAnon"] - before
+    del held
+    return seconds, num_bytes
+
+
+def parse_whole(path: Path) -> Any:
+    return parse_index(path.read_bytes(), source=str(path))
+
+
+def open_streaming(folder: Path) -> Any:
+    from streaming import StreamingDataset
+
+    return StreamingDataset(local=str(folder), batch_size=1)
+
+
+def show_opens(setting: Setting, shards: int, others: dict[str, tuple[int, Callable[[], Any]]], rounds: int) -> None:
+    (making_s, _), peak = in_fresh_process(opened, partial(open_dataset, setting), imported=IMPORTED)
+    later = [in_fresh_process(opened, partial(open_dataset, setting), imported=IMPORTED)[0] for _ in range(rounds)]
+    open_s, open_bytes = (statistics.median(values) for values in zip(*later, strict=True))
+    rows = [
+        ["the first open, which makes the table", f"{shards:,}", f"{making_s:.2f}", f"{peak.anonymous / MIB:.0f}"],
+        ["an open with the table there", f"{shards:,}", f"{open_s:.2f}", f"{open_bytes / MIB:.0f}"],
+    ]
+    for name, (number, call) in others.items():
+        (seconds, num_bytes), _ = in_fresh_process(opened, call, imported=(*IMPORTED, "streaming"))
+        rows.append([name, f"{number:,}", f"{seconds:.2f}", f"{num_bytes / MIB:.0f}"])
+    print_table("opening a dataset", ["", "shards", "seconds", "private MiB"], rows)
+    made = making_s <= MAX_MAKING_S and peak.anonymous <= MAX_MAKING
+    print(f"made in {MAX_MAKING_S:.0f} s and 1 GiB: {verdict(made)}")
+    found = open_s <= MAX_OPEN_S and open_bytes <= MAX_OPEN
+    print(f"opened in {MAX_OPEN_S:.0f} s and {MAX_OPEN // MIB} MiB: {verdict(found)}", flush=True)
+
+
+def show_resumes(setting: Setting, rounds: int) -> None:
+    (first, counting, num_packs), _ = in_fresh_process(first_run, setting, imported=IMPORTED, timeout_s=1800)
+    print(f"\nfirst run: {first:.1f} s, of which counting {num_packs:,} packs {counting:.1f} s")
+    seconds = in_turns({share: partial(resume, setting, share) for share in SHARES}, rounds, IMPORTED)
+    totals = {
+        share: [each.opened + each.planned + each.loaded + each.first_batch for each in results]
+        for share, results in seconds.items()
+    }
+    rows = [[f"resumed at {share:.0%}", f"{statistics.median(each):.2f}"] for share, each in totals.items()]
+    print_table("seconds to the first batch", ["", "in all"], rows)
+    slowest = max(statistics.median(each) for each in totals.values())
+    print(f"at most {MAX_RESUME_S} s anywhere: {verdict(slowest <= MAX_RESUME_S)} ({slowest:.2f} s)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", type=int, default=10**6)
+    parser.add_argument("--samples-per-shard", type=int, default=1000, help="of about 40 tokens")
+    parser.add_argument("--streaming-shards", type=int, default=10**5, help="of the peers; 0: none are measured")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where the shards are written; default: the temporary folder")
+    args = parser.parse_args()
+    keep_to_one_core()
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        folder = Path(name)
+        os.environ["TMPDIR"] = name
+        lengths = np.random.default_rng(0).integers(*SAMPLE_TOKENS, REAL_SHARDS * args.samples_per_shard)
+        size = 4 * int(lengths.sum()) // REAL_SHARDS + 40 * args.samples_per_shard
+        write_tokens(folder / "real", lengths.astype(np.uint32), shard_bytes=size)
+        setting = Setting(folder=folder, name="many", packing_length=4096, global_batch=64, num_workers=0)
+        num_samples = link_tokens(folder / "real", setting.remote, shards=args.shards)
+        megabytes = (setting.remote / "index.json").stat().st_size / 1e6
+        print(f"{num_samples:,} samples in {args.shards:,} shards, an index of {megabytes:.0f} MB")
+        others: dict[str, tuple[int, Callable[[], Any]]] = {}
+        if args.streaming_shards:
+            few = folder / "few"
+            link_tokens(folder / "real", few, shards=args.streaming_shards)
+            others["parse_index of the whole index"] = args.streaming_shards, partial(parse_whole, few / "index.json")
+            others["MosaicML Streaming"] = args.streaming_shards, partial(open_streaming, few)
+        show_opens(setting, args.shards, others, args.rounds)
+        show_resumes(setting, args.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Datasets of thousands of shards: their index is made into a table once a node, which every process maps."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from lmms_stream.errors import ConfigError, ShardError, StorageError
+from lmms_stream.mds.core import PackedDataset
+from lmms_stream.mds.index import parse_index
+from lmms_stream.mds.shard_table import ShardTable
+from lmms_stream.mds.stored_index import LONG_INDEX_BYTES, StoredIndex, read_index
+from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.storage.locks import locked
+from lmms_stream.storage.storage import open_storage
+from streaming import MDSWriter
+
+from ..proxy import FaultProxy
+
+SHARDS = 4000
+Change = Callable[[dict[str, Any], dict[str, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 4000 shards of 3 to 5 samples, all hard links to three of them; with a dataset.json."""
+    root = tmp_path_factory.mktemp("long")
+    for count in (3, 4, 5):
+        with MDSWriter(columns={"number": "int"}, out=str(root / f"{count}"), hashes=["sha1"]) as writer:
+            for number in range(count):
+                writer.write({"number": 10 * count + number})
+    kinds = [json.loads((root / f"{count}/index.json").read_bytes())["shards"][0] for count in (3, 4, 5)]
+    folder = root / "data"
+    entries, described = [], []
+    for number in range(SHARDS):
+        count = 3 + number % 3
+        name = f"part-{number // 2000}/shard.{number:05}.mds"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.link(root / f"{count}" / "shard.00000.mds", folder / name)
+        entry = kinds[count - 3]
+        entries.append({**entry, "raw_data": {**entry["raw_data"], "basename": name}})
+        data = (folder / name).read_bytes()
+        described.append(
+            {"name": name, "size": len(data), "num_samples": count, "xxh3_64": xxhash.xxh3_64_hexdigest(data)}
+        )
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": entries}, sort_keys=True))
+    (folder / "_lmms").mkdir()
+    parts = [{"num_samples": 8}]
+    (folder / "_lmms/dataset.json").write_text(json.dumps({"lengths": [], "shards": described, "parts": parts}))
+    assert (folder / "index.json").stat().st_size > LONG_INDEX_BYTES
+    return folder
+
+
+def read(folder: Path, cache: Path, validate_hash: str | None = None) -> StoredIndex:
+    return read_index(open_storage(folder), cache, validate_hash=validate_hash, timeout_s=60)
+
+
+def tables(cache: Path) -> list[Path]:
+    return sorted(path.parent for path in cache.glob("_lmms/index/*/about.json"))
+
+
+@pytest.mark.parametrize("validate_hash", [None, "sha1"])
+def test_a_long_index_says_the_same_from_a_table_as_from_memory(
+    long: Path, validate_hash: str | None, tmp_path: Path
+) -> None:
+    index, dataset = (long / "index.json").read_bytes(), (long / "_lmms/dataset.json").read_bytes()
+    expected = parse_index(index, source="index", dataset=dataset, validate_hash=validate_hash)
+    found = read(long, tmp_path, validate_hash)
+    assert isinstance(found.shards, ShardTable)
+    assert [*found.shards] == expected
+    assert found.shards[3:5] == expected[3:5]
+    assert [dict(each.entry) for each in found.shards] == json.loads(index)["shards"]
+    assert found.shards.samples.tolist() == [each.num_samples for each in expected]
+    assert found.shards.sizes.tolist() == [each.size for each in expected]
+    assert not found.shards.zip_sizes.any()
+    assert found.shards.columns == {each.columns for each in expected}
+    assert found.shards.folders == {"part-0", "part-1"}
+    assert found.dataset == {"lengths": [], "parts": [{"num_samples": 8}]}
+    assert [*found.shards.first(7)] == expected[:7]
+
+
+def test_samples_are_read_through_a_table_in_this_process_and_in_another_from_its_path(
+    long: Path, tmp_path: Path
+) -> None:
+    dataset = PackedDataset([StreamConfig(remote=long, local=tmp_path), StreamConfig(remote=long, local=tmp_path)])
+    assert dataset.num_samples == 2 * (SHARDS * 4 - 1)
+    assert [each["number"] for each in dataset.read([0, 3, 11, SHARDS * 4 - 1, -1])] == [30, 40, 54, 30, 32]
+    pickled = pickle.dumps(dataset)
+    assert len(pickled) < 10_000
+    assert pickle.loads(pickled).read([SHARDS * 4 + 2]) == [{"number": 40}]
+    assert len(tables(tmp_path)) == 1
+
+
+def test_a_grown_dataset_is_read_as_it_was_from_a_table(long: Path, tmp_path: Path) -> None:
+    before = PackedDataset([StreamConfig(remote=long, local=tmp_path, num_parts=0)])
+    assert before.num_samples == SHARDS * 4 - 1 - 8
+    with pytest.raises(ConfigError, match=r"num_parts is 2, and .* has 1"):
+        PackedDataset([StreamConfig(remote=long, local=tmp_path, num_parts=2)])
+
+
+def test_one_of_many_that_open_a_dataset_at_once_reads_its_index_from_the_store(
+    long: Path, running_proxy: FaultProxy, s3: str, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    url = f"{s3}/long"
+    for name in ("index.json", "_lmms/dataset.json"):
+        open_storage(url).upload(long / name, name)
+
+    def digest(_: int) -> str:
+        return read_index(open_storage(url), tmp_path, validate_hash=None, timeout_s=60).digest
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len({*pool.map(digest, range(8))}) == 1
+    assert proxy.traffic().num_requests("GET", "index.json") == 1
+    assert proxy.traffic().num_requests("GET", "dataset.json") == 1
+
+
+def test_the_table_of_an_index_that_was_replaced_gives_way(long: Path, tmp_path: Path) -> None:
+    folder, cache = copy(long, tmp_path)
+    first = read(folder, cache)
+    by_sha1 = read(folder, cache, "sha1")
+    old = tables(cache)
+    assert len(old) == 2
+    change(folder, lambda index, dataset: [each["shards"].pop() for each in (index, dataset)])
+    second = read(folder, cache)
+    assert len(second.shards) == SHARDS - 1
+    assert first.digest != second.digest
+    assert len(first.shards) == len(by_sha1.shards) == SHARDS
+    assert first.shards[SHARDS - 1].num_samples == 3  # who has it open reads on
+    assert len(tables(cache)) == 2
+    assert len({*tables(cache)} & {*old}) == 1  # that of the other checksums
+
+
+REFUSED: dict[str, tuple[str, Change]] = {
+    "a path": ("is not a plain path below", lambda index, _: index["shards"][9]["raw_data"].update(basename="../x")),
+    "a name twice": (
+        "'part-0/shard.00000.mds' is named twice",
+        lambda index, _: index["shards"][1]["raw_data"].update(basename="part-0/shard.00000.mds"),
+    ),
+    "a folder": (
+        "'part-1' is a shard, and a folder of",
+        lambda index, dataset: (
+            index["shards"][0]["raw_data"].update(basename="part-1"),
+            dataset["shards"][0].update(name="part-1"),
+        ),
+    ),
+    "another version": ("MDS version 3 is not supported", lambda index, _: index.update(version=3)),
+    "no version": ("not a valid MDS index", lambda index, _: index.pop("version")),
+    "another size": ("list other shards", lambda _, dataset: dataset["shards"][7].update(size=9)),
+    "a shard less": ("list other shards", lambda _, dataset: dataset["shards"].pop()),
+    "a shard more": ("list other shards", lambda _, dataset: dataset["shards"].append({})),
+    "a checksum": ("gives the checksum 'beef'", lambda _, dataset: dataset["shards"][7].update(xxh3_64="beef")),
+    "an entry that is none": ("not a valid MDS index", lambda index, _: index["shards"].append(3)),
+    "pickled": (
+        "unpickling data runs code: refused",
+        lambda index, _: index["shards"][5].update(column_encodings=["pkl"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_long_index_that_is_not_safe_is_refused_and_leaves_no_table(case: str, long: Path, tmp_path: Path) -> None:
+    message, make = REFUSED[case]
+    folder, cache = copy(long, tmp_path)
+    change(folder, make)
+    with pytest.raises(ShardError, match=message):
+        read(folder, cache)
+    assert [path.name for path in (cache / "_lmms/index").iterdir()] == [".lock"]
+
+
+def test_a_long_index_that_ends_early_is_refused(long: Path, tmp_path: Path) -> None:
+    folder, cache = copy(long, tmp_path)
+    (folder / "index.json").write_bytes((long / "index.json").read_bytes()[:-100])
+    with pytest.raises(ShardError, match="not a valid MDS index"):
+        read(folder, cache)
+
+
+def test_a_checksum_that_a_long_index_does_not_have_is_refused(long: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no checksum of the kind validate_hash asks for"):
+        read(long, tmp_path, "md5")
+
+
+def test_a_table_that_was_damaged_is_named(long: Path, tmp_path: Path) -> None:
+    shards = read(long, tmp_path).shards
+    (folder,) = tables(tmp_path)
+    (folder / "index.json").write_bytes(b"x" * (long / "index.json").stat().st_size)
+    with pytest.raises(ShardError, match="delete this folder, it is made again"):
+        shards[5]
+
+
+def test_a_process_that_makes_a_table_for_too_long_is_an_error(long: Path, tmp_path: Path) -> None:
+    (tmp_path / "_lmms/index").mkdir(parents=True)
+    with (
+        locked(tmp_path / "_lmms/index/.lock", timeout_s=0),
+        pytest.raises(StorageError, match=r"was held by another process for 0\.1 s: does it still read"),
+    ):
+        read_index(open_storage(long), tmp_path, validate_hash=None, timeout_s=0.1)
+
+
+def copy(long: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """The index and the dataset.json in a folder that a test may change, and a folder for a cache."""
+    folder = tmp_path / "data"
+    (folder / "_lmms").mkdir(parents=True)
+    for name in ("index.json", "_lmms/dataset.json"):
+        (folder / name).write_bytes((long / name).read_bytes())
+    return folder, tmp_path / "cache"
+
+
+def change(folder: Path, make: Change) -> None:
+    paths = folder / "index.json", folder / "_lmms/dataset.json"
+    index, dataset = (json.loads(path.read_bytes()) for path in paths)
+    make(index, dataset)
+    for path, value in zip(paths, (index, dataset), strict=True):
+        path.write_text(json.dumps(value))
