@@ -24,7 +24,7 @@ from .again import carried_over, check_targets, measures
 from .asked import asked_of, check_code, check_unchanged, described
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
-from .report import ConvertReport, CountedBytes, SplitReport, report_of
+from .report import ConvertReport, CountedBytes, SplitReport, added_documents, documents_of, report_of
 from .rows import schemas
 from .rows.mapper import Mapper
 from .rows.user_functions import NamedOrFunction, with_functions
@@ -208,7 +208,7 @@ def _write_shards(
     counted = CountedBytes(total, tell=progress.advance)
     reading = Reading(sources, options.schema, say=progress.say)
     check_processor(options.processor, reading.mapper)
-    columns = schemas.TOKENS.columns if options.tokenize else reading.mapper.columns
+    columns = stored_columns(options, reading.mapper)
     _check_columns(columns, expected, source=sources[0].name)
     format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
     laying = Laying(format, options, work)
@@ -231,6 +231,20 @@ def check_processor(processor: Processor | None, mapper: Mapper) -> None:
             f"the rows are {mapper.schema!r}, and {type(processor).__name__} reads {processor.schema!r}: choose the "
             "other with --processor, or say what the rows are with --kind and --columns"
         )
+
+
+def stored_columns(options: ConvertOptions, mapper: Mapper) -> Mapping[str, str]:
+    """Column -> encoding of what is stored. ConfigError for rows whose tokens cannot be laid end to end."""
+    if options.concat is None:
+        return schemas.TOKENS.columns if options.tokenize else mapper.columns
+    if options.processor is None and mapper.schema != schemas.TOKENS.name:
+        raise ConfigError(
+            f"--concat lays tokens end to end, and the rows are {mapper.schema!r}: pass --tokenizer PATH, and for "
+            "texts --processor text"
+        )
+    if "document_starts" in mapper.columns:
+        raise ConfigError("the rows are samples of --concat already: name as the source what these were made of")
+    return schemas.DOCUMENTS.columns
 
 
 def _check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | None, *, source: str) -> None:
@@ -268,6 +282,7 @@ def _commit(
         "num_left_out_by_filter": laying.num_left_out_by_filter if is_first else 0,
         "num_left_out_by_map": laying.num_left_out_by_map if is_first else 0,
         "num_duplicates": laying.num_duplicates if is_first else 0,
+        **documents_of(output),
         "source": [each | {"at": place_of(each["name"])} for each in described(sources)],
         "options": options_of(asked),
         "asked": digest_of(asked),
@@ -309,11 +324,12 @@ def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOption
         num_bytes=sum(entry_bytes(entry) for entry in work.done.values()),
         seconds=seconds,
         splits=dict(zip(options.splits or (), reports, strict=False)),
+        **added_documents(reports),
     )
 
 
 def _stored_schema(reading: Reading, options: ConvertOptions) -> str:
-    return TokensProcessor.schema if options.tokenize else reading.mapper.schema
+    return TokensProcessor.schema if options.stores_tokens else reading.mapper.schema
 
 
 def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
@@ -321,7 +337,8 @@ def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
         folder=work.units,
         format=format,
         processor=options.processor,
-        tokenize=options.tokenize,
+        tokenize=options.stores_tokens,
+        documents=options.concat is not None,
         on_error=options.on_error,
         limit=options.limit if options.dedup is None else None,  # how many of a unit stay is known once it is laid
         shortest=options.shortest,

@@ -140,6 +140,8 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         dedup=options.dedup,
         delimiter=options.delimiter,
         encoding=options.encoding,
+        drop_tail=options.drop_tail,
+        concat=options.concat,
     )
 
 

@@ -210,6 +210,17 @@ def _add_tokens(group: Group) -> None:
     )
     add_options(group, default="chat")
     group.add_argument("--tokenize", action="store_true", help="store tokens and loss spans instead of the samples")
+    group.add_argument(
+        "--concat",
+        type=int,
+        metavar="N",
+        help="lay the tokens of all documents end to end and store samples of N tokens, the last of fewer, with where "
+        "documents begin; rows are counted, chosen and shuffled as documents; what stands between texts says --setting "
+        "text_prefix=TEXT text_suffix=TEXT; default: the tokenizer's own special tokens",
+    )
+    group.add_argument(
+        "--drop-tail", action="store_true", help="drop and count what is left after the last sample of N tokens"
+    )
     group.add_argument("--min-tokens", type=int, metavar="N", help="leave out samples of fewer tokens, and count them")
     group.add_argument("--max-tokens", type=int, metavar="N", help="leave out samples of more tokens, and count them")
 
