@@ -14,19 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, DataError
-from ..processors.base import Processor, cut_media
-from ..processors.text import TokensProcessor
+from ..errors import ConfigError
+from ..processors.base import cut_media
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
 from ..version import VERSION
 from .again import carried_over, check_targets, measures
 from .asked import asked_of, check_code, check_unchanged, described
+from .columns import check_columns, check_processor, stored_columns, stored_schema
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport, added_documents, documents_of, report_of
-from .rows import schemas
-from .rows.mapper import Mapper
 from .rows.user_functions import NamedOrFunction, with_functions
 from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
@@ -209,7 +207,7 @@ def _write_shards(
     reading = Reading(sources, options.schema, say=progress.say)
     check_processor(options.processor, reading.mapper)
     columns = stored_columns(options, reading.mapper)
-    _check_columns(columns, expected, source=sources[0].name)
+    check_columns(columns, expected, source=sources[0].name)
     format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
     laying = Laying(format, options, work)
     num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes + 1)
@@ -222,40 +220,6 @@ def _write_shards(
         Run(pool, reading, laying, work, num_workers=num_workers, **told).go()
     counted.finish()
     return reading, laying
-
-
-def check_processor(processor: Processor | None, mapper: Mapper) -> None:
-    """ConfigError for a processor that does not read what the mapper makes of rows."""
-    if processor is not None and processor.schema != mapper.schema:
-        raise ConfigError(
-            f"the rows are {mapper.schema!r}, and {type(processor).__name__} reads {processor.schema!r}: choose the "
-            "other with --processor, or say what the rows are with --kind and --columns"
-        )
-
-
-def stored_columns(options: ConvertOptions, mapper: Mapper) -> Mapping[str, str]:
-    """Column -> encoding of what is stored. ConfigError for rows whose tokens cannot be laid end to end."""
-    if options.concat is None:
-        return schemas.TOKENS.columns if options.tokenize else mapper.columns
-    if options.processor is None and mapper.schema != schemas.TOKENS.name:
-        raise ConfigError(
-            f"--concat lays tokens end to end, and the rows are {mapper.schema!r}: pass --tokenizer PATH, and for "
-            "texts --processor text"
-        )
-    if "document_starts" in mapper.columns:
-        raise ConfigError("the rows are samples of --concat already: name as the source what these were made of")
-    return schemas.DOCUMENTS.columns
-
-
-def _check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | None, *, source: str) -> None:
-    if expected is not None and dict(columns) != dict(expected):
-        found, there = (
-            ", ".join(f"{name} ({each[name]})" for name in sorted(each)) for each in (dict(columns), dict(expected))
-        )
-        raise DataError(
-            f"{source} gives samples with {found}, and those of the dataset have {there}: convert it to a target of "
-            "its own, or say what its rows are with --kind, --columns and --keep"
-        )
 
 
 def _commit(
@@ -273,7 +237,7 @@ def _commit(
     is_first = output.number == 0  # rows that are left out are in no split: the first counts them
     rejects = laying.rejects if is_first else []
     description = {
-        "schema": _stored_schema(reading, options),
+        "schema": stored_schema(options, reading.mapper),
         "columns": output.format.columns,
         "num_samples": output.num_samples,
         "num_rejected": len(rejects),
@@ -311,7 +275,7 @@ def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOption
     tokens = [report.num_tokens for report in reports if report.num_tokens is not None]
     return ConvertReport(
         kind=reading.mapper.description,
-        schema=_stored_schema(reading, options),
+        schema=stored_schema(options, reading.mapper),
         num_rows=sum(report.num_rows for report in reports),
         num_rejected=len(laying.rejects),
         num_filtered=laying.num_filtered,
@@ -326,10 +290,6 @@ def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOption
         splits=dict(zip(options.splits or (), reports, strict=False)),
         **added_documents(reports),
     )
-
-
-def _stored_schema(reading: Reading, options: ConvertOptions) -> str:
-    return TokensProcessor.schema if options.stores_tokens else reading.mapper.schema
 
 
 def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:

@@ -20,7 +20,8 @@ from ..mds.index import parse_index
 from ..mds.shard import Shard
 from ..processes.pool import num_cores
 from .append import new_sources
-from .convert import check_processor, look, stored_columns
+from .columns import check_processor, stored_columns, stored_schema
+from .convert import look
 from .options import ConvertOptions
 from .rows import schemas
 from .sources.files import Fetch
@@ -115,7 +116,7 @@ def dry_run(
             format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
             tried = _Tried(reading, _encoder(format, options))
             tried.read_all(read)
-        schema = schemas.TOKENS.name if options.stores_tokens else reading.mapper.schema
+        schema = stored_schema(options, reading.mapper)
         samples = tuple(_shown(tried.samples[:num_samples], format, schema, options, folder=Path(folder)))
     return DryRun(
         schema=schema,

@@ -107,10 +107,6 @@ class ConvertOptions:
             return
         if not 2 <= self.concat <= MAX_CONCAT:
             raise ConfigError(f"--concat must be 2 to {MAX_CONCAT} tokens, got {self.concat}: 4096 is usual")
-        if self.schema.keep:
-            raise ConfigError(
-                "--keep is for columns of rows, and a sample of --concat is made of several rows: leave one of them out"
-            )
 
     @property
     def stores_tokens(self) -> bool:
