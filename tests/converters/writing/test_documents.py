@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_samples_are_those_of_plain_python_however_documents_come(
     bounds = [0, *sorted(data.draw(st.lists(st.integers(0, len(docs)), max_size=3))), len(docs)]
     output = Output(number=0, format=FORMAT, concatenation=Concatenation(num_tokens))
     tasks, units = [], []
-    for unit, (first, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for unit, (first, stop) in enumerate(pairwise(bounds)):
         units.append(b"".join(np.array(doc.ids, "<i4").tobytes() for doc in docs[first:stop]))
         if stop > first:
             tasks += output.add(laid(docs[first:stop], unit, first))
