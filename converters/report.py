@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
 from .writing.done import Finished
 from .writing.outputs import Output
 
-DOCUMENT_COUNTS = ("num_documents", "num_tail_tokens", "num_dropped_tokens")
+
+class DocumentCounts(TypedDict, total=False):
+    """See SplitReport."""
+
+    num_documents: int
+    num_tail_tokens: int
+    num_dropped_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +47,16 @@ class SplitReport:
         )
 
 
-def documents_of(output: Output) -> dict[str, int]:
+def documents_of(output: Output) -> DocumentCounts:
     """What a report says of documents that were laid end to end; nothing where none were."""
     joined = output.concatenation
-    return {} if joined is None else {name: getattr(joined, name) for name in DOCUMENT_COUNTS}
+    if joined is None:
+        return {}
+    return {
+        "num_documents": joined.num_documents,
+        "num_tail_tokens": joined.num_tail_tokens,
+        "num_dropped_tokens": joined.num_dropped_tokens,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,10 +103,16 @@ class ConvertReport:
         return {reason: count for reason, count in reasons.items() if count}
 
 
-def added_documents(reports: Iterable[SplitReport]) -> dict[str, int]:
+def added_documents(reports: Iterable[SplitReport]) -> DocumentCounts:
     """The counts of documents of all datasets together; nothing where none has any."""
     counted = [report for report in reports if report.num_documents is not None]
-    return {name: sum(getattr(report, name) for report in counted) for name in DOCUMENT_COUNTS} if counted else {}
+    if not counted:
+        return {}
+    return {
+        "num_documents": sum(report.num_documents or 0 for report in counted),
+        "num_tail_tokens": sum(report.num_tail_tokens for report in counted),
+        "num_dropped_tokens": sum(report.num_dropped_tokens for report in counted),
+    }
 
 
 def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: float) -> ConvertReport:
@@ -104,7 +123,9 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
             num_rows=each.description["num_samples"],
             num_tokens=each.num_tokens,
             num_shards=len(each.description["shards"]),
-            **{name: each.description[name] for name in DOCUMENT_COUNTS if name in each.description},
+            num_documents=each.description.get("num_documents"),
+            num_tail_tokens=each.description.get("num_tail_tokens", 0),
+            num_dropped_tokens=each.description.get("num_dropped_tokens", 0),
         )
         for each in finished
     ]

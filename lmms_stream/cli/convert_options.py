@@ -214,9 +214,9 @@ def _add_tokens(group: Group) -> None:
         "--concat",
         type=int,
         metavar="N",
-        help="lay the tokens of all documents end to end and store samples of N tokens, the last of fewer, with where "
-        "documents begin; rows are counted, chosen and shuffled as documents; what stands between texts says --setting "
-        "text_prefix=TEXT text_suffix=TEXT; default: the tokenizer's own special tokens",
+        help="store the tokens of all documents end to end, as samples of N tokens, the last of fewer, with where "
+        "documents begin; options that choose, count or shuffle samples are then about documents; between texts stand "
+        "the special tokens of --tokenizer, or what --setting text_prefix=TEXT text_suffix=TEXT says",
     )
     group.add_argument(
         "--drop-tail", action="store_true", help="drop and count what is left after the last sample of N tokens"

@@ -103,7 +103,8 @@ def test_samples_are_those_of_plain_python_however_documents_come(
 ) -> None:
     bounds = [0, *sorted(data.draw(st.lists(st.integers(0, len(docs)), max_size=3))), len(docs)]
     output = Output(number=0, format=FORMAT, concatenation=Concatenation(num_tokens))
-    tasks, units = [], []
+    tasks: list[ShardTask] = []
+    units: list[bytes] = []
     for unit, (first, stop) in enumerate(pairwise(bounds)):
         units.append(b"".join(np.array(doc.ids, "<i4").tobytes() for doc in docs[first:stop]))
         if stop > first:
