@@ -219,7 +219,9 @@ def _add_tokens(group: Group) -> None:
         "the special tokens of --tokenizer, or what --setting text_prefix=TEXT text_suffix=TEXT says",
     )
     group.add_argument(
-        "--drop-tail", action="store_true", help="drop and count what is left after the last sample of N tokens"
+        "--drop-tail",
+        action="store_true",
+        help="leave out what remains after the last sample of N tokens, and count it",
     )
     group.add_argument("--min-tokens", type=int, metavar="N", help="leave out samples of fewer tokens, and count them")
     group.add_argument("--max-tokens", type=int, metavar="N", help="leave out samples of more tokens, and count them")
