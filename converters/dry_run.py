@@ -63,7 +63,8 @@ class DryRun:
     """What was found in the first num_rows rows.
 
     found: for each kind of rows the first source of it and what is read of it. rejects: "source:row: reason". expected:
-    None where a source does not tell how large it is.
+    None where a source does not tell how large it is. With `concat` num_samples and samples are those of documents, and
+    what is expected is of the samples that they make up.
     """
 
     schema: str

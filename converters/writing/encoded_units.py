@@ -252,7 +252,9 @@ class _Encoding:
             self._filtered.append(row.number)
             return None
         if self._encoder.hashes:
-            self._hashes.append(xxhash.xxh3_128_digest(data + spans.tobytes()))
+            hashed = xxhash.xxh3_128(data)
+            hashed.update(spans.tobytes())
+            self._hashes.append(hashed.digest())
         self._sizes.append(len(data))
         self._spans.append(spans)
         self._rows.append(row.number)

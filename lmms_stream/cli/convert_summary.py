@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Schemas whose samples have tokens, and what `lmms-stream index` needs to count them.
 _COUNTED_BY = {**dict.fromkeys(("messages", "preference", "text"), " --tokenizer PATH"), "tokens": ""}
+_OF_DOCUMENTS = ("num_documents", "num_tail_tokens", "num_dropped_tokens")  # of a SplitReport
 
 
 def print_summary(target: str, report: ConvertReport) -> None:
@@ -38,7 +39,8 @@ def print_summary(target: str, report: ConvertReport) -> None:
         table.add_row("left out", f"{_counted(report.num_dropped_tokens, 'token')} {reason}", style="yellow")
     console.print(table)
     if report.splits:
-        print_records("splits", list(report.splits.items()))
+        left_out = () if report.num_documents is not None else _OF_DOCUMENTS
+        print_records("splits", list(report.splits.items()), left_out=left_out)
     console.print(Text(f"next: {visible(_next_command(first, report))}"), soft_wrap=True)
 
 
