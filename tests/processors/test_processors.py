@@ -201,7 +201,7 @@ def test_a_text_needs_a_tokenizer_that_says_where_it_ends(tokenizer: Path) -> No
 
 def test_what_stands_around_a_text_is_the_tokenizers_own_unless_it_is_said(tokenizer: Path) -> None:
     framed = load(tokenizer)
-    user, end = (int(framed.convert_tokens_to_ids(token)) for token in ("<|user|>", "<|end|>"))
+    user, end = (framed.backend_tokenizer.token_to_id(token) for token in ("<|user|>", "<|end|>"))
     framed.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|user|> $A", special_tokens=[("<|user|>", user)]
     )
