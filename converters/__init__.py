@@ -2,6 +2,7 @@
 
 options     what is asked of a conversion, checked
 convert     the conversion: sources are read, mapped, encoded and laid into shards
+columns     what is stored of rows: its schema and columns
 asked       all that decides what is written, by which a conversion is known again
 again       whether stored samples are stored again as they are
 append      new sources beside those of a dataset that is there

@@ -26,7 +26,7 @@ def check_targets(sources: Sequence[Source], targets: Sequence[Storage]) -> None
 
 def carried_over(sources: Sequence[Source], options: ConvertOptions) -> list[str]:
     """Fingerprints of lengths indexes that are carried over, because samples are stored as they are."""
-    is_again = all(each == SchemaOptions() for each in schemas_of(sources, options)) and not options.tokenize
+    is_again = all(each == SchemaOptions() for each in schemas_of(sources, options)) and not options.stores_tokens
     return carried_fingerprints(sources) if is_again else []
 
 

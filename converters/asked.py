@@ -21,6 +21,7 @@ def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, An
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     schemas = schemas_of(sources, options)
     values["schema"] = options.schema.asked
+    values["drop_tail"] = options.drop_tail or None  # as in datasets of earlier versions, which do not have it
     values.pop("ids")  # the source that they are of knows them
     values["processor"] = options.processor and dict(options.processor.description)
     versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}

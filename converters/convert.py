@@ -14,19 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, DataError
-from ..processors.base import Processor, cut_media
-from ..processors.text import TokensProcessor
+from ..errors import ConfigError
+from ..processors.base import cut_media
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
 from ..version import VERSION
 from .again import carried_over, check_targets, measures
 from .asked import asked_of, check_code, check_unchanged, described
+from .columns import check_columns, check_processor, stored_columns, stored_schema
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
-from .report import ConvertReport, CountedBytes, SplitReport, report_of
-from .rows import schemas
-from .rows.mapper import Mapper
+from .report import ConvertReport, CountedBytes, SplitReport, added_documents, documents_of, report_of
 from .rows.user_functions import NamedOrFunction, with_functions
 from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
@@ -208,8 +206,8 @@ def _write_shards(
     counted = CountedBytes(total, tell=progress.advance)
     reading = Reading(sources, options.schema, say=progress.say)
     check_processor(options.processor, reading.mapper)
-    columns = schemas.TOKENS.columns if options.tokenize else reading.mapper.columns
-    _check_columns(columns, expected, source=sources[0].name)
+    columns = stored_columns(options, reading.mapper)
+    check_columns(columns, expected, source=sources[0].name)
     format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
     laying = Laying(format, options, work)
     num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes + 1)
@@ -222,26 +220,6 @@ def _write_shards(
         Run(pool, reading, laying, work, num_workers=num_workers, **told).go()
     counted.finish()
     return reading, laying
-
-
-def check_processor(processor: Processor | None, mapper: Mapper) -> None:
-    """ConfigError for a processor that does not read what the mapper makes of rows."""
-    if processor is not None and processor.schema != mapper.schema:
-        raise ConfigError(
-            f"the rows are {mapper.schema!r}, and {type(processor).__name__} reads {processor.schema!r}: choose the "
-            "other with --processor, or say what the rows are with --kind and --columns"
-        )
-
-
-def _check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | None, *, source: str) -> None:
-    if expected is not None and dict(columns) != dict(expected):
-        found, there = (
-            ", ".join(f"{name} ({each[name]})" for name in sorted(each)) for each in (dict(columns), dict(expected))
-        )
-        raise DataError(
-            f"{source} gives samples with {found}, and those of the dataset have {there}: convert it to a target of "
-            "its own, or say what its rows are with --kind, --columns and --keep"
-        )
 
 
 def _commit(
@@ -259,7 +237,7 @@ def _commit(
     is_first = output.number == 0  # rows that are left out are in no split: the first counts them
     rejects = laying.rejects if is_first else []
     description = {
-        "schema": _stored_schema(reading, options),
+        "schema": stored_schema(options, reading.mapper),
         "columns": output.format.columns,
         "num_samples": output.num_samples,
         "num_rejected": len(rejects),
@@ -268,6 +246,7 @@ def _commit(
         "num_left_out_by_filter": laying.num_left_out_by_filter if is_first else 0,
         "num_left_out_by_map": laying.num_left_out_by_map if is_first else 0,
         "num_duplicates": laying.num_duplicates if is_first else 0,
+        **documents_of(output),
         "source": [each | {"at": place_of(each["name"])} for each in described(sources)],
         "options": options_of(asked),
         "asked": digest_of(asked),
@@ -296,7 +275,7 @@ def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOption
     tokens = [report.num_tokens for report in reports if report.num_tokens is not None]
     return ConvertReport(
         kind=reading.mapper.description,
-        schema=_stored_schema(reading, options),
+        schema=stored_schema(options, reading.mapper),
         num_rows=sum(report.num_rows for report in reports),
         num_rejected=len(laying.rejects),
         num_filtered=laying.num_filtered,
@@ -309,11 +288,8 @@ def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOption
         num_bytes=sum(entry_bytes(entry) for entry in work.done.values()),
         seconds=seconds,
         splits=dict(zip(options.splits or (), reports, strict=False)),
+        **added_documents(reports),
     )
-
-
-def _stored_schema(reading: Reading, options: ConvertOptions) -> str:
-    return TokensProcessor.schema if options.tokenize else reading.mapper.schema
 
 
 def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
@@ -321,7 +297,8 @@ def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
         folder=work.units,
         format=format,
         processor=options.processor,
-        tokenize=options.tokenize,
+        tokenize=options.stores_tokens,
+        documents=options.concat is not None,
         on_error=options.on_error,
         limit=options.limit if options.dedup is None else None,  # how many of a unit stay is known once it is laid
         shortest=options.shortest,

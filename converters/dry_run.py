@@ -20,7 +20,8 @@ from ..mds.index import parse_index
 from ..mds.shard import Shard
 from ..processes.pool import num_cores
 from .append import new_sources
-from .convert import check_processor, look
+from .columns import check_processor, stored_columns, stored_schema
+from .convert import look
 from .options import ConvertOptions
 from .rows import schemas
 from .sources.files import Fetch
@@ -62,7 +63,8 @@ class DryRun:
     """What was found in the first num_rows rows.
 
     found: for each kind of rows the first source of it and what is read of it. rejects: "source:row: reason". expected:
-    None where a source does not tell how large it is.
+    None where a source does not tell how large it is. With `concat` num_samples and samples are those of documents, and
+    what is expected is of the samples that they make up.
     """
 
     schema: str
@@ -109,11 +111,13 @@ def dry_run(
         said: list[str] = []
         with closing(Reading(read, options.schema, say=said.append)) as reading:
             check_processor(options.processor, reading.mapper)
-            columns = schemas.TOKENS.columns if options.tokenize else reading.mapper.columns
+            columns = stored_columns(options, reading.mapper)
+            if options.concat is not None:  # what is shown, and counted, are the documents
+                columns = schemas.TOKENS.columns
             format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
             tried = _Tried(reading, _encoder(format, options))
             tried.read_all(read)
-        schema = schemas.TOKENS.name if options.tokenize else reading.mapper.schema
+        schema = stored_schema(options, reading.mapper)
         samples = tuple(_shown(tried.samples[:num_samples], format, schema, options, folder=Path(folder)))
     return DryRun(
         schema=schema,
@@ -185,7 +189,7 @@ def _encoder(format: ShardFormat, options: ConvertOptions) -> UnitEncoder:
         folder=Path(),  # nothing is written there
         format=format,
         processor=options.processor,
-        tokenize=options.tokenize,
+        tokenize=options.stores_tokens,
         on_error="skip",
         limit=None,
         shortest=options.shortest,
@@ -274,6 +278,9 @@ def _expected(
         num_rows, num_samples = num_rows * options.limit / num_samples, options.limit
     share = num_samples / max(1, tried.num_samples)  # how many times what was read
     raw = round(share * (tried.num_bytes + 4 * tried.num_samples))
+    num_tokens = None if tried.num_tokens is None else round(share * tried.num_tokens)
+    if options.concat is not None and num_tokens is not None:
+        is_exact, num_samples = False, -(-num_tokens // options.concat)  # of about as many bytes as the documents
     ratio, seconds_a_raw_byte = _compressed(tried.samples, format)
     workers = num_workers or min(num_cores(), int(share * bytes_read) // options.unit_bytes + 1)
     seconds = share * bytes_read * tried.seconds_a_byte() + raw * seconds_a_raw_byte
@@ -281,7 +288,7 @@ def _expected(
         num_rows=round(num_rows),
         num_samples=num_samples,
         num_bytes=round(raw * ratio),
-        num_tokens=None if tried.num_tokens is None else round(share * tried.num_tokens),
+        num_tokens=num_tokens,
         num_shards=options.num_shards or -(-num_samples // (options.samples_per_shard or num_samples or 1))
         if options.cut.by_samples
         else -(-raw // format.shard_bytes),

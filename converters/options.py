@@ -18,6 +18,7 @@ from .writing.encoding import MAX_SHARD_BYTES, check_compression
 from .writing.outputs import Cut
 
 DEFAULT_SHARD_BYTES = 1 << 26
+MAX_CONCAT = 1 << 26  # tokens, of which each may be a document: the sample has 1 GiB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +37,10 @@ class ConvertOptions:
     samples_per_shard: of all shards but the last; with either, shard_bytes stays as it is. ids: a file of the samples
     that are taken of the one source, an MDS dataset (see read_ids). dedup: "exact" leaves out samples of which all that
     is stored equals an earlier one's. delimiter, encoding: of CSV and TSV, as `delimited` takes them (default: comma
-    and tab, UTF-8).
+    and tab, UTF-8). concat: the tokens of rows (of the processor, or theirs where rows are tokenized) are laid end to
+    end and stored as samples of so many, with where documents begin; limit, splits, shuffle_seed, dedup, shortest and
+    longest are about the documents. drop_tail: what is left after the last whole sample is dropped and counted, not
+    stored as a shorter sample.
     """
 
     format: str | None = None
@@ -60,12 +64,14 @@ class ConvertOptions:
     dedup: Literal["exact"] | None = None
     delimiter: str | None = None
     encoding: str | None = None
+    drop_tail: bool = False
+    concat: int | None = None
 
     def __post_init__(self) -> None:
         check_compression(self.compression)
         if self.tokenize and self.processor is None:
             raise ConfigError("--tokenize needs a tokenizer: pass --tokenizer")
-        if (self.shortest or self.longest) and self.processor is None:
+        if (self.shortest or self.longest) and self.processor is None and self.concat is None:
             raise ConfigError("samples are left out by their tokens, which a tokenizer counts: pass --tokenizer")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 sample, got {self.limit}")
@@ -77,6 +83,7 @@ class ConvertOptions:
             raise ConfigError(f"the shares of {dict(self.splits)} must be above 0 and add up to 1")
 
         self._check_sizes()
+        self._check_concat()
         _ = self.delimited  # checked
 
     def _check_sizes(self) -> None:
@@ -92,6 +99,18 @@ class ConvertOptions:
         given = [name for name, value in sizes.items() if value is not None]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} both say where shards end: pass one of them")
+
+    def _check_concat(self) -> None:
+        if self.concat is None:
+            if self.drop_tail:
+                raise ConfigError("--drop-tail is about the last sample of --concat: pass --concat N, or leave it out")
+            return
+        if not 2 <= self.concat <= MAX_CONCAT:
+            raise ConfigError(f"--concat must be 2 to {MAX_CONCAT} tokens, got {self.concat}: 4096 is usual")
+
+    @property
+    def stores_tokens(self) -> bool:
+        return self.tokenize or self.concat is not None
 
     @property
     def cut(self) -> Cut:
@@ -109,4 +128,4 @@ class ConvertOptions:
 
     @property
     def measured_by(self) -> Processor | None:
-        return TokensProcessor() if self.tokenize else self.processor
+        return TokensProcessor() if self.stores_tokens else self.processor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
@@ -11,13 +12,28 @@ from .writing.done import Finished
 from .writing.outputs import Output
 
 
+class DocumentCounts(TypedDict, total=False):
+    """See SplitReport."""
+
+    num_documents: int
+    num_tail_tokens: int
+    num_dropped_tokens: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitReport:
-    """One dataset of several. num_tokens is None where nothing measured them."""
+    """One dataset of several. num_tokens is None where nothing measured them.
+
+    num_documents: that its samples were made of, where they were laid end to end. num_tail_tokens: of the last sample,
+    where it is shorter than the others. num_dropped_tokens: of the last one, where it was not stored.
+    """
 
     num_rows: int
     num_tokens: int | None
     num_shards: int
+    num_documents: int | None = None
+    num_tail_tokens: int = 0
+    num_dropped_tokens: int = 0
 
     @staticmethod
     def of(output: Output) -> SplitReport:
@@ -26,7 +42,21 @@ class SplitReport:
             if output.lengths
             else None
         )
-        return SplitReport(num_rows=output.num_samples, num_tokens=tokens, num_shards=output.num_shards)
+        return SplitReport(
+            num_rows=output.num_samples, num_tokens=tokens, num_shards=output.num_shards, **documents_of(output)
+        )
+
+
+def documents_of(output: Output) -> DocumentCounts:
+    """What a report says of documents that were laid end to end; nothing where none were."""
+    joined = output.concatenation
+    if joined is None:
+        return {}
+    return {
+        "num_documents": joined.num_documents,
+        "num_tail_tokens": joined.num_tail_tokens,
+        "num_dropped_tokens": joined.num_dropped_tokens,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +66,8 @@ class ConvertReport:
     kind: what the rows are, and which of their columns are read and kept. schema: what is stored of them. num_rejected
     rows did not fit; num_filtered were left out for their length, num_empty because their text is empty, num_duplicates
     because all that is stored of them is stored of an earlier one. num_tokens is None where nothing measured them.
-    was_there: an earlier call had done all of it.
+    num_documents, num_tail_tokens, num_dropped_tokens: as in SplitReport, of all together. was_there: an earlier call
+    had done all of it.
     """
 
     kind: str
@@ -53,6 +84,9 @@ class ConvertReport:
     num_bytes: int
     seconds: float
     splits: Mapping[str, SplitReport]
+    num_documents: int | None = None
+    num_tail_tokens: int = 0
+    num_dropped_tokens: int = 0
     was_there: bool = False
 
     @property
@@ -69,6 +103,18 @@ class ConvertReport:
         return {reason: count for reason, count in reasons.items() if count}
 
 
+def added_documents(reports: Iterable[SplitReport]) -> DocumentCounts:
+    """The counts of documents of all datasets together; nothing where none has any."""
+    counted = [report for report in reports if report.num_documents is not None]
+    if not counted:
+        return {}
+    return {
+        "num_documents": sum(report.num_documents or 0 for report in counted),
+        "num_tail_tokens": sum(report.num_tail_tokens for report in counted),
+        "num_dropped_tokens": sum(report.num_dropped_tokens for report in counted),
+    }
+
+
 def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: float) -> ConvertReport:
     """The report of a conversion that was done before, from what lies at its targets."""
     described = [each.description for each in finished]
@@ -77,6 +123,9 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
             num_rows=each.description["num_samples"],
             num_tokens=each.num_tokens,
             num_shards=len(each.description["shards"]),
+            num_documents=each.description.get("num_documents"),
+            num_tail_tokens=each.description.get("num_tail_tokens", 0),
+            num_dropped_tokens=each.description.get("num_dropped_tokens", 0),
         )
         for each in finished
     ]
@@ -96,6 +145,7 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
         num_bytes=sum(shard.get("file_size", shard["size"]) for each in described for shard in each["shards"]),
         seconds=seconds,
         splits=dict(zip(splits, reports, strict=False)),
+        **added_documents(reports),
         was_there=True,
     )
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .processors import ProcessorConfig as ProcessorConfig
     from .processors.base import Processor as Processor
     from .processors.chat import ChatProcessor as ChatProcessor
+    from .processors.documents import DocumentsProcessor as DocumentsProcessor
     from .processors.multimodal import MultimodalProcessor as MultimodalProcessor
     from .processors.preference import PreferenceProcessor as PreferenceProcessor
     from .processors.preference_media import MediaPreferenceProcessor as MediaPreferenceProcessor
@@ -57,6 +58,7 @@ _HOME = {
     "ConvertOptions": "converters.options",
     "Cursor": "plan.cursor",
     "DatasetConfig": "mds.dataset_config",
+    "DocumentsProcessor": "processors.documents",
     "FSDP2SFTTrainer": "train.trainer",
     "FetchConfig": "storage.fetch_config",
     "LengthIndex": "mds.lengths",

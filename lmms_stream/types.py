@@ -33,10 +33,11 @@ class StoredObject:
 
 
 class Role(IntEnum):
-    """What an answer is to those who compare answers."""
+    """What a sequence of a sample is: an answer to those who compare answers, or a document beside others."""
 
     REJECTED = 0  # of a pair, the worse one; by itself, one that is not wanted
     CHOSEN = 1
+    DOCUMENT = 2
 
 
 class Columns(NamedTuple):
@@ -140,9 +141,9 @@ class Batch:
     source: the source of the samples. step: the step it belongs to, counted from where the loader began;
     micro_batch: its number among this rank's packs of the step. num_patches: rows that its samples give to the tower
     of their media, as measured.
-    sequences: int64[n, 4] where samples consist of several sequences, as a pair of answers does: the index of its
-    sample in sample_ids, its tokens [start, stop), and its role (see Role), in the order of their tokens. Each is a
-    segment of its own; padding is none of them. None where each sample is one segment.
+    sequences: int64[n, 4] where samples consist of several sequences, as a pair of answers does, or documents that do
+    not see each other: the index of its sample in sample_ids, its tokens [start, stop), and its role (see Role), in the
+    order of their tokens. Each is a segment of its own; padding is none of them. None where each sample is one segment.
     """
 
     input_ids: torch.Tensor

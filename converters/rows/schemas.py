@@ -17,6 +17,8 @@ class Schema:
 MESSAGES = Schema("messages", {"messages": "str", "media": "bytes"})
 PREFERENCE = Schema("preference", {"messages": "str", "media": "bytes"})  # a prompt and its answers
 TOKENS = Schema("tokens", {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"})
+# Documents laid end to end: the tokens at which one begins or, at 0, may go on from the sample before.
+DOCUMENTS = Schema("tokens", {"document_starts": "ndarray:int32", **TOKENS.columns})
 TEXT = Schema("text", {"text": "str"})
 IMAGE = Schema("image", {"image": "bytes", "facts": "str", "label": "int"})  # label -1: none
 # Those that processors read. Of two with the same columns the first is meant where a dataset does not name its own.

@@ -50,7 +50,7 @@ def _loss_spans(fields: Fields, ids: NDArray[np.int64]) -> NDArray[np.int32]:
         return np.array([[0, len(ids)]], np.int32)
     value = fields.get(said[0])
     if said[0] == "loss_spans":
-        return _checked_spans(_integers(fields, "loss_spans", value), len(ids))
+        return checked_spans(_integers(fields, "loss_spans", value), len(ids))
     values = _same_length(fields, said[0], value, ids)
     if said[0] == "loss_mask":
         if not np.isin(values, (0, 1)).all():
@@ -73,7 +73,8 @@ def learnt_spans(learnt: NDArray[np.bool_]) -> NDArray[np.int32]:
     return spans_of(learnt)
 
 
-def _checked_spans(spans: NDArray[np.int64], num_tokens: int) -> NDArray[np.int32]:
+def checked_spans(spans: NDArray[np.int64], num_tokens: int) -> NDArray[np.int32]:
+    """The spans of a row of so many tokens, int32[k, 2]; DataError for some that lie outside it or do not ascend."""
     if not spans.size:
         raise DataError("column 'loss_spans' is empty, so nothing would be learnt: complete or remove the row")
     if spans.ndim != 2 or spans.shape[1] != 2:

@@ -18,6 +18,7 @@ from ...mds.index import ShardInfo, file_matches
 from ...mds.shard import Shard
 from ...processes.pool import do_all, open_pool
 from ...processors.base import Measured, Processor
+from ...processors.documents import DocumentsProcessor
 from ...processors.measured import measured_with_media
 from ...processors.media.facts import facts_of, sound_of_video
 from ...processors.media.stored import media_parts
@@ -171,7 +172,7 @@ def _check_content(sample: Sample, schema: str | None) -> None:
                 "expected [T] and [k, 2]: convert the dataset again"
             )
         try:
-            TokensProcessor().process(sample)
+            (DocumentsProcessor() if "document_starts" in sample else TokensProcessor()).process(sample)
         except DataError as error:
             raise DataError(f"{error}: convert the dataset again") from error
 

@@ -4,6 +4,7 @@ reading         the units of all sources, with what maps their rows
 encoding        sample -> bytes of an MDS shard, as MDSWriter makes them
 encoded_units   a unit of rows -> its samples as bytes
 unit_files      the files of the work folder that hold them, and say what they are
+laid            samples and where their bytes lie; documents: laid end to end and cut into samples
 layout          units in the order of the sources -> samples in the order of the outputs
 outputs         which samples each shard holds
 shards          samples -> a shard, checked, compressed and uploaded

@@ -27,10 +27,13 @@ from ..rows.user_functions import RowFunctions
 from ..sources.mds import StoredSamples
 from ..sources.units import Row, Unit
 from ..stored.catalog import check_processed
+from .documents import document_of
 from .encoding import ShardFormat
+from .laid import Spans
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path, temporary_beside
 
 OnError = Literal["fail", "skip"]
+_NO_SPANS = np.empty((0, 2), np.int32)
 _NOTHING = Measured(0)  # of a sample that nothing measures
 _PROCESS_EACH = 1000  # of so many rows of a unit one is processed, the others are only measured
 
@@ -56,6 +59,7 @@ class UnitEncoder:
 
     on_error: at a row that does not fit, the unit ends with it as its only reject, or goes on. limit: samples of a unit
     at most. shortest, longest: what has fewer or more tokens is left out. hashes: whether to hash each sample.
+    documents: samples of tokens become parts of others, so their tokens are stored without anything around them.
     process_each: of so many rows of a unit one is processed, the others are only measured; None for what on_error asks
     for.
     """
@@ -69,6 +73,7 @@ class UnitEncoder:
     shortest: int | None
     longest: int | None
     hashes: bool = False
+    documents: bool = False
     process_each: int | None = None
 
     def encoded(self, task: UnitTask) -> tuple[list[bytes], EncodedUnit]:
@@ -78,7 +83,7 @@ class UnitEncoder:
 
     def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> bool:
         """Write the samples, and then what they are; whether the unit is whole: no row ended it early."""
-        if isinstance(task.unit, StoredSamples) and task.unit.is_moved and self.processor is None:
+        if isinstance(task.unit, StoredSamples) and task.unit.is_moved and self.processor is None and not self.tokenize:
             self._move(task.number, task.unit)
             on_bytes(task.unit.num_bytes)
             return True
@@ -160,6 +165,7 @@ class _Encoding:
         self._by_filter: list[int] = []
         self._by_map: list[int] = []
         self._hashes: list[bytes] = []
+        self._spans: list[NDArray[np.int32]] = []  # of each document
         self._measures: Processor | None = TokensProcessor() if encoder.tokenize else encoder.processor
         has_media = self._measures is not None and measures_media(self._measures)
         self._shape = (-1, len(Measured._fields)) if has_media else (-1,)  # of the array of lengths
@@ -231,6 +237,9 @@ class _Encoding:
                 raise found
             self._check(sample, found, row)
             stored = None if self._encoder.tokenize else row.stored
+            spans: NDArray[np.int32] = _NO_SPANS
+            if self._encoder.documents:
+                stored, spans = document_of(sample)
             data = self._encoder.format.encode(sample) if stored is None else stored
         except EmptyRowError:
             self._empty.append(row.number)
@@ -243,8 +252,11 @@ class _Encoding:
             self._filtered.append(row.number)
             return None
         if self._encoder.hashes:
-            self._hashes.append(xxhash.xxh3_128_digest(data))
+            hashed = xxhash.xxh3_128(data)
+            hashed.update(spans.tobytes())
+            self._hashes.append(hashed.digest())
         self._sizes.append(len(data))
+        self._spans.append(spans)
         self._rows.append(row.number)
         self._lengths.append(found if len(self._shape) > 1 else tokens)
         return data
@@ -289,6 +301,7 @@ class _Encoding:
             hashes=np.frombuffer(b"".join(self._hashes), np.uint64).reshape(-1, 2) if self._encoder.hashes else None,
             # Not needed: no unit follows one that ended early.
             num_rows=0 if self.has_failed or self._is_full else self._unit.count(),
+            spans=Spans.of(self._spans) if self._encoder.documents else None,
         )
 
 

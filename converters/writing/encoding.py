@@ -135,7 +135,7 @@ def _encoder(encoding: str) -> Encode:
     if encoding == "int":
         return struct.Struct("<q").pack
     if encoding == "ndarray:int32":
-        return _encode_int32
+        return encode_int32
     from streaming.base.format.mds.encodings import is_mds_encoding, mds_encode
 
     if encoding == "pkl" or not is_mds_encoding(encoding):
@@ -153,14 +153,18 @@ def _encode_bytes(value: bytes) -> bytes:
     return value
 
 
-def _encode_int32(values: NDArray[np.int32]) -> bytes:
-    """See decoding.py for what the first byte says; like MDSWriter's, an array has values."""
+def encode_int32(values: NDArray[np.int32]) -> bytes:
+    """An array as a column has it; like MDSWriter's, an array has values."""
     if values.dtype != np.int32 or not values.size:
         raise ValueError(f"expected some int32 values, found {values.dtype} of shape {values.shape}")
-    largest = max(values.shape)
+    return int32_head(values.shape) + values.tobytes()
+
+
+def int32_head(shape: tuple[int, ...]) -> bytes:
+    """What comes before the values of an array in a column; see decoding.py for what the first byte says."""
+    largest = max(shape)
     width = 0 if largest < 1 << 8 else 1 if largest < 1 << 16 else 2
-    head = struct.pack(f"<B{values.ndim}{'BHI'[width]}", values.ndim << 2 | width, *values.shape)
-    return head + values.tobytes()
+    return struct.pack(f"<B{len(shape)}{'BHI'[width]}", len(shape) << 2 | width, *shape)
 
 
 def _fixed_size(encoding: str) -> int | None:

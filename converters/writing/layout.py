@@ -10,17 +10,19 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...mds.provenance import packed_rows
+from .documents import Concatenation
 from .duplicates import Seen
 from .encoded_units import OnError, UnitTask
 from .encoding import ShardFormat
+from .laid import Laid
 from .outputs import Cut, Output
 from .reading import Reading
 from .replacing import free_numbers
-from .shards import ShardTask
+from .shards import MADE, ShardTask
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path
 from .work import RowError, Work
 
-Samples = NDArray[np.int64]  # [n, 4]: unit, first byte in it, size, and the packed row of its source
+_DEALT = 1 << 20  # samples that are dealt at once
 
 
 class Asked(Protocol):
@@ -40,6 +42,10 @@ class Asked(Protocol):
     def split_seed(self) -> int: ...
     @property
     def cut(self) -> Cut: ...
+    @property
+    def concat(self) -> int | None: ...
+    @property
+    def drop_tail(self) -> bool: ...
 
 
 class Laying:
@@ -47,7 +53,13 @@ class Laying:
 
     def __init__(self, format: ShardFormat, asked: Asked, work: Work):
         self.outputs = [
-            Output(number=number, format=format, file_numbers=free_numbers(replaced), cut=asked.cut)
+            Output(
+                number=number,
+                format=format,
+                file_numbers=free_numbers(replaced),
+                cut=asked.cut,
+                concatenation=None if asked.concat is None else Concatenation(asked.concat),
+            )
             for number, replaced in enumerate(work.replaced)
         ]
         self.next_unit = 0
@@ -64,7 +76,7 @@ class Laying:
         self._seen = Seen()
         self._draws = np.random.default_rng(asked.split_seed)  # draws a number for each sample, in order
         self._bytes_left: dict[int, int] = {}  # of each unit, bytes that go into shards which are not made yet
-        self._kept: list[tuple[Samples, NDArray[np.uint32] | None]] = []  # kept until all are there and can be shuffled
+        self._kept: list[Laid] = []  # kept until all are there and can be shuffled
 
     @property
     def is_full(self) -> bool:
@@ -91,15 +103,15 @@ class Laying:
         self.num_left_out_by_map += len(encoded.by_map)
         self.num_duplicates += len(is_kept) - int(is_kept.sum())
         sizes = encoded.sizes
-        samples = np.stack([np.full(len(sizes), task.number), np.cumsum(sizes) - sizes, sizes, rows], axis=1)[is_kept]
-        lengths = None if encoded.lengths is None else encoded.lengths[is_kept]
-        self._bytes_left[task.number] = int(samples[:, 2].sum())
+        samples = np.stack([np.full(len(sizes), task.number), np.cumsum(sizes) - sizes, sizes, rows], axis=1)
+        laid = Laid(samples, encoded.lengths, encoded.spans).taken(np.flatnonzero(is_kept))
+        self._bytes_left[task.number] = int(laid.samples[:, 2].sum())
         self._remove_if_unused(task.number)
-        self.num_samples += len(samples)
+        self.num_samples += len(laid.samples)
         if self._asked.shuffle_seed is None:
-            yield from self._deal(samples, lengths)
+            yield from self._deal(laid)
         else:
-            self._kept.append((samples, lengths))
+            self._kept.append(laid)
 
     def _kept_of(self, encoded: EncodedUnit) -> tuple[EncodedUnit, NDArray[np.bool_]]:
         """The unit up to the last sample that the limit asks for, and which of its samples came nowhere before."""
@@ -122,16 +134,25 @@ class Laying:
             raise DataError(f"no sample is left to write ({'; '.join(reasons)}): check the sources and the options")
         if self._asked.shuffle_seed is not None:
             order = np.random.default_rng(self._asked.shuffle_seed).permutation(self.num_samples)
-            samples = np.concatenate([each for each, _ in self._kept])[order]
-            lengths = [each for _, each in self._kept if each is not None]
-            shuffled = np.concatenate(lengths)[order] if lengths else None
+            laid = Laid.joined(self._kept)
             self._kept = []
-            yield from self._deal(samples, shuffled)
-        self._check_splits()
+            for first in range(0, len(order), _DEALT):
+                yield from self._deal(laid.taken(order[first : first + _DEALT]))
+        for output in self.outputs:
+            yield from self._not_done(output.end_documents(drop_tail=self._asked.drop_tail))
+        self._check_outputs()
         for output in self.outputs:
             yield from self._not_done(output.finish())
 
-    def _check_splits(self) -> None:
+    def _check_outputs(self) -> None:
+        for output in self.outputs:
+            joined = output.concatenation
+            if joined is not None and joined.num_dropped_tokens and not output.num_samples:
+                raise DataError(
+                    f"{joined.num_documents} documents have {joined.num_dropped_tokens} tokens, too few for a sample "
+                    f"of {self._asked.concat}, and a shorter one is dropped: choose a smaller --concat, or leave "
+                    "--drop-tail out"
+                )
         for output, (name, share) in zip(self.outputs, (self._asked.splits or {}).items(), strict=False):
             if not output.num_samples:
                 raise DataError(
@@ -139,16 +160,15 @@ class Laying:
                     f"{share}, another --split-seed, or leave it out"
                 )
 
-    def _deal(self, samples: Samples, lengths: NDArray[np.uint32] | None) -> Iterator[ShardTask]:
+    def _deal(self, laid: Laid) -> Iterator[ShardTask]:
         """To the outputs, by their shares."""
         if self._asked.splits is None:
-            yield from self._not_done(self.outputs[0].add(samples, lengths))
+            yield from self._not_done(self.outputs[0].add(laid))
             return
         ends = np.cumsum(list(self._asked.splits.values()))[:-1]
-        chosen = np.searchsorted(ends, self._draws.random(len(samples)), side="right")
+        chosen = np.searchsorted(ends, self._draws.random(len(laid.samples)), side="right")
         for output in self.outputs:
-            here = chosen == output.number
-            yield from self._not_done(output.add(samples[here], None if lengths is None else lengths[here]))
+            yield from self._not_done(output.add(laid.taken(np.flatnonzero(chosen == output.number))))
 
     def _not_done(self, tasks: Iterator[ShardTask]) -> Iterator[ShardTask]:
         for task in tasks:
@@ -159,7 +179,8 @@ class Laying:
 
     def has_made(self, task: ShardTask) -> None:
         """A shard is in its target: units that no other shard needs may go."""
-        for number in np.unique(task.runs[:, 0]).tolist():
+        units = task.runs[:, 0]
+        for number in np.unique(units[units != MADE]).tolist():
             self._bytes_left[number] -= int(task.runs[task.runs[:, 0] == number, 2].sum())
             self._remove_if_unused(number)
 

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from .documents import Concatenation
 from .encoding import MAX_SHARD_BYTES, ShardFormat
+from .laid import Laid
 from .shards import ShardTask, shard_name
 
 
@@ -34,13 +36,14 @@ class Output:
     """The shards of one dataset as they fill. number: among the outputs of a conversion.
 
     file_numbers: which the files of its shards have in their names, in turn. rows: what its samples were made of, as
-    packed_rows gives it.
+    packed_rows gives it. concatenation: makes samples of documents, where what is added are those.
     """
 
     number: int
     format: ShardFormat
     file_numbers: Iterator[int] = field(default_factory=count)
     cut: Cut = Cut()
+    concatenation: Concatenation | None = None
     num_shards: int = 0
     num_samples: int = 0
     lengths: list[NDArray[np.uint32]] = field(default_factory=list)
@@ -48,13 +51,21 @@ class Output:
     _waiting: list[NDArray[np.int64]] = field(default_factory=list)  # for each sample: unit, first byte, size
     _bytes: int = 0  # of the shard that the waiting samples will make
 
-    def add(self, samples: NDArray[np.int64], lengths: NDArray[np.uint32] | None) -> Iterator[ShardTask]:
-        """Samples that follow, int64[n, 4]: unit, first byte in it, size, packed row; gives shards that are full."""
-        if lengths is not None:
-            self.lengths.append(lengths)
-        self.num_samples += len(samples)
-        self.rows.append(samples[:, 3].copy())
-        samples = samples[:, :3]
+    def add(self, laid: Laid) -> Iterator[ShardTask]:
+        """Samples that follow, or documents; gives shards that are full."""
+        yield from self._fill(laid if self.concatenation is None else self.concatenation.add(laid))
+
+    def end_documents(self, *, drop_tail: bool) -> Iterator[ShardTask]:
+        """The tokens that are left of documents as a last, shorter sample, or dropped; gives a shard that is full."""
+        if self.concatenation is not None:
+            yield from self._fill(self.concatenation.finish(drop_tail=drop_tail))
+
+    def _fill(self, laid: Laid) -> Iterator[ShardTask]:
+        if laid.lengths is not None:
+            self.lengths.append(laid.lengths)
+        self.num_samples += len(laid.samples)
+        self.rows.append(laid.samples[:, 3].copy())
+        samples = laid.samples[:, :3]
         if self.cut.by_samples:
             self._waiting.append(samples)
             yield from self._take_counted()
@@ -116,12 +127,14 @@ class Output:
                 "ask for fewer samples a shard, or for more shards"
             )
         self.num_shards += 1
+        runs, made = (samples, b"") if self.concatenation is None else self.concatenation.runs(len(samples))
         return ShardTask(
             output=self.number,
             number=self.num_shards - 1,
             name=shard_name(next(self.file_numbers)),
             sizes=samples[:, 2].copy(),
-            runs=_joined(samples),
+            runs=_joined(runs),
+            made=made,
         )
 
 

@@ -16,12 +16,15 @@ from ...storage.storage import Storage
 from .encoding import HASH, ShardFormat, compress, compression_extension
 from .unit_files import samples_path, temporary_beside
 
+MADE = -1  # in runs, instead of a unit: bytes that lie in none, but were made
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardTask:
     """Make shard `number` of output `output`, as the file `name`, to which a compression adds its extension.
 
     sizes: int64[num_samples]. runs: int64[num_runs, 3], the samples' bytes in turn: unit, first byte in it, bytes.
+    made: the bytes of runs whose unit is MADE.
     """
 
     output: int
@@ -29,6 +32,7 @@ class ShardTask:
     name: str
     sizes: NDArray[np.int64]
     runs: NDArray[np.int64]
+    made: bytes = b""
 
 
 def shard_name(number: int) -> str:
@@ -64,6 +68,9 @@ class ShardMaker:
         yield self.format.shard_head(task.sizes)
         units: dict[int, NDArray[np.uint8]] = {}
         for unit, first, size in task.runs.tolist():
+            if unit == MADE:
+                yield task.made[first : first + size]
+                continue
             if unit not in units:
                 units[unit] = _mapped(samples_path(self.folder, unit))
             data = units[unit][first : first + size]

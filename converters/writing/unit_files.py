@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import StorageError
 from ...processors.base import Measured
+from .laid import Spans
 
 _ARRAYS = ("sizes", "rows", "lengths", "filtered", "empty", "by_filter", "by_map", "hashes")  # of an EncodedUnit
 _NO_ROWS = np.empty(0, np.int64)
@@ -30,7 +31,8 @@ class EncodedUnit:
     them. rejects: number of the row in the unit, and what is wrong with it.
     filtered: int64[k], rows of samples that were left out for their length. empty: int64[m], rows of empty texts.
     by_filter, by_map: int64, rows that the user's functions left out. hashes: uint64[n, 2], of what is stored of each
-    sample, where equal ones are looked for. num_rows: rows and blank lines.
+    sample, where equal ones are looked for. num_rows: rows and blank lines. spans: of samples that are documents, whose
+    tokens alone are stored.
     """
 
     sizes: NDArray[np.int64]
@@ -43,6 +45,7 @@ class EncodedUnit:
     by_map: NDArray[np.int64]
     hashes: NDArray[np.uint64] | None
     num_rows: int
+    spans: Spans | None = None
 
     def first(self, num_samples: int) -> EncodedUnit:
         """What it would be if the unit ended with the row of its sample number `num_samples`, counted from 1."""
@@ -58,11 +61,14 @@ class EncodedUnit:
             by_map=self.by_map[self.by_map < last_row],
             hashes=None if self.hashes is None else self.hashes[:num_samples],
             num_rows=int(last_row) + 1,
+            spans=None if self.spans is None else self.spans.taken(np.arange(num_samples)),
         )
 
     def save(self, path: Path) -> None:
         about = np.frombuffer(orjson.dumps({"rejects": self.rejects, "num_rows": self.num_rows}), np.uint8)
         arrays = {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
+        if self.spans is not None:
+            arrays |= {"span_counts": self.spans.counts, "span_bounds": self.spans.bounds}
         temporary = temporary_beside(path)
         with temporary.open("wb") as file:
             np.savez(file, about=about, **arrays)
@@ -84,6 +90,7 @@ class EncodedUnit:
                     by_map=arrays.get("by_map", _NO_ROWS),
                     hashes=arrays.get("hashes"),
                     num_rows=about["num_rows"],
+                    spans=Spans(arrays["span_counts"], arrays["span_bounds"]) if "span_counts" in arrays else None,
                 )
         except (ValueError, KeyError, EOFError, OSError) as error:
             raise StorageError(f"{path} is damaged ({error}): begin again with --overwrite") from error

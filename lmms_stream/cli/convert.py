@@ -22,6 +22,7 @@ EXAMPLES = (
     "lmms-stream convert chats.jsonl 'more/*.parquet' s3://bucket/chats --tokenizer path/to/tokenizer",
     "lmms-stream convert 'hf:path/to/dataset?split=train' chats --columns messages=dialogue --keep id --on-error skip",
     "lmms-stream convert photos.csv photos --kind caption --media-root pictures --max-image-pixels 1000000",
+    "lmms-stream convert 'texts/*.parquet' tokens --processor text --tokenizer path/to/tokenizer --concat 4096",
     "lmms-stream convert chats.jsonl chats --split train=0.99 validation=0.01 --shuffle-seed 1 --compression zstd",
 )
 DESCRIPTION = "Write datasets of any kind as MDS shards; the same command goes on where a run was ended."
@@ -140,6 +141,8 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         dedup=options.dedup,
         delimiter=options.delimiter,
         encoding=options.encoding,
+        drop_tail=options.drop_tail,
+        concat=options.concat,
     )
 
 

@@ -210,6 +210,19 @@ def _add_tokens(group: Group) -> None:
     )
     add_options(group, default="chat")
     group.add_argument("--tokenize", action="store_true", help="store tokens and loss spans instead of the samples")
+    group.add_argument(
+        "--concat",
+        type=int,
+        metavar="N",
+        help="store the tokens of all documents end to end, as samples of N tokens, the last of fewer, with where "
+        "documents begin; options that choose, count or shuffle samples are then about documents; between texts stand "
+        "the special tokens of --tokenizer, or what --setting text_prefix=TEXT text_suffix=TEXT says",
+    )
+    group.add_argument(
+        "--drop-tail",
+        action="store_true",
+        help="leave out what remains after the last sample of N tokens, and count it",
+    )
     group.add_argument("--min-tokens", type=int, metavar="N", help="leave out samples of fewer tokens, and count them")
     group.add_argument("--max-tokens", type=int, metavar="N", help="leave out samples of more tokens, and count them")
 

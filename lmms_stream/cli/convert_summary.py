@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Schemas whose samples have tokens, and what `lmms-stream index` needs to count them.
 _COUNTED_BY = {**dict.fromkeys(("messages", "preference", "text"), " --tokenizer PATH"), "tokens": ""}
+_OF_DOCUMENTS = ("num_documents", "num_tail_tokens", "num_dropped_tokens")  # of a SplitReport
 
 
 def print_summary(target: str, report: ConvertReport) -> None:
@@ -24,21 +25,34 @@ def print_summary(target: str, report: ConvertReport) -> None:
     first = f"{target.rstrip('/')}/{next(iter(report.splits))}" if report.splits else target
     table = Table("", "", title=Text(visible(target)), show_header=False)
     table.add_row("rows", Text(visible(report.kind)))
-    table.add_row("samples", f"{report.num_rows:,}")
+    if report.num_documents is not None:
+        table.add_row("documents", f"{report.num_documents:,}")
+    table.add_row("samples", f"{report.num_rows:,}{_tail(report)}")
     table.add_row("tokens", Text(visible(_tokens(first, report))))
     table.add_row("size", f"{shown_bytes(report.num_bytes)} in {_counted(report.num_shards, 'shard')}")
     if not report.was_there:
         table.add_row("time", _time(report))
     for reason, count in report.left_out.items():
         table.add_row("left out", Text(f"{_counted(count, 'row')} {reason}"), style="yellow")
+    if report.num_dropped_tokens:
+        reason = "after the last whole sample, dropped by --drop-tail"
+        table.add_row("left out", f"{_counted(report.num_dropped_tokens, 'token')} {reason}", style="yellow")
     console.print(table)
     if report.splits:
-        print_records("splits", list(report.splits.items()))
+        left_out = () if report.num_documents is not None else _OF_DOCUMENTS
+        print_records("splits", list(report.splits.items()), left_out=left_out)
     console.print(Text(f"next: {visible(_next_command(first, report))}"), soft_wrap=True)
 
 
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def _tail(report: ConvertReport) -> str:
+    if not report.num_tail_tokens:
+        return ""
+    which = "the last ones of all splits are shorter, with" if len(report.splits) > 1 else "the last is shorter, with"
+    return f"; {which} {_counted(report.num_tail_tokens, 'token')}"
 
 
 def _tokens(target: str, report: ConvertReport) -> str:

@@ -1,4 +1,4 @@
-"""Sequences of samples, as the two answers of a pair -> which segments of a batch they are."""
+"""Sequences of samples, as the two answers of a pair, or documents -> which segments of a batch they are."""
 
 from __future__ import annotations
 

@@ -56,7 +56,10 @@ class Shard:
         info = self.info
         missing = set(columns) - set(info.column_names)
         if missing:
-            raise ShardError(f"{self.path} has no column {sorted(missing)[0]!r}: it has {', '.join(info.column_names)}")
+            raise ShardError(
+                f"{self.path} has no column {sorted(missing)[0]!r}: it has {', '.join(info.column_names)}: choose a "
+                "processor that reads these, or convert the dataset with what it lacks"
+            )
         return [
             (name, size, decoder(encoding) if name in columns else None)
             for name, encoding, size in zip(info.column_names, info.column_encodings, info.column_sizes, strict=True)

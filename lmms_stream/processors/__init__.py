@@ -9,6 +9,7 @@ stored_chat     a stored conversation -> its messages, checked
 chat_template   a conversation -> its text, and what of it is marked
 conversation    a stored conversation -> its text and tokens, and which of them are learnt
 chat, text      the processors of texts; token_kernels: the compiled loop that fills packs from shards
+documents       the processor of several documents in a sample of tokens
 media/          bytes of media -> facts and pixels; families/: what is special about a family of models
 image           the processor of images that are to be made; image_settings: how it is set
 preference      the processors of answers to compare; preference_media: of those with media
@@ -50,7 +51,9 @@ class ProcessorConfig(MediaSettings, ImageSettings):
     learn: for "chat" and "vision", whether all that the assistant says is learnt, or its last message alone, which is
     what templates allow that change earlier messages (Qwen3's drops their thoughts). objective: the task that samples
     are for, of "preference" dpo (the default, pairs) or kto (single answers), of "image" flow_matching (the default of
-    crop "center") or reconstruction (of "random").
+    crop "center") or reconstruction (of "random"). text_prefix, text_suffix: of "text", what stands before and behind
+    each text instead of the tokenizer's special tokens; "" for nothing. isolate_documents: of "tokens", documents that
+    were laid end to end at conversion (--concat) do not see each other; the plain recipe lets them.
     """
 
     type: Literal["chat", "tokens", "text", "vision", "audio", "omni", "image", "bagel", "preference"] = "chat"
@@ -59,6 +62,9 @@ class ProcessorConfig(MediaSettings, ImageSettings):
     learn: Literal["all", "last"] = "all"
     bagel: BagelSettings | None = None
     objective: Objective | Compared | None = None
+    text_prefix: str | None = None
+    text_suffix: str | None = None
+    isolate_documents: bool = False
 
     def __post_init__(self) -> None:
         MediaSettings.__post_init__(self)
@@ -69,6 +75,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
         if self.learn != "all" and self.type not in ("chat", *MEDIA_TYPES):
             raise ConfigError(f"processor.learn is for chats, and processor.type is {self.type}: leave learn out")
         self._check_objective()
+        self._check_documents()
         if self.type in MEDIA_TYPES:
             if self.tokenizer is not None:
                 raise ConfigError(
@@ -106,11 +113,20 @@ class ProcessorConfig(MediaSettings, ImageSettings):
         remedy = f"choose {' or '.join(known)}" if known else "leave objective out"
         raise ConfigError(f"processor.type {self.type} has no objective {self.objective}: {remedy}")
 
+    def _check_documents(self) -> None:
+        of = {"text_prefix": "text", "text_suffix": "text", "isolate_documents": "tokens"}
+        for name, kind in of.items():
+            if getattr(self, name) not in (None, False) and self.type != kind:
+                raise ConfigError(
+                    f"processor.{name} is for processor.type {kind}, and that is {self.type}: leave {name} out"
+                )
+
     def build(self) -> Processor:
         if self.type == "tokens":
+            from .documents import DocumentsProcessor
             from .text import TokensProcessor
 
-            return TokensProcessor()
+            return DocumentsProcessor() if self.isolate_documents else TokensProcessor()
         if self.type in MEDIA_TYPES:
             return self._of_media(learn=self.learn)
         if self.type == "image":
@@ -126,7 +142,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
         if self.type == "text":
             from .text import TextProcessor
 
-            return TextProcessor.from_pretrained(self.tokenizer)
+            return TextProcessor.from_pretrained(self.tokenizer, prefix=self.text_prefix, suffix=self.text_suffix)
         if self.type == "preference":
             from .preference import PreferenceProcessor
 

@@ -19,26 +19,52 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+_ANY_TEXT = "a"
+
+
 class TextProcessor:
     """A `text` with the special tokens that its tokenizer puts around one, then its end-of-text token, all learnt.
 
-    ConfigError for a tokenizer without such a token, and for one that is not a fast one.
+    prefix, suffix: the tokens of these stand before the text's and behind them instead; "" for none. ConfigError for a
+    tokenizer without an end-of-text token, unless there is a suffix, and for one that is not a fast one.
     """
 
     columns = ("text",)
     schema = "text"
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, source: str = ""):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast | FastTokenizer,
+        *,
+        source: str = "",
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ):
         self.tokenizer = FastTokenizer.of(tokenizer, name=source)
-        if self.tokenizer.eos_token_id is None:
+        if self.tokenizer.eos_token_id is None and suffix is None:
             raise ConfigError(
                 f"tokenizer {self.tokenizer.name} has no end-of-text token: set tokenizer.eos_token and save it"
             )
+        self._said = {name: text for name, text in (("prefix", prefix), ("suffix", suffix)) if text is not None}
+        self._around = self._found_around() if self._said else None
 
     @staticmethod
-    def from_pretrained(path: str) -> TextProcessor:
+    def from_pretrained(path: str, *, prefix: str | None = None, suffix: str | None = None) -> TextProcessor:
         """A processor with the tokenizer at a local path or hub id."""
-        return TextProcessor(load_tokenizer(path), source=path)
+        return TextProcessor(load_tokenizer(path), source=path, prefix=prefix, suffix=suffix)
+
+    def _found_around(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """What stands before a text and behind it: what is said, or what the tokenizer puts there."""
+        framed = self.tokenizer.encode(_ANY_TEXT, add_special_tokens=True)
+        own = np.flatnonzero(np.array(framed.special_tokens_mask) == 0)
+        before, after = framed.ids[: own[0]], framed.ids[own[-1] + 1 :]
+        end = self.tokenizer.eos_token_id
+        after += [end] if end is not None and after[-1:] != [end] else []
+        if "prefix" in self._said:
+            before = self.tokenizer.ids([self._said["prefix"]], add_special_tokens=False)[0]
+        if "suffix" in self._said:
+            after = self.tokenizer.ids([self._said["suffix"]], add_special_tokens=False)[0]
+        return np.array(before, np.int32), np.array(after, np.int32)
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -47,6 +73,7 @@ class TextProcessor:
             "version": 2,
             "tokenizer": self.tokenizer.digest,
             "eos_token_id": self.tokenizer.eos_token_id,
+            **self._said,
         }
 
     def measure(self, sample: Sample) -> int:
@@ -65,9 +92,13 @@ class TextProcessor:
         return [(ids, [(0, len(ids))]) for ids in self._encode(samples)]
 
     def _encode(self, samples: Sequence[Sample]) -> list[NDArray[np.int32]]:
+        texts = [sample["text"] for sample in samples]
+        if self._around is not None:
+            before, after = self._around
+            return [np.concatenate([before, ids, after]) for ids in self.tokenizer.ids(texts, add_special_tokens=False)]
         end = self.tokenizer.eos_token_id
         assert end is not None
-        found = self.tokenizer.ids([sample["text"] for sample in samples], add_special_tokens=True)
+        found = self.tokenizer.ids(texts, add_special_tokens=True)
         return [ids if len(ids) and ids[-1] == end else np.append(ids, np.int32(end)) for ids in found]
 
 

@@ -69,7 +69,7 @@ def test_sequences_travel_with_their_batch() -> None:
             [[3, 1], [1, 0]],
             r"gives sequences \[\[3, 1\], \[1, 0\]\] for a sample of 5 tokens: .* must make up the sample",
         ),
-        ([[3, 1], [2, 2]], r"their roles be 0 or 1"),
+        ([[3, 1], [2, 3]], r"their roles be 0 or 1 or 2"),
         ([[5, 1], [0, 0]], r"1 or more each"),
         ([3, 2], r"gives sequences int64\[2\]: give int64\[k, 2\]"),
         ([[2.5, 1.0]], r"gives sequences float64\[1, 2\]"),

@@ -10,7 +10,9 @@ from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.documents import DocumentsProcessor
 from lmms_stream.processors.text import TextProcessor, TokensProcessor
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 
@@ -195,3 +197,48 @@ def test_a_text_needs_a_tokenizer_that_says_where_it_ends(tokenizer: Path) -> No
     other_end.eos_token = "<|user|>"
     prints = [processor_fingerprint(TextProcessor(one)) for one in (load(tokenizer), load(tokenizer), other_end)]
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_what_stands_around_a_text_is_the_tokenizers_own_unless_it_is_said(tokenizer: Path) -> None:
+    framed = load(tokenizer)
+    user, end = (framed.backend_tokenizer.token_to_id(token) for token in ("<|user|>", "<|end|>"))
+    framed.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|user|> $A", special_tokens=[("<|user|>", user)]
+    )
+    plain = [int(token) for token in framed.encode("def f", add_special_tokens=False)]
+    mark = [int(token) for token in framed.encode("##", add_special_tokens=False)]
+    expected: list[tuple[dict[str, str], list[int]]] = [
+        ({}, [user, *plain, end]),
+        ({"suffix": "##"}, [user, *plain, *mark]),
+        ({"prefix": "##"}, [*mark, *plain, end]),
+        ({"prefix": "", "suffix": ""}, plain),
+        ({"prefix": "<|end|>", "suffix": "##<|end|>"}, [end, *plain, *mark, end]),
+    ]
+    for said, ids in expected:
+        processor = TextProcessor(framed, **said)
+        assert processor.process({"text": "def f"})["input_ids"].tolist() == ids
+        assert processor.measure({"text": "def f"}) == len(ids)
+    assert len({processor_fingerprint(TextProcessor(framed, **said)) for said, _ in expected}) == len(expected)
+    framed.eos_token = None
+    assert TextProcessor(framed, suffix="##").process({"text": "def f"})["input_ids"].tolist() == [user, *plain, *mark]
+
+
+@pytest.mark.parametrize("starts", [[1, 3], [0, 5], [0, 3, 3], [[0, 3]]])
+def test_documents_that_do_not_make_up_their_sample_are_refused(starts: list[Any]) -> None:
+    sample = {"input_ids": np.arange(5), "loss_spans": [(0, 5)], "document_starts": np.array(starts, np.int32)}
+    with pytest.raises(DataError, match=r"its documents begin at the tokens \[.*, expected some of its 5 that ascend"):
+        DocumentsProcessor().process(sample)
+
+
+def test_settings_of_texts_and_documents_are_refused_for_other_processors(tokenizer: Path) -> None:
+    for name, value, kind in (
+        ("text_prefix", "", "text"),
+        ("text_suffix", "x", "text"),
+        ("isolate_documents", True, "tokens"),
+    ):
+        settings: dict[str, Any] = {name: value, "tokenizer": str(tokenizer)}
+        with pytest.raises(
+            ConfigError, match=rf"processor.{name} is for processor.type {kind}, and that is chat: leave"
+        ):
+            ProcessorConfig(type="chat", **settings)
+    assert processor_fingerprint(DocumentsProcessor()) == processor_fingerprint(TokensProcessor())

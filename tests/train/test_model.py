@@ -11,6 +11,7 @@ import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
+from lmms_stream.processors.documents import DocumentsProcessor
 from lmms_stream.processors.text import TextProcessor, TokensProcessor
 from lmms_stream.train.model import loss
 from lmms_stream.train.model.adapters import add_adapter
@@ -70,6 +71,17 @@ def test_loss_and_gradients_of_a_pack_are_the_sums_over_its_samples(model_type: 
     assert len(packed_gradients) == len(list(model.parameters()))
     for packed, single in zip(packed_gradients, single_gradients, strict=True):
         assert (packed - single).norm() <= 1e-5 * single.norm()
+
+
+def test_documents_that_are_isolated_give_what_they_give_one_by_one() -> None:
+    model = ModelConfig(config={"model_type": "llama", **TINY}).build()
+    ids = np.random.default_rng(1).integers(0, 128, 50, dtype=np.int32)
+    sample = {"input_ids": ids, "loss_spans": [(0, 50)], "document_starts": np.array([0, 17, 20], np.int32)}
+    documents = [{"input_ids": part, "labels": part} for part in np.split(ids.astype(np.int64), [17, 20])]
+    single = sum(loss_of(model, collate([document], [0])) for document in documents)
+    isolated = loss_of(model, collate([DocumentsProcessor().process(sample)], [0], pad_to=60))
+    torch.testing.assert_close(isolated, torch.as_tensor(single), rtol=1e-5, atol=0)
+    assert (loss_of(model, collate([TokensProcessor().process(sample)], [0])) - isolated).abs() > 1e-3 * isolated
 
 
 def test_without_positions_that_restart_the_loss_is_another() -> None:

@@ -1,6 +1,8 @@
-"""Tokens of answers that are compared, as a person sees them: the prompt once, and then each answer. Pure."""
+"""Tokens of sequences as a person sees them: documents, or the prompt of answers once and then each answer. Pure."""
 
 from __future__ import annotations
+
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -16,14 +18,19 @@ _NAMES = {
 def token_parts(processed: Processed) -> list[tuple[str, int, int]]:
     """What is shown of a sample's tokens: a heading, and the tokens [first, stop) below it.
 
-    Of sequences, the prompt of the first and then each answer from its first learnt token; of others all, with no
-    heading.
+    Of answers, the prompt of the first and then each answer from its first learnt token; of documents each; of samples
+    that are one sequence all, with no heading.
     """
     labels = np.asarray(processed["labels"])
     if "sequences" not in processed:
         return [("", 0, len(labels))]
     sequences = np.asarray(processed["sequences"]).tolist()
     parts, first = [], 0
+    if sequences[0][1] == Role.DOCUMENT:
+        starts = list(accumulate((length for length, _ in sequences), initial=0))
+        return [
+            (f"document of {stop - start:,} tokens in this sample", start, stop) for start, stop in pairwise(starts)
+        ]
     for number, (length, role) in enumerate(sequences):
         learnt = np.flatnonzero(labels[first : first + length] != IGNORED_LABEL)
         answer = first + (int(learnt[0]) if len(learnt) else 0)

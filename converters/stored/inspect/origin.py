@@ -47,6 +47,7 @@ def samples_of_row(storage: Storage, folder: Path, text: str) -> list[int]:
     if not found:
         raise ConfigError(
             f"no sample of {storage.url} was made of row {row} of {provenance.named(source)}: it does not have that "
-            "row, or the row was left out (_lmms/rejects.jsonl says why, where it did not fit)"
+            "row, or the row was left out (_lmms/rejects.jsonl says why, where it did not fit); a sample of --concat "
+            "is found by the row that it begins with alone"
         )
     return found

@@ -15,6 +15,7 @@ import numpy as np
 from ....errors import ConfigError, DataError
 from ....mds.index import ShardInfo
 from ....processors.base import IGNORED_LABEL, Processor
+from ....processors.documents import DocumentsProcessor
 from ....processors.media.facts import SOUND_OF_VIDEO
 from ....processors.media.formats import shown_mime
 from ....processors.media.intervals import interval_of
@@ -177,7 +178,7 @@ class Viewer:
         named = {
             "messages": ("messages", "media"),
             "preference": ("messages", "media"),
-            "tokens": ("input_ids", "loss_spans"),
+            "tokens": ("input_ids", "loss_spans", "document_starts"),
         }.get(str(self.schema), ())
         values = {name: _describe(value, media) for name, value in sample.items() if name not in named}
         tokens, note = None, ""
@@ -185,7 +186,8 @@ class Viewer:
         if self.processor is not None:
             try:
                 seen = seen_by(self.processor, sample)
-                tokens = self._view_tokens(self.processor.process(sample), seen)
+                reads = DocumentsProcessor() if self._has_documents(sample) else self.processor
+                tokens = self._view_tokens(reads.process(sample), seen)
             except Exception as error:  # noqa: BLE001 - of a chat template, which may refuse a sample in any way
                 note = f"it does not become tokens: {error if isinstance(error, DataError) else repr(error)}"
         return SampleView(
@@ -200,6 +202,9 @@ class Viewer:
             seen=seen if tokens is not None else (),
             note=note,
         )
+
+    def _has_documents(self, sample: Sample) -> bool:
+        return isinstance(self.processor, TokensProcessor) and "document_starts" in sample
 
     def _view_tokens(self, processed: Processed, seen: Sequence[SeenView]) -> TokensView:
         input_ids = np.asarray(processed["input_ids"])

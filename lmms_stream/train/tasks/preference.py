@@ -27,7 +27,8 @@ CHOSEN, REJECTED = "rewards/chosen", "rewards/rejected"
 
 def collate_answers(samples: Sequence[Processed], sample_ids: Sequence[int], **options: Any) -> Batch:
     """collate, of samples that are one answer each; ConfigError for others."""
-    _check_roles(samples, sample_ids, task="kto", roles=[[role] for role in Role], words="one answer, with its label")
+    roles = [[Role.REJECTED], [Role.CHOSEN]]
+    _check_roles(samples, sample_ids, task="kto", roles=roles, words="one answer, with its label")
     return collate(samples, sample_ids, **options)
 
 

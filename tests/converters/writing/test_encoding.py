@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.writing.encoding import COMPRESSIONS, ShardFormat, check_compression, compress, index_json
+from lmms_stream.converters.writing.laid import Laid
 from lmms_stream.converters.writing.outputs import Output
 from lmms_stream.converters.writing.shards import ShardTask
 from lmms_stream.errors import ConfigError, DataError
@@ -45,7 +46,9 @@ def shards(format: ShardFormat, encoded: Sequence[bytes]) -> list[tuple[int, byt
     rows = np.stack([np.zeros_like(sizes), np.cumsum(sizes) - sizes, sizes, np.arange(len(sizes))], axis=1)
     output = Output(number=0, format=format)
     half = len(rows) // 2
-    tasks: list[ShardTask] = [*output.add(rows[:half], None), *output.add(rows[half:], None), *output.finish()]
+    tasks: list[ShardTask] = [
+        *output.add(Laid(rows[:half], None)), *output.add(Laid(rows[half:], None)), *output.finish()
+    ]  # fmt: skip
     made = []
     for task in tasks:
         body = b"".join(everything[first : first + size] for _, first, size in task.runs.tolist())

@@ -1,0 +1,57 @@
+"""What is stored of rows, and whether it goes with what is asked. options + mapper of rows -> schema and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..errors import ConfigError, DataError
+from ..processors.base import Processor
+from .options import ConvertOptions
+from .rows import schemas
+from .rows.mapper import Mapper
+
+
+def check_processor(processor: Processor | None, mapper: Mapper) -> None:
+    """ConfigError for a processor that does not read what the mapper makes of rows."""
+    if processor is not None and processor.schema != mapper.schema:
+        raise ConfigError(
+            f"the rows are {mapper.schema!r}, and {type(processor).__name__} reads {processor.schema!r}: choose the "
+            "other with --processor, or say what the rows are with --kind and --columns"
+        )
+
+
+def stored_columns(options: ConvertOptions, mapper: Mapper) -> Mapping[str, str]:
+    """Column -> encoding of what is stored. ConfigError for rows whose tokens cannot be laid end to end."""
+    if options.concat is None:
+        return schemas.TOKENS.columns if options.tokenize else mapper.columns
+    if options.processor is None and mapper.schema != schemas.TOKENS.name:
+        raise ConfigError(
+            f"--concat lays tokens end to end, and the rows are {mapper.schema!r}: pass --tokenizer PATH, and for "
+            "texts --processor text"
+        )
+    if "document_starts" in mapper.columns:
+        raise ConfigError("the rows are samples of --concat already: name as the source what these were made of")
+    others = sorted(mapper.columns.keys() - schemas.READ_SCHEMAS[mapper.schema].columns.keys())
+    if others:
+        raise ConfigError(
+            f"the rows have {', '.join(others)}, which a sample of --concat, made of several rows, cannot hold: leave "
+            f"--keep out, or, of an MDS dataset, pass --kind {mapper.schema} to read its other columns alone"
+        )
+    return schemas.DOCUMENTS.columns
+
+
+def check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | None, *, source: str) -> None:
+    """DataError for other columns than those that samples must have."""
+    if expected is not None and dict(columns) != dict(expected):
+        found, there = (
+            ", ".join(f"{name} ({each[name]})" for name in sorted(each)) for each in (dict(columns), dict(expected))
+        )
+        raise DataError(
+            f"{source} gives samples with {found}, and those of the dataset have {there}: convert it to a target of "
+            "its own, or say what its rows are with --kind, --columns and --keep"
+        )
+
+
+def stored_schema(options: ConvertOptions, mapper: Mapper) -> str:
+    """What the dataset's description calls it."""
+    return schemas.TOKENS.name if options.stores_tokens else mapper.schema
