@@ -125,7 +125,7 @@ class Job:
 
 
 def run_module(module: str, *arguments: str, timeout_s: float, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run `python -m module` in one process, to its end, whatever its exit status."""
+    """Run `python -m module`, or `python module.py`, in one process, to its end, whatever its exit status."""
     with start_module(module, arguments, [{}], cwd=cwd) as job:
         return job.complete(timeout_s)
 
@@ -171,6 +171,10 @@ def _be_module(
     tempfile.tempdir = None  # of the environment, and not the server's
     sys.argv = [module, *arguments]
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if module.endswith(".py"):
+            sys.path.insert(0, str(Path(module).parent))
+            runpy.run_path(module, run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         atexit._run_exitfuncs()

@@ -76,8 +76,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         *BASE, "config", "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",
-        "converters/engines", "converters/exporting", "converters/stored", "converters/stored/inspect", "train",
-        "train/checkpoint", "train/limits", "train/report", "watch", "ledger",
+        "converters/engines", "converters/exporting", "converters/stored", "converters/stored/inspect", "loader",
+        "train", "train/run", "train/checkpoint", "train/limits", "train/report", "watch", "ledger",
     },
     "__main__": {"cli", "demo"},
 }  # fmt: skip

@@ -14,15 +14,25 @@ if TYPE_CHECKING:
     from ..plan.pack_plan import PackPlan
     from .command import Commands
 
-EXAMPLE = "lmms-stream plan s3://bucket/chats --packing-length 4096 --world-size 8 --compare --plot plan.png"
+EXAMPLES = (
+    "lmms-stream plan s3://bucket/chats --packing-length 4096 --world-size 8 --compare --plot plan.png",
+    "lmms-stream plan run.yaml --from runs/chats --weights chats=3,code=1 --max-epochs code=2",
+)
+OF_DATASETS = ("packing_length", "compare", "plot")  # what --from takes from the YAML file, or does not say
+OF_CHANGES = ("max_epochs", "steps")
 
 
 def add_commands(commands: Commands) -> None:
     summary = "Say what packs and steps amount to: efficiency, overlong samples, reach, balance, text and media."
-    parser = add_command(commands, "plan", _plan, summary, example=EXAMPLE)
+    parser = add_command(commands, "plan", _plan, summary, example=EXAMPLES)
     add = parser.add_argument
-    add("remotes", nargs="+", metavar="REMOTE", help="read the lengths of these datasets: folders or URLs")
-    add("--packing-length", type=int, required=True, metavar="TOKENS", help="fill packs up to so many tokens")
+    add(
+        "remotes",
+        nargs="+",
+        metavar="REMOTE",
+        help="read the lengths of these datasets: folders or URLs; with --from the YAML of a run",
+    )
+    add("--packing-length", type=int, metavar="TOKENS", help="fill packs up to so many tokens; needed without --from")
     add("--tokenizer", metavar="PATH", help="take the lengths that it measured (default: those written last)")
     add_options(parser)
     add("--strategy", default="best_fit", help="pack by best_fit (default), first_fit, next_fit or window_N")
@@ -33,19 +43,69 @@ def add_commands(commands: Commands) -> None:
         help="do this with samples that are longer than a pack; default: error",
     )
     add("--max-samples-per-pack", type=int, metavar="N", help="put at most N samples into a pack")
-    add("--global-batch", type=int, default=64, metavar="PACKS", help="read so many packs a step; default 64")
+    add("--global-batch", type=int, metavar="PACKS", help="read so many packs a step; default 64, or that of the run")
     add("--world-size", type=int, default=1, metavar="RANKS", help="share a step among so many ranks; default 1")
     add("--num-nodes", type=int, default=1, metavar="N", help="spread the ranks over N nodes; default 1")
     add("--canonical-nodes", type=int, metavar="C", help="cut the order into C canonical nodes (default: by its size)")
-    add("--weights", nargs="+", type=float, metavar="W", help="mix by these shares of the tokens, one for each REMOTE")
+    add(
+        "--weights",
+        nargs="+",
+        type=_weight,
+        metavar="W",
+        help="mix by these shares of the tokens, one for each REMOTE; with --from NAME=W,…",
+    )
     add("--epochs", type=int, default=1, metavar="N", help="report N epochs; default 1")
     add("--seed", type=int, default=0, metavar="SEED", help="shuffle by this seed; default 0")
     add("--compare", action="store_true", help="compare all packing strategies")
     add("--plot", type=Path, metavar="FILE", help="draw lengths and fill as .png, .svg or .pdf")
     add("--json", action="store_true", help="print one JSON object instead of tables")
+    _add_change(parser)
+
+
+def _add_change(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("a run that goes on with other settings").add_argument
+    add(
+        "--from",
+        dest="checkpoint",
+        metavar="RUN",
+        help="say what the YAML file, changed by --weights, --max-epochs and --global-batch, reads, repeats and leaves "
+        "unread from this checkpoint on, or from the latest of this output_dir",
+    )
+    add("--max-epochs", nargs="+", metavar="NAME=N,…", help="end sources after so many epochs, with --from")
+    add("--steps", type=int, metavar="N", help="report N steps from the checkpoint on; default: to the run's end")
+
+
+def _weight(text: str) -> str:
+    """A share, or NAME=SHARE and more with commas; ValueError for what is neither."""
+    for each in text.split(","):
+        float(each.rpartition("=")[2])
+    return text
 
 
 def _plan(options: argparse.Namespace) -> int:
+    _check_options(options)
+    if options.checkpoint is not None:
+        from .remix import plan_change
+
+        return plan_change(options)
+    return _plan_datasets(options)
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """ConfigError for options that do not go together."""
+    others = OF_CHANGES if options.checkpoint is None else OF_DATASETS
+    for name in others:
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            how = "needs" if options.checkpoint is None else "is not taken together with"
+            raise ConfigError(f"{option} {how} --from, the checkpoint of a run: see lmms-stream plan --help")
+    if options.checkpoint is None and options.packing_length is None:
+        raise ConfigError("--packing-length is missing: say how many tokens a pack holds, or name a run with --from")
+    if options.steps is not None and options.steps < 1:
+        raise ConfigError(f"--steps must be at least 1, got {options.steps}")
+
+
+def _plan_datasets(options: argparse.Namespace) -> int:
     from ..plan.mixture import Mixture
     from ..types import World
     from .console import print_plan
@@ -57,8 +117,9 @@ def _plan(options: argparse.Namespace) -> int:
     plans = _open_plans(options)
     if options.weights and len(options.weights) != len(plans):
         raise ConfigError(f"{len(options.weights)} weights for {len(plans)} datasets: give one for each")
-    weights = dict(zip(plans, options.weights, strict=True)) if options.weights else None
-    steps = report_steps(Mixture(plans, weights=weights), global_batch=options.global_batch, world=world)
+    weights = dict(zip(plans, map(_share, options.weights), strict=True)) if options.weights else None
+    global_batch = 64 if options.global_batch is None else options.global_batch
+    steps = report_steps(Mixture(plans, weights=weights), global_batch=global_batch, world=world)
     epochs = [
         report_epoch(plan, source=name, epoch=epoch) for name, plan in plans.items() for epoch in range(options.epochs)
     ]
@@ -75,6 +136,13 @@ def _plan(options: argparse.Namespace) -> int:
     if options.plot:
         plot_plans(compared or plans, options.plot)
     return 0
+
+
+def _share(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"--weights {text}: names are taken with --from; give a number for each dataset") from None
 
 
 def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import TrainingError
 from ..processors.parallelism import ONE_THREAD
@@ -14,6 +15,50 @@ from ..train.launch import train_command, without_rank
 from ..train.report.train_log import read_log
 
 JOB_TIMEOUT_S = 600.0
+
+
+class Job(Protocol):
+    """A job that runs. poll: its exit status once it has ended; kill: SIGKILL to all its processes, once or again."""
+
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+
+
+class StartJob(Protocol):
+    """Starts a job of `nproc` ranks, which appends what it says to a file."""
+
+    def __call__(self, config: Path, overrides: Sequence[str], *, nproc: int, text: Path) -> Job: ...
+
+
+class Torchrun:
+    """`lmms-stream train`, as users start it."""
+
+    def __init__(self, config: Path, overrides: Sequence[str], *, nproc: int, text: Path):
+        environment = without_rank(os.environ) | {"OMP_NUM_THREADS": "1"} | ONE_THREAD
+        with text.open("ab") as file:
+            self._process = subprocess.Popen(
+                train_command(config, overrides, nproc=nproc), stdout=file, stderr=subprocess.STDOUT, env=environment
+            )
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """SIGKILL to torchrun and all its descendants, workers of the data loader among them."""
+        import psutil
+
+        try:
+            root = psutil.Process(self._process.pid)
+            processes = [*root.children(recursive=True), root]
+        except psutil.NoSuchProcess:
+            return
+        for process in processes:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(processes, timeout=10)
+        self._process.wait(timeout=10)
 
 
 def run_job(
@@ -24,6 +69,7 @@ def run_job(
     on_step: Callable[[int], None],
     kill_at: int | None = None,
     timeout_s: float = JOB_TIMEOUT_S,
+    start: StartJob = Torchrun,
 ) -> int:
     """Train to the end, or until step `kill_at` is logged and all processes are killed; the highest step logged.
 
@@ -31,29 +77,24 @@ def run_job(
     """
     output.mkdir(parents=True, exist_ok=True)
     overrides = [f"train.output_dir={output}", f"dataset.local={output / 'cache'}"]
-    environment = without_rank(os.environ) | {"OMP_NUM_THREADS": "1"} | ONE_THREAD
     deadline = time.monotonic() + timeout_s
-    with (output / "output.txt").open("ab") as text:
-        job = subprocess.Popen(
-            train_command(config, overrides, nproc=nproc),
-            stdout=text,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-        try:
-            while job.poll() is None:
-                step = _last_step(output)
-                on_step(step)
-                if kill_at is not None and step >= kill_at:
-                    _kill(job)
-                    return _last_step(output)
-                if time.monotonic() > deadline:
-                    raise TrainingError(f"the job took more than {timeout_s:.0f} s: see {text.name}")
-                time.sleep(0.1)
-        finally:
-            _kill(job)
-    if job.returncode != 0 or kill_at is not None:
-        raise TrainingError(f"the job ended with status {job.returncode}: {_last_words(output / 'output.txt')}")
+    text = output / "output.txt"
+    text.touch()
+    job = start(config, overrides, nproc=nproc, text=text)
+    try:
+        while (status := job.poll()) is None:
+            step = _last_step(output)
+            on_step(step)
+            if kill_at is not None and step >= kill_at:
+                job.kill()
+                return _last_step(output)
+            if time.monotonic() > deadline:
+                raise TrainingError(f"the job took more than {timeout_s:.0f} s: see {text}")
+            time.sleep(0.1)
+    finally:
+        job.kill()
+    if status != 0 or kill_at is not None:
+        raise TrainingError(f"the job ended with status {status}: {_last_words(text)}")
     step = _last_step(output)
     on_step(step)
     return step
@@ -68,20 +109,3 @@ def _last_words(path: Path) -> str:
 
 def _last_step(output: Path) -> int:
     return max((record["step"] for record in read_log(output)), default=0)
-
-
-def _kill(job: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a job and all its descendants, workers of the data loader among them."""
-    import psutil
-
-    try:
-        processes = [*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)]
-    except psutil.NoSuchProcess:
-        return
-    for process in processes:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(processes, timeout=10)
-    job.wait(timeout=10)

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from ..train.report.train_log import read_log
 from .compare import compare_runs, read_run
 from .endpoint import BUCKET, s3_endpoint
-from .jobs import run_job
+from .jobs import StartJob, Torchrun, run_job
 from .material import Material
 from .text import text_material
 from .vision import vision_material
@@ -37,8 +37,11 @@ LOSS_TOLERANCE_OTHER_WORLD = 1e-3
 MARKER = ".lmms-stream-demo"
 
 
-def run_demo(output: Path, *, kind: Kind = "text") -> bool:
-    """Run the demo with its files below `output`; whether the resumed runs equal the uninterrupted one."""
+def run_demo(output: Path, *, kind: Kind = "text", start: StartJob = Torchrun) -> bool:
+    """Run the demo with its files below `output`; whether the resumed runs equal the uninterrupted one.
+
+    start: how its training jobs are started.
+    """
     started = time.monotonic()
     _make_room(output)
     with s3_endpoint() as endpoint:
@@ -47,7 +50,7 @@ def run_demo(output: Path, *, kind: Kind = "text") -> bool:
         remote = _convert(material, kind)
         config = _write_config(output, remote, material)
         _plan(config, output)
-        kill_step = _train(config, output)
+        kill_step = _train(config, output, start)
     equal = _compare(output, kill_step)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     console.print(f"{time.monotonic() - started:.0f} s in all; the largest process took {peak:,.0f} MiB")
@@ -138,18 +141,18 @@ def _plan(config: Path, output: Path) -> None:
     console.print(f"plot: {output / 'plan.png'}")
 
 
-def _train(config: Path, output: Path) -> int:
+def _train(config: Path, output: Path, start: StartJob) -> int:
     """The uninterrupted run, the killed one, and its two continuations; the last step before the kill."""
     runs = output / "runs"
     with _step_bar("uninterrupted, 2 processes", STEPS) as on_step:
-        run_job(config, runs / "uninterrupted", nproc=2, on_step=on_step)
+        run_job(config, runs / "uninterrupted", nproc=2, on_step=on_step, start=start)
     with _step_bar(f"killed (SIGKILL) at step {KILL_AT}", KILL_AT) as on_step:
-        killed_at = run_job(config, runs / "killed", nproc=2, on_step=on_step, kill_at=KILL_AT)
+        killed_at = run_job(config, runs / "killed", nproc=2, on_step=on_step, kill_at=KILL_AT, start=start)
     for nproc in (2, 1):
         resumed = runs / f"resumed-{nproc}"
         shutil.copytree(runs / "killed", resumed, ignore=shutil.ignore_patterns("cache"))
         with _step_bar(f"resumed, {nproc} process{'es' if nproc > 1 else ''}", STEPS) as on_step:
-            run_job(config, resumed, nproc=nproc, on_step=on_step)
+            run_job(config, resumed, nproc=nproc, on_step=on_step, start=start)
     return killed_at
 
 

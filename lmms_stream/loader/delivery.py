@@ -36,10 +36,11 @@ class PlanDelivery:
 
     @property
     def epochs(self) -> dict[str, float]:
-        plans = self.mixture.plans
+        """Of the sources that are mixed; the cursor keeps those that no longer are, too."""
+        found = {name: (plan, self.cursor.sources[name]) for name, plan in self.mixture.plans.items()}
         return {
-            name: at.epoch + (at.packs / plans[name].num_packs(at.epoch) if at.packs else 0)
-            for name, at in self.cursor.sources.items()
+            name: at.epoch + (at.packs / plan.num_packs(at.epoch) if at.packs else 0)
+            for name, (plan, at) in found.items()
         }
 
     def packs_of_epochs(self, num_epochs: int) -> list[int]:

@@ -7,13 +7,46 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from lmms_stream.demo.run import run_demo
 
 from tests.conftest import last_words, run_cli, run_command
+from tests.jobs.launcher import start_job
+from tests.jobs.runs import MODULE
+from tests.rounds import in_long_rounds
 
 
+class ForkedRanks:
+    """A job of the demo whose ranks are forked from a process that has their imports."""
+
+    def __init__(self, config: Path, overrides: Sequence[str], *, nproc: int, text: Path):
+        self._text = text
+        self._ends = ExitStack()
+        self._job = self._ends.enter_context(start_job(nproc, MODULE, str(config), *overrides))
+
+    def poll(self) -> int | None:
+        status = self._job.poll()
+        if status is not None:
+            self._text.write_bytes(self._text.read_bytes() + self._job.stderr.read_bytes())
+        return status
+
+    def kill(self) -> None:
+        self._ends.close()
+
+
+def test_the_demo_ends_with_equal_runs_by_forked_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_demo(tmp_path / "demo", start=ForkedRanks)
+    shown = capsys.readouterr().out
+    assert "EQUAL: sample ids and losses of steps" in shown
+    assert "DIFFERENT" not in shown
+    assert (tmp_path / "demo" / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+@in_long_rounds
 @pytest.mark.timeout(900)
 def test_the_demo_ends_with_equal_runs(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "lmms_stream", "demo", "--output", str(tmp_path / "demo"))

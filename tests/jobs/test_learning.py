@@ -20,6 +20,7 @@ from .runs import train
 NUM_TOKENS, NUM_SUCCESSORS = 32, 4
 PACKING_LENGTH, PACKS_A_STEP, MEAN_LENGTH = 256, 8, 64
 MAX_TOKENS = rounds(80_000, 400_000)
+NUM_RANKS = rounds(1, 2)
 MODEL = {
     "model_type": "llama",
     "vocab_size": NUM_TOKENS,
@@ -74,7 +75,7 @@ def last_loss(folder: Path, output: Path, *overrides: str) -> float:
     held_out = {"remote": str(folder / "held-out")}
     config = write_run(folder / "run.yaml", folder / "train", eval_dataset=held_out, log_sample_ids=False, **settings)
     model = [f"model.config.{name}={value}" for name, value in MODEL.items()]
-    train(config, output, *model, *overrides)
+    train(config, output, *model, *overrides, nproc=NUM_RANKS)
     loss: float = read_log(output)[-1]["eval_loss"]
     return loss
 

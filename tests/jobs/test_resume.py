@@ -25,7 +25,7 @@ from .launcher import start_job
 from .runs import MODULE, differences, last_step, train, wait_until
 
 JOB_S = 120.0  # for a job to end once it was told to
-NUM_KILLS = rounds(3, 10)
+NUM_KILLS = rounds(2, 10)
 OTHER_WORLD = 1e-3  # sums of gradients are of other parts
 
 

@@ -71,11 +71,10 @@ def stop_ranks(config: Path, output: Path) -> str:
         return ranks.stderr.read_text()
 
 
-def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(
-    dataset_folder: Path, tokenizer: Path, tmp_path: Path
-) -> None:
-    """First torchrun is told, then each of the ranks, which are forked."""
-    config = write_chat_run(tmp_path / "run.yaml", dataset_folder, tokenizer, max_steps=400)
+def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(tmp_path: Path) -> None:
+    """First torchrun is told, then each of the ranks, which are forked; loader workers read for both."""
+    write_tokens(tmp_path / "data", num_samples=300)
+    config = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4000, num_workers=1)
     saved = []
     for stop in (stop_torchrun, stop_ranks):
         output = stop(config, tmp_path / "out")

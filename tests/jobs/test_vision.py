@@ -23,9 +23,7 @@ pytestmark = pytest.mark.timeout(2 * JOB_S + 100)
 ON = [1, 2] if LONG else [2]
 CASES: dict[str, dict[str, Any]] = {
     "images-text": {"model": "qwen2_5_vl", "sources": ["images", "text"], "on": [1, 2]},
-    "images-video": {"model": "qwen2_5_vl", "sources": ["images", "video"], "on": ON},
     "deepstack": {"model": "qwen3_vl", "sources": ["text", "both"], "on": ON},
-    "first": {"model": "qwen2_vl", "sources": ["video", "text"], "on": [2]},
     "together": {"model": "qwen2_vl", "sources": ["video", "text"], "train": {"per_device_batch": 2}, "on": [1]},
     "frozen": {
         "model": "qwen2_5_vl", "sources": ["images", "text"], "train": {"frozen": ["model.visual.*"]}, "on": [2]
@@ -35,6 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "qwen3_vl", "sources": ["images", "video"], "train": {"gradient_checkpointing": True}, "on": [2]
     },
 }  # fmt: skip
+if LONG:  # llava_onevision-image-video and together, below and above, try the same of other models
+    CASES |= {
+        "images-video": {"model": "qwen2_5_vl", "sources": ["images", "video"], "on": ON},
+        "first": {"model": "qwen2_vl", "sources": ["video", "text"], "on": [2]},
+    }
 # Every family, and each kind of media that it reads: on one rank, and on another none or other kinds.
 # The cases above try much of it, so most of these are for long rounds.
 PAIRS: dict[str, list[tuple[str, str]]] = {

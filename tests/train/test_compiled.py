@@ -21,11 +21,11 @@ from torch._dynamo.utils import counters
 
 from ..conftest import write_samples, write_tokens
 from ..jobs.test_vision_runs import write_vision_run
-from ..rounds import in_long_rounds
+from ..rounds import in_long_rounds, rounds
 from .runs import trainer_of, write_run
 from .vision import Processor, build, source_of
 
-NUM_PACKS = 50
+NUM_PACKS = rounds(16, 50)
 NUM_PACKS_OF_MEDIA = 12
 NUM_PACKS_IN_ALL, NUM_WARM_PACKS = 200, 20
 needs_compiler = pytest.mark.skipif(which("g++") is None, reason="torch.compile needs g++ on the CPU")

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lmms_stream.__main__ import main
+from lmms_stream.ledger.run import Ledger
+from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.run.distributed import end_distributed
+
+from ..conftest import write_tokens
+from ..train.runs import MODEL, train_settings, trainer_of
+
+
+def dataset(path: Path, **settings: Any) -> dict[str, Any]:
+    return {"remote": str(path), "processor": {"type": "tokens"}, "packing_length": 256, **settings}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The YAML file of a run that has trained four steps of two sources, beside its output and a third source."""
+    folder = tmp_path_factory.mktemp("remix")
+    for name, num_samples in (("a", 90), ("b", 60), ("c", 40)):
+        write_tokens(folder / name, num_samples=num_samples)
+    settings = {
+        "datasets": {name: dataset(folder / name) for name in "ab"},
+        "model": {"config": MODEL},
+        "train": train_settings(folder / "x", global_batch=4)
+        | {"output_dir": str(folder / "run"), "weights": {"a": 1, "b": 1}, "max_steps": 4},
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    trainer_of(path).train()
+    end_distributed()
+    return path
+
+
+def with_settings(config: Path, to: Path, *, datasets: dict[str, Any], **train: Any) -> Path:
+    """The YAML file with other sources and settings of its section `train`."""
+    settings = yaml.safe_load(config.read_text())
+    to.write_text(yaml.safe_dump(settings | {"datasets": datasets, "train": settings["train"] | train}))
+    return to
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    capsys.readouterr()
+    assert main(["plan", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_change_is_told_before_the_resume_and_is_what_the_resumed_run_reads(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`a` is left out, `c` comes in, a step holds more packs; the run is resumed in a copy of its folder."""
+    run = config.parent / "run"
+    datasets = {name: dataset(config.parent / name) for name in "bc"}
+    changed = with_settings(config, tmp_path / "changed.yaml", datasets=datasets, weights={"b": 1, "c": 1}, max_steps=9)
+    change = ["--weights", "b=3,c=1", "--max-epochs", "b=2", "c=3", "--global-batch", "6"]
+    told = planned(capsys, str(changed), "--from", str(run), *change)
+    assert (told["first"], told["stop"]) == (4, 9)
+    assert {name: each["status"] for name, each in told["sources"].items()} == {
+        "a": "removed", "b": "kept", "c": "added",
+    }  # fmt: skip
+    overrides = ["train.weights={b: 3, c: 1}", "train.max_epochs={b: 2, c: 3}", "train.global_batch=6"]
+    resumed = f"train.resume={run / 'checkpoints' / 'step-00000004'}"
+    trainer_of(changed, *overrides, resumed, f"train.output_dir={tmp_path / 'run'}").train()
+    end_distributed()
+    read: dict[str, int] = dict.fromkeys("abc", 0)
+    for record in read_log(tmp_path / "run"):
+        for name in record["sample_ids"]:
+            read[name.split(":")[0]] += 1
+    assert {name: each["num_samples"] for name, each in told["sources"].items()} == read
+    amounts = Ledger(tmp_path / "run").amounts()
+    assert {name: each["num_unread_samples"] for name, each in told["sources"].items()} == {
+        name: each.num_unseen for name, each in amounts.items()
+    }
+
+
+def test_the_table_and_the_line_of_each_source_say_it_for_people(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["plan", str(config), "--from", str(config.parent / "run"), "--max-epochs", "a=1,b=2"]
+    assert main([*arguments, "--steps", "3", "--global-batch", "2"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "steps 4 to 6, 2 packs a step (before: 4)" in shown
+    assert "packs per step" in shown
+    assert "a, kept: " in shown
+    assert "samples were read before" in shown
+    assert main([*arguments, "--steps", "1000"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "its max_epochs end with step" in shown
+    assert "no source has packs left after step" in shown
+    assert "; 0 samples stay unread" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--weights", "3", "1"], "--weights 3 1: with --from it takes NAME=NUMBER,… as a=3,b=1, got '3'"),
+        (["--weights", "a=1,d=2"], "weights name 'd', the sources are a, b"),
+        (["--max-epochs", "a=x"], "--max-epochs a=x: with --from it takes NAME=NUMBER"),
+        (["--packing-length", "256"], "--packing-length is not taken together with --from"),
+        (["more.yaml"], "--from takes the YAML file of one run, got"),
+        (["--steps", "0"], "--steps must be at least 1, got 0"),
+        ([], "no step is left from step 4 on: the run is at its end"),
+    ],
+)
+def test_a_change_that_cannot_be_is_one_line(
+    config: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(config), *arguments, "--from", str(config.parent / "run")]) == 1
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_checkpoint_that_does_not_follow_the_plan_is_refused(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datasets = {"a": dataset(config.parent / "a", seed=7), "b": dataset(config.parent / "b")}
+    other = with_settings(config, tmp_path / "other.yaml", datasets=datasets, max_steps=8)
+    assert main(["plan", str(other), "--from", str(config.parent / "run")]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the checkpoint follows plan" in said
+    assert "they differ in the order settings" in said
+    lanes = {"a": dataset(config.parent / "a", packing_mode="lanes")}
+    other = with_settings(config, tmp_path / "lanes.yaml", datasets=lanes, weights={"a": 1}, max_steps=8)
+    assert main(["plan", str(other), "--from", str(config.parent / "run")]) == 1
+    assert "the packs of 'a' are made in lanes and are not known beforehand" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert main(["plan", str(config), "--from", str(tmp_path)]) == 1
+    assert "has no complete checkpoint" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_that_does_not_say_where_it_ends_needs_a_number_of_steps(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datasets = {name: dataset(config.parent / name) for name in "ab"}
+    endless = with_settings(config, tmp_path / "e.yaml", datasets=datasets, max_steps=None, max_tokens=10**9)
+    run = str(config.parent / "run")
+    assert main(["plan", str(endless), "--from", run]) == 1
+    assert "say with --steps N how many steps from the checkpoint on" in " ".join(capsys.readouterr().err.split())
+    assert planned(capsys, str(endless), "--from", run, "--steps", "2")["stop"] == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "3"], "--steps needs --from, the checkpoint of a run"),
+        (["--max-epochs", "a=1"], "--max-epochs needs --from"),
+        ([], "--packing-length is missing: say how many tokens a pack holds, or name a run with --from"),
+        (["--packing-length", "256", "--weights", "a=1"], "--weights a=1: names are taken with --from"),
+    ],
+)
+def test_what_is_of_a_run_alone_is_refused_for_datasets(
+    config: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(config.parent / "a"), *arguments]) == 1
+    assert message in " ".join(capsys.readouterr().err.split())
