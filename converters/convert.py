@@ -39,6 +39,7 @@ from .writing.encoding import ShardFormat, compression_extension
 from .writing.layout import Laying
 from .writing.outputs import Output
 from .writing.reading import Reading
+from .writing.row_counts import RowCounts
 from .writing.run import Job, Run, task_name
 from .writing.shards import ShardMaker, entry_bytes
 from .writing.work import Work, open_work, work_folder
@@ -240,12 +241,7 @@ def _commit(
         "schema": stored_schema(options, reading.mapper),
         "columns": output.format.columns,
         "num_samples": output.num_samples,
-        "num_rejected": len(rejects),
-        "num_filtered": laying.num_filtered if is_first else 0,
-        "num_empty": laying.num_empty if is_first else 0,
-        "num_left_out_by_filter": laying.num_left_out_by_filter if is_first else 0,
-        "num_left_out_by_map": laying.num_left_out_by_map if is_first else 0,
-        "num_duplicates": laying.num_duplicates if is_first else 0,
+        **(laying.left_out if is_first else RowCounts()).as_dict(),
         **documents_of(output),
         "source": [each | {"at": place_of(each["name"])} for each in described(sources)],
         "options": options_of(asked),
@@ -277,12 +273,7 @@ def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOption
         kind=reading.mapper.description,
         schema=stored_schema(options, reading.mapper),
         num_rows=sum(report.num_rows for report in reports),
-        num_rejected=len(laying.rejects),
-        num_filtered=laying.num_filtered,
-        num_empty=laying.num_empty,
-        num_left_out_by_filter=laying.num_left_out_by_filter,
-        num_left_out_by_map=laying.num_left_out_by_map,
-        num_duplicates=laying.num_duplicates,
+        **laying.left_out.as_dict(),
         num_tokens=sum(tokens) if tokens else None,
         num_shards=sum(report.num_shards for report in reports),
         num_bytes=sum(entry_bytes(entry) for entry in work.done.values()),

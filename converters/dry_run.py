@@ -31,6 +31,7 @@ from .writing.duplicates import Seen
 from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compress, index_json
 from .writing.reading import LOOK_ROWS, Reading
+from .writing.row_counts import RowCounts
 from .writing.unit_files import EncodedUnit
 
 NUM_ROWS = 10_000
@@ -59,7 +60,7 @@ class Expected:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DryRun:
+class DryRun(RowCounts):
     """What was found in the first num_rows rows.
 
     found: for each kind of rows the first source of it and what is read of it. rejects: "source:row: reason". expected:
@@ -74,12 +75,6 @@ class DryRun:
     num_sources_read: int
     num_rows: int
     num_samples: int
-    num_rejected: int
-    num_filtered: int
-    num_empty: int
-    num_left_out_by_filter: int
-    num_left_out_by_map: int
-    num_duplicates: int
     rejects: tuple[str, ...]
     samples: tuple[SampleView, ...]
     expected: Expected | None
@@ -127,12 +122,7 @@ def dry_run(
         num_sources_read=len(read),
         num_rows=tried.num_rows,
         num_samples=tried.num_samples,
-        num_rejected=len(tried.rejects),
-        num_filtered=tried.num_filtered,
-        num_empty=tried.num_empty,
-        num_left_out_by_filter=tried.num_left_out_by_filter,
-        num_left_out_by_map=tried.num_left_out_by_map,
-        num_duplicates=tried.num_duplicates,
+        **tried.left_out.as_dict(),
         rejects=tuple(tried.rejects),
         samples=samples,
         expected=_expected(opened, read, tried, format, options, num_workers),
@@ -211,11 +201,7 @@ class _Tried:
     num_samples: int = 0
     num_bytes: int = 0  # of samples
     num_tokens: int | None = None
-    num_filtered: int = 0
-    num_empty: int = 0
-    num_left_out_by_filter: int = 0
-    num_left_out_by_map: int = 0
-    num_duplicates: int = 0
+    left_out: RowCounts = field(default_factory=RowCounts)
     source_bytes: int = 0
     timed: list[tuple[int, float]] = field(default_factory=list)  # bytes of sources and seconds of each unit
     _kept_bytes: int = 0
@@ -228,13 +214,15 @@ class _Tried:
             samples, encoded = self.encoder.encoded(task)
             self.timed.append((task.unit.num_bytes, time.perf_counter() - started))
             self.reading.has_read(task)
-            self.rejects += [f"{name}:{row}: {why}" for name, row, why in self.reading.rejects(task, encoded)]
-            self._count(samples, encoded)
+            rejects = [f"{name}:{row}: {why}" for name, row, why in self.reading.rejects(task, encoded)]
+            self.rejects += rejects
+            self._count(samples, encoded, num_rejected=len(rejects))
         self.num_rows = sum(each.rows_read for each in read)
 
-    def _count(self, samples: Sequence[bytes], encoded: EncodedUnit) -> None:
+    def _count(self, samples: Sequence[bytes], encoded: EncodedUnit, *, num_rejected: int) -> None:
         is_kept = np.ones(len(samples), bool) if encoded.hashes is None else self._seen.add(encoded.hashes)
-        self.num_duplicates += len(samples) - int(is_kept.sum())
+        num_duplicates = len(samples) - int(is_kept.sum())
+        self.left_out += RowCounts.of_unit(encoded.left_out, num_rejected=num_rejected, num_duplicates=num_duplicates)
         samples = [data for data, keep in zip(samples, is_kept.tolist(), strict=True) if keep]
         for data in samples:
             if self._kept_bytes < _COMPRESSED_BYTES:
@@ -242,10 +230,6 @@ class _Tried:
                 self._kept_bytes += len(data)
         self.num_samples += len(samples)
         self.num_bytes += sum(map(len, samples))
-        self.num_filtered += len(encoded.filtered)
-        self.num_empty += len(encoded.empty)
-        self.num_left_out_by_filter += len(encoded.by_filter)
-        self.num_left_out_by_map += len(encoded.by_map)
         if encoded.lengths is not None:
             lengths = encoded.lengths[is_kept]
             tokens = lengths if lengths.ndim == 1 else lengths[:, 0]

@@ -10,6 +10,7 @@ import numpy as np
 
 from .writing.done import Finished
 from .writing.outputs import Output
+from .writing.row_counts import RowCounts
 
 
 class DocumentCounts(TypedDict, total=False):
@@ -60,25 +61,17 @@ def documents_of(output: Output) -> DocumentCounts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertReport:
+class ConvertReport(RowCounts):
     """What a conversion did, all outputs together, and each of its `splits` by name, if it was asked for any.
 
-    kind: what the rows are, and which of their columns are read and kept. schema: what is stored of them. num_rejected
-    rows did not fit; num_filtered were left out for their length, num_empty because their text is empty, num_duplicates
-    because all that is stored of them is stored of an earlier one. num_tokens is None where nothing measured them.
-    num_documents, num_tail_tokens, num_dropped_tokens: as in SplitReport, of all together. was_there: an earlier call
-    had done all of it.
+    kind: what the rows are, and which of their columns are read and kept. schema: what is stored of them. Rows that are
+    not stored: see RowCounts. num_tokens is None where nothing measured them. num_documents, num_tail_tokens,
+    num_dropped_tokens: as in SplitReport, of all together. was_there: an earlier call had done all of it.
     """
 
     kind: str
     schema: str
     num_rows: int
-    num_rejected: int
-    num_filtered: int
-    num_empty: int
-    num_left_out_by_filter: int
-    num_left_out_by_map: int
-    num_duplicates: int
     num_tokens: int | None
     num_shards: int
     num_bytes: int
@@ -88,19 +81,6 @@ class ConvertReport:
     num_tail_tokens: int = 0
     num_dropped_tokens: int = 0
     was_there: bool = False
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        """Why rows are not in the dataset, in words for people, and how many."""
-        reasons = {
-            "with values that do not fit, listed in _lmms/rejects.jsonl": self.num_rejected,
-            "of too few or too many tokens": self.num_filtered,
-            "of empty text": self.num_empty,
-            "that --filter left out": self.num_left_out_by_filter,
-            "that --map left out": self.num_left_out_by_map,
-            "whose samples came before": self.num_duplicates,
-        }
-        return {reason: count for reason, count in reasons.items() if count}
 
 
 def added_documents(reports: Iterable[SplitReport]) -> DocumentCounts:
@@ -134,12 +114,7 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
         kind=str(described[0]["schema"]),
         schema=str(described[0]["schema"]),
         num_rows=sum(report.num_rows for report in reports),
-        num_rejected=sum(each["num_rejected"] for each in described),
-        num_filtered=sum(each["num_filtered"] for each in described),
-        num_empty=sum(each.get("num_empty", 0) for each in described),
-        num_left_out_by_filter=sum(each.get("num_left_out_by_filter", 0) for each in described),
-        num_left_out_by_map=sum(each.get("num_left_out_by_map", 0) for each in described),
-        num_duplicates=sum(each.get("num_duplicates", 0) for each in described),
+        **RowCounts.total(map(RowCounts.of_dataset, described)).as_dict(),
         num_tokens=sum(tokens) if tokens else None,
         num_shards=sum(report.num_shards for report in reports),
         num_bytes=sum(shard.get("file_size", shard["size"]) for each in described for shard in each["shards"]),

@@ -21,6 +21,7 @@ from .options import ConvertOptions
 from .report import ConvertReport, SplitReport
 from .sources.lists import is_list, yaml_specs
 from .sources.specs import Spec, glob_base, has_wildcard, parse_spec
+from .writing.row_counts import RowCounts
 
 RUN_NAME = "datasets.yaml"
 
@@ -109,12 +110,7 @@ def _joint(reports: dict[str, ConvertReport]) -> ConvertReport:
         kind="; ".join(dict.fromkeys(report.kind for report in each)),
         schema=each[0].schema,
         num_rows=sum(report.num_rows for report in each),
-        num_rejected=sum(report.num_rejected for report in each),
-        num_filtered=sum(report.num_filtered for report in each),
-        num_empty=sum(report.num_empty for report in each),
-        num_left_out_by_filter=sum(report.num_left_out_by_filter for report in each),
-        num_left_out_by_map=sum(report.num_left_out_by_map for report in each),
-        num_duplicates=sum(report.num_duplicates for report in each),
+        **RowCounts.total(each).as_dict(),
         num_tokens=sum(tokens) if tokens else None,
         num_shards=sum(report.num_shards for report in each),
         num_bytes=sum(report.num_bytes for report in each),

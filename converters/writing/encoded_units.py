@@ -30,6 +30,7 @@ from ..stored.catalog import check_processed
 from .documents import document_of
 from .encoding import ShardFormat
 from .laid import Spans
+from .row_counts import REASONS, Why
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path, temporary_beside
 
 OnError = Literal["fail", "skip"]
@@ -109,17 +110,13 @@ class UnitEncoder:
                 _hashes(shard.stored(number, number + 1) for number in unit.numbers.tolist()) if self.hashes else None
             )
         temporary.replace(samples_path(self.folder, number))
-        none = np.empty(0, np.int64)
         rows = unit.first + unit.numbers
         EncodedUnit(
             sizes=sizes,
             rows=rows,
             lengths=None,
             rejects=[],
-            filtered=none,
-            empty=none,
-            by_filter=none,
-            by_map=none,
+            left_out={},
             hashes=hashes,
             num_rows=unit.num_rows,
         ).save(about_path(self.folder, number))
@@ -160,10 +157,7 @@ class _Encoding:
         self._rows: list[int] = []
         self._lengths: list[int | Measured] = []
         self._rejects: list[tuple[int, str]] = []
-        self._filtered: list[int] = []
-        self._empty: list[int] = []
-        self._by_filter: list[int] = []
-        self._by_map: list[int] = []
+        self._left_out: dict[Why, list[int]] = {why: [] for why in REASONS}
         self._hashes: list[bytes] = []
         self._spans: list[NDArray[np.int32]] = []  # of each document
         self._measures: Processor | None = TokensProcessor() if encoder.tokenize else encoder.processor
@@ -212,11 +206,11 @@ class _Encoding:
     def _rows_left(self, number: int, values: dict[str, Any], functions: RowFunctions) -> Sequence[dict[str, Any]]:
         """What the user's functions make of a row; where they leave it out, that is noted."""
         if not functions.keeps(values):
-            self._by_filter.append(number)
+            self._left_out["by_filter"].append(number)
             return []
         rows = functions.rows(values)
         if not rows:
-            self._by_map.append(number)
+            self._left_out["by_map"].append(number)
         return rows
 
     def _samples(self, values: dict[str, Any]) -> Sequence[Sample | DataError]:
@@ -242,14 +236,14 @@ class _Encoding:
                 stored, spans = document_of(sample)
             data = self._encoder.format.encode(sample) if stored is None else stored
         except EmptyRowError:
-            self._empty.append(row.number)
+            self._left_out["empty"].append(row.number)
             return None
         except DataError as error:
             self._reject(row.number, str(error))
             return None
         tokens = found.tokens
         if self._measures and not (self._encoder.shortest or 0) <= tokens <= (self._encoder.longest or tokens):
-            self._filtered.append(row.number)
+            self._left_out["filtered"].append(row.number)
             return None
         if self._encoder.hashes:
             hashed = xxhash.xxh3_128(data)
@@ -294,10 +288,7 @@ class _Encoding:
             rows=np.array(self._rows, np.int64),
             lengths=np.array(self._lengths, np.uint32).reshape(self._shape) if self._measures else None,
             rejects=self._rejects,
-            filtered=np.array(self._filtered, np.int64),
-            empty=np.array(self._empty, np.int64),
-            by_filter=np.array(self._by_filter, np.int64),
-            by_map=np.array(self._by_map, np.int64),
+            left_out={why: np.array(numbers, np.int64) for why, numbers in self._left_out.items()},
             hashes=np.frombuffer(b"".join(self._hashes), np.uint64).reshape(-1, 2) if self._encoder.hashes else None,
             # Not needed: no unit follows one that ended early.
             num_rows=0 if self.has_failed or self._is_full else self._unit.count(),

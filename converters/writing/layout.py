@@ -18,6 +18,7 @@ from .laid import Laid
 from .outputs import Cut, Output
 from .reading import Reading
 from .replacing import free_numbers
+from .row_counts import RowCounts
 from .shards import MADE, ShardTask
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path
 from .work import RowError, Work
@@ -64,11 +65,7 @@ class Laying:
         ]
         self.next_unit = 0
         self.rejects: list[tuple[str, int, str]] = []
-        self.num_filtered = 0
-        self.num_empty = 0
-        self.num_left_out_by_filter = 0
-        self.num_left_out_by_map = 0
-        self.num_duplicates = 0
+        self.left_out = RowCounts()
         self.is_finished = False
         self._asked = asked
         self._work = work
@@ -97,11 +94,8 @@ class Laying:
             source, row, reason = rejects[0]
             raise RowError(f"{source}:{row}: {reason} (or pass --on-error skip to leave such rows out)")
         self.rejects += rejects
-        self.num_filtered += len(encoded.filtered)
-        self.num_empty += len(encoded.empty)
-        self.num_left_out_by_filter += len(encoded.by_filter)
-        self.num_left_out_by_map += len(encoded.by_map)
-        self.num_duplicates += len(is_kept) - int(is_kept.sum())
+        num_duplicates = len(is_kept) - int(is_kept.sum())
+        self.left_out += RowCounts.of_unit(encoded.left_out, num_rejected=len(rejects), num_duplicates=num_duplicates)
         sizes = encoded.sizes
         samples = np.stack([np.full(len(sizes), task.number), np.cumsum(sizes) - sizes, sizes, rows], axis=1)
         laid = Laid(samples, encoded.lengths, encoded.spans).taken(np.flatnonzero(is_kept))
@@ -127,9 +121,10 @@ class Laying:
         self.is_finished = True
         if not self.num_samples:
             reasons = [f"{source}:{row}: {reason}" for source, row, reason in self.rejects[:1]]
-            reasons += [f"{self.num_filtered} were left out for their length"] if self.num_filtered else []
-            reasons += [f"the text of {self.num_empty} is empty"] if self.num_empty else []
-            by_functions = {"--filter": self.num_left_out_by_filter, "--map": self.num_left_out_by_map}
+            counts = self.left_out
+            reasons += [f"{counts.num_filtered} were left out for their length"] if counts.num_filtered else []
+            reasons += [f"the text of {counts.num_empty} is empty"] if counts.num_empty else []
+            by_functions = {"--filter": counts.num_left_out_by_filter, "--map": counts.num_left_out_by_map}
             reasons += [f"{option} left out {number}" for option, number in by_functions.items() if number]
             raise DataError(f"no sample is left to write ({'; '.join(reasons)}): check the sources and the options")
         if self._asked.shuffle_seed is not None:

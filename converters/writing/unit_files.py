@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from ...errors import StorageError
 from ...processors.base import Measured
 from .laid import Spans
+from .row_counts import REASONS, RowsLeftOut
 
-_ARRAYS = ("sizes", "rows", "lengths", "filtered", "empty", "by_filter", "by_map", "hashes")  # of an EncodedUnit
+_ARRAYS = ("sizes", "rows", "lengths", "hashes")  # of an EncodedUnit
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -29,20 +30,16 @@ class EncodedUnit:
     sizes: int64[n], bytes of each sample. rows: int64[n], the number of its row in the unit. lengths: uint32[n], its
     tokens, or uint32[n, 6], all of Measured, where the processor tells what media take; None where nothing measures
     them. rejects: number of the row in the unit, and what is wrong with it.
-    filtered: int64[k], rows of samples that were left out for their length. empty: int64[m], rows of empty texts.
-    by_filter, by_map: int64, rows that the user's functions left out. hashes: uint64[n, 2], of what is stored of each
-    sample, where equal ones are looked for. num_rows: rows and blank lines. spans: of samples that are documents, whose
-    tokens alone are stored.
+    left_out: rows that are left out, by why; none where it does not say. hashes: uint64[n, 2], of what is stored of
+    each sample, where equal ones are looked for. num_rows: rows and blank lines. spans: of samples that are documents,
+    whose tokens alone are stored.
     """
 
     sizes: NDArray[np.int64]
     rows: NDArray[np.int64]
     lengths: NDArray[np.uint32] | None
     rejects: list[tuple[int, str]]
-    filtered: NDArray[np.int64]
-    empty: NDArray[np.int64]
-    by_filter: NDArray[np.int64]
-    by_map: NDArray[np.int64]
+    left_out: RowsLeftOut
     hashes: NDArray[np.uint64] | None
     num_rows: int
     spans: Spans | None = None
@@ -55,10 +52,7 @@ class EncodedUnit:
             rows=self.rows[:num_samples],
             lengths=None if self.lengths is None else self.lengths[:num_samples],
             rejects=[reject for reject in self.rejects if reject[0] < last_row],
-            filtered=self.filtered[self.filtered < last_row],
-            empty=self.empty[self.empty < last_row],
-            by_filter=self.by_filter[self.by_filter < last_row],
-            by_map=self.by_map[self.by_map < last_row],
+            left_out={why: numbers[numbers < last_row] for why, numbers in self.left_out.items()},
             hashes=None if self.hashes is None else self.hashes[:num_samples],
             num_rows=int(last_row) + 1,
             spans=None if self.spans is None else self.spans.taken(np.arange(num_samples)),
@@ -67,6 +61,7 @@ class EncodedUnit:
     def save(self, path: Path) -> None:
         about = np.frombuffer(orjson.dumps({"rejects": self.rejects, "num_rows": self.num_rows}), np.uint8)
         arrays = {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
+        arrays |= self.left_out
         if self.spans is not None:
             arrays |= {"span_counts": self.spans.counts, "span_bounds": self.spans.bounds}
         temporary = temporary_beside(path)
@@ -84,10 +79,7 @@ class EncodedUnit:
                     rows=arrays["rows"],
                     lengths=_of_today(arrays.get("lengths")),
                     rejects=[(int(number), str(reason)) for number, reason in about["rejects"]],
-                    filtered=arrays["filtered"],
-                    empty=arrays["empty"],
-                    by_filter=arrays.get("by_filter", _NO_ROWS),
-                    by_map=arrays.get("by_map", _NO_ROWS),
+                    left_out={why: arrays.get(why, _NO_ROWS) for why in REASONS},
                     hashes=arrays.get("hashes"),
                     num_rows=about["num_rows"],
                     spans=Spans(arrays["span_counts"], arrays["span_bounds"]) if "span_counts" in arrays else None,

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from ..converters.stored.inspect.visible import clip, visible
 from .console import console, print_found, print_record
+from .convert_summary import left_out_lines
 
 if TYPE_CHECKING:
     from ..converters.dry_run import DryRun
@@ -86,7 +87,9 @@ def print_dry_run(found: DryRun, *, on_error: str) -> None:
         print_notes(
             ["the conversion would end at the first row that does not fit: pass --on-error skip, or correct it"]
         )
-    print_record("rows that were read", found)
+    print_record("rows that were read", found, left_out=list(found.as_dict()))
+    for line in left_out_lines(found):
+        console.print(Text(f"left out: {line}", style="yellow"), soft_wrap=True)
     if found.expected is None:
         print_notes(["a source does not tell how large it is: nothing is said of the whole"])
         return

@@ -14,6 +14,7 @@ from .console import console, print_records, shown_seconds
 
 if TYPE_CHECKING:
     from ..converters.report import ConvertReport
+    from ..converters.writing.row_counts import RowCounts
 
 # Schemas whose samples have tokens, and what `lmms-stream index` needs to count them.
 _COUNTED_BY = {**dict.fromkeys(("messages", "preference", "text"), " --tokenizer PATH"), "tokens": ""}
@@ -32,8 +33,8 @@ def print_summary(target: str, report: ConvertReport) -> None:
     table.add_row("size", f"{shown_bytes(report.num_bytes)} in {_counted(report.num_shards, 'shard')}")
     if not report.was_there:
         table.add_row("time", _time(report))
-    for reason, count in report.left_out.items():
-        table.add_row("left out", Text(f"{_counted(count, 'row')} {reason}"), style="yellow")
+    for line in left_out_lines(report):
+        table.add_row("left out", Text(line), style="yellow")
     if report.num_dropped_tokens:
         reason = "after the last whole sample, dropped by --drop-tail"
         table.add_row("left out", f"{_counted(report.num_dropped_tokens, 'token')} {reason}", style="yellow")
@@ -42,6 +43,11 @@ def print_summary(target: str, report: ConvertReport) -> None:
         left_out = () if report.num_documents is not None else _OF_DOCUMENTS
         print_records("splits", list(report.splits.items()), left_out=left_out)
     console.print(Text(f"next: {visible(_next_command(first, report))}"), soft_wrap=True)
+
+
+def left_out_lines(counts: RowCounts) -> list[str]:
+    """How many rows are not stored, a line for each reason."""
+    return [f"{_counted(count, 'row')} {reason}" for reason, count in counts.left_out.items()]
 
 
 def _counted(count: int, noun: str) -> str:
