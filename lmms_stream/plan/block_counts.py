@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from .block_packs import PlanInputs, give_back_memory, pack_block
+from ..memory import give_back_memory
+from .block_packs import PlanInputs, pack_block
 from .order import EpochOrder
 
 CountsCache = MutableMapping[str, NDArray[np.int64]]

@@ -7,13 +7,13 @@ window by window, and a stretch of windows has the packs that the whole block ha
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..memory import give_back_memory
 from .lengths import Lengths
 from .order import EpochOrder, OrderConfig
 from .packing import (
@@ -128,7 +128,7 @@ class BlockPacks:
             self._keep(ids, segments, packs.order, packs.offsets, first=0)
         else:
             self._keep(ids, segments, *self._stretch(segments, number), first=number)
-        give_back_memory()
+        give_back_memory()  # what packing a block took
 
     def _stretch(self, segments: BlockSegments, number: int) -> tuple[_Numbers, _Numbers]:
         """The packs from `number` on that there is room for, as in _Window."""
@@ -199,10 +199,3 @@ class BlockPacks:
         self._pieces = None if segments.pieces is None else segments.pieces[order]
         self.offsets = offsets
         self.first, self.stop = first, first + len(offsets) - 1
-
-
-def give_back_memory() -> None:
-    """Return to the system what packing a block took; glibc would keep it for each thread that ever did so."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -18,6 +18,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 
 from ...errors import CheckpointError
+from ...memory import give_back_memory
 from ...storage.disk_errors import disk_errors
 
 SHARD_SIZE = "5GB"
@@ -64,6 +65,7 @@ def _write_file(
         file.write(_header(ordered))
         for part in _parts(ordered):
             _write_values(file, part, fill)  # its tensors are freed before the next are read
+            give_back_memory()  # else the heap grows with the number of parts: not each fits where others were
 
 
 def _write_values(

@@ -16,8 +16,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...errors import ConfigError
+from ...memory import give_back_memory
 from ..run.distributed import cpu_group, gather
 from .pretrained import PretrainedTensors
+
+_GIVE_BACK_BYTES = 1 << 26  # of weights, after which what they took is returned to the system
 
 
 def take_weights(
@@ -51,26 +54,42 @@ def give_weights(
     is_filled_later: parameters hold nothing of meaning afterwards.
     """
     given: dict[int, torch.nn.Parameter] = {}
+    kept_bytes = 0
     for module, name, full_name, tensor in _tensors(model):
         source = weights.pop(full_name)
         if id(tensor) in given:
             setattr(module, name, given[id(tensor)])
             continue
         if is_filled_later and isinstance(tensor, torch.nn.Parameter):
-            room = torch.empty_like(tensor.detach(), device=device)
-            given[id(tensor)] = torch.nn.Parameter(room, requires_grad=tensor.requires_grad)
-            setattr(module, name, given[id(tensor)])
-            continue
-        whole = _whole(full_name, source, unread) if dist.get_rank() == 0 else torch.empty_like(source, device=device)
-        whole = whole.to(device)
-        if isinstance(tensor, DTensor):
-            part = distribute_tensor(whole, tensor.device_mesh, tensor.placements)
-            given[id(tensor)] = torch.nn.Parameter(part, requires_grad=tensor.requires_grad)
-            setattr(module, name, given[id(tensor)])
+            part = torch.empty_like(tensor.detach(), device=device)
         else:
-            whole = whole.contiguous()
-            dist.broadcast(whole, src=0)
-            setattr(module, name, whole)
+            part = _part(full_name, source, tensor, device=device, unread=unread)
+            kept_bytes += source.nbytes
+        if isinstance(tensor, torch.nn.Parameter):
+            part = given[id(tensor)] = torch.nn.Parameter(part, requires_grad=tensor.requires_grad)
+        setattr(module, name, part)
+        if kept_bytes >= _GIVE_BACK_BYTES:  # parts lie between the whole tensors that were freed, and hold the heap up
+            del source
+            give_back_memory()
+            kept_bytes = 0
+
+
+def _part(
+    full_name: str,
+    source: torch.Tensor,
+    tensor: torch.Tensor,
+    *,
+    device: torch.device,
+    unread: PretrainedTensors | None,
+) -> torch.Tensor:
+    """This rank's part of a tensor that rank 0 has, or reads: of a buffer, all of it."""
+    whole = _whole(full_name, source, unread) if dist.get_rank() == 0 else torch.empty_like(source, device=device)
+    whole = whole.to(device)
+    if isinstance(tensor, DTensor):
+        return distribute_tensor(whole, tensor.device_mesh, tensor.placements)
+    whole = whole.contiguous()
+    dist.broadcast(whole, src=0)
+    return whole
 
 
 def _whole(full_name: str, source: torch.Tensor, unread: PretrainedTensors | None) -> torch.Tensor:
