@@ -142,7 +142,7 @@ def test_a_command_that_is_killed_at_any_moment_goes_on_to_the_same_bytes(
     work = str(tmp_path / "work")
     arguments = (str(many_chats), target, "--workers", "2", "--shard-size", "2mb", "--work", work)
     moments = random.Random(3)
-    for _ in range(rounds(3, 20)):
+    for _ in range(rounds(2, 20)):
         with convert_command(*arguments) as process:
             time.sleep(moments.uniform(0.5, 4))
             workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
