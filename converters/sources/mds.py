@@ -73,10 +73,13 @@ class StoredDataset:
     def identity(self, name: str) -> dict[str, Any]:
         """What changes with its content: of shards without a checksum their size and time, or the store's tag."""
         digest = xxhash.xxh3_64(self.digest)
-        for info in self.shards:
-            if info.checksum is None:
-                found = self.storage.stat(info.zip_name or info.name)
-                digest.update(f"{found.key}\0{found.num_bytes}\0{found.tag}\0")
+        unchecked = [info.zip_name or info.name for info in self.shards if info.checksum is None]
+        listed = {file.key: file for file in self.storage.list_objects("")} if unchecked else {}
+        for key in unchecked:
+            found = listed.get(key)
+            if found is None or not found.tag:  # some stores list names alone
+                found = self.storage.stat(key)
+            digest.update(f"{found.key}\0{found.num_bytes}\0{found.tag}\0")
         return {"name": name, "num_files": len(self.shards), "size": self.num_bytes, "tag": digest.hexdigest()}
 
 
