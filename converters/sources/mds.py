@@ -24,6 +24,7 @@ from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ...mds.shard import Shard
 from ...mds.shard_files import fetch_shard
 from ...storage.cache import LocalCache
+from ...storage.local import LocalStorage
 from ...storage.storage import Storage, shared_storage
 from .stored_rows import row_of
 from .table import Location
@@ -74,7 +75,8 @@ class StoredDataset:
         """What changes with its content: of shards without a checksum their size and time, or the store's tag."""
         digest = xxhash.xxh3_64(self.digest)
         unchecked = [info.zip_name or info.name for info in self.shards if info.checksum is None]
-        listed = {file.key: file for file in self.storage.list_objects("")} if unchecked else {}
+        is_asked = unchecked and not isinstance(self.storage, LocalStorage)  # files of a folder are looked at at once
+        listed = {file.key: file for file in self.storage.list_objects("")} if is_asked else {}
         for key in unchecked:
             found = listed.get(key)
             if found is None or not found.tag:  # some stores list names alone

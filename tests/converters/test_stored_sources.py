@@ -16,7 +16,7 @@ from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources.mds import StoredDataset
 from lmms_stream.converters.stored.catalog import open_lengths, read_catalog
 from lmms_stream.converters.stored.merge import merge_datasets
-from lmms_stream.errors import ConfigError, DataError, ShardError, StorageError
+from lmms_stream.errors import ConfigError, DataError, ObjectMissingError, ShardError
 from lmms_stream.mds.index import DATASET_NAME
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.mds.provenance import Provenance
@@ -25,9 +25,8 @@ from lmms_stream.mds.shard_files import fetch_shard
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.cache import LocalCache
-from lmms_stream.storage.local import LocalStorage
+from lmms_stream.storage.s3 import S3Storage
 from lmms_stream.storage.storage import open_storage
-from lmms_stream.types import StoredObject
 from numpy.typing import NDArray
 from streaming import MDSWriter
 
@@ -295,27 +294,30 @@ def test_a_conversion_of_shards_that_is_killed_goes_on_to_the_same_bytes(
     assert stored_samples("out") == stored_samples("plain")
 
 
-def test_shards_without_checksums_are_listed_and_not_asked_for_one_by_one(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    class Counting(LocalStorage):
-        def stat(self, key: str) -> StoredObject:
-            asked.append(key)
-            return super().stat(key)
-
+def test_shards_without_checksums_are_listed_and_not_asked_for_one_by_one(
+    s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = write_plain(tmp_path / "plain", {"words": ("str", "some words")}, count=200)
+    store = open_storage(s3_folder)
+    for path in plain.iterdir():
+        store.upload(path, path.name)
+    asked: list[str] = []
+    stat = S3Storage.stat
+    monkeypatch.setattr(S3Storage, "stat", lambda storage, key: (asked.append(key), stat(storage, key))[1])
 
-    def tag() -> object:
-        dataset = StoredDataset.read(Counting(plain))
+    def tag(url: str | Path) -> object:
+        dataset = StoredDataset.read(open_storage(url))
         assert dataset is not None
         assert len(dataset.shards) > 1
         return dataset.identity("plain")["tag"]
 
-    first = tag()
-    assert (tag(), asked) == (first, [])
-    shard = next(plain.glob("*.mds"))
-    shard.write_bytes(shard.read_bytes()[::-1])
-    assert tag() != first
-    shard.unlink()
-    with pytest.raises(StorageError, match=r"does not exist"):
-        tag()
+    for url, folder in ((s3_folder, store), (plain, open_storage(plain))):
+        first = tag(url)
+        assert tag(url) == first
+        folder.write("shard.00001.mds", folder.read("shard.00001.mds")[::-1])
+        assert tag(url) != first
+        assert not asked
+        folder.delete("shard.00001.mds")
+        with pytest.raises(ObjectMissingError, match=r"shard\.00001\.mds"):
+            tag(url)
+        asked.clear()
