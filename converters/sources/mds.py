@@ -107,19 +107,14 @@ def _check_shards(url: str, shards: Sequence[ShardInfo]) -> None:
             raise DataError(f"{url}/{info.name} is a shard of {info.format}, which is not moved: {_NOT_ASKED}")
         if info.columns != shards[0].columns:
             raise DataError(
-                f"{url}/{info.name} has the columns {shown_columns(info)}, and {shards[0].name} has "
-                f"{shown_columns(shards[0])}: convert them as datasets of their own"
+                f"{url}/{info.name} has the columns {info.shown_columns}, and {shards[0].name} has "
+                f"{shards[0].shown_columns}: convert them as datasets of their own"
             )
         if list(info.column_names) != sorted(info.column_names):
             raise DataError(
                 f"{url}/{info.name} has its columns in the order {', '.join(info.column_names)}, and MDSWriter sorts "
                 "them by name: write the dataset again with it"
             )
-
-
-def shown_columns(info: ShardInfo) -> str:
-    """The columns of a shard as messages name them."""
-    return ", ".join(f"{name} ({code})" for name, code in zip(info.column_names, info.column_encodings, strict=True))
 
 
 def datasets_below(keys: Sequence[str]) -> list[str]:
@@ -158,7 +153,7 @@ class StoredSamples:
     @property
     def columns(self) -> dict[str, str]:
         """Column -> MDS encoding."""
-        return dict(zip(self.info.column_names, self.info.column_encodings, strict=True))
+        return self.info.encodings
 
     def moved(self) -> StoredSamples:
         """The same samples, to be stored again as they are."""

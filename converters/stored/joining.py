@@ -81,10 +81,10 @@ def _check_columns(catalogs: Mapping[str, Catalog]) -> None:
     for name, catalog in catalogs.items():
         for info in catalog.shards:
             first = first or (name, info)
-            if _layout(info) != _layout(first[1]):
+            if info.shown_columns != first[1].shown_columns:
                 raise ConfigError(
-                    f"{name}/{info.name} has the columns {_layout(info)}, and {first[0]}/{first[1].name} has "
-                    f"{_layout(first[1])}: datasets are merged when their columns are the same; convert one again"
+                    f"{name}/{info.name} has the columns {info.shown_columns}, and {first[0]}/{first[1].name} has "
+                    f"{first[1].shown_columns}: datasets are merged when their columns are the same; convert one again"
                 )
     if not sum(catalog.num_samples for catalog in catalogs.values()):
         raise ShardError(f"{', '.join(catalogs)} list no samples: convert them again")
@@ -96,11 +96,6 @@ def _one_schema(catalogs: Mapping[str, Catalog]) -> str | None:
         found = ", ".join(f"{name} holds {schema}" for schema, name in schemas.items())
         raise ConfigError(f"{found}: datasets are merged when they hold the same; leave one out, or convert it again")
     return next(iter(schemas), None)
-
-
-def _layout(info: ShardInfo) -> str:
-    columns = zip(info.column_names, info.column_encodings, info.column_sizes, strict=True)
-    return ", ".join(f"{name} ({code}{'' if size is None else f', {size} bytes'})" for name, code, size in columns)
 
 
 def _check_names(shards: Sequence[tuple[str, ShardInfo]]) -> None:
