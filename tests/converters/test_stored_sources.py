@@ -27,6 +27,7 @@ from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.cache import LocalCache
 from lmms_stream.storage.s3 import S3Storage
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.types import StoredObject
 from numpy.typing import NDArray
 from streaming import MDSWriter
 
@@ -303,7 +304,12 @@ def test_shards_without_checksums_are_listed_and_not_asked_for_one_by_one(
         store.upload(path, path.name)
     asked: list[str] = []
     stat = S3Storage.stat
-    monkeypatch.setattr(S3Storage, "stat", lambda storage, key: (asked.append(key), stat(storage, key))[1])
+
+    def noted(storage: S3Storage, key: str) -> StoredObject:
+        asked.append(key)
+        return stat(storage, key)
+
+    monkeypatch.setattr(S3Storage, "stat", noted)
 
     def tag(url: str | Path) -> object:
         dataset = StoredDataset.read(open_storage(url))
