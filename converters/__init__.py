@@ -6,6 +6,7 @@ columns     what is stored of rows: its schema and columns
 asked       all that decides what is written, by which a conversion is known again
 again       whether stored samples are stored again as they are
 append      new sources beside those of a dataset that is there
+beginnings  the first units of sources, for a dry run
 dry_run     what a conversion would make of the first rows, without writing
 report      how far it is, and what it did
 weighted    a list whose entries have weights -> a dataset for each, and the weights of a run

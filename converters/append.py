@@ -78,11 +78,10 @@ def append(
     with only_writer(targets[0].url):
         for each in targets:
             finish_growth(each)
-        _catch_up(targets)
-        datasets = [_dataset_at(each) for each in targets]
+        datasets = _caught_up(targets)
         part = part_name(1 + len(parts_of(datasets[0])))
         opened = look(sources, work_folder(f"{targets[0].url}/{part}", work) / "sources", options=options)
-        new = new_sources(opened, target, options)
+        new = _new_sources(opened, targets, datasets, options)
         are_new = set(map(id, new))
         known = [source.name for source in opened if id(source) not in are_new]
         if known:
@@ -113,7 +112,7 @@ def append(
         return AppendReport(
             num_new_sources=len(new),
             num_known_sources=len(known),
-            num_samples=sum(_dataset_at(storage)["num_samples"] for storage in targets),
+            num_samples=sum(dataset["num_samples"] for dataset in datasets) + converted.num_rows,
             part=part,
             converted=converted,
             seconds=time.monotonic() - started,
@@ -128,7 +127,15 @@ def new_sources(opened: Sequence[Source], target: str, options: ConvertOptions) 
     one that the dataset has in part; StorageError where there is no whole dataset.
     """
     storages = [open_storage(folder) for folder in folders_of(target, options)]
-    datasets = [_dataset_at(storage) for storage in storages]
+    return _new_sources(opened, storages, [_dataset_at(storage) for storage in storages], options)
+
+
+def _new_sources(
+    opened: Sequence[Source],
+    storages: Sequence[Storage],
+    datasets: Sequence[Mapping[str, Any]],
+    options: ConvertOptions,
+) -> list[Source]:
     asked = asked_of(opened, options)
     for storage, dataset in zip(storages, datasets, strict=True):
         _check_options(dataset, asked, url=storage.url)
@@ -152,22 +159,35 @@ def _dataset_at(storage: Storage) -> dict[str, Any]:
     return dataset
 
 
-def _catch_up(targets: Sequence[Storage]) -> None:
-    """Where a command was ended after some of the splits had taken in their part, have the others take in theirs."""
-    counts = [len(parts_of(_dataset_at(target))) for target in targets]
-    for target, count in zip(targets, counts, strict=True):
+def _caught_up(targets: Sequence[Storage]) -> list[dict[str, Any]]:
+    """The datasets at all targets: where a command was ended after some of the splits had taken in their part, the
+    others take in theirs first.
+    """
+    datasets = [_dataset_at(target) for target in targets]
+    counts = [len(parts_of(dataset)) for dataset in datasets]
+    for number, (target, count) in enumerate(zip(targets, counts, strict=True)):
         if count < max(counts):
             grow(target, part_name(count + 1))
+            datasets[number] = _dataset_at(target)
+    return datasets
 
 
 def _check_options(dataset: Mapping[str, Any], asked: Mapping[str, Any], *, url: str) -> None:
     then, now = _flat(dataset["options"]), _flat(options_of(asked))
+    code, code_now = then.pop("code", {}), now.pop("code", {})
     changed = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
     if changed:
         told = "; ".join(f"{name} was {_shown(then.get(name))}, now {_shown(now.get(name))}" for name in changed)
         raise ConfigError(
             f"{url} was converted with other options ({told}): append with the same ones, or convert to a target of "
             "its own"
+        )
+    # Functions that only new sources name are new themselves: what was converted before does not depend on them.
+    others = sorted(name for name in code_now if code.get(name, code_now[name]) != code_now[name])
+    if others:
+        raise ConfigError(
+            f"{url} was converted with other code of {', '.join(others)}: put that back, or give what the new sources "
+            "need a name of its own"
         )
 
 

@@ -16,28 +16,30 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ConfigError
 from ..mds.index import parse_index
 from ..mds.shard import Shard
 from ..processes.pool import num_cores
 from .append import new_sources
+from .beginnings import Beginning, beginnings
 from .columns import check_processor, stored_columns, stored_schema
 from .convert import look
 from .options import ConvertOptions
 from .rows import schemas
-from .sources.files import Fetch
-from .sources.units import Source, Unit
+from .sources.specs import Spec
+from .sources.units import Source
 from .stored.inspect.sample import SampleView, Viewer
+from .weighted import weighted_parts
 from .writing.duplicates import Seen
 from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compress, index_json
-from .writing.reading import LOOK_ROWS, Reading
+from .writing.reading import Reading
 from .writing.row_counts import RowCounts
 from .writing.unit_files import EncodedUnit
 
 NUM_ROWS = 10_000
 NUM_SAMPLES = 3
 _UNIT_BYTES = 1 << 20  # read at once: less than a conversion does, so that few rows more are read than asked for
-_MOST_BYTES = 1 << 28  # read of all sources
 _COMPRESSED_BYTES = 1 << 23  # of samples, by which the size of compressed shards is estimated
 
 
@@ -81,7 +83,7 @@ class DryRun(RowCounts):
 
 
 def dry_run(
-    sources: Sequence[str | Path],
+    sources: Sequence[str | Path | Spec],
     *,
     options: ConvertOptions | None = None,
     num_rows: int = NUM_ROWS,
@@ -98,11 +100,16 @@ def dry_run(
     on, DataError where no row can be read or the rows are of no kind.
     """
     options = replace(options or ConvertOptions(), **changes)
+    if append_to is None and len(parts := weighted_parts(sources, options)) > 0:
+        raise ConfigError(
+            f"{sources[0]}: its entries have weights, so that each of {', '.join(part.name for part in parts[:5])} "
+            "becomes a dataset of its own: call dry_runs, or leave the weights out"
+        )
     with TemporaryDirectory(prefix="lmms_stream-dry-run-") as folder:
         opened = look(sources, Path(folder) / "sources", options=replace(options, unit_bytes=_UNIT_BYTES))
         if append_to is not None:
             opened = new_sources(opened, append_to, options)
-        read = _beginnings(opened, num_rows)
+        read = beginnings(opened, num_rows)
         said: list[str] = []
         with closing(Reading(read, options.schema, say=said.append)) as reading:
             check_processor(options.processor, reading.mapper)
@@ -129,48 +136,15 @@ def dry_run(
     )
 
 
-class _Beginning:
-    """The first units of a source, as a source that lies here: nobody else fetches it."""
+def dry_runs(sources: Sequence[str | Path], *, options: ConvertOptions, **settings: Any) -> dict[str, DryRun]:
+    """A dry run of each dataset that `convert` would write, by its name below the target: of the only one, "".
 
-    fetch: Fetch | None = None
-
-    def __init__(self, source: Source, *, num_rows: int, num_bytes: int):
-        self._source, self._num_rows, self._num_bytes = source, num_rows, num_bytes
-        self.name, self.identity = source.name, source.identity
-        self.num_bytes, self.rows, self.settings = source.num_bytes, source.rows, source.settings
-        self.rows_read = self.bytes_read = 0
-        self.is_whole = False  # whether all of its rows were read
-
-    @property
-    def first_row(self) -> int:
-        return self._source.first_row
-
-    def units(self) -> Iterator[Unit]:
-        for unit in self._source.units():
-            if self.rows_read >= self._num_rows or self.bytes_read >= self._num_bytes:
-                return
-            yield unit
-            self.rows_read += unit.count()  # known now, since it was read
-            self.bytes_read += unit.num_bytes
-        self.is_whole = True
-
-    def close(self) -> None:
-        self._source.close()
-
-    def expected_rows(self, rows_a_byte: float) -> float:
-        """Of all of it. rows_a_byte: of the rows that were read of others too, for a source without any."""
-        if self.is_whole:
-            return self.rows_read
-        density = self.rows_read / self.bytes_read if self.bytes_read else rows_a_byte
-        start, stop, _ = self.rows.indices(int(self.num_bytes * density))
-        return max(self.rows_read, stop - start)
-
-
-def _beginnings(sources: Sequence[Source], num_rows: int) -> list[_Beginning]:
-    """Of as many sources as LOOK_ROWS rows can be read of each, evenly spread."""
-    count = min(len(sources), max(1, num_rows // LOOK_ROWS))
-    chosen = [sources[number * len(sources) // count] for number in range(count)]
-    return [_Beginning(source, num_rows=num_rows // count, num_bytes=_MOST_BYTES // count) for source in chosen]
+    Of a list whose entries have weights each becomes one. settings: see dry_run.
+    """
+    parts = [] if settings.get("append_to") is not None else weighted_parts(sources, options)
+    if not parts:
+        return {"": dry_run(sources, options=options, **settings)}
+    return {part.name: dry_run([part.spec], options=options, **settings) for part in parts}
 
 
 def _encoder(format: ShardFormat, options: ConvertOptions) -> UnitEncoder:
@@ -207,7 +181,7 @@ class _Tried:
     _kept_bytes: int = 0
     _seen: Seen = field(default_factory=Seen)
 
-    def read_all(self, read: Sequence[_Beginning]) -> None:
+    def read_all(self, read: Sequence[Beginning]) -> None:
         for task in self.reading.units():
             assert task is not None  # sources that lie here are not waited for
             started = time.perf_counter()
@@ -243,7 +217,7 @@ class _Tried:
 
 def _expected(
     opened: Sequence[Source],
-    read: Sequence[_Beginning],
+    read: Sequence[Beginning],
     tried: _Tried,
     format: ShardFormat,
     options: ConvertOptions,

@@ -10,7 +10,7 @@ import numpy as np
 
 from .writing.done import Finished
 from .writing.outputs import Output
-from .writing.row_counts import RowCounts
+from .writing.row_counts import RowCounts as RowCounts
 
 
 class DocumentCounts(TypedDict, total=False):

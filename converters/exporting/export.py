@@ -140,7 +140,7 @@ def _back(catalog: Catalog, target: str, format: str) -> str | None:
         return None
     info = catalog.shards[0]
     own = READ_SCHEMAS[schema].columns if schema in READ_SCHEMAS else {}
-    columns = dict(zip(info.column_names, info.column_encodings, strict=True))
+    columns = info.encodings
     named = {
         "messages": ["messages=json.messages", "tools=json.tools"],
         "image": ["images=json.image", "label=json.label"],

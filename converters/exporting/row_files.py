@@ -68,7 +68,7 @@ class Parquet:
     def __init__(self, path: Path, info: ShardInfo, *, schema: str, folder: str, save: SaveMedia):
         self._path = path
         self._schema = schema
-        self._encodings = dict(zip(info.column_names, info.column_encodings, strict=True))
+        self._encodings = info.encodings
         self._rows: list[dict[str, Any]] = []
         self._num_bytes = 0
         self._writer: Any = None

@@ -20,7 +20,7 @@ _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "i
 
 def check_columns(info: ShardInfo) -> None:
     """ConfigError for a column that no file of rows can hold."""
-    for name, encoding in zip(info.column_names, info.column_encodings, strict=True):
+    for name, encoding in info.encodings.items():
         known = {*FILES, *_NUMBERS, *_TEXTS, *_INTEGERS, "bytes", "json"}
         if encoding not in known and not encoding.startswith("ndarray"):
             raise ConfigError(

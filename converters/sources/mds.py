@@ -24,6 +24,7 @@ from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ...mds.shard import Shard
 from ...mds.shard_files import fetch_shard
 from ...storage.cache import LocalCache
+from ...storage.local import LocalStorage
 from ...storage.storage import Storage, shared_storage
 from .stored_rows import row_of
 from .table import Location
@@ -73,10 +74,14 @@ class StoredDataset:
     def identity(self, name: str) -> dict[str, Any]:
         """What changes with its content: of shards without a checksum their size and time, or the store's tag."""
         digest = xxhash.xxh3_64(self.digest)
-        for info in self.shards:
-            if info.checksum is None:
-                found = self.storage.stat(info.zip_name or info.name)
-                digest.update(f"{found.key}\0{found.num_bytes}\0{found.tag}\0")
+        unchecked = [info.zip_name or info.name for info in self.shards if info.checksum is None]
+        is_asked = unchecked and not isinstance(self.storage, LocalStorage)  # files of a folder are looked at at once
+        listed = {file.key: file for file in self.storage.list_objects("")} if is_asked else {}
+        for key in unchecked:
+            found = listed.get(key)
+            if found is None or not found.tag:  # some stores list names alone
+                found = self.storage.stat(key)
+            digest.update(f"{found.key}\0{found.num_bytes}\0{found.tag}\0")
         return {"name": name, "num_files": len(self.shards), "size": self.num_bytes, "tag": digest.hexdigest()}
 
 
@@ -102,19 +107,14 @@ def _check_shards(url: str, shards: Sequence[ShardInfo]) -> None:
             raise DataError(f"{url}/{info.name} is a shard of {info.format}, which is not moved: {_NOT_ASKED}")
         if info.columns != shards[0].columns:
             raise DataError(
-                f"{url}/{info.name} has the columns {shown_columns(info)}, and {shards[0].name} has "
-                f"{shown_columns(shards[0])}: convert them as datasets of their own"
+                f"{url}/{info.name} has the columns {info.shown_columns}, and {shards[0].name} has "
+                f"{shards[0].shown_columns}: convert them as datasets of their own"
             )
         if list(info.column_names) != sorted(info.column_names):
             raise DataError(
                 f"{url}/{info.name} has its columns in the order {', '.join(info.column_names)}, and MDSWriter sorts "
                 "them by name: write the dataset again with it"
             )
-
-
-def shown_columns(info: ShardInfo) -> str:
-    """The columns of a shard as messages name them."""
-    return ", ".join(f"{name} ({code})" for name, code in zip(info.column_names, info.column_encodings, strict=True))
 
 
 def datasets_below(keys: Sequence[str]) -> list[str]:
@@ -153,7 +153,7 @@ class StoredSamples:
     @property
     def columns(self) -> dict[str, str]:
         """Column -> MDS encoding."""
-        return dict(zip(self.info.column_names, self.info.column_encodings, strict=True))
+        return self.info.encodings
 
     def moved(self) -> StoredSamples:
         """The same samples, to be stored again as they are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -94,17 +95,29 @@ class TableSource:
         return start, stop
 
 
+_counted: dict[str, int] = {}  # rows of sources that this process has counted, by what tells their content apart
+
+
 def limited(sources: Sequence[TableSource], limit: int) -> list[TableSource]:
     """The first `limit` rows of sources one behind another, without sources that have none of them.
 
-    Rows of a source are counted only where others follow it.
+    Rows of a source are counted only where others follow it, and once: a conversion looks at its sources several times,
+    and those of a store are fetched to be counted.
     """
     taken: list[TableSource] = []
     for source, is_last in zip(sources, [False] * (len(sources) - 1) + [True], strict=True):
-        num_rows = 0 if is_last else source.count()
+        num_rows = 0 if is_last else _count_once(source)
         source.take_first(limit)
         taken.append(source)
         limit -= num_rows
         if limit <= 0:
             break
     return taken
+
+
+def _count_once(source: TableSource) -> int:
+    """How many rows a source has; one whose content changed is counted anew."""
+    about = json.dumps([source.name, source.rows.start, source.rows.stop, dict(source.identity)], sort_keys=True)
+    if about not in _counted:
+        _counted[about] = source.count()
+    return _counted[about]

@@ -129,7 +129,7 @@ def schema_of(shards: Sequence[ShardInfo], dataset: Mapping[str, Any] | None = N
 
 def columns_of(shards: Sequence[ShardInfo]) -> dict[str, str]:
     """Column -> encoding, of the first shard."""
-    return dict(zip(shards[0].column_names, shards[0].column_encodings, strict=True)) if shards else {}
+    return shards[0].encodings if shards else {}
 
 
 def listed_fingerprints(storage: Storage, dataset: Mapping[str, Any] | None) -> list[str]:

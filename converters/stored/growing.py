@@ -71,7 +71,7 @@ def _description(catalogs: Mapping[str, Catalog], part: str) -> dict[str, Any]:
     counts = [name for name in {**old, **new} if name.startswith("num_") and name != "num_samples"]
     return {
         "source": [*old["source"], *new["source"]],
-        "options": old["options"],
+        "options": old["options"] | {"code": old["options"].get("code", {}) | new["options"].get("code", {})},
         **{name: old.get(name, 0) + new.get(name, 0) for name in counts},
         "parts": [
             *parts_of(old),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, LengthsError, ShardError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
-from ...mds.lengths import KINDS, LengthIndex
+from ...mds.lengths import LengthIndex, joint_index, patches_of_all
 from ...mds.provenance import Provenance, join_provenance
 from ...mds.stored_lengths import upload_lengths, write_json
 from ...storage.storage import Storage
@@ -81,10 +81,10 @@ def _check_columns(catalogs: Mapping[str, Catalog]) -> None:
     for name, catalog in catalogs.items():
         for info in catalog.shards:
             first = first or (name, info)
-            if _layout(info) != _layout(first[1]):
+            if info.shown_columns != first[1].shown_columns:
                 raise ConfigError(
-                    f"{name}/{info.name} has the columns {_layout(info)}, and {first[0]}/{first[1].name} has "
-                    f"{_layout(first[1])}: datasets are merged when their columns are the same; convert one again"
+                    f"{name}/{info.name} has the columns {info.shown_columns}, and {first[0]}/{first[1].name} has "
+                    f"{first[1].shown_columns}: datasets are merged when their columns are the same; convert one again"
                 )
     if not sum(catalog.num_samples for catalog in catalogs.values()):
         raise ShardError(f"{', '.join(catalogs)} list no samples: convert them again")
@@ -96,11 +96,6 @@ def _one_schema(catalogs: Mapping[str, Catalog]) -> str | None:
         found = ", ".join(f"{name} holds {schema}" for schema, name in schemas.items())
         raise ConfigError(f"{found}: datasets are merged when they hold the same; leave one out, or convert it again")
     return next(iter(schemas), None)
-
-
-def _layout(info: ShardInfo) -> str:
-    columns = zip(info.column_names, info.column_encodings, info.column_sizes, strict=True)
-    return ", ".join(f"{name} ({code}{'' if size is None else f', {size} bytes'})" for name, code, size in columns)
 
 
 def _check_names(shards: Sequence[tuple[str, ShardInfo]]) -> None:
@@ -176,26 +171,10 @@ def _open_index(name: str, catalog: Catalog, fingerprint: str, folder: Path) -> 
 
 def _concatenate(indexes: Sequence[LengthIndex], folder: Path) -> LengthIndex:
     """One index of the samples of all, in arrays mapped from files in a folder."""
-    first = indexes[0]
-    patches = None
-    if any(index.patches is not None for index in indexes):
-        arrays = [
-            np.zeros(len(index.lengths), np.uint8) if index.patches is None else index.patches for index in indexes
-        ]
-        patches = _joined(arrays, folder / f"{first.fingerprint}.patches.joined")
-    lengths = _joined([index.lengths for index in indexes], folder / f"{first.fingerprint}.joined")
-    for index in indexes:
-        index.release()
-    joined = LengthIndex.from_array(
-        lengths,
-        fingerprint=first.fingerprint,
-        processor=first.processor,
-        patches=patches,
-        num_tokens_of={kind: sum((index.num_tokens_of or {}).get(kind, 0) for index in indexes) for kind in KINDS},
-        num_cut=sum(index.num_cut for index in indexes),
-    )
-    is_known = all(index.patches is None or index.num_tokens_of is not None for index in indexes)
-    return joined if is_known else replace(joined, num_tokens_of=None)
+    fingerprint, of_all = indexes[0].fingerprint, patches_of_all(indexes)
+    patches = None if of_all is None else _joined(of_all, folder / f"{fingerprint}.patches.joined")
+    lengths = _joined([index.lengths for index in indexes], folder / f"{fingerprint}.joined")
+    return joint_index(indexes, lengths=lengths, patches=patches, is_all=True)
 
 
 def _joined(arrays: Sequence[NDArray[np.integer[Any]]], path: Path) -> NDArray[np.uint32]:

@@ -6,7 +6,7 @@ The rows that samples were made of choose it: of a stored dataset, they are the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import LengthsError
-from ...mds.lengths import KINDS, LengthIndex
+from ...mds.lengths import LengthIndex, joint_index, patches_of_all
 from ...mds.provenance import ROW_BITS, Provenance, packed_rows
 from ..sources.mds import StoredSource
 from ..sources.units import Source
@@ -60,26 +60,11 @@ def _opened(source: Source, fingerprint: str, folder: Path) -> LengthIndex | Non
 
 
 def _selected(indexes: Sequence[LengthIndex], packed: NDArray[np.int64]) -> LengthIndex:
-    first = indexes[0]
-    has_patches = any(index.patches is not None for index in indexes)
+    patches_of_sources = patches_of_all(indexes)
     lengths = _values([index.lengths for index in indexes], packed)
     is_all = len(packed) == sum(len(index.lengths) for index in indexes)  # a sample of a dataset is there once
-    made = LengthIndex.from_array(
-        lengths,
-        fingerprint=first.fingerprint,
-        processor=first.processor,
-        patches=_values([_patches_of(index) for index in indexes], packed) if has_patches else None,
-        num_tokens_of={kind: sum((index.num_tokens_of or {}).get(kind, 0) for index in indexes) for kind in KINDS},
-        num_cut=sum(index.num_cut for index in indexes) if is_all else 0,
-    )
-    for index in indexes:
-        index.release()
-    is_known = is_all and all(index.patches is None or index.num_tokens_of is not None for index in indexes)
-    return made if is_known or made.patches is None else replace(made, num_tokens_of=None)
-
-
-def _patches_of(index: LengthIndex) -> NDArray[np.integer[Any]]:
-    return np.zeros(len(index.lengths), np.uint32) if index.patches is None else index.patches
+    patches = None if patches_of_sources is None else _values(patches_of_sources, packed)
+    return joint_index(indexes, lengths=lengths, patches=patches, is_all=is_all)
 
 
 def _values(arrays: Sequence[NDArray[np.integer[Any]]], packed: NDArray[np.int64]) -> NDArray[np.uint32]:

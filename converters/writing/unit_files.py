@@ -61,7 +61,7 @@ class EncodedUnit:
     def save(self, path: Path) -> None:
         about = np.frombuffer(orjson.dumps({"rejects": self.rejects, "num_rows": self.num_rows}), np.uint8)
         arrays = {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
-        arrays |= self.left_out
+        arrays |= {str(why): numbers for why, numbers in self.left_out.items()}
         if self.spans is not None:
             arrays |= {"span_counts": self.spans.counts, "span_bounds": self.spans.bounds}
         temporary = temporary_beside(path)

@@ -73,8 +73,13 @@ def print_inspection(inspection: Inspection, saved: Sequence[Path], *, as_json: 
         console.print(Text(f"saved {path}"), soft_wrap=True)
 
 
-def print_dry_run(found: DryRun, *, on_error: str) -> None:
-    """What the first rows of a conversion say: their kind, samples, rejects, and what to expect of all of it."""
+def print_dry_run(found: DryRun, *, on_error: str, name: str = "") -> None:
+    """What the first rows of a conversion say: their kind, samples, rejects, and what to expect of all of it.
+
+    name: of the dataset, where there are several.
+    """
+    if name:
+        console.print(Rule(Text(visible(name))))
     for line in found.found:
         print_found(line)
     for sample in found.samples:

@@ -85,16 +85,17 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    from ..converters.dry_run import dry_run
+    from ..converters.dry_run import dry_runs
     from .console_datasets import print_dry_run
 
-    found = dry_run(
+    found = dry_runs(
         options.sources,
         options=_options(options),
         num_workers=options.workers,
         append_to=options.target if options.append else None,
     )
-    print_dry_run(found, on_error=options.on_error)
+    for name, each in found.items():
+        print_dry_run(each, on_error=options.on_error, name=f"{options.target.rstrip('/')}/{name}" if name else "")
     return 0
 
 

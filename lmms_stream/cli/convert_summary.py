@@ -13,8 +13,7 @@ from ..storage.sizes import shown_bytes
 from .console import console, print_records, shown_seconds
 
 if TYPE_CHECKING:
-    from ..converters.report import ConvertReport
-    from ..converters.writing.row_counts import RowCounts
+    from ..converters.report import ConvertReport, RowCounts
 
 # Schemas whose samples have tokens, and what `lmms-stream index` needs to count them.
 _COUNTED_BY = {**dict.fromkeys(("messages", "preference", "text"), " --tokenizer PATH"), "tokens": ""}

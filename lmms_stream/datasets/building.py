@@ -18,10 +18,12 @@ from pathlib import Path
 
 import yaml
 
+from ..converters.asked import schemas_of
 from ..converters.convert import Progress, convert
 from ..converters.options import ConvertOptions
 from ..converters.report import ConvertReport
 from ..converters.rows.options import SchemaOptions
+from ..converters.rows.user_functions import code_of
 from ..converters.sources.sources import open_sources
 from ..converters.sources.units import UNIT_BYTES
 from ..errors import ConfigError, DataError, ObjectMissingError
@@ -104,6 +106,8 @@ def building_of(config: DatasetConfig, processor: Processor) -> Building:
         "processor": processor_fingerprint(processor),
         "settings": [options.on_error, options.longest],
     }
+    if code := code_of(schemas_of(sources, options)):  # of functions that entries of a list name
+        described["code"] = code
     key = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=12).hexdigest()
     target = f"{folder.rstrip('/')}/{key}" if "://" in folder else str(Path(folder).expanduser().absolute() / key)
     return Building(listed=listed, target=target, options=options, num_bytes=sum(each.num_bytes for each in sources))

@@ -7,7 +7,7 @@ asking the others, also where a folder gets new files and they list it at differ
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ def list_files(
         refused=refused.__setitem__ if keeps_refused else None,
     )
     for opened in all_opened:
+        _check_no_code(opened.settings, where=opened.name)  # an entry of a list within a list has its own, too
         name = opened.name + _slice_text(opened.rows)
         key, number = name, 1
         while key in found:  # a file that is named twice is read twice
@@ -121,12 +122,7 @@ def _slice_text(rows: slice) -> str:
 
 def _spec(source: Source) -> Spec:
     """Datasets of the hub are streamed; those that `datasets` saved are read where they lie."""
-    code = [key for key in ("map", "filter") if key in source.settings]
-    if code:
-        raise ConfigError(
-            f"{source.path}: {' and '.join(code)} is done while sources are converted, and these are read as they are: "
-            "use a dataset_type that does not end with _iterable, or lmms-stream convert"
-        )
+    _check_no_code(source.settings, where=source.path)
     spec = entry_spec(source.entry, where=source.path)
     if not spec.is_hub:
         return spec
@@ -134,3 +130,13 @@ def _spec(source: Source) -> Spec:
     if named.streaming or saved_kind(Path(named.name)):
         return spec
     return replace(spec, path=f"{spec.path}{'&' if '?' in spec.path else '?'}streaming=1")
+
+
+def _check_no_code(settings: Mapping[str, Any], *, where: str) -> None:
+    """ConfigError for functions of the user's own, which only a conversion calls."""
+    code = [key for key in ("map", "filter") if key in settings]
+    if code:
+        raise ConfigError(
+            f"{where}: {' and '.join(code)} is done while sources are converted, and these are read as they are: "
+            "use a dataset_type that does not end with _iterable, or lmms-stream convert"
+        )

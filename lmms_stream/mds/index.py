@@ -52,6 +52,17 @@ class ShardInfo:
     def columns(self) -> Columns:
         return Columns(self.column_names, self.column_encodings, self.column_sizes)
 
+    @property
+    def encodings(self) -> dict[str, str]:
+        """Column -> MDS encoding, in stored order."""
+        return dict(zip(self.column_names, self.column_encodings, strict=True))
+
+    @property
+    def shown_columns(self) -> str:
+        """The columns as messages name them, alike for shards that may lie in one dataset."""
+        columns = zip(self.column_names, self.column_encodings, self.column_sizes, strict=True)
+        return ", ".join(f"{name} ({code}{'' if size is None else f', {size} bytes'})" for name, code, size in columns)
+
 
 def parse_index(
     data: bytes, *, source: str, dataset: bytes | None = None, validate_hash: str | None = None

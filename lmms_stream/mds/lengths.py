@@ -11,7 +11,7 @@ import hashlib
 import json
 import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -242,3 +242,38 @@ def _mapped(path: Path, what: str, *, num_samples: int) -> NDArray[np.uint32]:
             "write it again with lmms-stream index"
         )
     return array
+
+
+def patches_of_all(indexes: Sequence[LengthIndex]) -> list[NDArray[np.integer[Any]]] | None:
+    """The patches of each index, zeros, which take no memory, for one without; None where none has any."""
+    if all(index.patches is None for index in indexes):
+        return None
+    zero = np.zeros(1, np.uint32)
+    return [np.broadcast_to(zero, len(each.lengths)) if each.patches is None else each.patches for each in indexes]
+
+
+def joint_index(
+    indexes: Sequence[LengthIndex],
+    *,
+    lengths: NDArray[np.integer[Any]],
+    patches: NDArray[np.integer[Any]] | None,
+    is_all: bool,
+) -> LengthIndex:
+    """The index of samples of several indexes of one processor, which are released.
+
+    lengths, patches: of those samples. is_all: each sample is among them once; only then is it known how the tokens
+    divide into kinds, and how many media are cut.
+    """
+    first = indexes[0]
+    for index in indexes:
+        index.release()
+    made = LengthIndex.from_array(
+        lengths,
+        fingerprint=first.fingerprint,
+        processor=first.processor,
+        patches=patches,
+        num_tokens_of={kind: sum((each.num_tokens_of or {}).get(kind, 0) for each in indexes) for kind in KINDS},
+        num_cut=sum(index.num_cut for index in indexes) if is_all else 0,
+    )
+    is_known = is_all and all(index.patches is None or index.num_tokens_of is not None for index in indexes)
+    return made if is_known or made.patches is None else replace(made, num_tokens_of=None)

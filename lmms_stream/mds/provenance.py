@@ -23,6 +23,7 @@ from ..plan.lengths import HASH_BYTES
 from ..storage.cache import LocalCache, Wanted
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage
+from ..types import StoredObject
 from .index import DATASET_NAME
 from .lengths import array_matches
 
@@ -149,12 +150,17 @@ class Provenance:
     def _row_of(self, sample_id: int) -> int:
         storage = self.cache.storage
         if "rows" not in self.__dict__ and not isinstance(storage, LocalStorage):
-            stored = storage.stat(PROVENANCE_NAME)
+            stored = self._stored
             if stored.tag:
                 at = stored.num_bytes - 8 * (self.num_samples - sample_id)
                 data = storage.read_range(PROVENANCE_NAME, start=at, stop=at + 8, tag=stored.tag)
                 return int.from_bytes(data, "little")
         return int(self.rows[sample_id])
+
+    @cached_property
+    def _stored(self) -> StoredObject:
+        """The array as it is in the store, asked for once: its tag makes a read of another one an error."""
+        return self.cache.storage.stat(PROVENANCE_NAME)
 
     def _mapped(self, path: Path) -> NDArray[np.uint64]:
         try:

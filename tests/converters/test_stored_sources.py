@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.converters.sources.mds import StoredDataset
 from lmms_stream.converters.stored.catalog import open_lengths, read_catalog
 from lmms_stream.converters.stored.merge import merge_datasets
-from lmms_stream.errors import ConfigError, DataError, ShardError
+from lmms_stream.errors import ConfigError, DataError, ObjectMissingError, ShardError
 from lmms_stream.mds.index import DATASET_NAME
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.mds.provenance import Provenance
@@ -23,9 +25,15 @@ from lmms_stream.mds.shard_files import fetch_shard
 from lmms_stream.processors.base import processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.cache import LocalCache
+from lmms_stream.storage.s3 import S3Storage
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.types import StoredObject
 from numpy.typing import NDArray
 from streaming import MDSWriter
+
+from ..conftest import run_command
+from ..rounds import LONG
+from .test_convert_runs import written
 
 ALL_ENCODINGS: Mapping[str, tuple[str, Any]] = {
     "words": ("str", "é"),
@@ -243,3 +251,79 @@ def test_more_shards_than_samples_are_refused(tmp_path: Path) -> None:
     source = write_plain(tmp_path / "a", {"x": ("int", 1)}, count=3)
     with pytest.raises(DataError, match="3 samples cannot fill 4 shards: ask for fewer with --num-shards"):
         convert([source], str(tmp_path / "c"), num_workers=1, num_shards=4)
+
+
+KILLED = """
+import os
+import sys
+from pathlib import Path
+
+from lmms_stream.converters.convert import Progress, convert
+
+def killed_once_a_shard_is_there(num_rows):
+    if list(Path("out").glob("shard.*")):
+        os.kill(os.getpid(), 9)
+
+if __name__ == "__main__":
+    convert(
+        ["plain"],
+        "out",
+        num_workers=int(sys.argv[1]),
+        shard_bytes=1 << 14,
+        progress=Progress(rows=killed_once_a_shard_is_there),
+    )
+"""
+
+
+@pytest.mark.parametrize("num_workers", [2, *([1] if LONG else [])])
+def test_a_conversion_of_shards_that_is_killed_goes_on_to_the_same_bytes(
+    num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_plain(Path("plain"), {"words": ("str", "some words"), "data": ("bytes", bytes(100))}, count=3000)
+    Path("script.py").write_text(KILLED)
+    killed = run_command(sys.executable, "script.py", str(num_workers))
+    assert killed.returncode == -9, killed.stderr
+    made = {path.name: path.stat().st_mtime_ns for path in Path("out").glob("shard.*")}
+    assert made
+    assert not Path("out/index.json").exists()
+    report = convert(["plain"], "out", num_workers=num_workers, shard_bytes=1 << 14)
+    assert report.num_rows == 3000
+    assert made.items() <= {path.name: path.stat().st_mtime_ns for path in Path("out").glob("shard.*")}.items()
+    convert(["plain"], "once", num_workers=3 - num_workers, shard_bytes=1 << 14)
+    assert written("out") == written("once")
+    assert stored_samples("out") == stored_samples("plain")
+
+
+def test_shards_without_checksums_are_listed_and_not_asked_for_one_by_one(
+    s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = write_plain(tmp_path / "plain", {"words": ("str", "some words")}, count=200)
+    store = open_storage(s3_folder)
+    for path in plain.iterdir():
+        store.upload(path, path.name)
+    asked: list[str] = []
+    stat = S3Storage.stat
+
+    def noted(storage: S3Storage, key: str) -> StoredObject:
+        asked.append(key)
+        return stat(storage, key)
+
+    monkeypatch.setattr(S3Storage, "stat", noted)
+
+    def tag(url: str | Path) -> object:
+        dataset = StoredDataset.read(open_storage(url))
+        assert dataset is not None
+        assert len(dataset.shards) > 1
+        return dataset.identity("plain")["tag"]
+
+    for url, folder in ((s3_folder, store), (plain, open_storage(plain))):
+        first = tag(url)
+        assert tag(url) == first
+        folder.write("shard.00001.mds", folder.read("shard.00001.mds")[::-1])
+        assert tag(url) != first
+        assert not asked
+        folder.delete("shard.00001.mds")
+        with pytest.raises(ObjectMissingError, match=r"shard\.00001\.mds"):
+            tag(url)
+        asked.clear()

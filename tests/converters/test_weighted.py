@@ -7,8 +7,11 @@ import pytest
 import yaml
 from lmms_stream import PackedStreamingDataset
 from lmms_stream.converters.convert import Progress, convert
-from lmms_stream.errors import LmmsStreamError
+from lmms_stream.converters.dry_run import dry_run, dry_runs
+from lmms_stream.converters.options import ConvertOptions
+from lmms_stream.errors import ConfigError, LmmsStreamError
 
+from ..conftest import run_cli
 from .sources.source_rows import json_lines, write
 
 
@@ -58,3 +61,16 @@ def test_each_entry_has_a_weight_or_none_has(tmp_path: Path) -> None:
     path = weighted(tmp_path, 3, None, 1)
     with pytest.raises(LmmsStreamError, match=r"list\.yaml: entry 2 of datasets: has no weight, and others have"):
         convert([path], str(tmp_path / "out"), num_workers=1)
+
+
+def test_a_dry_run_tries_each_entry_that_has_a_weight(tmp_path: Path) -> None:
+    path = weighted(tmp_path, 3, 1, 0.5)
+    found = dry_runs([path], options=ConvertOptions())
+    assert {name: each.num_samples for name, each in found.items()} == {"chats0": 1, "chats0-2": 2, "chats1": 3}
+    assert list(dry_runs([tmp_path / "part0" / "chats0.jsonl"], options=ConvertOptions())) == [""]
+    with pytest.raises(ConfigError, match=r"each of chats0, chats0-2, chats1 becomes a dataset of its own: call dry_r"):
+        dry_run([path])
+    shown = run_cli("convert", str(path), "out", "--dry-run", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert all(f" out/{name} " in shown.stdout + shown.stderr for name in found)
+    assert not (tmp_path / "out").exists()

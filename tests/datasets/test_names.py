@@ -212,6 +212,11 @@ def test_weights_and_wrong_settings_of_a_list_are_refused(tmp_path: Path) -> Non
         source = Source("x", None, "", {key: "module:function"})
         with pytest.raises(ConfigError, match=f"x: {key} is done while sources are converted, and these are read as"):
             list_files([source], num_lanes=1, scratch=tmp_path, keeps_refused=False)
+        (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+        (tmp_path / "list.yaml").write_text(f"datasets:\n- {{path: a.jsonl, {key}: 'module:function'}}\n")
+        within = Source(str(tmp_path / "list.yaml"), None, "", {})
+        with pytest.raises(ConfigError, match=rf"a\.jsonl: {key} is done while sources are converted"):
+            list_files([within], num_lanes=1, scratch=tmp_path, keeps_refused=False)
 
 
 def test_a_list_that_is_wrong_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,11 @@ import yaml
 from lmms_stream import PackedStreamingDataset
 from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
+from lmms_stream.converters.rows import user_functions
 from lmms_stream.converters.rows.options import SchemaOptions
+from lmms_stream.converters.sources.jsonl import LinesTable
+from lmms_stream.converters.sources.table import Location
+from lmms_stream.converters.sources.table_source import TableSource, limited
 from lmms_stream.errors import ConfigError, LmmsStreamError
 
 from .source_rows import json_lines, opened, read, write
@@ -106,6 +112,57 @@ def test_a_limit_is_of_the_first_rows_of_all_files_that_an_entry_names(tmp_path:
     assert read(listed(tmp_path, {"path": "parts", "limit": limit})) == rows[:limit]
     assert read(listed(tmp_path, {"path": "parts/*.jsonl", "limit": limit}, {"path": "parts/b.jsonl"}))[-1] == rows[3]
     assert read(listed(tmp_path, {"path": "parts/c.jsonl@[-1:]", "limit": limit})) == rows[5:]
+
+
+def test_files_are_counted_once_for_a_limit_and_anew_where_they_changed(tmp_path: Path) -> None:
+    files = [write(tmp_path / "parts" / f"{name}.jsonl", json_lines([{"id": 1}, {"id": 2}])) for name in "ab"]
+    counted: list[str] = []
+
+    class Counting(LinesTable):
+        def num_rows(self) -> int:
+            counted.append(self._location.name)
+            return super().num_rows()
+
+    def look() -> list[slice]:
+        with opened(tmp_path / "parts") as (sources, _):
+            tables = [each for each in sources if isinstance(each, TableSource)]
+            for source, file in zip(tables, files, strict=True):
+                location = Location(
+                    path=file, name=str(file), folder=None, key=None, scratch=tmp_path / "none", unit_bytes=100
+                )
+                source._open_table = partial(Counting, location)
+            return [source.rows for source in limited(tables, 3)]
+
+    assert [look(), look()] == [[slice(0, 3), slice(0, 1)]] * 2
+    assert counted == [str(files[0])]
+    files[0].write_bytes(json_lines([{"id": 1}]))
+    assert look() == [slice(0, 3), slice(0, 2)]
+    assert counted == [str(files[0])] * 2
+
+
+def test_an_appended_entry_may_have_a_function_of_its_own_and_a_known_one_keeps_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two", "three"):
+        write(tmp_path / f"{name}.jsonl", json_lines([{"text": name}]))
+    write(tmp_path / "old_map.py", b"def loud(row):\n    return {'text': row['text'].upper()}\n")
+    write(tmp_path / "new_map.py", b"def twice(row):\n    return [row, row]\n")
+    first = {"path": "one.jsonl", "map": f"{tmp_path}/old_map.py:loud"}
+    second = {"path": "two.jsonl", "map": f"{tmp_path}/new_map.py:twice"}
+    convert([listed(tmp_path, first)], "out", num_workers=1)
+    added = append([listed(tmp_path, first, second)], "out", num_workers=1)
+    assert (added.num_new_sources, added.num_samples) == (1, 3)
+    assert append([listed(tmp_path, first, second)], "out", num_workers=1).num_new_sources == 0
+    assert [sample["text"] for sample in PackedStreamingDataset("out")[:]] == ["ONE", "two", "two"]
+    write(tmp_path / "new_map.py", b"def twice(row):\n    return [row, row, row]\n")
+    for name in [name for name, module in sys.modules.items() if getattr(module, "twice", None)]:
+        monkeypatch.delitem(sys.modules, name)
+    user_functions._in_use.clear()
+    third = {"path": "three.jsonl", "map": f"{tmp_path}/new_map.py:twice"}
+    with pytest.raises(ConfigError, match=r"was converted with other code of .*new_map\.py:twice: put that back, or g"):
+        append([listed(tmp_path, first, second, third)], "out", num_workers=1)
+    assert append([listed(tmp_path, first, {"path": "three.jsonl"})], "out", num_workers=1).num_samples == 4
 
 
 def test_an_entry_names_the_split_of_a_folder(tmp_path: Path) -> None:

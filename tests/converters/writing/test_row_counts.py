@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-
 from lmms_stream.converters.writing.row_counts import REASONS, RowCounts
 
 
