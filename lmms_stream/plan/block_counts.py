@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import give_back_memory
+from ..freed_memory import give_back_memory
 from .block_packs import PlanInputs, pack_block
 from .order import EpochOrder
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import give_back_memory
+from ..freed_memory import give_back_memory
 from .lengths import Lengths
 from .order import EpochOrder, OrderConfig
 from .packing import (

@@ -18,7 +18,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 
 from ...errors import CheckpointError
-from ...memory import give_back_memory
+from ...freed_memory import give_back_memory
 from ...storage.disk_errors import disk_errors
 
 SHARD_SIZE = "5GB"

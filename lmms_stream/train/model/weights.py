@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...errors import ConfigError
-from ...memory import give_back_memory
+from ...freed_memory import give_back_memory
 from ..run.distributed import cpu_group, gather
 from .pretrained import PretrainedTensors
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lmms_stream.memory import give_back_memory
+from lmms_stream.freed_memory import give_back_memory
 
 MIB = 1 << 20
 STATUS = Path("/proc/self/status")
