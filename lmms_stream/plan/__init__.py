@@ -17,4 +17,5 @@ assign          the packs of a step -> ranks, by cost
 cursor, lane_cursor     where training stands
 ledger          what was in a step, and where a sample was or will be
 planner, lane_planner   cursor -> (work of this rank, cursor after it)
+ahead           how far workers are ahead of the step at hand
 """
