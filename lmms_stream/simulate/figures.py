@@ -57,9 +57,10 @@ class Simulation:
     """What a cluster does with a plan. Of a long run some steps are looked at, and their figures scaled to all.
 
     num_downloads, download_bytes: of all nodes. bytes_of_busiest_node. copies: downloads of a shard, in the mean of
-    those that were read; num_shared_shards: downloaded by more than one node; num_again: downloads of shards that
-    their node had before. num_asked_only: shards that are asked for ahead, as a part of their block, and not read: the
-    real downloads are at most so many more. least_cache_bytes: the cache_limit that loaders ask for, with which no node
+    those that were read; num_shared_shards: of those downloaded by more than one node; num_again: downloads of shards
+    that their node had before. num_asked_only: shards that are asked for ahead, as a part of their block, and not read:
+    the real downloads are at most so many more (None where windows were looked at). shard_downloads: of each shard, in
+    the steps that were looked at, int64[num_shards]. least_cache_bytes: the cache_limit that loaders ask for, with which no node
     downloads a shard twice in an epoch; live_bytes: the most that one node has between first and last use at once, the
     least that any cache could do with. mean_bandwidth, needed_bandwidth: bytes a second of one node's link, on the
     average, and without waiting after the first step. wait_s: of all steps but the first, which waits first_wait_s.
@@ -85,7 +86,7 @@ class Simulation:
     copies: float
     num_shared_shards: int
     num_again: int
-    num_asked_only: int
+    num_asked_only: int | None
     least_cache_bytes: int
     live_bytes: int
     mean_bandwidth: float
@@ -104,6 +105,7 @@ class Simulation:
     num_spilled: int
     nodes: tuple[NodeFigures, ...]
     series: Series
+    shard_downloads: NDArray[np.int64]
 
     @property
     def is_sampled(self) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead
@@ -20,19 +19,14 @@ from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import Cursor
 from ..plan.planner import StepConfig
 from ..plan.weights import Weights
-from ..storage.room import least_cache_limit
 from .cluster import Cluster
-from .figures import NodeFigures, Series, Simulation
-from .kernels import wait_for_links
-from .memory import worker_bytes
+from .figures import Simulation
+from .measured import Measured
 from .needs import Needs
 from .replay import Downloads, Replay
 from .sources import Datasets, Sources
 
-MAX_SAMPLES = 1 << 26  # of a run that is looked at step by step
-NO_WAIT = 0.01  # of the time: a link with which steps wait no longer is fast enough
-
-_Numbers = NDArray[np.int64]
+MAX_SAMPLES = 1 << 25  # of a run that is looked at step by step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,11 +51,12 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Window:
-    """Steps [first, stop) that are counted, after those from `warm` on."""
+    """Steps [first, stop) that are counted, after those from `warm` on. weight: how many steps each of them stands for."""
 
     warm: int
     first: int
     stop: int
+    weight: float = 1.0
 
 
 def simulate(
@@ -102,9 +97,9 @@ def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simula
     ahead = packs_ahead(config, num_workers=cluster.num_workers, num_items=_items_ahead(sources, cluster, config))
     windows = _windows(sources, steps, total)
     downloads = _look(sources, cluster, needs, windows, steps_ahead=ahead * cluster.num_nodes // steps.global_batch)
-    return _Measured(sources, cluster, config, downloads, total).figures(
-        samples_ahead=ahead, planned_s=planned_s, counted_s=counted_s
-    )
+    weights = np.repeat([each.weight for each in windows], [len(each.reads) for each in downloads])
+    measured = Measured(sources, cluster, downloads, weights)
+    return measured.figures(config, num_steps=total, packs_ahead=ahead, planned_s=planned_s, counted_s=counted_s)
 
 
 def _step_config(sources: Sources, cluster: Cluster, steps: Steps) -> StepConfig:
@@ -158,11 +153,16 @@ def _windows(sources: Sources, steps: Steps, total: int) -> list[_Window]:
         for plan in plans
     )
     length = max(1, math.ceil(per_round * in_epoch / steps.global_batch))
-    count = max(1, int(steps.max_samples / (2 * length * steps.global_batch / in_epoch)))
+    count = max(3, int(steps.max_samples / (2 * length * steps.global_batch / in_epoch)))
     if 2 * length * count >= total:
         return [_Window(warm=0, first=0, stop=total)]
     firsts = np.linspace(0, total - length, count).astype(np.int64).tolist()
-    return [_Window(warm=max(0, first - length), first=first, stop=first + length) for first in firsts]
+    weight = (total / length - 2) / (count - 2)  # the first round and the last, where nodes run short, are like no other
+    return [
+        _Window(warm=max(0, first - length), first=first, stop=first + length, weight=1.0 if number in ends else weight)
+        for ends in [(0, count - 1)]
+        for number, first in enumerate(firsts)
+    ]
 
 
 def _look(
@@ -192,156 +192,3 @@ def _look(
         found.append(replace(counted, steps=counted.steps + shift, released=counted.released + shift))
         seen += len(counted.reads)
     return found
-
-
-class _Measured:
-    """Downloads of windows, as figures of the whole run."""
-
-    def __init__(
-        self, sources: Sources, cluster: Cluster, config: StepConfig, downloads: list[Downloads], num_steps: int
-    ):
-        self._sources, self._cluster, self._config = sources, cluster, config
-        self._downloads, self._num_steps = downloads, num_steps
-        self._steps = np.concatenate([each.steps for each in downloads])
-        self._nodes = np.concatenate([each.nodes for each in downloads])
-        self._released = np.concatenate([each.released for each in downloads])
-        self._again = np.concatenate([each.again for each in downloads])
-        shards = np.concatenate([each.shards for each in downloads])
-        self._shard_ids = shards
-        self._bytes = sources.all_shards.loaded[shards]
-        self._requests = sources.all_shards.requests[shards]
-        self._reads = np.concatenate([each.reads for each in downloads])
-        self._seen = len(self._reads)
-        self._scale = num_steps / self._seen
-
-    def figures(self, *, samples_ahead: int, planned_s: float, counted_s: float) -> Simulation:
-        sources, cluster = self._sources, self._cluster
-        waits = self._waits(cluster.bytes_per_s, latency_s=cluster.latency_s)
-        total_s = self._num_steps * cluster.step_time_s + waits[0] + waits[1:].sum() * self._scale
-        nodes = self._of_nodes()
-        requests = np.bincount(self._steps, weights=self._requests, minlength=self._seen)
-        durations = waits + cluster.step_time_s
-        first_bytes = self._by_node(self._steps == 0).max(initial=0)
-        copies = np.bincount(self._shard_ids[~self._again], minlength=len(sources.all_shards.stored))
-        num_downloads = sum(each.num_downloads for each in nodes)
-        num_bytes = sum(each.download_bytes for each in nodes)
-        num_requests = float(requests.sum()) * self._scale
-        to_first = (sources.index_bytes + float(first_bytes)) / cluster.bytes_per_s + cluster.latency_s
-        return Simulation(
-            num_nodes=cluster.num_nodes,
-            num_ranks=cluster.world.world_size,
-            num_canonical_nodes=sources.mixture.num_canonical_nodes,
-            num_samples=sources.num_samples,
-            num_shards=len(sources.all_shards.stored),
-            dataset_bytes=int(sources.all_shards.stored.sum()),
-            num_steps=self._num_steps,
-            num_steps_seen=self._seen,
-            total_s=total_s,
-            num_downloads=num_downloads,
-            download_bytes=num_bytes,
-            bytes_of_busiest_node=max(each.download_bytes for each in nodes),
-            copies=float(copies.sum()) / max(1, int(np.count_nonzero(copies))),
-            num_shared_shards=round(int(np.count_nonzero(copies > 1)) * self._scale),
-            num_again=sum(each.num_again for each in nodes),
-            num_asked_only=round(sum(each.asked_only for each in self._downloads) * self._scale)
-            if self._scale == 1
-            else 0,
-            least_cache_bytes=self._least_cache(samples_ahead),
-            live_bytes=max(each.live_bytes for each in self._downloads),
-            mean_bandwidth=num_bytes / cluster.num_nodes / total_s,
-            needed_bandwidth=self._needed_bandwidth(),
-            wait_s=float(waits[1:].sum()) * self._scale,
-            wait_share=float(waits[1:].sum()) * self._scale / total_s,
-            first_wait_s=float(waits[0]),
-            requests_per_s=num_requests / total_s,
-            peak_requests_per_s=float((requests[1:] / durations[1:]).max(initial=0.0)),
-            request_dollars=num_requests / 1000 * cluster.request_price,
-            egress_dollars=num_bytes / 1e9 * cluster.egress_price,
-            worker_bytes=self._worker_bytes(),
-            first_batch_warm_s=planned_s,
-            first_batch_cold_s=planned_s + counted_s + to_first,
-            imbalance=float(np.mean(np.concatenate([each.imbalance for each in self._downloads]))),
-            num_spilled=round(sum(each.num_spilled for each in self._downloads) * self._scale),
-            nodes=nodes,
-            series=self._series(waits),
-        )
-
-    def _waits(self, bytes_per_s: float, *, latency_s: float) -> NDArray[np.float64]:
-        """Seconds before each step."""
-        starts, waits = np.zeros(self._seen), np.zeros(self._seen)
-        wait_for_links(
-            self._steps, self._nodes, self._released, self._bytes, bytes_per_s, latency_s, self._cluster.step_time_s,
-            np.zeros(self._cluster.num_nodes), starts, waits,
-        )  # fmt: skip
-        return waits
-
-    def _needed_bandwidth(self) -> float:
-        """Bytes a second of each link with which steps after the first wait less than NO_WAIT of the time."""
-        time_s = self._seen * self._cluster.step_time_s
-
-        def is_enough(bytes_per_s: float) -> bool:
-            return float(self._waits(bytes_per_s, latency_s=0.0)[1:].sum()) <= NO_WAIT * time_s
-
-        high = max(1.0, float(self._by_node(np.ones(len(self._steps), bool)).max(initial=0)) / time_s)
-        low = high / 2
-        while not is_enough(high):
-            low, high = high, 2 * high
-        while high > 1.02 * low:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if is_enough(middle) else (middle, high)
-        return high
-
-    def _by_node(self, here: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Bytes of some downloads, of each node."""
-        num_nodes = self._cluster.num_nodes
-        return np.bincount(self._nodes[here], weights=self._bytes[here], minlength=num_nodes)
-
-    def _of_nodes(self) -> tuple[NodeFigures, ...]:
-        num_nodes = self._cluster.num_nodes
-        columns = (
-            np.bincount(self._nodes, minlength=num_nodes),
-            np.bincount(self._nodes[self._again], minlength=num_nodes),
-            self._by_node(np.ones(len(self._nodes), bool)),
-        )
-        scaled = [np.rint(column * self._scale).astype(np.int64).tolist() for column in columns]
-        return tuple(
-            NodeFigures(node=node, num_downloads=count, num_again=again, download_bytes=num_bytes)
-            for node, (count, again, num_bytes) in enumerate(zip(*scaled, strict=True))
-        )
-
-    def _least_cache(self, packs: int) -> int:
-        """Of all sources together."""
-        total = 0
-        for name, plan in self._sources.plans.items():
-            total += least_cache_limit(
-                self._sources.shards[name].stored,
-                plan.samples_per_shard,
-                zip_bytes=self._sources.zip_bytes[name],
-                block=plan.order.shuffle_block_size,
-                num_canonical_nodes=plan.num_canonical_nodes,
-                num_nodes=self._cluster.world.num_group_nodes,
-                samples_ahead=packs * plan.num_samples // plan.num_packs(0),
-            )
-        return total
-
-    def _worker_bytes(self) -> int:
-        return worker_bytes(
-            self._sources.mixture,
-            num_items=_items_ahead(self._sources, self._cluster, self._config),
-            packs_per_item=self._config.packs_per_item,
-            makes_batches=not self._sources.fills,
-        )
-
-    def _series(self, waits: NDArray[np.float64]) -> Series:
-        num_nodes = self._cluster.num_nodes
-        cells = np.bincount(
-            self._steps * num_nodes + self._nodes, weights=self._bytes, minlength=self._seen * num_nodes
-        ).reshape(self._seen, num_nodes)
-        return Series(
-            step=np.arange(self._seen),
-            node_bytes=cells.max(axis=1).astype(np.int64),
-            mean_bytes=cells.mean(axis=1),
-            wait_s=waits,
-            shards=self._reads,
-            imbalance=np.concatenate([each.imbalance for each in self._downloads]),
-        )

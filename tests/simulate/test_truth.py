@@ -64,3 +64,4 @@ def test_each_node_downloads_what_was_foretold(
         ]
         shared = [name for name in sizes if sum(name in each for each in found) > 1]
         assert told.num_shared_shards == len(shared)
+        assert told.shard_downloads.tolist() == [sum(each[name] for each in found) for name in sizes]
