@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from .processors.preference_media import MediaPreferenceProcessor as MediaPreferenceProcessor
     from .processors.text import TextProcessor as TextProcessor
     from .processors.text import TokensProcessor as TokensProcessor
-    from .simulate.cluster import Cluster as Cluster
-    from .simulate.run import simulate as simulate
     from .storage.fetch_config import FetchConfig as FetchConfig
     from .train.model.build import ModelConfig as ModelConfig
     from .train.run.settings import TrainConfig as TrainConfig
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
 _HOME = {
     "Batch": "types",
     "ChatProcessor": "processors.chat",
-    "Cluster": "simulate.cluster",
     "ConfigError": "errors",
     "ConvertOptions": "converters.options",
     "Cursor": "plan.cursor",
@@ -90,7 +87,6 @@ _HOME = {
     "convert": "converters.convert",
     "load_config": "config",
     "pack": "plan.packing",
-    "simulate": "simulate.run",
 }
 
 __all__ = ["__version__", *_HOME]

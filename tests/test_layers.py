@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "watch": {"errors", "config", "storage", "mds", "converters/stored/inspect", "train/checkpoint", "train/report"},
     "ledger": {*BASE, "plan", "storage", "mds", "train/checkpoint"},
-    "simulate": {*BASE, "plan", "plan/kernels", "storage", "processors", "mds"},
+    "simulate": {*BASE, "lazy", "plan", "plan/kernels", "storage", "processors", "mds"},
     "demo": {
         *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",
     },

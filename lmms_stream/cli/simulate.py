@@ -29,7 +29,11 @@ def add_commands(commands: Commands) -> None:
     summary = "Say what a cluster would do with a run: downloads, waiting, requests, memory and cost; no shard is read."
     parser = add_command(commands, "simulate", _simulate, summary, example=EXAMPLES)
     add = parser.add_argument
-    add("dataset", metavar="DATASET", help="read the index and the lengths of this folder or URL, or of a run's YAML file")
+    add(
+        "dataset",
+        metavar="DATASET",
+        help="read the index and the lengths of this folder or URL, or of a run's YAML file",
+    )
     add("--nodes", type=int, default=1, metavar="N", help="spread the ranks over N nodes; default 1")
     add("--gpus", type=int, default=8, metavar="N", help="put N ranks on each node; default 8")
     add("--workers", type=int, metavar="N", help="give each rank N loader workers; default: the run's, or 2")
@@ -161,9 +165,7 @@ def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
     return sources, cluster, _steps(options, train.global_batch, epochs=epochs, max_steps=max_steps)
 
 
-def _steps(
-    options: argparse.Namespace, global_batch: int, *, epochs: int = 1, max_steps: int | None = None
-) -> Steps:
+def _steps(options: argparse.Namespace, global_batch: int, *, epochs: int = 1, max_steps: int | None = None) -> Steps:
     from ..simulate.run import MAX_SAMPLES, Steps
 
     return Steps(

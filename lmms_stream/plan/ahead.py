@@ -14,9 +14,7 @@ TOKENS_PER_FILL = 1 << 17  # tokens of packs whose rows are one piece of memory:
 
 def in_whole_steps(steps: StepConfig, *, packing_length: int) -> StepConfig:
     """The config where workers only fetch packs: they hand over a rank's whole steps. packing_length: the longest."""
-    return replace(
-        steps, packs_per_item=steps.micro_batches, packs_per_work=max(1, TOKENS_PER_FILL // packing_length)
-    )
+    return replace(steps, packs_per_item=steps.micro_batches, packs_per_work=max(1, TOKENS_PER_FILL // packing_length))
 
 
 def items_ahead(steps: StepConfig, *, num_workers: int, reads_media: bool) -> int:

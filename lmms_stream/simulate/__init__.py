@@ -10,3 +10,20 @@ run         simulate(): datasets + cluster -> figures
 compare     the same run with other settings, and advice
 page        figures -> an HTML page
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .cluster import Cluster as Cluster
+    from .figures import Simulation as Simulation
+    from .run import simulate as simulate
+
+_HOME = {"Cluster": "cluster", "Simulation": "figures", "simulate": "run"}
+
+__all__ = [*_HOME]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

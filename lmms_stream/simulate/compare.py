@@ -15,6 +15,7 @@ from .sources import COMPARED, Sources
 OF_CLUSTER = ("num_nodes", "num_workers", "bandwidth", "cache")
 ADVISED = ("num_canonical_nodes", "shuffle_block_size", "shard_bytes")  # packing_length is another run
 WORTH = 1.1  # times fewer bytes that a setting is advised for
+LIKE_THE_BEST = 1.02  # times the fewest bytes: the first of such settings is advised
 LITTLE_WAIT = 0.02  # of the time that steps may wait without advice
 
 Settings = Mapping[str, Sequence[str]]
@@ -91,9 +92,9 @@ def _with_fewest_bytes(
     if nodes > 1 and canonical % nodes and shuffled:
         divided = -(-canonical // nodes) * nodes
         found |= dict(compare(sources, cluster, steps, settings={"num_canonical_nodes": [str(divided)]}))
-    best = min(found, key=lambda name: found[name].download_bytes, default=None)
+    fewest = min((each.download_bytes for each in found.values()), default=0)
+    best = next((name for name, each in found.items() if each.download_bytes <= LIKE_THE_BEST * fewest), None)
     if best is None:
         return None
     times = simulation.download_bytes / max(1, found[best].download_bytes)
     return (best.replace("=", " "), times) if times > WORTH else None
-

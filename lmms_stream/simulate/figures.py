@@ -60,15 +60,18 @@ class Simulation:
     those that were read; num_shared_shards: of those downloaded by more than one node; num_again: downloads of shards
     that their node had before. num_asked_only: shards that are asked for ahead, as a part of their block, and not read:
     the real downloads are at most so many more (None where windows were looked at). shard_downloads: of each shard, in
-    the steps that were looked at, int64[num_shards]. least_cache_bytes: the cache_limit that loaders ask for, with which no node
-    downloads a shard twice in an epoch; live_bytes: the most that one node has between first and last use at once, the
-    least that any cache could do with. mean_bandwidth, needed_bandwidth: bytes a second of one node's link, on the
-    average, and without waiting after the first step. wait_s: of all steps but the first, which waits first_wait_s.
-    requests_per_s, peak_requests_per_s: of all nodes, on the average and in the busiest step. worker_bytes: private
-    memory of a loader worker (see memory.py). first_batch_warm_s: the time that the first step took to plan here,
-    its shards on the node; first_batch_cold_s: with counting packs, where they were counted here, and with downloads.
-    imbalance: mean over steps of the busiest rank's cost over the mean. num_spilled: packs read on another node than
-    the one that serves them.
+    the steps that were looked at, int64[num_shards].
+
+    least_cache_bytes: the cache_limit that loaders ask for, with which no node downloads a shard twice in an epoch;
+    live_bytes: the most that one node has between first and last use at once, the least that any cache could do with.
+    mean_bandwidth, needed_bandwidth: bytes a second of one node's link, on the average, and without waiting after the
+    first step. wait_s: of all steps but the first, which waits first_wait_s. requests_per_s, peak_requests_per_s: of
+    all nodes, on the average and in the busiest step.
+
+    worker_bytes: private memory of a loader worker (see memory.py). first_batch_warm_s: the time that the first step
+    took to plan here, its shards on the node; first_batch_cold_s: with counting packs, where they were counted here,
+    and with downloads. imbalance: mean over steps of the busiest rank's cost over the mean. num_spilled: packs read on
+    another node than the one that serves them.
     """
 
     num_nodes: int

@@ -27,9 +27,9 @@ class Shards:
 class Downloads:
     """Each download, by the step that needs it: int64[n] each. released: the step with which it is requested.
 
-    again: bool[n], of a shard that the node had before. live_bytes: the most that a node has in use at once, counting each
-    shard from its first step to its last. asked_only: shards that a node asks for with their block and never reads, so
-    that it may have fetched them or not when it comes to the next one.
+    again: bool[n], of a shard that the node had before. live_bytes: the most that a node has in use at once, counting
+    each shard from its first step to its last. asked_only: shards that a node asks for with their block and never
+    reads, so that it may have fetched them or not when it comes to the next one.
     reads: int64[num_steps], shards that all nodes read. imbalance: float64[num_steps].
     """
 

@@ -51,7 +51,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Window:
-    """Steps [first, stop) that are counted, after those from `warm` on. weight: how many steps each of them stands for."""
+    """Steps [first, stop) that are counted, after those from `warm` on. weight: how many steps each stands for."""
 
     warm: int
     first: int
@@ -144,8 +144,8 @@ def _windows(sources: Sources, steps: Steps, total: int) -> list[_Window]:
         return [_Window(warm=0, first=0, stop=total)]
     if steps.epochs > 1:
         raise ConfigError(
-            f"{steps.epochs} epochs of {sources.num_samples} samples are more than max_samples {steps.max_samples}, and "
-            "what a cache keeps from one to the next is not known from windows: simulate one epoch, or raise "
+            f"{steps.epochs} epochs of {sources.num_samples} samples are more than max_samples {steps.max_samples}, "
+            "and what a cache keeps from one to the next is not known from windows: simulate one epoch, or raise "
             f"max_samples to {math.ceil(num_seen)}"
         )
     per_round = sum(
@@ -157,7 +157,9 @@ def _windows(sources: Sources, steps: Steps, total: int) -> list[_Window]:
     if 2 * length * count >= total:
         return [_Window(warm=0, first=0, stop=total)]
     firsts = np.linspace(0, total - length, count).astype(np.int64).tolist()
-    weight = (total / length - 2) / (count - 2)  # the first round and the last, where nodes run short, are like no other
+    weight = (total / length - 2) / (
+        count - 2
+    )  # the first round and the last, where nodes run short, are like no other
     return [
         _Window(warm=max(0, first - length), first=first, stop=first + length, weight=1.0 if number in ends else weight)
         for ends in [(0, count - 1)]

@@ -59,6 +59,7 @@ def open_node(
     order: OrderConfig,
     overlong: Overlong = "error",
     cache_limit: int | None = None,
+    world: World | None = None,
 ) -> PackedDataset:
     """The dataset as one node has it, with a cache in the folder."""
     return PackedDataset(
@@ -67,6 +68,7 @@ def open_node(
         packing=PackingConfig(packing_length=256, window=64, overlong=overlong),
         order=order,
         fetch=FetchConfig(cache_limit=cache_limit, timeout_s=60),
+        world=world,
     )
 
 
@@ -85,7 +87,7 @@ def downloads(
     per_node = world.world_size // world.num_nodes
     for node in range(world.num_nodes):
         cache = folder / f"node-{node}"
-        dataset = open_node(storage, cache, **settings)
+        dataset = open_node(storage, cache, world=world, **settings)
         loaders = []
         for rank in range(node * per_node, (node + 1) * per_node):
             mine = World(rank=rank, world_size=world.world_size, num_nodes=world.num_nodes)
