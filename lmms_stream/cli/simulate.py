@@ -45,7 +45,7 @@ def add_commands(commands: Commands) -> None:
     add("--egress-price", type=float, default=0.0, metavar="DOLLARS", help="count so much for 10^9 bytes; default 0")
     add("--epochs", type=int, metavar="N", help="run N epochs, caches kept; default: the run's, or 1")
     add("--max-steps", type=int, metavar="N", help="end after N steps; default: the run's")
-    add("--max-samples", type=int, metavar="N", help="look at all steps of a run of N samples, of a longer one at some")
+    add("--max-samples", type=int, metavar="N", help="read all steps of a run of N samples, of a longer one some")
     add(
         "--compare",
         action="append",

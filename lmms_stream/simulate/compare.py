@@ -49,7 +49,7 @@ def compare(
 
 def _with_setting(cluster: Cluster, name: str, value: str) -> Cluster:
     if name in ("bandwidth", "cache"):
-        return dataclasses.replace(cluster, **{name: value})  # type: ignore[arg-type]
+        return dataclasses.replace(cluster, **{name: value})
     if not value.isdecimal():
         raise ConfigError(f"{name}={value} is no whole number")
     return dataclasses.replace(cluster, **{name: int(value)})  # type: ignore[arg-type]

@@ -40,7 +40,8 @@ class Series:
         sizes = np.diff(np.append(starts, count))
 
         def mean(values: NDArray[np.generic]) -> NDArray[np.float64]:
-            return np.add.reduceat(values.astype(np.float64), starts) / sizes
+            means: NDArray[np.float64] = np.add.reduceat(values.astype(np.float64), starts) / sizes
+            return means
 
         return Series(
             step=self.step[starts],

@@ -96,7 +96,8 @@ class Measured:
     def _of_windows(self) -> _Floats:
         """The weight of each window."""
         firsts = np.cumsum([0, *(len(each.reads) for each in self._downloads)])[:-1]
-        return self._weights[firsts]
+        weights: _Floats = self._weights[firsts]
+        return weights
 
     @cached_property
     def _copies(self) -> NDArray[np.int64]:
@@ -130,8 +131,7 @@ class Measured:
 
     def _by_node(self, values: NDArray[np.generic]) -> _Floats:
         """The sum of the values of each node's downloads."""
-        sums: _Floats = np.bincount(self._nodes, weights=values, minlength=self._cluster.num_nodes)
-        return sums
+        return np.bincount(self._nodes, weights=values, minlength=self._cluster.num_nodes).astype(np.float64)
 
     @cached_property
     def _of_nodes(self) -> tuple[NodeFigures, ...]:
