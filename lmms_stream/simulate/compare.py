@@ -48,11 +48,15 @@ def compare(
 
 
 def _with_setting(cluster: Cluster, name: str, value: str) -> Cluster:
-    if name in ("bandwidth", "cache"):
-        return dataclasses.replace(cluster, **{name: value})
+    if name == "bandwidth":
+        return dataclasses.replace(cluster, bandwidth=value)
+    if name == "cache":
+        return dataclasses.replace(cluster, cache=value)
     if not value.isdecimal():
         raise ConfigError(f"{name}={value} is no whole number")
-    return dataclasses.replace(cluster, **{name: int(value)})  # type: ignore[arg-type]
+    if name == "num_nodes":
+        return dataclasses.replace(cluster, num_nodes=int(value))
+    return dataclasses.replace(cluster, num_workers=int(value))
 
 
 def advise(

@@ -63,7 +63,8 @@ class Simulation:
     the real downloads are at most so many more (None where windows were looked at). shard_downloads: of each shard, in
     the steps that were looked at, int64[num_shards].
 
-    least_cache_bytes: the cache_limit that loaders ask for, with which no node downloads a shard twice in an epoch;
+    least_cache_bytes: the cache_limit that loaders ask for, with which a node downloads no shard twice in an
+    epoch, but those on a cut between canonical nodes and those of packs read away from home;
     live_bytes: the most that one node has between first and last use at once, the least that any cache could do with.
     mean_bandwidth, needed_bandwidth: bytes a second of one node's link, on the average, and without waiting after the
     first step. wait_s: of all steps but the first, which waits first_wait_s. requests_per_s, peak_requests_per_s: of

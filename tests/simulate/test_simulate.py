@@ -66,7 +66,7 @@ def waits_of(downloads: list[tuple[int, int, int, int]], *, num_steps: int, late
     steps, nodes, released, sizes = np.array(downloads, np.int64).T
     starts, waits = np.zeros(num_steps), np.zeros(num_steps)
     wait_for_links(steps, nodes, released, sizes, 10.0, latency_s, 1.0, np.zeros(2), starts, waits)
-    return waits.round(6).tolist()
+    return [round(each, 6) for each in waits.tolist()]
 
 
 def test_steps_wait_for_the_slowest_link() -> None:
