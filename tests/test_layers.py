@@ -72,13 +72,14 @@ ALLOWED: dict[str, set[str]] = {
     },
     "watch": {"errors", "config", "storage", "mds", "converters/stored/inspect", "train/checkpoint", "train/report"},
     "ledger": {*BASE, "plan", "storage", "mds", "train/checkpoint"},
+    "simulate": {*BASE, "lazy", "plan", "plan/kernels", "storage", "processors", "mds"},
     "demo": {
         *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",
     },
     "cli": {
         *BASE, "config", "version", "plan", "storage", "processors", "mds", "converters", "converters/rows",
         "converters/engines", "converters/exporting", "converters/stored", "converters/stored/inspect", "loader",
-        "train", "train/run", "train/checkpoint", "train/limits", "train/report", "watch", "ledger",
+        "train", "train/run", "train/checkpoint", "train/limits", "train/report", "watch", "ledger", "simulate",
     },
     "__main__": {"cli", "demo"},
 }  # fmt: skip

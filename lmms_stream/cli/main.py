@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import LmmsStreamError
 from ..version import VERSION
-from . import convert, datasets, ledger, plan, profile, runs, unload, watch
+from . import convert, datasets, ledger, plan, profile, runs, simulate, unload, watch
 from .command import CommandParser
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OUR_COMMANDS = (
     convert.add_commands, datasets.add_commands, plan.add_commands, runs.add_commands, watch.add_commands,
-    profile.add_commands, ledger.add_commands, unload.add_commands,
+    profile.add_commands, ledger.add_commands, unload.add_commands, simulate.add_commands,
 )  # fmt: skip
 
 

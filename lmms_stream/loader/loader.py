@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from ..errors import ConfigError, WorkerError
 from ..mds.core import HasCore, PackedDataset, core_of
 from ..mds.provenance import SourceRow
+from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
@@ -25,15 +25,12 @@ from .batch_maker import Collator, LoaderSettings, Ready, processor_of
 from .collate import collate
 from .delivery import LaneDelivery, PlanDelivery
 from .wire import WireBatch, from_wire
-from .worker import PREFETCH_PACKS, LaneWorker, PackWorker, PlanWorker
+from .worker import LaneWorker, PackWorker, PlanWorker
 from .worker_counts import FetchMeter
 from .workers import StartMethod, Workers
 
 SOURCE = "data"  # the name of a single source in the cursor
-MAX_ITEMS_AHEAD = 32
-MAX_MEDIA_ITEMS_AHEAD = 4  # a pack of 8192 tokens of images is 150 MB of patches
 FETCH_ERROR_S = 10.0  # waited beyond fetch.timeout_s, so that the fetch's own error comes first: it says more
-TOKENS_PER_FILL = 1 << 17  # tokens of packs whose rows are one piece of memory: one call fills many short packs
 
 
 class PackedLoader:
@@ -102,10 +99,9 @@ class PackedLoader:
             start_method=start_method,
             timeout_s=max([timeout_s, *(fetch_s + FETCH_ERROR_S for fetch_s in copied)]),
         )
-        of_worker = PREFETCH_PACKS + (self._items_ahead + 1) * steps.packs_per_item
-        packs_ahead = of_worker * max(1, num_workers) * self.world.num_groups // self.world.num_group_nodes
+        num_packs = packs_ahead(steps, num_workers=num_workers, num_items=self._items_ahead)
         for name, each in datasets.items():
-            each.check_cache_limit(samples_ahead=self._delivery.samples_ahead(name, packs_ahead))
+            each.check_cache_limit(samples_ahead=self._delivery.samples_ahead(name, num_packs))
         self._fetched = FetchMeter([each.one.cache.tally for each in datasets.values()], self._worker.counts)
 
     def _open(
@@ -243,11 +239,9 @@ class PackedLoader:
 
     @property
     def _items_ahead(self) -> int:
-        """Items that each worker has ready: a step's, which are taken at once, as far as memory allows."""
-        of_step = self.micro_batches // self.settings.steps.packs_per_item
+        """Items that each worker has ready."""
         reads_media = any(getattr(each.processor, "family", None) for each in self._worker.datasets.values())
-        most = MAX_MEDIA_ITEMS_AHEAD if reads_media else MAX_ITEMS_AHEAD
-        return min(most, max(2, -(-of_step // max(1, self.num_workers))))
+        return items_ahead(self.settings.steps, num_workers=self.num_workers, reads_media=reads_media)
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor after the last step that was delivered whole: plain ints, strings and lists."""
@@ -279,7 +273,7 @@ def _with_items(steps: StepConfig, datasets: Mapping[str, PackedDataset], collat
     if not fast or any(each.mode == "lanes" for each in datasets.values()):
         return steps
     longest = max(each.needed_packing.packing_length for each in datasets.values())
-    return replace(steps, packs_per_item=steps.micro_batches, packs_per_work=max(1, TOKENS_PER_FILL // longest))
+    return in_whole_steps(steps, packing_length=longest)
 
 
 def _check_lanes(datasets: Mapping[str, PackedDataset], weights: object, world: World, num_workers: int) -> None:

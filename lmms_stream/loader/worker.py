@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import ConfigError, LmmsStreamError
 from ..mds.core import PackedDataset
+from ..plan.ahead import PREFETCH_PACKS
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lane_planner import LanePlanner
@@ -29,7 +30,6 @@ from .media_memory import SharedBlocks
 from .wire import to_wire
 from .worker_counts import WorkerCounts
 
-PREFETCH_PACKS = 32  # shards are requested this many packs before a worker reads them
 MAX_START_BYTES = 1 << 20  # size of the longest cursor that can be sent to persistent workers
 
 Item = list[Ready] | LmmsStreamError

@@ -21,7 +21,7 @@ from ..plan.packing import PackingConfig
 from ..processors.base import Compared, Processor
 from ..processors.measured import measured_columns
 from ..storage.fetch_config import FetchConfig
-from ..storage.room import CacheRoom, least_room
+from ..storage.room import CacheRoom, least_cache_limit
 from ..storage.storage import Storage
 from ..types import Sample, World
 from .auto import ensure_lengths
@@ -135,15 +135,15 @@ class PackedDataset:
         nodes = self.num_canonical_nodes
         if self.packing is not None and self.mode == "lanes":
             nodes = int(self.lane_order.num_canonical_nodes or 1)
-        num_nodes = self.world.num_group_nodes
-        served = nodes // num_nodes if nodes % num_nodes == 0 else nodes
-        block = min(self.order.shuffle_block_size, -(-self.num_samples // nodes))
-        least = least_room(
+        least = least_cache_limit(
             np.concatenate([stored.shards.sizes for stored in self.stored]),
             self.samples_per_shard,
-            num_spans=served,
-            span=2 * block + samples_ahead // nodes,
-        ) + max(int(stored.shards.zip_sizes.max(initial=0)) for stored in self.stored)
+            zip_bytes=max(int(stored.shards.zip_sizes.max(initial=0)) for stored in self.stored),
+            block=self.order.shuffle_block_size,
+            num_canonical_nodes=nodes,
+            num_nodes=self.world.num_group_nodes,
+            samples_ahead=samples_ahead,
+        )
         if limit < least:
             raise ConfigError(
                 f"cache_limit is {limit} bytes, and this order reads from {least} bytes of shards at a time: raise it "

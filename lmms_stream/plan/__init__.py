@@ -18,4 +18,5 @@ cursor, lane_cursor     where training stands
 left_out        samples that a run leaves out, whose segments are padding
 ledger          what was in a step, and where a sample was or will be
 planner, lane_planner   cursor -> (work of this rank, cursor after it)
+ahead           how far workers are ahead of the step at hand
 """

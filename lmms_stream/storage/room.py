@@ -152,3 +152,24 @@ def least_room(sizes: NDArray[np.int64], samples: NDArray[np.int64], *, num_span
         left = span - int(ends[num_whole - 1] if num_whole else 0)
         covered += -(-int(sizes[densest[num_whole]]) * left // int(samples[densest[num_whole]]))
     return min(num_spans * (covered + 2 * int(sizes.max())), int(sizes.sum()))
+
+
+def least_cache_limit(
+    sizes: NDArray[np.int64],
+    samples: NDArray[np.int64],
+    *,
+    zip_bytes: int,
+    block: int,
+    num_canonical_nodes: int,
+    num_nodes: int,
+    samples_ahead: int,
+) -> int:
+    """The least cache_limit under which a node fetches no shard twice in an epoch.
+
+    sizes, samples: see least_room. zip_bytes: of the largest compressed file, which lies beside what is made of it.
+    block: samples of a shuffle block. samples_ahead: how far loader workers of a node read ahead of one another.
+    """
+    is_divided = num_canonical_nodes % num_nodes == 0
+    served = num_canonical_nodes // num_nodes if is_divided else num_canonical_nodes
+    span = 2 * min(block, -(-int(samples.sum()) // num_canonical_nodes)) + samples_ahead // num_canonical_nodes
+    return least_room(sizes, samples, num_spans=served, span=span) + zip_bytes

@@ -29,7 +29,7 @@ VERBS = {  # that help begins with; add the verb of a new option
 }  # fmt: skip
 COMMANDS = (
     "convert", "index", "verify", "inspect", "merge", "plan", "profile", "train", "plot", "export", "watch", "ledger",
-    "unload", "demo",
+    "simulate", "unload", "demo",
 )  # fmt: skip
 
 

@@ -1,0 +1,176 @@
+"""`lmms-stream simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from .command import add_command
+from .processor import add_options, stored_processor
+
+if TYPE_CHECKING:
+    from ..simulate.cluster import Cluster
+    from ..simulate.run import Steps
+    from ..simulate.sources import Sources
+    from .command import Commands
+
+EXAMPLES = (
+    "lmms-stream simulate s3://bucket/chats --packing-length 4096 --global-batch 512 --nodes 16 --gpus 8 --workers 4 "
+    "--bandwidth 5gbit --cache 500gb --step-time 1.2s --compare num_canonical_nodes=16,64 --html run.html",
+    "lmms-stream simulate run.yaml --nodes 4 --gpus 8 --bandwidth 5gbit --json",
+)
+
+
+def add_commands(commands: Commands) -> None:
+    summary = "Say what a cluster would do with a run: downloads, waiting, requests, memory and cost; no shard is read."
+    parser = add_command(commands, "simulate", _simulate, summary, example=EXAMPLES)
+    add = parser.add_argument
+    add(
+        "dataset",
+        metavar="DATASET",
+        help="read the index and the lengths of this folder or URL, or of a run's YAML file",
+    )
+    add("--nodes", type=int, default=1, metavar="N", help="spread the ranks over N nodes; default 1")
+    add("--gpus", type=int, default=8, metavar="N", help="put N ranks on each node; default 8")
+    add("--workers", type=int, metavar="N", help="give each rank N loader workers; default: the run's, or 2")
+    add("--bandwidth", metavar="RATE", help="share so much between the store and a node: 5gbit; default: no limit")
+    add("--cache", metavar="SIZE", help="keep so much of the shards on each node: 500gb; default: all")
+    add("--step-time", default="1s", metavar="TIME", help="take so long for a step whose batches are there; default 1s")
+    add("--latency", default="50ms", metavar="TIME", help="wait so long for a request's first byte; default 50ms")
+    add("--request-price", type=float, default=0.0004, metavar="DOLLARS", help="count so much for 1000 requests")
+    add("--egress-price", type=float, default=0.0, metavar="DOLLARS", help="count so much for 10^9 bytes; default 0")
+    add("--epochs", type=int, metavar="N", help="run N epochs, caches kept; default: the run's, or 1")
+    add("--max-steps", type=int, metavar="N", help="end after N steps; default: the run's")
+    add("--max-samples", type=int, metavar="N", help="read all steps of a run of N samples, of a longer one some")
+    add(
+        "--compare",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,…",
+        help="compare values of num_canonical_nodes, shuffle_block_size, packing_length, shard_bytes, num_nodes, "
+        "num_workers, bandwidth or cache, each by itself",
+    )
+    add("--html", type=Path, metavar="FILE", help="write one page with plots over the run")
+    add("--json", action="store_true", help="print one JSON object instead of tables")
+    of_dataset = parser.add_argument_group("of a dataset; a run's file says these itself")
+    add = of_dataset.add_argument
+    add("--packing-length", type=int, metavar="TOKENS", help="fill packs up to so many tokens")
+    add("--global-batch", type=int, metavar="PACKS", help="read so many packs a step")
+    add("--overlong", choices=("error", "drop", "truncate", "split"), default="error",
+        help="do this with samples that are longer than a pack; default: error")  # fmt: skip
+    add("--canonical-nodes", type=int, metavar="C", help="cut the order into C canonical nodes (default: by its size)")
+    add("--block-size", type=int, default=1 << 18, metavar="SAMPLES", help="shuffle blocks of so many; default 262144")
+    add("--seed", type=int, default=0, metavar="SEED", help="shuffle by this seed; default 0")
+    add("--tokenizer", metavar="PATH", help="take the lengths that it measured (default: those written last)")
+    add_options(of_dataset)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from ..simulate.compare import advise, compare, parse_settings
+    from ..simulate.page import as_json, page
+    from ..simulate.run import simulate_sources
+    from .console_simulate import print_simulations, rows_of
+
+    settings = parse_settings(options.compare)
+    is_run = options.dataset.endswith((".yaml", ".yml"))
+    sources, cluster, steps = (_of_run if is_run else _of_dataset)(options)
+    simulation = simulate_sources(sources, cluster, steps)
+    compared = dict(compare(sources, cluster, steps, settings=settings))
+    advice = advise(simulation, sources, cluster, steps, compared=compared)
+    everything = {"as given": simulation, **compared}
+    title = f"{options.dataset} on {cluster.num_nodes} nodes of {cluster.gpus_per_node} GPUs"
+    if options.html:
+        from ..storage.disk_errors import disk_errors
+
+        text = page(simulation, title=title, advice=advice, columns=list(everything), rows=rows_of(everything))
+        with disk_errors(str(options.html), room="free some, or name another file"):
+            options.html.parent.mkdir(parents=True, exist_ok=True)
+            options.html.write_text(text)
+    if options.json:
+        shown = {"simulation": as_json(simulation), "advice": advice}
+        shown["compared"] = {name: as_json(each) for name, each in compared.items()}
+        sys.stdout.write(json.dumps(shown, indent=1) + "\n")
+    else:
+        print_simulations(everything, title=title, advice=advice)
+    return 0
+
+
+def _cluster(options: argparse.Namespace, *, num_workers: int, replication: int = 1) -> Cluster:
+    from ..simulate.cluster import Cluster, parse_seconds
+
+    return Cluster(
+        num_nodes=options.nodes,
+        gpus_per_node=options.gpus,
+        replication=replication,
+        num_workers=num_workers if options.workers is None else options.workers,
+        bandwidth=options.bandwidth,
+        cache=options.cache,
+        step_time_s=parse_seconds(options.step_time),
+        latency_s=parse_seconds(options.latency),
+        request_price=options.request_price,
+        egress_price=options.egress_price,
+    )
+
+
+def _of_dataset(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
+    """A dataset with the settings of the command line."""
+    from ..mds.core import PackedDataset
+    from ..mds.streams import StreamConfig
+    from ..plan.order import OrderConfig
+    from ..plan.packing import PackingConfig
+    from ..simulate.sources import Sources
+
+    for name in ("packing_length", "global_batch"):
+        if getattr(options, name) is None:
+            raise ConfigError(f"a dataset needs --{name.replace('_', '-')}: give it, or the YAML file of a run")
+    order = OrderConfig(
+        seed=options.seed, num_canonical_nodes=options.canonical_nodes, shuffle_block_size=options.block_size
+    )
+    dataset = PackedDataset(
+        [StreamConfig(remote=options.dataset)],
+        processor=stored_processor(options.dataset, options),
+        packing=PackingConfig(packing_length=options.packing_length, overlong=options.overlong),
+        order=order,
+    )
+    return Sources.of(dataset), _cluster(options, num_workers=2), _steps(options, options.global_batch)
+
+
+def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
+    """The datasets of a run's file, and what its section `train` says of steps and ranks."""
+    from ..config import load_config
+    from ..simulate.sources import Sources
+    from ..train.run_config import RunConfig
+    from ..types import World
+
+    given = [name for name in ("packing_length", "global_batch", "canonical_nodes") if getattr(options, name)]
+    if given:
+        raise ConfigError(f"{options.dataset} says {given[0]} itself: leave --{given[0].replace('_', '-')} out")
+    config = load_config(RunConfig, Path(options.dataset))
+    train = config.train
+    configs = {"data": config.dataset} if config.dataset is not None else config.datasets
+    for name, each in configs.items():
+        if each.dataset_type is not None:
+            raise ConfigError(
+                f"the shards of dataset {name!r} are made when the run begins (dataset_type {each.dataset_type}): "
+                "convert it with lmms-stream convert, and name its folder or URL as remote"
+            )
+    datasets: dict[str, Any] = {name: each.open(World()) for name, each in configs.items()}
+    sources = Sources.of(datasets, weights=train.weights, max_epochs=train.max_epochs)
+    epochs, max_steps = train.num_train_epochs or 1, train.max_steps
+    cluster = _cluster(options, num_workers=train.num_workers, replication=train.group_ranks)
+    return sources, cluster, _steps(options, train.global_batch, epochs=epochs, max_steps=max_steps)
+
+
+def _steps(options: argparse.Namespace, global_batch: int, *, epochs: int = 1, max_steps: int | None = None) -> Steps:
+    from ..simulate.run import MAX_SAMPLES, Steps
+
+    return Steps(
+        global_batch=global_batch,
+        epochs=options.epochs or epochs,
+        max_steps=options.max_steps or max_steps,
+        max_samples=options.max_samples or MAX_SAMPLES,
+    )

@@ -1,0 +1,30 @@
+"""How far loader workers are ahead of the step at hand. step config + workers -> items and packs; arithmetic only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .planner import StepConfig
+
+PREFETCH_PACKS = 32  # shards are requested this many packs before a worker reads them
+MAX_ITEMS_AHEAD = 32
+MAX_MEDIA_ITEMS_AHEAD = 4  # a pack of 8192 tokens of images is 150 MB of patches
+TOKENS_PER_FILL = 1 << 17  # tokens of packs whose rows are one piece of memory: one call fills many short packs
+
+
+def in_whole_steps(steps: StepConfig, *, packing_length: int) -> StepConfig:
+    """The config where workers only fetch packs: they hand over a rank's whole steps. packing_length: the longest."""
+    return replace(steps, packs_per_item=steps.micro_batches, packs_per_work=max(1, TOKENS_PER_FILL // packing_length))
+
+
+def items_ahead(steps: StepConfig, *, num_workers: int, reads_media: bool) -> int:
+    """Items that each worker has ready: a step's, which are taken at once, as far as memory allows."""
+    of_step = steps.micro_batches // steps.packs_per_item
+    most = MAX_MEDIA_ITEMS_AHEAD if reads_media else MAX_ITEMS_AHEAD
+    return min(most, max(2, -(-of_step // max(1, num_workers))))
+
+
+def packs_ahead(steps: StepConfig, *, num_workers: int, num_items: int) -> int:
+    """Packs that all workers of a node look ahead together, num_items of items_ahead each."""
+    of_worker = PREFETCH_PACKS + (num_items + 1) * steps.packs_per_item
+    return of_worker * max(1, num_workers) * steps.world.num_groups // steps.world.num_group_nodes

@@ -1,0 +1,29 @@
+"""What a cluster will do with a plan: bytes, requests, waiting, memory and cost, from indexes and lengths alone.
+
+cluster     nodes, links, caches and prices
+sources     the datasets of a run -> plans and shards
+needs       mixture + step config -> the shards that each node reads in each step
+replay      needs + caches -> downloads; kernels: its compiled loops, and those of links
+memory      what a loader worker keeps
+measured    downloads -> figures
+run         simulate(): datasets + cluster -> figures
+compare     the same run with other settings, and advice
+page        figures -> an HTML page
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .cluster import Cluster as Cluster
+    from .figures import Simulation as Simulation
+    from .run import simulate as simulate
+
+_HOME = {"Cluster": "cluster", "Simulation": "figures", "simulate": "run"}
+
+__all__ = [*_HOME]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

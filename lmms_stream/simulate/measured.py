@@ -1,0 +1,182 @@
+"""Downloads of the steps that were looked at -> figures of the whole run. Arithmetic only."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..plan.ahead import items_ahead
+from ..plan.planner import StepConfig
+from ..storage.room import least_cache_limit
+from .cluster import Cluster
+from .figures import NodeFigures, Series, Simulation
+from .kernels import wait_for_links
+from .memory import worker_bytes
+from .replay import Downloads
+from .sources import Sources
+
+NO_WAIT = 0.01  # of the time: a link with which steps wait no longer is fast enough
+
+_Floats = NDArray[np.float64]
+
+
+class Measured:
+    """The downloads of windows one after another. weights: float64[steps], how many steps each one stands for."""
+
+    def __init__(self, sources: Sources, cluster: Cluster, downloads: list[Downloads], weights: _Floats):
+        self._sources, self._cluster, self._downloads = sources, cluster, downloads
+        self._weights = weights
+        self._seen = len(weights)
+        self._steps = np.concatenate([each.steps for each in downloads])
+        self._nodes = np.concatenate([each.nodes for each in downloads])
+        self._released = np.concatenate([each.released for each in downloads])
+        self._again = np.concatenate([each.again for each in downloads])
+        self._shards = np.concatenate([each.shards for each in downloads])
+        self._bytes = sources.all_shards.loaded[self._shards]
+        self._imbalance = np.concatenate([each.imbalance for each in downloads])
+
+    def figures(
+        self, config: StepConfig, *, num_steps: int, packs_ahead: int, planned_s: float, counted_s: float
+    ) -> Simulation:
+        """planned_s, counted_s: seconds that planning the first step took here, and counting packs before it."""
+        sources, cluster, shards = self._sources, self._cluster, self._sources.all_shards
+        waits = self._waits(cluster.bytes_per_s, latency_s=cluster.latency_s)
+        wait_s = float((waits * self._weights)[1:].sum())
+        total_s = num_steps * cluster.step_time_s + float(waits[0]) + wait_s
+        of_steps = np.bincount(self._steps, weights=shards.requests[self._shards], minlength=self._seen)
+        num_requests = float((of_steps * self._weights).sum())
+        first_bytes = self._by_node(self._bytes * (self._steps == 0)).max(initial=0)
+        to_first = (sources.index_bytes + float(first_bytes)) / cluster.bytes_per_s + cluster.latency_s
+        num_bytes = sum(each.download_bytes for each in self._of_nodes)
+        num_spilled = sum(
+            each.num_spilled * float(weight) for each, weight in zip(self._downloads, self._of_windows, strict=True)
+        )
+        return Simulation(
+            num_nodes=cluster.num_nodes,
+            num_ranks=cluster.world.world_size,
+            num_canonical_nodes=sources.mixture.num_canonical_nodes,
+            num_samples=sources.num_samples,
+            num_shards=len(shards.stored),
+            dataset_bytes=int(shards.stored.sum()),
+            num_steps=num_steps,
+            num_steps_seen=self._seen,
+            total_s=total_s,
+            num_downloads=sum(each.num_downloads for each in self._of_nodes),
+            download_bytes=num_bytes,
+            bytes_of_busiest_node=max(each.download_bytes for each in self._of_nodes),
+            copies=float(self._copies.sum()) / max(1, int(np.count_nonzero(self._copies))),
+            num_shared_shards=int(np.count_nonzero(self._copies > 1)),
+            num_again=sum(each.num_again for each in self._of_nodes),
+            num_asked_only=sum(each.asked_only for each in self._downloads) if len(self._downloads) == 1 else None,
+            least_cache_bytes=self._least_cache(packs_ahead),
+            live_bytes=max(each.live_bytes for each in self._downloads),
+            mean_bandwidth=num_bytes / cluster.num_nodes / total_s,
+            needed_bandwidth=self._needed_bandwidth(),
+            wait_s=wait_s,
+            wait_share=wait_s / total_s,
+            first_wait_s=float(waits[0]),
+            requests_per_s=num_requests / total_s,
+            peak_requests_per_s=float((of_steps / (waits + cluster.step_time_s))[1:].max(initial=0.0)),
+            request_dollars=num_requests / 1000 * cluster.request_price,
+            egress_dollars=num_bytes / 1e9 * cluster.egress_price,
+            worker_bytes=self._worker_bytes(config),
+            first_batch_warm_s=planned_s,
+            first_batch_cold_s=planned_s + counted_s + to_first,
+            imbalance=float(np.average(self._imbalance, weights=self._weights)),
+            num_spilled=round(num_spilled),
+            nodes=self._of_nodes,
+            series=self._series(waits),
+            shard_downloads=np.bincount(self._shards, minlength=len(shards.stored)),
+        )
+
+    @property
+    def _of_windows(self) -> _Floats:
+        """The weight of each window."""
+        firsts = np.cumsum([0, *(len(each.reads) for each in self._downloads)])[:-1]
+        weights: _Floats = self._weights[firsts]
+        return weights
+
+    @cached_property
+    def _copies(self) -> NDArray[np.int64]:
+        """Nodes that download each shard, in the steps that were looked at."""
+        return np.bincount(self._shards[~self._again], minlength=len(self._sources.all_shards.stored))
+
+    def _waits(self, bytes_per_s: float, *, latency_s: float) -> _Floats:
+        """Seconds before each step."""
+        starts, waits = np.zeros(self._seen), np.zeros(self._seen)
+        wait_for_links(
+            self._steps, self._nodes, self._released, self._bytes, bytes_per_s, latency_s, self._cluster.step_time_s,
+            np.zeros(self._cluster.num_nodes), starts, waits,
+        )  # fmt: skip
+        return waits
+
+    def _needed_bandwidth(self) -> float:
+        """Bytes a second of each link with which steps after the first wait less than NO_WAIT of the time."""
+        time_s = self._seen * self._cluster.step_time_s
+
+        def is_enough(bytes_per_s: float) -> bool:
+            return float(self._waits(bytes_per_s, latency_s=0.0)[1:].sum()) <= NO_WAIT * time_s
+
+        high = max(1.0, float(self._by_node(self._bytes).max(initial=0)) / time_s)
+        low = high / 2
+        while not is_enough(high):
+            low, high = high, 2 * high
+        while high > 1.02 * low:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if is_enough(middle) else (middle, high)
+        return high
+
+    def _by_node(self, values: NDArray[np.generic]) -> _Floats:
+        """The sum of the values of each node's downloads."""
+        return np.bincount(self._nodes, weights=values, minlength=self._cluster.num_nodes).astype(np.float64)
+
+    @cached_property
+    def _of_nodes(self) -> tuple[NodeFigures, ...]:
+        weights = self._weights[self._steps]
+        columns = (self._by_node(weights), self._by_node(weights * self._again), self._by_node(weights * self._bytes))
+        rounded = [np.rint(column).astype(np.int64).tolist() for column in columns]
+        return tuple(
+            NodeFigures(node=node, num_downloads=count, num_again=again, download_bytes=num_bytes)
+            for node, (count, again, num_bytes) in enumerate(zip(*rounded, strict=True))
+        )
+
+    def _least_cache(self, num_packs: int) -> int:
+        """Of all sources together. num_packs: that the workers of a node look ahead."""
+        return sum(
+            least_cache_limit(
+                self._sources.shards[name].stored,
+                plan.samples_per_shard,
+                zip_bytes=self._sources.zip_bytes[name],
+                block=plan.order.shuffle_block_size,
+                num_canonical_nodes=plan.num_canonical_nodes,
+                num_nodes=self._cluster.world.num_group_nodes,
+                samples_ahead=num_packs * plan.num_samples // plan.num_packs(0),
+            )
+            for name, plan in self._sources.plans.items()
+        )
+
+    def _worker_bytes(self, config: StepConfig) -> int:
+        sources = self._sources
+        return worker_bytes(
+            sources.mixture,
+            num_items=items_ahead(config, num_workers=self._cluster.num_workers, reads_media=sources.reads_media),
+            packs_per_item=config.packs_per_item,
+            makes_batches=not sources.fills,
+        )
+
+    def _series(self, waits: _Floats) -> Series:
+        num_nodes = self._cluster.num_nodes
+        cells = np.bincount(
+            self._steps * num_nodes + self._nodes, weights=self._bytes, minlength=self._seen * num_nodes
+        ).reshape(self._seen, num_nodes)
+        return Series(
+            step=np.arange(self._seen),
+            node_bytes=cells.max(axis=1).astype(np.int64),
+            mean_bytes=cells.mean(axis=1),
+            wait_s=waits,
+            shards=np.concatenate([each.reads for each in self._downloads]),
+            imbalance=self._imbalance,
+        )

@@ -1,0 +1,30 @@
+"""How much memory of its own a loader worker takes, from the sizes of what the code keeps. Arithmetic only."""
+
+from __future__ import annotations
+
+from ..plan.block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS
+from ..plan.mixture import Mixture
+
+SEGMENT_BYTES = 16  # of a pack that is kept: a sample's id and its length
+REPLAY_BYTES = 56  # of a sample of the block that is packed: ids, lengths, segments, packs, and what sorts them
+SHARD_BYTES = 3400  # of a shard's entry in the index as Python holds it, and of the arrays of orders and readers
+TOKEN_BYTES = 24  # of a batch: input_ids, labels and position_ids
+
+
+def worker_bytes(mixture: Mixture, *, num_items: int, packs_per_item: int, makes_batches: bool) -> int:
+    """Private memory of a worker beyond an interpreter with its libraries, in bytes; media are not counted.
+
+    Of each source the packs that are kept (see PackPlan's kept_segments), one block that is replayed, and the index;
+    and where workers make the batches, num_items of packs_per_item packs. Shards are memory-mapped: they are the
+    page cache's.
+    """
+    total = 0
+    replayed = 0
+    for plan in mixture.plans.values():
+        nodes = plan.num_canonical_nodes
+        block = min(plan.order.shuffle_block_size, -(-plan.num_samples // nodes))
+        kept = min(max(KEPT_SEGMENTS, LEAST_SEGMENTS * nodes), nodes * block)
+        total += kept * SEGMENT_BYTES + len(plan.samples_per_shard) * SHARD_BYTES
+        replayed = max(replayed, block * REPLAY_BYTES)
+    longest = max(plan.packing.packing_length for plan in mixture.plans.values())
+    return total + replayed + makes_batches * num_items * packs_per_item * longest * TOKEN_BYTES

@@ -1,0 +1,141 @@
+"""What the nodes download, step by step. needs + shards + cache -> [replay] -> downloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernels import use_least_recent
+from .needs import EVERY_NODE, Entered, Stretch
+
+_Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The shards of all sources: bytes on a node, bytes that are downloaded, and requests for each. int64[n]."""
+
+    stored: _Numbers
+    loaded: _Numbers
+    requests: _Numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Downloads:
+    """Each download, by the step that needs it: int64[n] each. released: the step with which it is requested.
+
+    again: bool[n], of a shard that the node had before. live_bytes: the most that a node has in use at once, counting
+    each shard from its first step to its last. asked_only: shards that a node asks for with their block and never
+    reads, so that it may have fetched them or not when it comes to the next one.
+    reads: int64[num_steps], shards that all nodes read. imbalance: float64[num_steps].
+    """
+
+    steps: _Numbers
+    nodes: _Numbers
+    shards: _Numbers
+    released: _Numbers
+    again: NDArray[np.bool_]
+    live_bytes: int
+    asked_only: int
+    reads: _Numbers
+    imbalance: NDArray[np.float64]
+    num_spilled: int
+    num_segments: int
+
+
+class Replay:
+    """The caches of nodes while steps are read.
+
+    steps_ahead: by how many steps workers ask for shards before they are needed. with_following: whether a block's
+    shards are requested with the block before it, as is done without a limit. limit_bytes: of each cache.
+    """
+
+    def __init__(
+        self, shards: Shards, *, num_nodes: int, steps_ahead: int, with_following: bool, limit_bytes: int | None
+    ):
+        num_shards = len(shards.stored)
+        self._shards = shards
+        self._num_nodes = num_nodes
+        self._steps_ahead = steps_ahead
+        self._with_following = with_following
+        self._limit = limit_bytes
+        self._first_use = np.full((num_nodes, num_shards), -1, np.int32)
+        self._last_use = np.full((num_nodes, num_shards), -1, np.int32)
+        self._asked = np.full(num_shards, -1, np.int64)  # the step that a shard is requested with, by its block
+        self._home = np.full(num_shards, EVERY_NODE, np.int64)
+        self._is_asked = np.zeros((num_nodes, num_shards), bool)
+        self._before = self._after = np.empty((0, 0), np.int32)
+        self._used = np.zeros(num_nodes, np.int64)
+        if limit_bytes is not None:
+            self._before = np.full((num_nodes, num_shards + 1), -1, np.int32)
+            self._after = self._before.copy()
+            self._before[:, -1] = self._after[:, -1] = num_shards
+
+    def run(self, stretches: Iterable[Stretch]) -> Downloads:
+        """What is downloaded in some steps, from what was there before."""
+        found: list[tuple[NDArray[np.generic], ...]] = []
+        reads, imbalance, spilled, segments = [], [], 0, 0
+        for stretch in stretches:
+            self._ask(stretch.entered)
+            found.append(self._read(stretch))
+            reads.append(np.bincount(stretch.steps - stretch.first, minlength=stretch.num_steps))
+            imbalance.append(stretch.imbalance)
+            spilled += stretch.num_spilled
+            segments += stretch.num_segments
+        steps, nodes, shards, released, again = (np.concatenate(column) for column in zip(*found, strict=True))
+        return Downloads(
+            steps=steps, nodes=nodes, shards=shards, released=released, again=again,
+            live_bytes=self._live_bytes(),
+            asked_only=int(np.count_nonzero(self._is_asked & (self._first_use < 0))),
+            reads=np.concatenate(reads), imbalance=np.concatenate(imbalance), num_spilled=spilled,
+            num_segments=segments,
+        )  # fmt: skip
+
+    def _ask(self, entered: Iterable[Entered]) -> None:
+        """Workers of a node request the shards of a block when they come to it."""
+        for each in entered:
+            nodes = slice(None) if each.node == EVERY_NODE else each.node
+            for shards in (each.shards, each.following)[: 1 + self._with_following]:
+                self._asked[shards] = np.where(self._is_recent(shards, each.step), self._asked[shards], each.step)
+                self._home[shards] = each.node
+                self._is_asked[nodes, shards] = True
+
+    def _is_recent(self, shards: _Numbers, step: int) -> NDArray[np.bool_]:
+        """Whether shards were requested with the block before, and not in an earlier epoch: nobody read them yet."""
+        asked = self._asked[shards]
+        recent: NDArray[np.bool_] = (asked >= 0) & (self._last_use[:, shards].max(axis=0) < asked) & (asked <= step)
+        return recent
+
+    def _read(self, stretch: Stretch) -> tuple[NDArray[np.generic], ...]:
+        """The downloads of a stretch: step, node, shard, step of the request, and whether it was there before."""
+        steps, nodes, shards = stretch.steps, stretch.nodes, stretch.shards
+        known = self._first_use[nodes, shards] >= 0
+        order = np.arange(len(steps))[::-1]
+        self._last_use[nodes, shards] = steps  # the last one counts
+        self._first_use[nodes[order][~known[order]], shards[order][~known[order]]] = steps[order][~known[order]]
+        missed = self._first_use[nodes, shards] == steps
+        if self._limit is not None:
+            use_least_recent(
+                nodes, shards, self._shards.stored, self._limit, self._before, self._after, self._used, missed
+            )
+        steps, nodes, shards = steps[missed], nodes[missed], shards[missed]
+        asked = self._asked[shards]
+        is_asked = (asked >= 0) & ((self._home[shards] == nodes) | (self._home[shards] == EVERY_NODE))
+        released = np.minimum(steps, np.where(is_asked, asked, steps)) - self._steps_ahead
+        return steps, nodes, shards, released, self._first_use[nodes, shards] < steps
+
+    def _live_bytes(self) -> int:
+        """The most bytes that a node has between their first and their last use."""
+        most = 0
+        for node in range(self._num_nodes):
+            shards = np.flatnonzero(self._first_use[node] >= 0)
+            changes = np.concatenate([self._first_use[node, shards], self._last_use[node, shards] + 1])
+            sizes = self._shards.stored[shards]
+            order = np.argsort(changes, kind="stable")
+            live = np.cumsum(np.concatenate([sizes, -sizes])[order])
+            last = np.append(changes[order][1:] != changes[order][:-1], True)  # after all changes of a step
+            most = max(most, int(live[last].max(initial=0)))
+        return most

@@ -1,0 +1,196 @@
+"""A run on a cluster, simulated: datasets + cluster -> [this] -> figures. No shard is read.
+
+A run of many samples is not looked at step by step: windows of one round through the shuffle blocks are, evenly spread
+over the epoch, each after another round that says what the nodes have by then.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead
+from ..plan.assign import check_global_batch, num_steps
+from ..plan.cursor import Cursor
+from ..plan.planner import StepConfig
+from ..plan.weights import Weights
+from .cluster import Cluster
+from .figures import Simulation
+from .measured import Measured
+from .needs import Needs
+from .replay import Downloads, Replay
+from .sources import Datasets, Sources
+
+MAX_SAMPLES = 1 << 25  # of a run that is looked at step by step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """Which steps are simulated: those of `epochs` epochs (with weights: of the sources' max_epochs), or max_steps.
+
+    max_samples: as many are looked at step by step; of a run with more, windows.
+    """
+
+    global_batch: int
+    drop_last: bool = False
+    epochs: int = 1
+    max_steps: int | None = None
+    max_samples: int = MAX_SAMPLES
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "max_steps", "max_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Window:
+    """Steps [first, stop) that are counted, after those from `warm` on. weight: how many steps each stands for."""
+
+    warm: int
+    first: int
+    stop: int
+    weight: float = 1.0
+
+
+def simulate(
+    dataset: Datasets,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    weights: Weights | Mapping[int, Weights] | None = None,
+    max_epochs: Mapping[str, int] | None = None,
+    drop_last: bool = False,
+    epochs: int = 1,
+    max_steps: int | None = None,
+    max_samples: int = MAX_SAMPLES,
+) -> Simulation:
+    """What a cluster does with packs of a dataset, or of several by name, from their indexes and lengths alone.
+
+    weights, max_epochs, global_batch, drop_last: as PackedLoader takes them. epochs: simulated one after another, each
+    node keeping its cache; max_steps: at most so many steps. max_samples: see Steps. Raises ConfigError for what a
+    loader refuses too, LengthsError for a dataset without lengths index.
+    """
+    sources = Sources.of(dataset, weights=weights, max_epochs=max_epochs)
+    steps = Steps(
+        global_batch=global_batch, drop_last=drop_last, epochs=epochs, max_steps=max_steps, max_samples=max_samples
+    )
+    return simulate_sources(sources, cluster, steps)
+
+
+def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simulation:
+    """The same, of sources that are open."""
+    config = _step_config(sources, cluster, steps)
+    started = time.monotonic()
+    total = _count_steps(sources, steps)
+    counted_s = time.monotonic() - started
+    started = time.monotonic()
+    needs = Needs(sources.mixture, config)
+    list(needs.walk(sources.mixture.start(), 1))
+    planned_s = time.monotonic() - started
+    ahead = packs_ahead(config, num_workers=cluster.num_workers, num_items=_items_ahead(sources, cluster, config))
+    windows = _windows(sources, steps, total)
+    downloads = _look(sources, cluster, needs, windows, steps_ahead=ahead * cluster.num_nodes // steps.global_batch)
+    weights = np.repeat([each.weight for each in windows], [len(each.reads) for each in downloads])
+    measured = Measured(sources, cluster, downloads, weights)
+    return measured.figures(config, num_steps=total, packs_ahead=ahead, planned_s=planned_s, counted_s=counted_s)
+
+
+def _step_config(sources: Sources, cluster: Cluster, steps: Steps) -> StepConfig:
+    check_global_batch(steps.global_batch, cluster.world.num_groups)
+    config = StepConfig(global_batch=steps.global_batch, world=cluster.world, drop_last=steps.drop_last)
+    if not sources.fills:
+        return config
+    longest = max(plan.packing.packing_length for plan in sources.plans.values())
+    return in_whole_steps(config, packing_length=longest)
+
+
+def _items_ahead(sources: Sources, cluster: Cluster, config: StepConfig) -> int:
+    return items_ahead(config, num_workers=cluster.num_workers, reads_media=sources.reads_media)
+
+
+def _count_steps(sources: Sources, steps: Steps) -> int:
+    """Steps of the run; ConfigError where it has no end."""
+    mixture = sources.mixture
+    if mixture.schedule is None:
+        packs = [sum(plan.num_packs(epoch) for plan in sources.plans.values()) for epoch in range(steps.epochs)]
+    elif (left := mixture.packs_left(mixture.start())) is not None:
+        packs = [left]
+    elif steps.max_steps is None:
+        raise ConfigError("sources with weights and without max_epochs have no end: say how many steps with max_steps")
+    else:
+        return steps.max_steps
+    counts = [num_steps(global_batch=steps.global_batch, num_packs=n, drop_last=steps.drop_last) for n in packs]
+    found = min(sum(counts), steps.max_steps or sum(counts))
+    if not found:
+        raise ConfigError(
+            f"{sum(packs)} packs make no step of global_batch {steps.global_batch}: lower it, or leave drop_last out"
+        )
+    return found
+
+
+def _windows(sources: Sources, steps: Steps, total: int) -> list[_Window]:
+    """What is looked at: all, or rounds through the blocks."""
+    plans = sources.plans.values()
+    in_epoch = sum(plan.num_packs(0) for plan in plans) / sources.num_samples
+    num_seen = total * steps.global_batch / in_epoch
+    if num_seen <= steps.max_samples:
+        return [_Window(warm=0, first=0, stop=total)]
+    if steps.epochs > 1:
+        raise ConfigError(
+            f"{steps.epochs} epochs of {sources.num_samples} samples are more than max_samples {steps.max_samples}, "
+            "and what a cache keeps from one to the next is not known from windows: simulate one epoch, or raise "
+            f"max_samples to {math.ceil(num_seen)}"
+        )
+    per_round = sum(
+        plan.num_canonical_nodes * min(plan.order.shuffle_block_size, plan.num_samples // plan.num_canonical_nodes)
+        for plan in plans
+    )
+    length = max(1, math.ceil(per_round * in_epoch / steps.global_batch))
+    count = max(3, int(steps.max_samples / (2 * length * steps.global_batch / in_epoch)))
+    if 2 * length * count >= total:
+        return [_Window(warm=0, first=0, stop=total)]
+    firsts = np.linspace(0, total - length, count).astype(np.int64).tolist()
+    weight = (total / length - 2) / (
+        count - 2
+    )  # the first round and the last, where nodes run short, are like no other
+    return [
+        _Window(warm=max(0, first - length), first=first, stop=first + length, weight=1.0 if number in ends else weight)
+        for ends in [(0, count - 1)]
+        for number, first in enumerate(firsts)
+    ]
+
+
+def _look(
+    sources: Sources, cluster: Cluster, needs: Needs, windows: list[_Window], *, steps_ahead: int
+) -> list[Downloads]:
+    """The downloads of each window; its steps count through the windows."""
+    found = []
+    seen = 0
+    mixture = sources.mixture
+    for window in windows:
+        replay = Replay(
+            sources.all_shards,
+            num_nodes=cluster.num_nodes,
+            steps_ahead=steps_ahead,
+            with_following=cluster.cache is None,
+            limit_bytes=cluster.cache_bytes,
+        )
+        batch = needs.config.global_batch
+        cursor: Cursor = mixture.skip(mixture.start(), window.warm, global_batch=batch)
+        if window.first > window.warm:
+            warmed = replay.run(needs.walk(cursor, window.first - window.warm))
+            cursor = mixture.skip(cursor, window.first - window.warm, global_batch=batch)
+            del warmed
+        first = window.first - window.warm
+        counted = replay.run(needs.walk(cursor, window.stop - window.first, first=first))
+        shift = seen - first
+        found.append(replace(counted, steps=counted.steps + shift, released=counted.released + shift))
+        seen += len(counted.reads)
+    return found

@@ -1,0 +1,157 @@
+"""The datasets of a run as the simulation takes them: plans, and the shards as index.json lists them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+from ..mds.core import HasCore, PackedDataset, core_of
+from ..mds.index import ShardInfo
+from ..plan.mixture import Mixture
+from ..plan.order import OrderConfig
+from ..plan.pack_plan import PackPlan
+from ..plan.packing import PackingConfig
+from ..plan.weights import Weights
+from ..processors.base import PackFiller
+from ..storage.sizes import parse_bytes
+from .replay import Shards
+
+Datasets = PackedDataset | HasCore | Mapping[str, PackedDataset | HasCore]
+COMPARED = ("num_canonical_nodes", "shuffle_block_size", "packing_length", "shard_bytes")
+SOURCE = "data"  # the name of a single dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Plans by name, with the shards of all of them. zip_bytes: of the largest compressed shard of each plan.
+
+    fills: workers only fetch shards, for their processors read packs straight from them. reads_media: of any source.
+    """
+
+    plans: Mapping[str, PackPlan]
+    shards: Mapping[str, Shards]
+    zip_bytes: Mapping[str, int]
+    index_bytes: int
+    fills: bool
+    reads_media: bool
+    weights: Weights | Mapping[int, Weights] | None = None
+    max_epochs: Mapping[str, int] | None = None
+
+    @staticmethod
+    def of(
+        dataset: Datasets,
+        *,
+        weights: Weights | Mapping[int, Weights] | None = None,
+        max_epochs: Mapping[str, int] | None = None,
+    ) -> Sources:
+        """The sources of a run; ConfigError for one in lanes, whose packs are not known beforehand."""
+        named = dataset if isinstance(dataset, Mapping) else {SOURCE: dataset}
+        cores = {name: core_of(each) for name, each in named.items()}
+        for name, core in cores.items():
+            if core.packing_mode == "lanes":
+                raise ConfigError(
+                    f"packs of lanes are not known beforehand ({name!r}): set packing_mode plan, and write a lengths "
+                    "index with lmms-stream index"
+                )
+        infos = {name: core.shard_infos for name, core in cores.items()}
+        plans = {name: core.plan for name, core in cores.items()}
+        num_bytes = sum(len(str(dict(info.entry))) for each in infos.values() for info in each)
+        return Sources(
+            plans=plans,
+            shards={name: _shards(each) for name, each in infos.items()},
+            zip_bytes={name: max(info.zip_size or 0 for info in each) for name, each in infos.items()},
+            index_bytes=num_bytes + sum(plan.lengths.nbytes for plan in plans.values()),
+            fills=all(_fills(core) for core in cores.values()),
+            reads_media=any(plan.index.patches is not None for plan in plans.values()),
+            weights=weights,
+            max_epochs=max_epochs,
+        )
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        return Mixture(self.plans, weights=self.weights, max_epochs=self.max_epochs)
+
+    @cached_property
+    def all_shards(self) -> Shards:
+        """Those of one source after another."""
+        columns = zip(*(dataclasses.astuple(each) for each in self.shards.values()), strict=True)
+        return Shards(*map(np.concatenate, columns))
+
+    @property
+    def num_samples(self) -> int:
+        return sum(plan.num_samples for plan in self.plans.values())
+
+    def with_setting(self, name: str, value: int | str) -> Sources:
+        """The same sources with another value of one of COMPARED; ConfigError for what is none of them."""
+        if name not in COMPARED:
+            raise ConfigError(f"{name} cannot be compared: choose one of {', '.join(COMPARED)}")
+        plans, shards = dict(self.plans), dict(self.shards)
+        for source, plan in self.plans.items():
+            samples, order, packing = plan.samples_per_shard, plan.order, plan.packing
+            if name == "shard_bytes":
+                samples, shards[source] = _cut_anew(samples, shards[source], parse_bytes(value, name=name))
+            elif name == "packing_length":
+                packing = dataclasses.replace(packing, packing_length=_count(name, value))
+            else:
+                order = _with_order(order, name, _count(name, value))
+            plans[source] = _plan(plan, samples, order=order, packing=packing)
+        return dataclasses.replace(self, plans=plans, shards=shards)
+
+
+def _plan(plan: PackPlan, samples: NDArray[np.int64], *, order: OrderConfig, packing: PackingConfig) -> PackPlan:
+    return PackPlan(plan.index, samples, order=order, packing=packing)
+
+
+def _with_order(order: OrderConfig, name: str, value: int) -> OrderConfig:
+    if name == "num_canonical_nodes":
+        return dataclasses.replace(order, num_canonical_nodes=value)
+    return dataclasses.replace(order, shuffle_block_size=value)
+
+
+def _count(name: str, value: int | str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(f"{name}={value} is no whole number") from None
+
+
+def _fills(core: PackedDataset) -> bool:
+    """Whether packs are made straight from the shards; without a processor: whether they hold tokens."""
+    if core.processor is not None:
+        return isinstance(core.processor, PackFiller)
+    return "input_ids" in core.shard_infos[0].columns.names
+
+
+def _shards(infos: Sequence[ShardInfo]) -> Shards:
+    files = [[info, *([] if info.meta is None else [info.meta])] for info in infos]
+    return Shards(
+        stored=np.array([sum(each.size for each in mine) for mine in files], np.int64),
+        loaded=np.array([sum(each.zip_size or each.size for each in mine) for mine in files], np.int64),
+        requests=np.array([len(mine) for mine in files], np.int64),
+    )
+
+
+def _cut_anew(samples: NDArray[np.int64], shards: Shards, shard_bytes: int) -> tuple[NDArray[np.int64], Shards]:
+    """The same samples in shards of about so many bytes, each sample as large as the mean of its shard."""
+    ends = np.cumsum(samples)
+    total = int(shards.stored.sum())
+    num_shards = min(int(ends[-1]), max(1, round(total / shard_bytes)))
+    bytes_before = np.concatenate([[0.0], np.cumsum(shards.stored)])
+    cuts = np.linspace(0, total, num_shards + 1)
+    bounds = np.interp(cuts, bytes_before, np.concatenate([[0], ends])).round().astype(np.int64)
+    bounds = np.unique(bounds)
+    at = np.interp(bounds, np.concatenate([[0], ends]), bytes_before)
+    loaded_before = np.concatenate([[0.0], np.cumsum(shards.loaded)])
+    loaded = np.interp(bounds, np.concatenate([[0], ends]), loaded_before)
+    count = len(bounds) - 1
+    return np.diff(bounds), Shards(
+        stored=np.diff(at.round().astype(np.int64)),
+        loaded=np.diff(loaded.round().astype(np.int64)),
+        requests=np.full(count, int(shards.requests.max())),
+    )

@@ -1,0 +1,215 @@
+"""The arithmetic of the simulation, and what its command prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmms_stream.__main__ import main
+from lmms_stream.errors import ConfigError
+from lmms_stream.mds.core import PackedDataset
+from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.simulate import Cluster, simulate
+from lmms_stream.simulate.cluster import parse_bandwidth, parse_seconds
+from lmms_stream.simulate.compare import parse_settings
+from lmms_stream.simulate.kernels import use_least_recent, wait_for_links
+from lmms_stream.simulate.sources import Sources
+
+from ..conftest import write_tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens")
+    write_tokens(folder, num_samples=4000)
+    return folder
+
+
+def dataset_of(folder: Path, *, canonical_nodes: int = 4, block: int = 150, shuffle: bool = True) -> PackedDataset:
+    order = OrderConfig(num_canonical_nodes=canonical_nodes, shuffle_block_size=block, shuffle=shuffle)
+    return PackedDataset(
+        [StreamConfig(remote=folder)], packing=PackingConfig(packing_length=256, window=64), order=order
+    )
+
+
+@settings(deadline=None)  # the first one compiles
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 60), st.integers(0, 2**32 - 1))
+def test_the_shards_used_least_recently_give_way(shards: list[int], limit: int, seed: int) -> None:
+    sizes = np.random.default_rng(seed).integers(1, 20, 10)
+    before = np.full((1, 11), -1, np.int32)
+    after = before.copy()
+    before[:, -1] = after[:, -1] = 10
+    missed = np.zeros(len(shards), bool)
+    numbers = np.array(shards, np.int64)
+    use_least_recent(np.zeros_like(numbers), numbers, sizes, limit, before, after, np.zeros(1, np.int64), missed)
+    kept: OrderedDict[int, int] = OrderedDict()
+    for shard, is_missed in zip(shards, missed.tolist(), strict=True):
+        assert is_missed == (shard not in kept)
+        if is_missed:
+            while kept and sum(kept.values()) + sizes[shard] > limit:
+                kept.popitem(last=False)
+        kept[shard] = int(sizes[shard])
+        kept.move_to_end(shard)
+
+
+def waits_of(downloads: list[tuple[int, int, int, int]], *, num_steps: int, latency_s: float = 0.0) -> list[float]:
+    """Of downloads (step, node, step of the request, bytes), with links of 10 bytes a second and steps of 1 s."""
+    steps, nodes, released, sizes = np.array(downloads, np.int64).T
+    starts, waits = np.zeros(num_steps), np.zeros(num_steps)
+    wait_for_links(steps, nodes, released, sizes, 10.0, latency_s, 1.0, np.zeros(2), starts, waits)
+    return [round(each, 6) for each in waits.tolist()]
+
+
+def test_steps_wait_for_the_slowest_link() -> None:
+    assert waits_of([(0, 0, 0, 5), (0, 1, 0, 20), (1, 0, 0, 5)], num_steps=2) == [2.0, 0.0]
+    assert waits_of([(0, 0, 0, 5), (1, 0, 1, 5)], num_steps=2) == [0.5, 0.5]  # asked for when it is needed
+    assert waits_of([(0, 0, 0, 5), (2, 0, 1, 25)], num_steps=3) == [0.5, 0.0, 1.5]  # one step ahead
+    assert waits_of([(0, 0, 0, 5)], num_steps=1, latency_s=0.25) == [0.75]
+
+
+def test_a_link_that_is_fast_enough_makes_no_step_wait_and_half_of_it_does(folder: Path) -> None:
+    dataset = dataset_of(folder)
+    needed = simulate(dataset, Cluster(num_nodes=2, gpus_per_node=2), global_batch=8).needed_bandwidth
+
+    def wait_share(bandwidth: float) -> float:
+        cluster = Cluster(num_nodes=2, gpus_per_node=2, bandwidth=int(bandwidth), latency_s=0)
+        return simulate(dataset, cluster, global_batch=8).wait_share
+
+    assert wait_share(1.05 * needed) <= 0.01 < wait_share(needed / 2)
+
+
+def test_windows_of_a_long_run_tell_what_all_steps_do(folder: Path) -> None:
+    dataset = dataset_of(folder, canonical_nodes=2, block=50)
+    cluster = Cluster(num_nodes=2, gpus_per_node=1, bandwidth="1mbit")
+    exact = simulate(dataset, cluster, global_batch=4)
+    sampled = simulate(dataset, cluster, global_batch=4, max_samples=1500)
+    assert sampled.is_sampled
+    assert not exact.is_sampled
+    assert sampled.num_steps == exact.num_steps > 1.2 * sampled.num_steps_seen
+    assert sampled.download_bytes == pytest.approx(exact.download_bytes, rel=0.15)
+    assert sampled.imbalance == pytest.approx(exact.imbalance, rel=0.02)
+
+
+def test_shards_cut_anew_hold_the_same_samples_and_bytes(folder: Path) -> None:
+    sources = Sources.of(dataset_of(folder))
+    ours = sources.shards["data"]
+    for shard_bytes in ("4kb", "64kb", "1gb"):
+        cut = sources.with_setting("shard_bytes", shard_bytes)
+        (plan,) = cut.plans.values()
+        shards = cut.shards["data"]
+        assert int(plan.samples_per_shard.sum()) == 4000
+        assert plan.samples_per_shard.min() > 0
+        assert int(shards.stored.sum()) == int(ours.stored.sum())
+        assert len(shards.stored) == len(plan.samples_per_shard)
+
+
+def test_without_shuffle_all_nodes_read_all_shards_and_nothing_else_is_advised(folder: Path) -> None:
+    told = simulate(dataset_of(folder, shuffle=False), Cluster(num_nodes=2, gpus_per_node=1), global_batch=8)
+    assert told.num_canonical_nodes == 1
+    assert told.copies > 1.5
+
+
+def test_the_command_prints_figures_settings_and_advice(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "new" / "run.html"
+    command = [
+        "simulate", str(folder), "--packing-length", "256", "--global-batch", "16", "--nodes", "4", "--gpus", "2",
+        "--canonical-nodes", "1", "--block-size", "200", "--bandwidth", "5mbit", "--step-time", "100ms",
+        "--egress-price", "0.09", "--compare", "num_canonical_nodes=4,8", "--compare", "bandwidth=1mbit",
+        "--html", str(page),
+    ]  # fmt: skip
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"advice: num_canonical_nodes [48]: [234]\.\d times fewer bytes", shown)
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told["compared"]) == ["num_canonical_nodes=4", "num_canonical_nodes=8", "bandwidth=1mbit"]
+    assert sum(node["download_bytes"] for node in told["simulation"]["nodes"]) == told["simulation"]["download_bytes"]
+    assert told["compared"]["bandwidth=1mbit"]["wait_s"] > told["simulation"]["wait_s"]
+    text = page.read_text()
+    assert text.count("<svg") == 5
+    assert "times fewer bytes" in text
+    assert not re.search(r"https?:|src=|@import", text)
+    assert main(["simulate", str(folder), "--packing-length", "256", "--global-batch", "8", "--cache", "20kb"]) == 0
+    assert "loaders refuse less with this order" in capsys.readouterr().out
+
+
+def test_a_run_is_simulated_from_its_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run.yaml"
+    run.write_text(
+        f"dataset: {{remote: {folder}, processor: {{type: tokens}}, packing_length: 256, num_canonical_nodes: 4}}\n"
+        "model: {pretrained: nowhere}\n"
+        f"train: {{global_batch: 8, max_steps: 20, num_workers: 1, output_dir: {tmp_path / 'out'}}}\n"
+    )
+    assert main(["simulate", str(run), "--nodes", "2", "--gpus", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["simulation"]
+    assert (told["num_steps"], told["num_ranks"], told["num_canonical_nodes"]) == (20, 4, 4)
+    assert main(["simulate", str(run), "--global-batch", "4"]) == 1
+    assert "says global_batch itself: leave --global-batch out" in capsys.readouterr().err
+    run.write_text(run.read_text().replace("remote:", "dataset_type: vision, dataset_path:"))
+    assert main(["simulate", str(run)]) == 1
+    assert "convert it with lmms-stream convert, and name its folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--global-batch", "8"], "a dataset needs --packing-length: give it, or the YAML file of a run"),
+        (["--packing-length", "256", "--global-batch", "9"], "global_batch 9 cannot be shared equally by 8 ranks"),
+        (["--packing-length", "256", "--global-batch", "8", "--nodes", "0"], "num_nodes must be at least 1, got 0"),
+        (["--bandwidth", "fast"], "bandwidth 'fast' is no amount a second: write it as 5gbit"),
+        (["--step-time", "soon"], "'soon' is no time: write it as 1.2s, 800ms or 2m"),
+        (["--step-time", "0"], "step_time_s must be a number above 0, got 0.0"),
+        (["--cache", "much"], "cache 'much' is not a number of bytes"),
+        (["--compare", "color=red"], "'color=red' names nothing to compare: write NAME=VALUE,VALUE with one of"),
+        (["--compare", "num_nodes=few"], "num_nodes=few is no whole number"),
+        (["--compare", "packing_length=long"], "packing_length=long is no whole number"),
+        (["--max-steps", "-1"], "max_steps must be at least 1, got -1"),
+        (["--epochs", "2", "--max-samples", "1000"], "2 epochs of 4000 samples are more than max_samples 1000"),
+    ],
+)
+def test_what_makes_no_sense_is_named(
+    folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--packing-length" not in options and message[:9] != "a dataset":
+        options = ["--packing-length", "256", "--global-batch", "8", *options]
+    assert main(["simulate", str(folder), *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_without_end_and_one_without_steps_are_refused(folder: Path) -> None:
+    dataset = {"a": dataset_of(folder), "b": dataset_of(folder)}
+    cluster = Cluster(num_nodes=2, gpus_per_node=1)
+    with pytest.raises(ConfigError, match="have no end: say how many steps with max_steps"):
+        simulate(dataset, cluster, global_batch=8, weights={"a": 3, "b": 1})
+    told = simulate(dataset, cluster, global_batch=8, weights={"a": 3, "b": 1}, max_steps=30)
+    assert told.num_steps == 30
+    with pytest.raises(ConfigError, match="packs make no step of global_batch 100000: lower it"):
+        simulate(dataset, cluster, global_batch=100000, drop_last=True)
+    lanes = dataset_of(folder)
+    lanes.packing_mode = "lanes"
+    with pytest.raises(ConfigError, match="packs of lanes are not known beforehand"):
+        simulate(lanes, cluster, global_batch=8)
+    with pytest.raises(ConfigError, match="color cannot be compared: choose one of num_canonical_nodes"):
+        Sources.of(dataset).with_setting("color", 1)
+
+
+def test_amounts_are_read_as_people_write_them() -> None:
+    assert parse_bandwidth("400 Mbit/s") == 5e7
+    assert parse_bandwidth("10gbit") == 1.25e9
+    assert parse_seconds("2m") == 120
+    assert parse_settings(["cache=1gb", "cache=2gb", "num_nodes=2,4"]) == {
+        "cache": ["1gb", "2gb"],
+        "num_nodes": ["2", "4"],
+    }
+    assert dataclasses.replace(Cluster(), cache="1kb").cache_bytes == 1024

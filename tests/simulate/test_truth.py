@@ -1,0 +1,127 @@
+"""What is simulated is what real loaders do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lmms_stream.errors import ConfigError
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.simulate.cluster import Cluster
+from lmms_stream.simulate.run import simulate
+from lmms_stream.storage.local import LocalStorage
+from lmms_stream.storage.storage import open_storage
+from lmms_stream.types import World
+
+from ..conftest import write_tokens
+from ..rounds import LONG, in_long_rounds, rounds
+from ..storage.test_room import upload_tokens
+from .cluster_of_loaders import downloads, open_node
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with fewer cores
+
+CASES = [  # nodes, ranks a node, workers a rank, canonical nodes
+    (1, 2, 0, 4),
+    (2, 2, 0, 4),
+    (2, 1, 0, 1),  # one node serves all, half of the packs spill to the other
+    (4, 1, 0, 6),  # canonical nodes do not divide among nodes
+    (2, 2, 2, 2),
+]
+if LONG:
+    CASES += [(4, 2, 2, 4), (2, 2, 1, 3), (3, 2, 2, 9)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens")
+    write_tokens(folder, num_samples=rounds(3000, 12000))
+    return folder
+
+
+@pytest.mark.parametrize(("num_nodes", "ranks", "num_workers", "canonical_nodes"), CASES)
+def test_each_node_downloads_what_was_foretold(
+    folder: Path, tmp_path: Path, num_nodes: int, ranks: int, num_workers: int, canonical_nodes: int
+) -> None:
+    order = OrderConfig(seed=5, num_canonical_nodes=canonical_nodes, shuffle_block_size=250)
+    world = World(world_size=num_nodes * ranks, num_nodes=num_nodes)
+    dataset = open_node(LocalStorage(folder), tmp_path / "simulated", order=order)
+    cluster = Cluster(num_nodes=num_nodes, gpus_per_node=ranks, num_workers=num_workers)
+    for epochs in (1, 2) if num_workers == 0 else (1,):
+        told = simulate(dataset, cluster, global_batch=24, epochs=epochs)
+        found = downloads(
+            LocalStorage(folder),
+            tmp_path / f"epochs-{epochs}",
+            world=world,
+            num_workers=num_workers,
+            global_batch=24,
+            epochs=epochs,
+            order=order,
+        )
+        sizes = {info.name: info.size for info in dataset.shard_infos}
+        assert told.num_asked_only == 0
+        assert [node.num_downloads for node in told.nodes] == [sum(each.values()) for each in found]
+        assert [node.download_bytes for node in told.nodes] == [
+            sum(sizes[name] * count for name, count in each.items()) for each in found
+        ]
+        shared = [name for name in sizes if sum(name in each for each in found) > 1]
+        assert told.num_shared_shards == len(shared)
+        assert told.shard_downloads.tolist() == [sum(each[name] for each in found) for name in sizes]
+
+
+@in_long_rounds
+def test_where_most_packs_spill_shards_asked_for_in_vain_are_the_only_doubt(folder: Path, tmp_path: Path) -> None:
+    order = OrderConfig(seed=5, num_canonical_nodes=64, shuffle_block_size=250)
+    dataset = open_node(LocalStorage(folder), tmp_path / "simulated", order=order)
+    told = simulate(dataset, Cluster(num_nodes=4, gpus_per_node=2, num_workers=0), global_batch=24)
+    world = World(world_size=8, num_nodes=4)
+    found = downloads(LocalStorage(folder), tmp_path / "real", world=world, num_workers=0, global_batch=24, order=order)
+    assert told.num_asked_only is not None
+    real = sum(sum(each.values()) for each in found)
+    assert told.num_downloads <= real <= told.num_downloads + told.num_asked_only
+
+
+def test_the_least_cache_is_the_one_that_loaders_ask_for_and_suffices(folder: Path, tmp_path: Path) -> None:
+    order = OrderConfig(seed=5, num_canonical_nodes=2, shuffle_block_size=100)
+    settings = {"world": World(), "num_workers": 0, "global_batch": 24, "order": order}
+    dataset = open_node(LocalStorage(folder), tmp_path / "simulated", order=order)
+    least = simulate(dataset, Cluster(gpus_per_node=1, num_workers=0), global_batch=24).least_cache_bytes
+    with pytest.raises(ConfigError, match=rf"cache_limit is {least - 1} bytes, .* raise it to {least},"):
+        downloads(LocalStorage(folder), tmp_path / "less", **settings, cache_limit=least - 1)  # type: ignore[arg-type]
+    told = simulate(dataset, Cluster(gpus_per_node=1, num_workers=0, cache=least), global_batch=24)
+    assert told.live_bytes <= least < told.dataset_bytes
+    assert told.num_again == 1  # the shard on the cut, which one canonical node begins with and the other ends with
+    (found,) = downloads(LocalStorage(folder), tmp_path / "least", **settings, cache_limit=least)  # type: ignore[arg-type]
+    assert told.shard_downloads.tolist() == [found[info.name] for info in dataset.shard_infos]
+
+
+def test_under_a_limit_epochs_download_again_about_as_often_as_foretold(folder: Path, tmp_path: Path) -> None:
+    """Threads fetch ahead while others read, so what was used least recently differs a little from run to run."""
+    order = OrderConfig(seed=5, num_canonical_nodes=1, shuffle_block_size=100)
+    dataset = open_node(LocalStorage(folder), tmp_path / "simulated", order=order)
+    cluster = Cluster(gpus_per_node=1, num_workers=0)
+    least = simulate(dataset, cluster, global_batch=24).least_cache_bytes
+    limited = Cluster(gpus_per_node=1, num_workers=0, cache=least)
+    told = simulate(dataset, limited, global_batch=24, epochs=3)
+    found = downloads(
+        LocalStorage(folder), tmp_path / "limited", world=World(), num_workers=0, global_batch=24, epochs=3,
+        order=order, cache_limit=least,
+    )  # fmt: skip
+    assert told.num_again > len(dataset.shard_infos) / 2
+    assert sum(found[0].values()) == pytest.approx(told.num_downloads, rel=0.1)
+
+
+@in_long_rounds
+def test_requests_to_a_real_server_are_those_foretold(s3_folder: str, tmp_path: Path) -> None:
+    upload_tokens(s3_folder, tmp_path / "made", num_samples=6000, compression="zstd")
+    order = OrderConfig(seed=5, num_canonical_nodes=4, shuffle_block_size=250)
+    dataset = open_node(open_storage(s3_folder), tmp_path / "simulated", order=order)
+    told = simulate(dataset, Cluster(num_nodes=2, gpus_per_node=2, num_workers=2), global_batch=24)
+    world = World(world_size=4, num_nodes=2)
+    found = downloads(
+        open_storage(s3_folder), tmp_path / "real", world=world, num_workers=2, global_batch=24, order=order
+    )
+    sizes = {str(info.zip_name): int(info.zip_size or 0) for info in dataset.shard_infos}
+    assert told.shard_downloads.tolist() == [sum(each[name] for each in found) for name in sizes]
+    assert [node.download_bytes for node in told.nodes] == [
+        sum(sizes[name] * count for name, count in each.items()) for each in found
+    ]
