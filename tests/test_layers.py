@@ -70,7 +70,9 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "lazy", "storage", "processors", "processors/media", "mds", "converters/media", "converters/sources",
     },
     "watch": {"errors", "config", "storage", "mds", "converters/stored/inspect", "train/checkpoint", "train/report"},
-    "ledger": {*BASE, "plan", "storage", "mds", "train/checkpoint"},
+    "ledger": {
+        *BASE, "config", "plan", "storage", "mds", "loader", "train", "train/checkpoint", "train/report",
+    },
     "demo": {
         *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",
     },

@@ -142,6 +142,11 @@ class PackedLoader:
         return {name: each.one.url for name, each in self._worker.datasets.items()}
 
     @property
+    def identities(self) -> dict[str, str]:
+        """What the dataset of each source is known by, see StoredDataset."""
+        return {name: each.one.identity for name, each in self._worker.datasets.items()}
+
+    @property
     def lengths(self) -> dict[str, str]:
         """The fingerprint of each source's processor, which is the name of its lengths index."""
         return {name: processor_fingerprint(processor_of(each)) for name, each in self._worker.datasets.items()}

@@ -6,8 +6,17 @@ import json
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ObjectMissingError
+from ..storage.storage import Storage
 from .index import DATASET_NAME, ShardInfo
+
+
+def num_parts_of(storage: Storage) -> int:
+    """How many parts the dataset in a store has taken in."""
+    try:
+        return len(json.loads(storage.read(DATASET_NAME)).get("parts", []))
+    except ObjectMissingError:
+        return 0
 
 
 def first_parts(

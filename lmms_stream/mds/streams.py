@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -111,6 +112,15 @@ class StoredDataset:
         ):
             return default_cache_folder(self.url)
         return folder
+
+    @property
+    def identity(self) -> str:
+        """What this dataset's samples are known by, 16 hex digits: it follows from the shards' sizes and checksums.
+
+        It stays where the shards are copied or renamed, and changes where they are written anew.
+        """
+        shards = [(info.num_samples, info.size, info.checksum) for info in self.shards]
+        return hashlib.blake2b(repr(shards).encode(), digest_size=8).hexdigest()
 
     @property
     def shard_folders(self) -> list[Path]:

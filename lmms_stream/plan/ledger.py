@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..errors import CursorError, PackingError
 from ..types import World
 from .cursor import Cursor
+from .horizon import last_step
 from .kernels.deal import PAD
 from .mixture import Mixture, Step
 from .pack_plan import PackPlan
@@ -85,6 +86,14 @@ class PieceEntry:
     micro_batch: int | None
 
 
+class FirstStep(NamedTuple):
+    """The first step that reads some samples, and one of those that it reads."""
+
+    step: int
+    source: str
+    sample_id: int
+
+
 class Ledger:
     """Looks up steps and samples of a run whose stretches follow one another.
 
@@ -111,21 +120,51 @@ class Ledger:
             raise CursorError(f"step {number} is behind the end of the run: its sources have no packs left")
         return StepEntry(number=number, is_skipped=_is_in(number, stretch.skipped), packs=_entries(stretch, step))
 
-    def sample(self, source: str, sample_id: int, *, stop: int) -> list[PieceEntry]:
+    def sample(self, source: str, sample_id: int, *, stop: int, ahead: bool = False) -> list[PieceEntry]:
         """Each piece of a sample in each epoch of its source that a step before `stop` reads something of.
 
-        None: the sample is longer than a pack and dropped, or its source has not begun. PackingError for a source or a
-        sample that is not there.
+        ahead: also the steps from `stop` on that read the rest of the epoch that `stop` stands in, if the run goes on
+        with its last settings. None: the sample is longer than a pack and dropped, or its source has not begun.
+        PackingError for a source or a sample that is not there.
         """
         plan = self.plan(source)
         plan.check_sample(sample_id)
-        last = self.cursor(stop).sources.get(source)
-        num_epochs = 0 if last is None else last.epoch + (last.packs > 0)
+        end = self._end_of_epoch(source, stop) if ahead else stop
         return [
-            self._piece(SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1), piece, sample_id, stop)
-            for epoch in range(num_epochs)
+            self._piece(SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1), piece, end)
+            for epoch in range(self.num_epochs(source, stop, ahead=ahead))
             for piece, pack in enumerate(plan.packs_of(epoch, sample_id).tolist())
         ]
+
+    def num_epochs(self, source: str, stop: int, *, ahead: bool = False) -> int:
+        """Epochs of a source that steps before `stop` begin. ahead: that which the next step begins is one of them."""
+        at = self.cursor(stop).sources.get(source)
+        if at is None:
+            return 0
+        mixture = self.stretch(stop).mixture
+        goes_on = source in mixture.plans and at.epoch < mixture.max_epochs.get(source, at.epoch + 1)
+        return at.epoch + (at.packs > 0 or (ahead and goes_on))
+
+    def first_step(self, source: str, sample_ids: NDArray[np.int64], *, stop: int) -> FirstStep | None:
+        """The first step before `stop` that reads something of any of some samples, and is not skipped.
+
+        Of the shuffle blocks that hold them the first is packed again, others only where steps were skipped.
+        sample_ids: int64[1 or more].
+        """
+        plan = self.plan(source)
+        for epoch in range(self.num_epochs(source, stop)):
+            for pack, sample_id in plan.first_packs_of(epoch, sample_ids):
+                piece = SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1)
+                number = self._step_of(piece, stop)
+                if number is None:
+                    break
+                if not self.is_skipped(number):
+                    return FirstStep(step=number, source=source, sample_id=sample_id)
+        return None
+
+    def is_skipped(self, step: int) -> bool:
+        """Whether nobody reads a step of the run."""
+        return _is_in(step, self.stretch(step).skipped)
 
     def plan(self, source: str) -> PackPlan:
         """The plan of a source; PackingError for one that the run has not."""
@@ -139,25 +178,39 @@ class Ledger:
         stretch = self.stretch(step)
         return stretch.mixture.skip(stretch.cursor, step - stretch.cursor.step, global_batch=stretch.global_batch)
 
-    def _piece(self, pack: SourceRange, piece: int, sample_id: int, stop: int) -> PieceEntry:
+    def _piece(self, pack: SourceRange, piece: int, stop: int) -> PieceEntry:
+        number = self._step_of(pack, stop)
+        if number is None:
+            return PieceEntry(
+                epoch=pack.epoch, piece=piece, pack=pack.first, step=None, is_skipped=False, group=None,
+                micro_batch=None,
+            )  # fmt: skip
+        step = self.step(number)
+        found = next(
+            entry
+            for entry in step.packs
+            if (entry.source, entry.epoch, entry.number) == (pack.source, pack.epoch, pack.first)
+        )
+        return PieceEntry(
+            epoch=pack.epoch, piece=piece, pack=pack.first, step=number, is_skipped=step.is_skipped,
+            group=found.group, micro_batch=found.micro_batch,
+        )  # fmt: skip
+
+    def _step_of(self, pack: SourceRange, stop: int) -> int | None:
+        """The step before `stop` that reads a pack, a range of one; None where none does."""
         for stretch, end in self._ends(stop):
             at = stretch.mixture.step_of(
                 stretch.cursor, pack, global_batch=stretch.global_batch, num_steps=end - stretch.cursor.step
             )
             if at is not None:
-                step = stretch.mixture.step(at, global_batch=stretch.global_batch)
-                found = next(
-                    entry
-                    for entry in _entries(stretch, step)
-                    if (entry.source, entry.epoch, entry.number) == (pack.source, pack.epoch, pack.first)
-                )
-                return PieceEntry(
-                    epoch=pack.epoch, piece=piece, pack=pack.first, step=at.step,
-                    is_skipped=_is_in(at.step, stretch.skipped), group=found.group, micro_batch=found.micro_batch,
-                )  # fmt: skip
-        return PieceEntry(
-            epoch=pack.epoch, piece=piece, pack=pack.first, step=None, is_skipped=False, group=None, micro_batch=None
-        )
+                return at.step
+        return None
+
+    def _end_of_epoch(self, source: str, step: int) -> int:
+        stretch = self.stretch(step)
+        if source not in stretch.mixture.plans:
+            return step
+        return max(step, last_step(stretch.mixture, self.cursor(step), source, global_batch=stretch.global_batch))
 
     def _ends(self, stop: int) -> Iterator[tuple[Stretch, int]]:
         """The stretches with steps before `stop`, and where each of them ends then."""
