@@ -5,8 +5,8 @@ it, open its datasets and their plans, and ask. The run stands in the middle of 
 spread over it; of each kind of question the slowest is told, and the largest peak memory of its process.
 
 "Cold" is the first question ever asked of a dataset on a node: the lengths index is read through once, to see that it
-is whole, and the packs of both epochs are counted, one time for all (a run that was trained on the node has done
-both). "Warm" is every question after that: the shuffle blocks concerned are packed again, nothing else.
+is whole, and the packs of the epochs concerned are counted, one time for all (a run that was trained on the node has
+done both). "Warm" is every question after that: the shuffle blocks concerned are packed again, nothing else.
 
 "two sources" mixes the dataset with a tenth of it by weights, whose turns are taken again from the beginning.
 
@@ -56,7 +56,7 @@ class Setting:
 
 
 def make_run(setting: Setting) -> tuple[float, int]:
-    """Seconds until the packs of two epochs are counted, and the steps of 1.5 epochs, at which the run stands."""
+    """Seconds until the packs of all epochs of the run are counted, and the steps of 1.5 epochs, where it stands."""
     from lmms_stream.loader.loader import PackedLoader
     from lmms_stream.loader.stretches import stretch_of
 
@@ -66,12 +66,16 @@ def make_run(setting: Setting) -> tuple[float, int]:
         name: PackedDataset([StreamConfig(remote=folder)], processor=TokensProcessor(), packing=packing)
         for name, folder in setting.sources.items()
     }
-    num_packs = [dataset.plan.num_packs(epoch) for dataset in datasets.values() for epoch in (0, 1)]
-    seconds = time.perf_counter() - begin
     weights = WEIGHTS if len(datasets) > 1 else None
     loader = PackedLoader(datasets, global_batch=GLOBAL_BATCH, weights=weights)
-    stop = 3 * num_packs[0] // (2 * GLOBAL_BATCH)
-    setting.history.write_text(json.dumps({"stretches": [stretch_of(loader)], "stop": stop}))
+    begun = stretch_of(loader)
+    share = 1 if weights is None else weights["large"]
+    stop = int(1.5 * datasets["large"].plan.num_packs(0) / share) // GLOBAL_BATCH
+    loader.skip_steps(4 * stop // 3 + 1)  # to the end of the second epoch, to which the ledger looks ahead
+    for name, epoch in loader.mixture.epochs_at(loader.cursor):
+        datasets[name].plan.num_packs(epoch)
+    seconds = time.perf_counter() - begin
+    setting.history.write_text(json.dumps({"stretches": [begun], "stop": stop}))
     return seconds, stop
 
 

@@ -122,10 +122,8 @@ def _print_sample(ledger: Ledger, sample: Sample, entries: Sequence[PieceEntry])
     source, sample_id = sample
     rows = ledger.origins.of(source, [sample_id])
     made_of = f", made of {rows[0]}" if rows else ""
-    said = (
-        f"sample {sample_id} of {source} ({ledger.identities[source]}), {ledger.tokens_of(*sample):,} tokens{made_of}"
-    )
-    console.print(Text(visible(said)), soft_wrap=True)
+    named = f"sample {sample_id} of {source} (dataset {ledger.identities[source]})"
+    console.print(Text(visible(f"{named}, {ledger.tokens_of(*sample):,} tokens{made_of}")), soft_wrap=True)
     table = Table("epoch", "piece", "pack", "step", "when", "rank", "micro-batch")
     for entry in entries:
         where = ("", "", "")
