@@ -130,10 +130,13 @@ def _print_sample(ledger: Ledger, sample: Sample, entries: Sequence[PieceEntry])
         if entry.step is not None:
             ranks = _ranks(ledger, entry.step, entry.group or 0)
             where = (str(entry.step), ranks, str(entry.micro_batch))
-        cells = (entry.epoch, entry.piece, entry.pack, where[0], ledger.when(entry), *where[1:])
+        cells = (entry.epoch, entry.piece, entry.pack, where[0], ledger.when(entry, sample), *where[1:])
         table.add_row(*map(str, cells))
     if entries:
         console.print(table)
+    if (left_out := ledger.left_out.get(*sample)) is not None:
+        line = f"{left_out.kind} from step {left_out.since_step} on: {left_out.reason}"
+        console.print(Text(visible(line), style="yellow"), soft_wrap=True)
     if all(entry.step is None for entry in entries):
         console.print(Text(ledger.why_nowhere(*sample), style="yellow"))
 
@@ -185,13 +188,15 @@ def _sample_record(ledger: Ledger, sample: Sample, entries: Sequence[PieceEntry]
     source, sample_id = sample
     rows = ledger.origins.of(source, [sample_id])
     nowhere = all(entry.step is None for entry in entries)
+    left_out = ledger.left_out.get(*sample)
     return {
         "source": source,
         "sample": sample_id,
         "identity": ledger.identities[source],
         "tokens": ledger.tokens_of(*sample),
         "row": str(rows[0]) if rows else None,
-        "entries": [dataclasses.asdict(entry) | {"when": ledger.when(entry)} for entry in entries],
+        "entries": [dataclasses.asdict(entry) | {"when": ledger.when(entry, sample)} for entry in entries],
+        "left_out": None if left_out is None else dataclasses.asdict(left_out),
         "why_nowhere": ledger.why_nowhere(*sample) if nowhere else None,
     }
 

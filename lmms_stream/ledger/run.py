@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import CheckpointError
 from ..plan.ledger import Ledger as PlanLedger
 from ..plan.ledger import PieceEntry, StepEntry
+from ..plan.left_out import LeftOut
 from ..types import World
 from .amounts import SourceAmounts, amounts_of
 from .opening import RunHistory, open_history, step_after
@@ -19,7 +20,7 @@ from .origins import Origins
 from .retrain import Retraining, retraining
 from .stretches import OpenedSources, open_stretches
 
-When = Literal["trained", "passed over", "planned", "beyond the end", "not read"]
+When = Literal["trained", "passed over", "planned", "beyond the end", "not read", "quarantined", "dropped"]
 
 
 class Ledger:
@@ -30,7 +31,7 @@ class Ledger:
     settings as `key.sub=value`. urls: where sources lie now, by name, if that changed. Steps are counted as skip_steps
     and the plan count them: from 0, those that were passed over among them. No shard is read, and no log.
 
-    stop: the first step that is not trained. num_added: samples that the datasets of sources have grown by since.
+    stop: the first step that is not trained. left_out: samples that are padding from a step on. num_added: samples that the datasets of sources have grown by since.
 
     CheckpointError for what is no checkpoint, and for one without a history: of an earlier release, or of a run whose
     packs lanes make, which are not known beforehand (see logged.py). LengthsError, StorageError, CursorError where a
@@ -54,6 +55,7 @@ class Ledger:
         self._sources = OpenedSources(urls)
         self.plans = PlanLedger(open_stretches(self.history.stretches, self._sources, where=self.history.where))
         self.where, self.stop = self.history.where, self.history.stop
+        self.left_out = LeftOut.load(self.history.state.get("left_out", ()))
         self.origins = Origins(self._sources.stored)
         self.num_added: Mapping[str, int] = self._sources.num_added
 
@@ -90,12 +92,18 @@ class Ledger:
         num_epochs = max(1, self.plans.num_epochs(source, until, ahead=self.end is None))
         return [entry for entry in entries if entry.epoch < num_epochs]
 
-    def when(self, entry: PieceEntry) -> When:
-        """What became of a piece of a sample, or will: "beyond the end" is a step that the run will not have."""
+    def when(self, entry: PieceEntry, sample: tuple[str, int] | None = None) -> When:
+        """What became of a piece of a sample, or will: "beyond the end" is a step that the run will not have.
+
+        sample: its source and id, to tell steps in which it is left out, as padding.
+        """
         if entry.step is None:
             return "not read"
         if entry.is_skipped:
             return "passed over"
+        left_out = None if sample is None else self.left_out.get(*sample)
+        if left_out is not None and left_out.since_step <= entry.step:
+            return left_out.kind
         if entry.step < self.stop:
             return "trained"
         return "planned" if self.end is None or entry.step < self.end else "beyond the end"
@@ -116,7 +124,7 @@ class Ledger:
 
     def amounts(self, stop: int | None = None) -> dict[str, SourceAmounts]:
         """What was read of each source before a step (default: the checkpoint's)."""
-        return amounts_of(self.plans, self.stop if stop is None else stop)
+        return amounts_of(self.plans, self.stop if stop is None else stop, left_out=self.left_out)
 
     def tokens_of(self, source: str, sample_id: int) -> int:
         """The length of a sample; PackingError for one that is not there."""

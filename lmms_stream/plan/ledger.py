@@ -26,6 +26,7 @@ from .planner import deal_to_groups
 from .source_ranges import SourceRange
 
 Ranges = Sequence[tuple[int, int]]
+KEPT_CURSORS = 64  # before steps that were asked for last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +103,7 @@ class Ledger:
 
     def __init__(self, stretches: Sequence[Stretch]):
         self.stretches = tuple(stretches)
+        self._cursors: dict[int, Cursor] = {}  # before steps that were asked for: with weights all turns lead there
         for before, after in pairwise(self.stretches):
             if after.cursor.step < before.cursor.step:
                 raise CursorError(
@@ -114,8 +116,7 @@ class Ledger:
     def step(self, number: int) -> StepEntry:
         """A step, which may not have been trained yet; CursorError for one before the first, or behind the end."""
         stretch = self.stretch(number)
-        at = stretch.mixture.skip(stretch.cursor, number - stretch.cursor.step, global_batch=stretch.global_batch)
-        step = stretch.mixture.step(at, global_batch=stretch.global_batch)
+        step = stretch.mixture.step(self.cursor(number), global_batch=stretch.global_batch)
         if not step.num_packs:
             raise CursorError(f"step {number} is behind the end of the run: its sources have no packs left")
         return StepEntry(number=number, is_skipped=_is_in(number, stretch.skipped), packs=_entries(stretch, step))
@@ -175,8 +176,13 @@ class Ledger:
 
     def cursor(self, step: int) -> Cursor:
         """Where the run stands before a step: skipped steps are behind it, too."""
-        stretch = self.stretch(step)
-        return stretch.mixture.skip(stretch.cursor, step - stretch.cursor.step, global_batch=stretch.global_batch)
+        if step not in self._cursors:
+            stretch = self.stretch(step)
+            num_steps = step - stretch.cursor.step
+            self._cursors[step] = stretch.mixture.skip(stretch.cursor, num_steps, global_batch=stretch.global_batch)
+            if len(self._cursors) > KEPT_CURSORS:
+                del self._cursors[next(iter(self._cursors))]
+        return self._cursors[step]
 
     def _piece(self, pack: SourceRange, piece: int, stop: int) -> PieceEntry:
         number = self._step_of(pack, stop)

@@ -88,7 +88,7 @@ def test_amounts_are_those_that_the_run_logged(run: Path) -> None:
         read = {sample_id: count for (source, sample_id), count in total.items() if source == name}
         assert amounts[name].num_samples == sum(read.values())
         assert amounts[name].num_tokens == sum(int(lengths[name][each]) * count for each, count in read.items())
-        assert amounts[name].num_seen + amounts[name].num_unseen + amounts[name].num_dropped == len(lengths[name])
+        assert amounts[name].num_seen + amounts[name].num_unseen + amounts[name].num_overlong == len(lengths[name])
     tokens = [record["tokens_seen"] for record in read_log(run)]
     assert sum(each.num_tokens for each in amounts.values()) == tokens[-1]
     skipped = [pack for number in (6, 7) for pack in ledger.step(number).packs]

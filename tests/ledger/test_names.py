@@ -1,4 +1,4 @@
-"""What samples are called: before a run, by the rows of their sources, in datasets that grew or were converted again."""
+"""What samples are called: before a run, by the rows of their sources, in datasets that grew or are made again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.ledger.opening import RunHistory, open_history
 from lmms_stream.ledger.run import Ledger
 from lmms_stream.mds.provenance import Provenance
+from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.types import World
 
 from tests.conftest import run_cli, write_tokens
 from tests.train.runs import MODEL, train_settings
+
+MEASURED: dict[str, Any] = {"processor": TokensProcessor(), "shard_bytes": 1 << 12}
 
 
 def write_rows(path: Path, first: int, stop: int) -> Path:
@@ -45,7 +48,8 @@ def write_config(folder: Path, remotes: dict[str, Path], **train: Any) -> Path:
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     """A dataset of 120 rows of one file, shuffled."""
-    convert([write_rows(tmp_path / "rows.jsonl", 0, 120)], str(tmp_path / "data"), shuffle_seed=1, shard_bytes=1 << 12)
+    write_rows(tmp_path / "rows.jsonl", 0, 120)
+    convert([tmp_path / "rows.jsonl"], str(tmp_path / "data"), shuffle_seed=1, **MEASURED)
     return tmp_path / "data"
 
 
@@ -69,12 +73,12 @@ def test_a_config_says_what_its_run_will_read(rows: Path, tmp_path: Path) -> Non
 
 
 def test_a_sample_that_the_run_ends_before_is_said_to_be_beyond_its_end(rows: Path, tmp_path: Path) -> None:
-    config = write_config(tmp_path, {"chats": rows}, max_steps=4, skip_steps=[[1, 2]])
+    config = write_config(tmp_path, {"chats": rows}, max_steps=2, skip_steps=[[1, 2]])
     ledger = Ledger(config)
-    assert ledger.end == 5  # the step that is passed over is none of the four
-    late = ledger.step(5).packs[0].sample_ids[0]
+    assert ledger.end == 3  # the step that is passed over is none of the two
+    late = ledger.step(3).packs[0].sample_ids[0]
     (entry,) = ledger.sample("chats", int(late))
-    assert (entry.step, ledger.when(entry)) == (5, "beyond the end")
+    assert (entry.step, ledger.when(entry)) == (3, "beyond the end")
     assert Ledger(config, overrides=["train.max_steps=9"]).end == 10
 
 
@@ -117,7 +121,7 @@ def test_a_dataset_that_has_grown_is_read_as_it_was_and_keeps_its_ids(rows: Path
     history = open_history(str(config))
     before = [pack.sample_ids.tolist() for pack in Ledger(history).step(2).packs]
     row = Ledger(history).origins.of("chats", [7])
-    append([tmp_path / "rows.jsonl", write_rows(tmp_path / "more.jsonl", 120, 150)], str(rows), shard_bytes=1 << 12)
+    append([tmp_path / "rows.jsonl", write_rows(tmp_path / "more.jsonl", 120, 150)], str(rows), **MEASURED)
     ledger = Ledger(history)
     assert [pack.sample_ids.tolist() for pack in ledger.step(2).packs] == before
     assert ledger.origins.of("chats", [7]) == row
@@ -129,7 +133,7 @@ def test_a_dataset_that_was_converted_again_is_another_one_whose_names_map_by_ro
     config = write_config(tmp_path, {"chats": rows}, max_steps=9)
     history = open_history(str(config))
     again = tmp_path / "again"
-    convert([tmp_path / "rows.jsonl"], str(again), shuffle_seed=2, shard_bytes=1 << 12)
+    convert([tmp_path / "rows.jsonl"], str(again), shuffle_seed=2, **MEASURED)
     ledger = Ledger(history)
     (theirs,) = ledger.origins.renamed("chats", [7], url=str(again))
     ours = ledger.origins.of("chats", [7])
@@ -151,11 +155,11 @@ def test_samples_of_equal_lengths_in_another_order_are_another_dataset(tmp_path:
     same = [{"input_ids": [number] * 30, "loss_spans": [[5, 9]]} for number in range(100)]
     (tmp_path / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in same))
     for seed in (1, 2):
-        convert([tmp_path / "same.jsonl"], str(tmp_path / f"data{seed}"), shuffle_seed=seed)
+        convert([tmp_path / "same.jsonl"], str(tmp_path / f"data{seed}"), shuffle_seed=seed, **MEASURED)
     history = open_history(str(write_config(tmp_path, {"chats": tmp_path / "data1"}, max_steps=9)))
     shutil.copytree(tmp_path / "data1", tmp_path / "copy")
     assert Ledger(history, urls={"chats": str(tmp_path / "copy")}).step(0).packs
-    with pytest.raises(CursorError, match="the run read a dataset [0-9a-f]{16} as 'chats', and [0-9a-f]{16} lies at"):
+    with pytest.raises(CursorError, match=r"the run read a dataset [0-9a-f]{16} as 'chats', and [0-9a-f]{16} lies at"):
         Ledger(history, urls={"chats": str(tmp_path / "data2")})
     earlier = [dict(each) for each in history.stretches]
     for each in earlier:
@@ -168,7 +172,7 @@ def test_configs_of_which_nothing_is_known_beforehand_are_refused(rows: Path, tm
     config = write_config(tmp_path, {"chats": rows}, max_steps=9)
     with pytest.raises(ConfigError, match="are made in lanes as samples are read, so that nothing of them is known"):
         Ledger(config, overrides=["datasets.chats.packing_mode=lanes"])
-    with pytest.raises(ConfigError, match="--world-size 3: of .* 2 ranks share their packs: name a multiple"):
+    with pytest.raises(ConfigError, match=r"--world-size 3: of .* 2 ranks share their packs: name a multiple"):
         Ledger(config, world=World(world_size=3), overrides=["train.sequence_parallel=2"])
     with pytest.raises(ConfigError, match="is no config, and its checkpoint says on which ranks"):
         Ledger(tmp_path / "runs", world=World(world_size=2))
