@@ -78,6 +78,15 @@ def print_samples(
     _print_growth(ledger)
 
 
+def print_first_step(ledger: Ledger, samples: Sequence[Sample], *, as_json: bool) -> None:
+    """From which step on a run would have been another one without some samples."""
+    first = ledger.first_step(samples)
+    if as_json:
+        _print_json({"samples": len(samples), "retraining": None if first is None else dataclasses.asdict(first)})
+        return
+    console.print(Text(visible(_retraining_line(ledger, first, samples))), soft_wrap=True)
+
+
 def print_amounts(ledger: Ledger, stop: int | None, *, as_json: bool) -> None:
     """stop: steps before it count; default: those of the checkpoint, or all of a run that has not begun."""
     if stop is None:

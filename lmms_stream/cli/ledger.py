@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -42,6 +44,12 @@ def add_commands(commands: Commands) -> None:
         help="show each step that reads sample ID of SOURCE, or FILE:ROW, the samples made of that row; several times: "
         "say the first step of all",
     )
+    add(
+        "--drop",
+        type=Path,
+        metavar="FILE",
+        help="say from which step on the run would be another one without the samples of this drop list, a line each",
+    )
     add("--until", type=int, metavar="N", help="count what steps before N read; default: those of the checkpoint")
     add("--show", action="store_true", help="print the samples of --step or --sample as inspect does")
     add("--renamed", metavar="URL", help="say what --sample is called in the dataset there, made of the same rows")
@@ -60,7 +68,7 @@ def add_commands(commands: Commands) -> None:
 def _ledger(options: argparse.Namespace) -> int:
     from ..ledger.opening import open_history
     from ..ledger.run import Ledger
-    from .console_ledger import print_amounts, print_samples, print_step
+    from .console_ledger import print_amounts, print_first_step, print_samples, print_step
 
     urls = dict(text.split("=", 1) for text in options.url if "=" in text)
     if len(urls) < len(options.url):
@@ -80,6 +88,9 @@ def _ledger(options: argparse.Namespace) -> int:
         print_samples(ledger, samples, stop=options.until, renamed=options.renamed, as_json=options.json)
         if options.show:
             _show(ledger, samples)
+        return 0
+    if options.drop is not None:
+        print_first_step(ledger, _listed(ledger, options.drop), as_json=options.json)
         return 0
     print_amounts(ledger, options.until, as_json=options.json)
     return 0
@@ -121,6 +132,26 @@ def _named(ledger: Ledger, text: str) -> list[tuple[str, int]]:
     if source in ledger.urls or not any(map(ledger.origins.provenance, ledger.urls)):
         return [(source, int(number))]
     return ledger.origins.samples_of_row(source, int(number))
+
+
+def _listed(ledger: Ledger, path: Path) -> list[tuple[str, int]]:
+    """The samples of a drop list: SOURCE:ID, FILE:ROW, or what a run notes of one that it leaves out."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--drop {path}: it cannot be read ({error}): name a text file") from error
+    samples: list[tuple[str, int]] = []
+    for number, line in enumerate(lines, 1):
+        if not line or line.startswith("#"):
+            continue
+        try:
+            noted = json.loads(line) if line.startswith("{") else None
+            samples += _named(ledger, line if noted is None else f"{noted['source']}:{noted['sample_id']}")
+        except (ValueError, KeyError, ConfigError) as error:
+            raise ConfigError(f"--drop {path}, line {number}: {error}") from error
+    if not samples:
+        raise ConfigError(f"--drop {path}: it lists no samples, a line each: SOURCE:ID or FILE:ROW")
+    return samples
 
 
 def _show(ledger: Ledger, samples: list[tuple[str, int]]) -> None:

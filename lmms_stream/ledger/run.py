@@ -31,7 +31,8 @@ class Ledger:
     settings as `key.sub=value`. urls: where sources lie now, by name, if that changed. Steps are counted as skip_steps
     and the plan count them: from 0, those that were passed over among them. No shard is read, and no log.
 
-    stop: the first step that is not trained. left_out: samples that are padding from a step on. num_added: samples that the datasets of sources have grown by since.
+    stop: the first step that is not trained. left_out: samples that are padding from a step on. num_added: samples that
+    the datasets of sources have grown by since.
 
     CheckpointError for what is no checkpoint, and for one without a history: of an earlier release, or of a run whose
     packs lanes make, which are not known beforehand (see logged.py). LengthsError, StorageError, CursorError where a
