@@ -33,7 +33,7 @@ class SourceAmounts:
     num_dropped: int = 0
 
 
-def amounts_of(ledger: Ledger, step: int, *, left_out: LeftOut) -> dict[str, SourceAmounts]:
+def amounts_of(ledger: Ledger, step: int, *, left_out: LeftOut | None = None) -> dict[str, SourceAmounts]:
     """Of each source of the run, in the steps before `step`."""
     cursor = ledger.cursor(step)
     skipped = _skipped(ledger, step)
@@ -42,6 +42,8 @@ def amounts_of(ledger: Ledger, step: int, *, left_out: LeftOut) -> dict[str, Sou
         if stretch.cursor.step <= step:
             plans |= stretch.mixture.plans
     found = {name: _of(plan, cursor.sources[name], *skipped.get(name, (0, 0))) for name, plan in plans.items()}
+    if not left_out:
+        return found
     return {
         name: replace(
             each,

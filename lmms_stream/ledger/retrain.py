@@ -35,7 +35,7 @@ def retraining(plans: Ledger, sample_ids: Mapping[str, NDArray[np.int64]], *, hi
     """None where no step so far was trained on any of the samples. sample_ids: by source."""
     stop, firsts = history.stop, []
     for source, ids in sample_ids.items():
-        found = plans.first_step(source, ids, stop=stop)
+        found = plans.first_step(source, ids, stop=stop, left_out=left_out)
         if found is not None:
             firsts.append(found)
             stop = found.step + 1  # another source matters where it comes before

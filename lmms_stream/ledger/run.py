@@ -121,6 +121,7 @@ class Ledger:
             self.plans,
             {source: np.unique(np.array(each, np.int64)) for source, each in ids.items()},
             history=self.history,
+            left_out=self.left_out,
         )
 
     def amounts(self, stop: int | None = None) -> dict[str, SourceAmounts]:

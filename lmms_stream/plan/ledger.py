@@ -19,6 +19,7 @@ from ..types import World
 from .cursor import Cursor
 from .horizon import last_step
 from .kernels.deal import PAD
+from .left_out import LeftOut
 from .mixture import Mixture, Step
 from .pack_plan import PackPlan
 from .pack_range import PackRange
@@ -146,11 +147,13 @@ class Ledger:
         goes_on = source in mixture.plans and at.epoch < mixture.max_epochs.get(source, at.epoch + 1)
         return at.epoch + (at.packs > 0 or (ahead and goes_on))
 
-    def first_step(self, source: str, sample_ids: NDArray[np.int64], *, stop: int) -> FirstStep | None:
+    def first_step(
+        self, source: str, sample_ids: NDArray[np.int64], *, stop: int, left_out: LeftOut | None = None
+    ) -> FirstStep | None:
         """The first step before `stop` that reads something of any of some samples, and is not skipped.
 
         Of the shuffle blocks that hold them the first is packed again, others only where steps were skipped.
-        sample_ids: int64[1 or more].
+        sample_ids: int64[1 or more]. left_out: samples that steps have as padding, which is not read.
         """
         plan = self.plan(source)
         for epoch in range(self.num_epochs(source, stop)):
@@ -159,7 +162,8 @@ class Ledger:
                 number = self._step_of(piece, stop)
                 if number is None:
                     break
-                if not self.is_skipped(number):
+                is_padding = left_out is not None and left_out.is_left_out(source, sample_id, step=number)
+                if not self.is_skipped(number) and not is_padding:
                     return FirstStep(step=number, source=source, sample_id=sample_id)
         return None
 

@@ -179,6 +179,10 @@ def test_samples_that_were_left_out_say_so(run: Path) -> None:
     assert (entry.step, ledger.when(entry, (source, sample_id))) == (3, "quarantined")
     assert ledger.amounts()[source].num_quarantined == 1
     assert ledger.amounts(3)[source].num_quarantined == 0
+    with_it = Ledger(history).first_step([(source, sample_id)])
+    assert with_it is not None
+    assert with_it.step == 3
+    assert ledger.first_step([(source, sample_id)]) is None  # it was padding whenever its turn came
 
 
 def test_of_lanes_the_ledger_says_what_their_log_does(run: Path, tmp_path: Path) -> None:
