@@ -31,7 +31,9 @@ class Retraining:
     checkpoint: str | None
 
 
-def retraining(plans: Ledger, sample_ids: Mapping[str, NDArray[np.int64]], *, history: RunHistory) -> Retraining | None:
+def retraining(
+    plans: Ledger, sample_ids: Mapping[str, NDArray[np.int64]], *, history: RunHistory, left_out: LeftOut
+) -> Retraining | None:
     """None where no step so far was trained on any of the samples. sample_ids: by source."""
     stop, firsts = history.stop, []
     for source, ids in sample_ids.items():
