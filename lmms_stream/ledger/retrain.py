@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckpointError
 from ..plan.ledger import Ledger
+from ..plan.left_out import LeftOut
 from ..train.checkpoint.store import open_target, read_checkpoint
 from .opening import RunHistory
 
