@@ -35,6 +35,8 @@ def print_step(ledger: Ledger, entry: StepEntry, *, as_json: bool) -> None:
         return
     passed_over = ", which was passed over" if entry.is_skipped else ""
     when = "trained" if entry.number < ledger.stop else "not trained yet"
+    if ledger.end is not None and entry.number >= max(ledger.end, ledger.stop):
+        when = f"beyond the end of the run, which ends before step {ledger.end}"
     table = Table("rank", "micro-batch", "source", "epoch", "pack", "tokens", "samples")
     for pack, of_pack in zip(entry.packs, rows, strict=True):
         cells = (

@@ -70,6 +70,7 @@ def _ledger(options: argparse.Namespace) -> int:
     from ..ledger.run import Ledger
     from .console_ledger import print_amounts, print_first_step, print_samples, print_step
 
+    _check_questions(options)
     urls = dict(text.split("=", 1) for text in options.url if "=" in text)
     if len(urls) < len(options.url):
         raise ConfigError(f"--url {' '.join(options.url)}: expected SOURCE=URL")
@@ -94,6 +95,18 @@ def _ledger(options: argparse.Namespace) -> int:
         return 0
     print_amounts(ledger, options.until, as_json=options.json)
     return 0
+
+
+def _check_questions(options: argparse.Namespace) -> None:
+    """ConfigError for options of which one would not be heard."""
+    given = {"--step": options.step is not None, "--sample": bool(options.sample), "--drop": options.drop is not None}
+    asked = [name for name, is_given in given.items() if is_given]
+    if len(asked) > 1:
+        raise ConfigError(f"{' and '.join(asked)} are questions of their own: ask one at a time")
+    if options.show and not (given["--step"] or given["--sample"]):
+        raise ConfigError("--show prints samples of --step or --sample: name one of them")
+    if options.renamed and not given["--sample"]:
+        raise ConfigError("--renamed is of --sample: name one")
 
 
 def _world(options: argparse.Namespace) -> World | None:

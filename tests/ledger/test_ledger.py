@@ -129,6 +129,9 @@ def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(
         (["--sample", "17"], "--sample 17: expected SOURCE:ID, with one of the sources a, b"),
         (["--url", "a"], "--url a: expected SOURCE=URL"),
         (["--drop", "nowhere.txt"], "--drop nowhere.txt: it cannot be read"),
+        (["--step", "1", "--sample", "a:1"], "--step and --sample are questions of their own: ask one at a time"),
+        (["--until", "3", "--show"], "--show prints samples of --step or --sample: name one of them"),
+        (["--step", "1", "--renamed", "x"], "--renamed is of --sample: name one"),
     ],
 )
 def test_what_a_run_has_not_is_refused(run: Path, arguments: list[str], message: str) -> None:
@@ -149,7 +152,7 @@ def test_what_would_have_to_be_trained_again_is_the_first_step_with_any_of_the_s
 ) -> None:
     ledger = Ledger(run)
     trained = [number for number in range(ledger.stop) if not ledger.step(number).is_skipped]
-    first = {}
+    first: dict[tuple[str, int], int] = {}
     for number, ids in zip(trained, logged(run), strict=True):
         for sample in ids:
             first.setdefault(sample, number)

@@ -109,6 +109,8 @@ def test_samples_have_the_rows_that_they_were_made_of(rows: Path, tmp_path: Path
         assert pack["rows"] == [str(provenance.source_of(sample_id)) for sample_id in pack["sample_ids"]]
     shown = run_cli("ledger", str(config), "--step", "1").stdout
     assert "not trained yet" in shown
+    late = run_cli("ledger", str(config), "--step", "40").stdout
+    assert "beyond the end of the run, which ends before step 5" in " ".join(late.split())
     assert "rows.jsonl:" in "".join(shown.split())
     with pytest.raises(ConfigError, match=r"rows.jsonl:0: rows are counted from 1"):
         ledger.origins.samples_of_row("rows.jsonl", 0)
