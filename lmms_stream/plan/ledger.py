@@ -183,9 +183,7 @@ class Ledger:
         if step not in self._cursors:
             stretch = self.stretch(step)
             num_steps = step - stretch.cursor.step
-            self._cursors[step] = stretch.mixture.skip(stretch.cursor, num_steps, global_batch=stretch.global_batch)
-            if len(self._cursors) > KEPT_CURSORS:
-                del self._cursors[next(iter(self._cursors))]
+            self._keep(stretch.mixture.skip(stretch.cursor, num_steps, global_batch=stretch.global_batch))
         return self._cursors[step]
 
     def _piece(self, pack: SourceRange, piece: int, stop: int) -> PieceEntry:
@@ -209,12 +207,27 @@ class Ledger:
     def _step_of(self, pack: SourceRange, stop: int) -> int | None:
         """The step before `stop` that reads a pack, a range of one; None where none does."""
         for stretch, end in self._ends(stop):
-            at = stretch.mixture.step_of(
-                stretch.cursor, pack, global_batch=stretch.global_batch, num_steps=end - stretch.cursor.step
-            )
+            begin = self._nearest(stretch, pack, end)
+            at = stretch.mixture.step_of(begin, pack, global_batch=stretch.global_batch, num_steps=end - begin.step)
             if at is not None:
+                self._keep(at)
                 return at.step
         return None
+
+    def _nearest(self, stretch: Stretch, pack: SourceRange, end: int) -> Cursor:
+        """The cursor of a stretch, of those that are kept, from which the fewest turns lead to a pack."""
+        nearest = stretch.cursor
+        for step, cursor in self._cursors.items():
+            if nearest.step < step < end and self.stretch(step) is stretch and pack.source in cursor.sources:
+                at = cursor.sources[pack.source]
+                if (at.epoch, at.packs) <= (pack.epoch, pack.first):
+                    nearest = cursor
+        return nearest
+
+    def _keep(self, cursor: Cursor) -> None:
+        self._cursors[cursor.step] = cursor
+        if len(self._cursors) > KEPT_CURSORS:
+            del self._cursors[next(iter(self._cursors))]
 
     def _end_of_epoch(self, source: str, step: int) -> int:
         stretch = self.stretch(step)
