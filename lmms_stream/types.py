@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+
+    from .plan.left_out import LeftOutSample
 
 Sample = Mapping[str, Any]  # one row of a dataset: column name -> decoded value
 Processed = Mapping[str, Any]  # what a processor makes of it: input_ids, labels, and what loader/collate.py has in KEYS
@@ -143,6 +145,7 @@ class Batch:
     sequences: int64[n, 4] where samples consist of several sequences, as a pair of answers does: the index of its
     sample in sample_ids, its tokens [start, stop), and its role (see Role), in the order of their tokens. Each is a
     segment of its own; padding is none of them. None where each sample is one segment.
+    left_out: of the samples in sample_ids, those whose tokens are padding here; see plan/left_out.py.
     """
 
     input_ids: torch.Tensor
@@ -159,6 +162,7 @@ class Batch:
     micro_batch: int = 0
     num_patches: int = 0
     sequences: torch.Tensor | None = None
+    left_out: Sequence[LeftOutSample] = ()
 
     @property
     def num_segments(self) -> int:
