@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from .errors import ConfigError
+from .errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
-
-    from .plan.left_out import LeftOutSample
 
 Sample = Mapping[str, Any]  # one row of a dataset: column name -> decoded value
 Processed = Mapping[str, Any]  # what a processor makes of it: input_ids, labels, and what loader/collate.py has in KEYS
@@ -99,6 +97,30 @@ class World:
     def num_group_nodes(self) -> int:
         """Nodes among which packs are dealt: 1 where a group spans nodes."""
         return self.num_nodes if self.num_groups % self.num_nodes == 0 else 1
+
+
+Kind = Literal["quarantined", "dropped"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutSample:
+    """A sample by its source's name and its number there, why it is left out, and from which step on.
+
+    since_step: the first step of the run in which it is padding; 0 is the beginning. Raises DataError.
+    """
+
+    source: str
+    sample_id: int
+    reason: str
+    since_step: int
+    kind: Kind
+
+    def __post_init__(self) -> None:
+        _check_left_out(self)
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}:{self.sample_id}"
 
 
 class Segments(NamedTuple):
@@ -212,3 +234,14 @@ class Batch:
             for group in ("inputs", "token_inputs")
         }
         return replace(self, **changed, **named)
+
+
+def _check_left_out(sample: LeftOutSample) -> None:
+    numbers = (sample.sample_id, sample.since_step)
+    whole = all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1 << 63 for each in numbers)
+    texts = isinstance(sample.source, str) and isinstance(sample.reason, str)
+    if not whole or not texts or sample.kind not in get_args(Kind):
+        raise DataError(
+            f"{sample!r} is no sample that was left out: sample_id and since_step must be numbers from 0 on, source "
+            f"and reason texts, and kind {' or '.join(get_args(Kind))}"
+        )

@@ -40,8 +40,8 @@ def drop_lists(drop: Drop | None) -> list[DropList]:
         raise ConfigError(f"drop must be a file, or a list of {{file, from_step}}: {error}") from error
 
 
-def dropped(drop: Drop | None, datasets: Mapping[str, PackedDataset], *, step: int = 0) -> LeftOut:
-    """The samples of drop lists. step: where the run stands, before which nothing is left out any more.
+def dropped(drop: Drop | None, datasets: Mapping[str, PackedDataset]) -> LeftOut:
+    """The samples of drop lists.
 
     A line is `SOURCE:ID` or the `ID` of the only source; `FILE:ROW`, a row of a converted file, rows counted from 1; or
     JSON with source and sample_id, as the list that a run writes. Empty lines and those that begin with # say nothing.
@@ -58,7 +58,7 @@ def dropped(drop: Drop | None, datasets: Mapping[str, PackedDataset], *, step: i
                 continue
             for source, sample_id in _named(line, datasets, where=f"{each.file}, line {number}"):
                 reason = f"listed in {each.file}"
-                found.add(LeftOutSample(source, sample_id, reason, max(step, each.from_step), "dropped"))
+                found.add(LeftOutSample(source, sample_id, reason, each.from_step, "dropped"))
     return found
 
 

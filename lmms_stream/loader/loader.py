@@ -115,7 +115,7 @@ class PackedLoader:
         packs_ahead = of_worker * max(1, num_workers) * self.world.num_groups // self.world.num_group_nodes
         for name, each in datasets.items():
             each.check_cache_limit(samples_ahead=self._delivery.samples_ahead(name, packs_ahead))
-        self._drop = drop
+        self._dropped = dropped(drop, datasets)
         self.leave_out(LeftOut())
         self._fetched = FetchMeter([each.one.cache.tally for each in datasets.values()], self._worker.counts)
 
@@ -258,12 +258,12 @@ class PackedLoader:
     def leave_out(self, samples: LeftOut) -> None:
         """Leave samples out, too, as those that another rank or an earlier start left out, and those of drop lists.
 
-        It is called where this loader stands, before the next iteration begins. ConfigError for wrong drop lists.
+        It counts from the next iteration on; those of drop lists that are not among samples from where the loader is.
         """
-        named = dropped(self._drop, self._worker.datasets, step=self.step)
-        known = self.left_out.merge([samples])
-        new = [each for each in named.samples if known.get(each.source, each.sample_id) is None]
-        self._worker.batches.left_out = known.merge([LeftOut(new)])
+        known = self.left_out.of_kind("quarantined").merge([samples])
+        new = [each for each in self._dropped.samples if known.get(each.source, each.sample_id) is None]
+        since = [replace(each, since_step=max(each.since_step, self.step)) for each in new]
+        self._worker.batches.left_out = known.merge([LeftOut(since)])
 
     def worker_error(self, cause: BaseException) -> WorkerError:
         """What to raise where torch says that a worker is dead or silent."""

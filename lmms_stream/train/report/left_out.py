@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from ...errors import TrainingError
 from ...loader.left_out_list import read_left_out, write_left_out
 from ...loader.loader import PackedLoader
 from ...plan.left_out import LeftOut, LeftOutSample
-from ...types import World
+from ...types import Batch, World
 from ..run.counts import RunCounts
 from ..run.distributed import cpu_group
 from ..run.settings import TrainConfig
@@ -25,32 +26,37 @@ logger = logging.getLogger("lmms_stream")
 class RunLeftOut:
     """Keeps the list of a run, which its checkpoints hold, equal on all ranks."""
 
-    def __init__(self, config: TrainConfig, loader: PackedLoader, *, world: World):
-        self._config, self._loader, self._world = config, loader, world
+    def __init__(self, config: TrainConfig, loader: object, *, world: World):
+        self._config, self._world = config, world
+        self._loader = loader if isinstance(loader, PackedLoader) else None  # no other leaves samples out
         self._known = LeftOut()
 
     def begin(self, counts: RunCounts) -> None:
         """Leave out what a checkpoint names, what workers listed since, and what drop lists name."""
-        if not isinstance(self._loader, PackedLoader):
+        if self._loader is None:
             return
         listed = LeftOut()
         if self._config.leaves_out:
             listed = read_left_out(Path(self._config.output_dir) / LEFT_OUT_FOLDER)
         self._loader.leave_out(LeftOut.load(counts.left_out).merge([listed]))
-        self.tell(counts)
+        if self._config.leaves_out or counts.left_out:
+            self._merge(self._loader.left_out, counts)
 
-    def tell(self, counts: RunCounts) -> None:
-        """Take up what ranks have left out since; TrainingError for more than a run may quarantine."""
-        if not self._config.leaves_out and not counts.left_out:
-            return
+    def take(self, batches: Sequence[Batch], counts: RunCounts) -> None:
+        """Take up what is quarantined in a step's batches; TrainingError for more than a run may quarantine."""
+        found = LeftOut(each for batch in batches for each in batch.left_out if each.kind == "quarantined")
+        self._merge(found, counts)
+
+    def _merge(self, mine: LeftOut, counts: RunCounts) -> None:
         lists: list[LeftOut] = [LeftOut() for _ in range(self._world.world_size)]
-        dist.all_gather_object(lists, self._loader.left_out, group=cpu_group())
+        dist.all_gather_object(lists, mine, group=cpu_group())
         merged = self._known.merge(lists)
         new = [each for each in merged.samples if self._known.get(each.source, each.sample_id) is None]
-        self._known = merged
-        counts.left_out = merged.state_dict()
-        if new and self._world.rank == 0:
-            self._write(new, merged)
+        if new:
+            self._known = merged
+            counts.left_out = merged.state_dict()
+            if self._world.rank == 0:
+                self._write(new, merged)
         self._check(merged.of_kind("quarantined"))
 
     def _write(self, new: list[LeftOutSample], merged: LeftOut) -> None:

@@ -62,8 +62,8 @@ class TrainConfig:
     # steps [first, stop) whose packs are passed over, around a spike of the loss
     skip_steps: list[tuple[int, int]] = field(default_factory=list)
 
-    # a sample that cannot be processed: "error" ends the run with its name; "quarantine": padding without loss takes its
-    # place, it is listed in left_out/ of the output_dir, and never tried again (see docs/left_out.md)
+    # a sample that cannot be processed: "error" ends the run with its name; "quarantine": padding without loss takes
+    # its place, it is listed in left_out/ of the output_dir, and never tried again (see docs/left_out.md)
     on_bad_sample: Literal["error", "quarantine"] = "error"
     max_bad_samples: int = 100  # quarantined over all ranks and the whole run, beyond which the run ends
     sample_timeout_s: float | None = None  # a sample that takes longer in a worker ends the run with its name
