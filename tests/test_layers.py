@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "config", "lazy", "plan", "storage", "processes", "processors", "processors/families", "mds",
         "converters", "converters/rows", "converters/sources", "loader",
     },
-    "train/run": {*BASE, "mds"},
+    "train/run": {"loader", *BASE, "mds"},
     "train/model": {*BASE, "processors", "processors/families", "processes", "loader", "train/run"},
     "train/reference": {*BASE, "storage", "train/run", "train/model"},
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model", "train/reference"},

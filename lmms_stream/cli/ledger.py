@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +90,7 @@ def _ledger(options: argparse.Namespace) -> int:
             _show(ledger, samples)
         return 0
     if options.drop is not None:
-        print_first_step(ledger, _listed(ledger, options.drop), as_json=options.json)
+        print_first_step(ledger, ledger.listed(options.drop), as_json=options.json)
         return 0
     print_amounts(ledger, options.until, as_json=options.json)
     return 0
@@ -145,26 +144,6 @@ def _named(ledger: Ledger, text: str) -> list[tuple[str, int]]:
     if source in ledger.urls or not any(map(ledger.origins.provenance, ledger.urls)):
         return [(source, int(number))]
     return ledger.origins.samples_of_row(source, int(number))
-
-
-def _listed(ledger: Ledger, path: Path) -> list[tuple[str, int]]:
-    """The samples of a drop list: SOURCE:ID, FILE:ROW, or what a run notes of one that it leaves out."""
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--drop {path}: it cannot be read ({error}): name a text file") from error
-    samples: list[tuple[str, int]] = []
-    for number, line in enumerate(lines, 1):
-        if not line or line.startswith("#"):
-            continue
-        try:
-            noted = json.loads(line) if line.startswith("{") else None
-            samples += _named(ledger, line if noted is None else f"{noted['source']}:{noted['sample_id']}")
-        except (ValueError, KeyError, ConfigError) as error:
-            raise ConfigError(f"--drop {path}, line {number}: {error}") from error
-    if not samples:
-        raise ConfigError(f"--drop {path}: it lists no samples, a line each: SOURCE:ID or FILE:ROW")
-    return samples
 
 
 def _show(ledger: Ledger, samples: list[tuple[str, int]]) -> None:

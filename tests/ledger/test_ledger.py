@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from lmms_stream.errors import CheckpointError, CursorError
+from lmms_stream.errors import CheckpointError, ConfigError, CursorError
 from lmms_stream.ledger.opening import open_history
 from lmms_stream.ledger.run import Ledger
 from lmms_stream.plan.left_out import LeftOut, LeftOutSample
@@ -128,7 +128,7 @@ def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(
         (["--sample", "a:90"], "sample 90 asked of a dataset with samples [0, 90)"),
         (["--sample", "17"], "--sample 17: expected SOURCE:ID, with one of the sources a, b"),
         (["--url", "a"], "--url a: expected SOURCE=URL"),
-        (["--drop", "nowhere.txt"], "--drop nowhere.txt: it cannot be read"),
+        (["--drop", "nowhere.txt"], "the drop list nowhere.txt cannot be read"),
         (["--step", "1", "--sample", "a:1"], "--step and --sample are questions of their own: ask one at a time"),
         (["--until", "3", "--show"], "--show prints samples of --step or --sample: name one of them"),
         (["--step", "1", "--renamed", "x"], "--renamed is of --sample: name one"),
@@ -168,6 +168,9 @@ def test_what_would_have_to_be_trained_again_is_the_first_step_with_any_of_the_s
     drop.write_text("# some\n" + "".join(f"{source}:{number}\n" for source, number in late) + noted + "\n")
     said = json.loads(run_cli("ledger", str(run), "--drop", str(drop), "--json").stdout)
     assert said["retraining"]["step"] == found.step
+    drop.write_text("# none\n")
+    with pytest.raises(ConfigError, match=r"drop.txt names no samples: write a line for each, SOURCE:ID or FILE:ROW"):
+        ledger.listed(drop)
     early = run_cli("ledger", str(run), "--sample", "{}:{}".format(*next(iter(first)))).stdout
     assert "no checkpoint before that is left: begin anew" in " ".join(early.split())
 
