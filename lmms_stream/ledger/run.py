@@ -128,7 +128,7 @@ class Ledger:
         )
 
     def listed(self, file: str | Path) -> list[tuple[str, int]]:
-        """The samples of a drop list, as a run reads it, each as its source and id; ConfigError where there are none."""
+        """The samples of a drop list as a run reads it, each as its source and id; ConfigError where it names none."""
         datasets = {name: PackedDataset([StreamConfig(remote=url)]) for name, url in self.urls.items()}
         samples = dropped(str(file), datasets).samples
         if not samples:
