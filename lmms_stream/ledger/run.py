@@ -155,7 +155,7 @@ class Ledger:
         if source not in last.mixture.plans:
             return f"{source} ended before: from step {last.cursor.step} on the run has no such source"
         most = last.mixture.max_epochs.get(source)
-        if most is not None and self.plans.cursor(max(self.stop, last.cursor.step)).sources[source].epoch >= most:
+        if most is not None and self.plans.cursor(max(self.stop, self.end or 0)).sources[source].epoch >= most:
             return f"{source} ended before: max_epochs gives it {most}"
         if last.mixture.schedule is not None:
             return f"no step reads it: the weights of {source} give it no steps"

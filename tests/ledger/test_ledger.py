@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,12 @@ def test_a_checkpoint_is_a_ledger_of_the_run_before_it(run: Path) -> None:
     assert len(early.plans.stretches) == 1
     assert Ledger(run / "checkpoints").stop == Ledger(run).stop == 15
     assert len(Ledger(run).plans.stretches) == 3
+    assert Ledger(run).why_nowhere("a", 0) == "no step reads it: the weights of a give it no steps"
+    history = open_history(str(run))
+    *before, last = history.stretches
+    without = {**last, "sources": {"b": last["sources"]["b"]}}
+    ended = Ledger(replace(history, stretches=[*before, without])).why_nowhere("a", 0)
+    assert re.fullmatch(r"a ended before: from step \d+ on the run has no such source", ended)
 
 
 def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(run: Path) -> None:

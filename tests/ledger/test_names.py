@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from lmms_stream.cli.console_ledger import print_amounts
 from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.errors import ConfigError, CursorError
@@ -91,6 +92,13 @@ def test_a_source_without_steps_says_why(rows: Path, tmp_path: Path) -> None:
     assert ledger.when(entry) == "not read"
     assert ledger.why_nowhere("other", 3) == "no step reads it: the weights of other give it no steps"
     assert ledger.first_step([("other", 3), ("chats", 5)]) is None  # nothing is trained
+    once = ["train.weights={chats: 1, other: 1}", "train.max_epochs={other: 1}", "train.max_steps=40"]
+    ended = Ledger(config, overrides=once)
+    assert [entry.epoch for entry in ended.sample("other", 3)] == [0]
+    assert ended.why_nowhere("other", 3) == "other ended before: max_epochs gives it 1"
+    lacking = ended.origins.samples_of_row
+    with pytest.raises(ConfigError, match="the dataset of other does not say where its samples come from"):
+        lacking("rows.jsonl", 999)
 
 
 def test_samples_have_the_rows_that_they_were_made_of(rows: Path, tmp_path: Path) -> None:
@@ -118,7 +126,9 @@ def test_samples_have_the_rows_that_they_were_made_of(rows: Path, tmp_path: Path
         ledger.origins.samples_of_row("rows.jsonl", 999)
 
 
-def test_a_dataset_that_has_grown_is_read_as_it_was_and_keeps_its_ids(rows: Path, tmp_path: Path) -> None:
+def test_a_dataset_that_has_grown_is_read_as_it_was_and_keeps_its_ids(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = write_config(tmp_path, {"chats": rows}, max_steps=9)
     history = open_history(str(config))
     before = [pack.sample_ids.tolist() for pack in Ledger(history).step(2).packs]
@@ -128,6 +138,8 @@ def test_a_dataset_that_has_grown_is_read_as_it_was_and_keeps_its_ids(rows: Path
     assert [pack.sample_ids.tolist() for pack in ledger.step(2).packs] == before
     assert ledger.origins.of("chats", [7]) == row
     assert ledger.num_added == {"chats": 30}
+    print_amounts(ledger, 3, as_json=False)
+    assert "chats has grown by 30 samples since" in " ".join(capsys.readouterr().out.split())
     assert ledger.origins.renamed("chats", [7, 99], url=str(rows)) == [[7], [99]]
 
 
