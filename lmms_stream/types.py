@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from .errors import ConfigError
+from .errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,6 +100,30 @@ class World:
         return self.num_nodes if self.num_groups % self.num_nodes == 0 else 1
 
 
+Kind = Literal["quarantined", "dropped"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutSample:
+    """A sample by its source's name and its number there, why it is left out, and from which step on.
+
+    since_step: the first step of the run in which it is padding; 0 is the beginning. Raises DataError.
+    """
+
+    source: str
+    sample_id: int
+    reason: str
+    since_step: int
+    kind: Kind
+
+    def __post_init__(self) -> None:
+        _check_left_out(self)
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}:{self.sample_id}"
+
+
 class Segments(NamedTuple):
     """Samples, or pieces of them, that stand one after another in packs: int64[num_segments] each.
 
@@ -144,6 +168,7 @@ class Batch:
     sequences: int64[n, 4] where samples consist of several sequences, as a pair of answers does, or documents that do
     not see each other: the index of its sample in sample_ids, its tokens [start, stop), and its role (see Role), in the
     order of their tokens. Each is a segment of its own; padding is none of them. None where each sample is one segment.
+    left_out: of the samples in sample_ids, those whose tokens are padding here; see plan/left_out.py.
     """
 
     input_ids: torch.Tensor
@@ -160,6 +185,7 @@ class Batch:
     micro_batch: int = 0
     num_patches: int = 0
     sequences: torch.Tensor | None = None
+    left_out: Sequence[LeftOutSample] = ()
 
     @property
     def num_segments(self) -> int:
@@ -209,3 +235,14 @@ class Batch:
             for group in ("inputs", "token_inputs")
         }
         return replace(self, **changed, **named)
+
+
+def _check_left_out(sample: LeftOutSample) -> None:
+    numbers = (sample.sample_id, sample.since_step)
+    whole = all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1 << 63 for each in numbers)
+    texts = isinstance(sample.source, str) and isinstance(sample.reason, str)
+    if not whole or not texts or sample.kind not in get_args(Kind):
+        raise DataError(
+            f"{sample!r} is no sample that was left out: sample_id and since_step must be numbers from 0 on, source "
+            f"and reason texts, and kind {' or '.join(get_args(Kind))}"
+        )

@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "config", "lazy", "plan", "storage", "processes", "processors", "processors/families", "mds",
         "converters", "converters/rows", "converters/sources", "loader",
     },
-    "train/run": {*BASE, "mds"},
+    "train/run": {"loader", *BASE, "mds"},
     "train/model": {*BASE, "freed_memory", "processors", "processors/families", "processes", "loader", "train/run"},
     "train/reference": {*BASE, "storage", "train/run", "train/model"},
     "train/tasks": {*BASE, "processors", "loader", "train/run", "train/model", "train/reference"},
@@ -71,7 +71,9 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "lazy", "storage", "processors", "processors/media", "mds", "converters/media", "converters/sources",
     },
     "watch": {"errors", "config", "storage", "mds", "converters/stored/inspect", "train/checkpoint", "train/report"},
-    "ledger": {*BASE, "plan", "storage", "mds", "train/checkpoint"},
+    "ledger": {
+        *BASE, "config", "plan", "storage", "mds", "loader", "train", "train/checkpoint", "train/report",
+    },
     "simulate": {*BASE, "lazy", "plan", "plan/kernels", "storage", "processors", "mds"},
     "demo": {
         *BASE, "config", "plan", "processors", "mds", "converters", "cli", "train", "train/report",

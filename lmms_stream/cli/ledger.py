@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .command import add_command
 
 if TYPE_CHECKING:
+    from ..ledger.opening import RunHistory
     from ..ledger.run import Ledger
+    from ..types import World
     from .command import Commands
 
 EXAMPLES = (
     "lmms-stream ledger runs/chats --step 1200",
     "lmms-stream ledger runs/chats --sample chats:123456",
     "lmms-stream ledger s3://bucket/runs/chats/step-00002000 --until 1500 --json",
+    "lmms-stream ledger run.yaml --world-size 8 --step 0",
 )
 
 
@@ -26,12 +30,28 @@ def add_commands(commands: Commands) -> None:
     add(
         "checkpoint",
         metavar="RUN",
-        help="read this checkpoint, or the latest of this output_dir or checkpoint folder or URL",
+        help="read this checkpoint, or the latest of this output_dir or checkpoint folder or URL; or the YAML file "
+        "of a run before it begins",
     )
+    add("overrides", nargs="*", metavar="key.sub=value", help="change a setting of the YAML file")
     add("--step", type=int, metavar="N", help="show the packs of step N, counted from 0, by rank and micro-batch")
-    add("--sample", metavar="SOURCE:ID", help="show each step that reads sample ID of SOURCE")
+    add(
+        "--sample",
+        action="append",
+        default=[],
+        metavar="SOURCE:ID",
+        help="show each step that reads sample ID of SOURCE, or FILE:ROW, the samples made of that row; several times: "
+        "say the first step of all",
+    )
+    add(
+        "--drop",
+        type=Path,
+        metavar="FILE",
+        help="say from which step on the run would be another one without the samples of this drop list, a line each",
+    )
     add("--until", type=int, metavar="N", help="count what steps before N read; default: those of the checkpoint")
     add("--show", action="store_true", help="print the samples of --step or --sample as inspect does")
+    add("--renamed", metavar="URL", help="say what --sample is called in the dataset there, made of the same rows")
     add(
         "--url",
         action="append",
@@ -39,41 +59,91 @@ def add_commands(commands: Commands) -> None:
         metavar="SOURCE=URL",
         help="read SOURCE from URL, where it lies elsewhere than when it was trained on",
     )
+    add("--world-size", type=int, metavar="RANKS", help="share the steps of a YAML file among so many ranks; default 1")
+    add("--num-nodes", type=int, metavar="N", help="spread these ranks over N nodes; default 1")
     add("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def _ledger(options: argparse.Namespace) -> int:
+    from ..ledger.opening import open_history
     from ..ledger.run import Ledger
-    from .console_ledger import print_amounts, print_sample, print_step
+    from .console_ledger import print_amounts, print_first_step, print_samples, print_step
 
+    _check_questions(options)
     urls = dict(text.split("=", 1) for text in options.url if "=" in text)
     if len(urls) < len(options.url):
         raise ConfigError(f"--url {' '.join(options.url)}: expected SOURCE=URL")
-    ledger = Ledger(options.checkpoint, urls=urls)
+    history = open_history(options.checkpoint, world=_world(options), overrides=options.overrides)
+    if history.is_in_lanes:
+        return _logged(options, history)
+    ledger = Ledger(history, urls=urls)
     if options.step is not None:
         entry = ledger.step(options.step)
         print_step(ledger, entry, as_json=options.json)
         if options.show:
             _show(ledger, [(pack.source, int(each)) for pack in entry.packs for each in pack.sample_ids])
         return 0
-    if options.sample is not None:
-        source, sample_id = _named(ledger, options.sample)
-        print_sample(ledger, source, sample_id, stop=options.until, as_json=options.json)
+    if options.sample:
+        samples = list(dict.fromkeys(each for text in options.sample for each in _named(ledger, text)))
+        print_samples(ledger, samples, stop=options.until, renamed=options.renamed, as_json=options.json)
         if options.show:
-            _show(ledger, [(source, sample_id)])
+            _show(ledger, samples)
+        return 0
+    if options.drop is not None:
+        print_first_step(ledger, ledger.listed(options.drop), as_json=options.json)
         return 0
     print_amounts(ledger, options.until, as_json=options.json)
     return 0
 
 
-def _named(ledger: Ledger, text: str) -> tuple[str, int]:
-    """A sample as --sample names it: its source may be left out where there is one."""
+def _check_questions(options: argparse.Namespace) -> None:
+    """ConfigError for options of which one would not be heard."""
+    given = {"--step": options.step is not None, "--sample": bool(options.sample), "--drop": options.drop is not None}
+    asked = [name for name, is_given in given.items() if is_given]
+    if len(asked) > 1:
+        raise ConfigError(f"{' and '.join(asked)} are questions of their own: ask one at a time")
+    if options.show and not (given["--step"] or given["--sample"]):
+        raise ConfigError("--show prints samples of --step or --sample: name one of them")
+    if options.renamed and not given["--sample"]:
+        raise ConfigError("--renamed is of --sample: name one")
+
+
+def _world(options: argparse.Namespace) -> World | None:
+    """The ranks that a run will have; None where they are not given."""
+    from ..types import World
+
+    if options.world_size is None and options.num_nodes is None:
+        return None
+    return World(world_size=options.world_size or 1, num_nodes=options.num_nodes or 1)
+
+
+def _logged(options: argparse.Namespace, history: RunHistory) -> int:
+    """What the log of a run in lanes says."""
+    from ..ledger.logged import LoggedLedger, output_dir_of
+    from .console_ledger import print_logged
+
+    if options.show or options.renamed:
+        raise ConfigError("--show and --renamed need the datasets, which a run in lanes does not keep: use inspect")
+    ledger = LoggedLedger(history, output_dir=output_dir_of(options.checkpoint))
+    samples = [int(text.rpartition(":")[2]) for text in options.sample if text.rpartition(":")[2].isdecimal()]
+    if len(samples) < len(options.sample):
+        raise ConfigError(f"--sample {' '.join(options.sample)}: expected an ID; a run in lanes has one source")
+    print_logged(ledger, step=options.step, samples=samples, as_json=options.json)
+    return 0
+
+
+def _named(ledger: Ledger, text: str) -> list[tuple[str, int]]:
+    """Samples as --sample names them: a source may be left out where there is one, and FILE:ROW is any number."""
     source, _, number = text.rpartition(":")
     if not source and len(ledger.urls) == 1:
         (source,) = ledger.urls
     if not source or not number.isdecimal():
-        raise ConfigError(f"--sample {text}: expected SOURCE:ID, with one of the sources {', '.join(ledger.urls)}")
-    return source, int(number)
+        raise ConfigError(
+            f"--sample {text}: expected SOURCE:ID, with one of the sources {', '.join(ledger.urls)}, or FILE:ROW"
+        )
+    if source in ledger.urls or not any(map(ledger.origins.provenance, ledger.urls)):
+        return [(source, int(number))]
+    return ledger.origins.samples_of_row(source, int(number))
 
 
 def _show(ledger: Ledger, samples: list[tuple[str, int]]) -> None:

@@ -1,6 +1,10 @@
-"""What a run has read and will read, without its logs. checkpoint -> stretches of the run -> entries.
+"""What a run has read and will read, without its logs. checkpoint, or config -> stretches of the run -> entries.
 
-stretches       what a checkpoint keeps of the settings of a run -> its plans, opened
+opening         what the user names -> the history of a run, and where it ends
+stretches       a history -> the plans of the run's datasets, opened
+origins         samples <-> the rows of sources that they were made of, and their names in another dataset
 amounts         samples and tokens of each source that were read, or were not, up to a step
+retrain         the first step that was trained on some samples, and the checkpoint before it
 run             Ledger: steps, samples and amounts of a run
+logged          LoggedLedger: what the log of a run in lanes says instead
 """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..plan.cursor import SourceCursor
 from ..plan.ledger import Ledger
+from ..plan.left_out import LeftOut
 from ..plan.pack_plan import PackPlan
 
 
@@ -16,7 +17,8 @@ class SourceAmounts:
     epochs: how many times its packs were gone through, the part of the last one as a share. num_samples, num_tokens:
     read, each as often as it was; num_skipped_samples, num_skipped_tokens: in steps that were passed over, and not
     among those. num_seen: different samples in its packs so far, those of skipped steps too; num_unseen: those that
-    come later. num_dropped: in no pack, because they are longer than one.
+    come later. num_overlong: in no pack, because they are longer than one. num_quarantined, num_dropped: samples that
+    are padding in the steps from some step on before this one; their positions stay, and are counted above.
     """
 
     epochs: float
@@ -26,10 +28,12 @@ class SourceAmounts:
     num_skipped_tokens: int
     num_seen: int
     num_unseen: int
-    num_dropped: int
+    num_overlong: int
+    num_quarantined: int = 0
+    num_dropped: int = 0
 
 
-def amounts_of(ledger: Ledger, step: int) -> dict[str, SourceAmounts]:
+def amounts_of(ledger: Ledger, step: int, *, left_out: LeftOut | None = None) -> dict[str, SourceAmounts]:
     """Of each source of the run, in the steps before `step`."""
     cursor = ledger.cursor(step)
     skipped = _skipped(ledger, step)
@@ -37,7 +41,17 @@ def amounts_of(ledger: Ledger, step: int) -> dict[str, SourceAmounts]:
     for stretch in ledger.stretches:
         if stretch.cursor.step <= step:
             plans |= stretch.mixture.plans
-    return {name: _of(plan, cursor.sources[name], *skipped.get(name, (0, 0))) for name, plan in plans.items()}
+    found = {name: _of(plan, cursor.sources[name], *skipped.get(name, (0, 0))) for name, plan in plans.items()}
+    if not left_out:
+        return found
+    return {
+        name: replace(
+            each,
+            num_quarantined=len(left_out.of_kind("quarantined").of_source(name).at_step(step - 1)),
+            num_dropped=len(left_out.of_kind("dropped").of_source(name).at_step(step - 1)),
+        )
+        for name, each in found.items()
+    }
 
 
 def _of(plan: PackPlan, at: SourceCursor, skipped_samples: int, skipped_tokens: int) -> SourceAmounts:
@@ -54,7 +68,7 @@ def _of(plan: PackPlan, at: SourceCursor, skipped_samples: int, skipped_tokens: 
         num_skipped_tokens=skipped_tokens,
         num_seen=seen,
         num_unseen=packed - seen,
-        num_dropped=plan.num_samples - packed,
+        num_overlong=plan.num_samples - packed,
     )
 
 

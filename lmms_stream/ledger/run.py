@@ -1,58 +1,143 @@
-"""The ledger of a run, from one of its checkpoints."""
+"""The ledger of a run, from one of its checkpoints, or from its config before it begins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from ..errors import CheckpointError
+import numpy as np
+
+from ..errors import CheckpointError, ConfigError
+from ..loader.drop_list import dropped
+from ..mds.core import PackedDataset
+from ..mds.streams import StreamConfig
 from ..plan.ledger import Ledger as PlanLedger
 from ..plan.ledger import PieceEntry, StepEntry
-from ..storage.storage import open_storage
-from ..train.checkpoint.paths import checkpoints_url, split_path
-from ..train.checkpoint.store import Checkpoint, open_target, read_checkpoint
+from ..plan.left_out import LeftOut
+from ..types import World
 from .amounts import SourceAmounts, amounts_of
+from .opening import RunHistory, open_history, step_after
+from .origins import Origins
+from .retrain import Retraining, retraining
 from .stretches import OpenedSources, open_stretches
+
+When = Literal["trained", "passed over", "planned", "beyond the end", "not read", "quarantined", "dropped"]
 
 
 class Ledger:
     """What the steps of a run held and will hold, whichever settings and ranks it had on the way.
 
-    run: a checkpoint, or the output_dir or the checkpoint folder of a run, whose latest is taken; paths or URLs. urls:
-    where sources lie now, by name, if that changed. Steps are counted as skip_steps and the plan count them: from 0,
-    those that were passed over among them. No shard is read, and no log.
+    run: a checkpoint, or the output_dir or the checkpoint folder of a run, whose latest is taken; paths or URLs. Or the
+    YAML file of a run, of which nothing is trained then; world: the ranks that it will have (default: one), overrides:
+    settings as `key.sub=value`. urls: where sources lie now, by name, if that changed. Steps are counted as skip_steps
+    and the plan count them: from 0, those that were passed over among them. No shard is read, and no log.
+
+    stop: the first step that is not trained. left_out: samples that are padding from a step on. num_added: samples that
+    the datasets of sources have grown by since.
 
     CheckpointError for what is no checkpoint, and for one without a history: of an earlier release, or of a run whose
-    packs lanes make, which are not known beforehand. LengthsError, StorageError, CursorError where a dataset is gone or
-    is another.
+    packs lanes make, which are not known beforehand (see logged.py). LengthsError, StorageError, CursorError where a
+    dataset is gone or is another. ConfigError for a config that cannot be.
     """
 
-    def __init__(self, run: str | Path, *, urls: Mapping[str, str] | None = None):
-        checkpoint = _find(str(run))
-        saved = checkpoint.state.get("history")
-        if not saved:
+    def __init__(
+        self,
+        run: str | Path | RunHistory,
+        *,
+        urls: Mapping[str, str] | None = None,
+        world: World | None = None,
+        overrides: Sequence[str] = (),
+    ):
+        self.history = run if isinstance(run, RunHistory) else open_history(str(run), world=world, overrides=overrides)
+        if not self.history.stretches:
             raise CheckpointError(
-                f"{checkpoint.where} keeps no history of its run: it is of an earlier release, or its packs are made "
+                f"{self.history.where} keeps no history of its run: it is of an earlier release, or its packs are made "
                 "in lanes, which are not known beforehand; log_sample_ids in the settings of a run has its log say them"
             )
         self._sources = OpenedSources(urls)
-        self._saved: list[dict[str, Any]] = saved
-        self.plans = PlanLedger(open_stretches(saved, self._sources, where=checkpoint.where))
-        self.where = checkpoint.where
-        self.stop = int(checkpoint.state["cursor"]["step"])  # the first step that the checkpoint has not
+        self.plans = PlanLedger(open_stretches(self.history.stretches, self._sources, where=self.history.where))
+        self.where, self.stop = self.history.where, self.history.stop
+        self.left_out = LeftOut.load(self.history.state.get("left_out", ()))
+        self.origins = Origins(self._sources.stored)
+        self.num_added: Mapping[str, int] = self._sources.num_added
+
+    @cached_property
+    def end(self) -> int | None:
+        """The step that the run ends before, by its settings; None where they do not say it (max_tokens)."""
+        last, settings = self.plans.stretches[-1], self.history.settings
+        cursor = self.plans.cursor(self.stop)
+        if settings.num_train_epochs is not None and last.mixture.schedule is None:
+            while max(cursor.sources[name].epoch for name in last.mixture.plans) < settings.num_train_epochs:
+                num_steps = -(-(last.mixture.packs_left(cursor) or 0) // last.global_batch)
+                cursor = last.mixture.skip(cursor, num_steps, global_batch=last.global_batch)
+            return cursor.step
+        if settings.max_steps is None:
+            return None
+        end = step_after(self.stop, settings.max_steps - self.history.num_trained, skipped=last.skipped)
+        num_left = None if last.mixture.schedule is None else last.mixture.packs_left(cursor)
+        return end if num_left is None else min(end, self.stop - (-num_left // last.global_batch))
 
     def step(self, number: int) -> StepEntry:
         """The packs of a step, trained or not yet; CursorError for one that the run has not, nor will have."""
         return self.plans.step(number)
 
     def sample(self, source: str, sample_id: int, *, stop: int | None = None) -> list[PieceEntry]:
-        """Where a sample was, and in steps before `stop` (default: the checkpoint's) will be; see PlanLedger.sample."""
-        return self.plans.sample(source, sample_id, stop=self.stop if stop is None else stop)
+        """Where a sample was and will be, each piece in each epoch: see PlanLedger.sample.
+
+        stop: steps before it alone. Otherwise those of all of the run, and of the epoch in which it ends, by its
+        settings; where its end is not known, of the epoch that it stands in. See `when`.
+        """
+        if stop is not None:
+            return self.plans.sample(source, sample_id, stop=stop)
+        until = max(self.stop, self.end or 0)
+        entries = self.plans.sample(source, sample_id, stop=until, ahead=True)
+        num_epochs = max(1, self.plans.num_epochs(source, until, ahead=self.end is None))
+        return [entry for entry in entries if entry.epoch < num_epochs]
+
+    def when(self, entry: PieceEntry, sample: tuple[str, int] | None = None) -> When:
+        """What became of a piece of a sample, or will: "beyond the end" is a step that the run will not have.
+
+        sample: its source and id, to tell steps in which it is left out, as padding.
+        """
+        if entry.step is None:
+            return "not read"
+        if entry.is_skipped:
+            return "passed over"
+        left_out = None if sample is None else self.left_out.get(*sample)
+        if left_out is not None and left_out.since_step <= entry.step:
+            return left_out.kind
+        if entry.step < self.stop:
+            return "trained"
+        return "planned" if self.end is None or entry.step < self.end else "beyond the end"
+
+    def first_step(self, samples: Iterable[tuple[str, int]]) -> Retraining | None:
+        """What would have to be trained again had some samples not been there; None where none of them was trained.
+
+        samples: each as its source and id. PackingError for one that is not there.
+        """
+        ids: dict[str, list[int]] = {}
+        for source, sample_id in samples:
+            ids.setdefault(source, []).append(sample_id)
+        return retraining(
+            self.plans,
+            {source: np.unique(np.array(each, np.int64)) for source, each in ids.items()},
+            history=self.history,
+            left_out=self.left_out,
+        )
+
+    def listed(self, file: str | Path) -> list[tuple[str, int]]:
+        """The samples of a drop list as a run reads it, each as its source and id; ConfigError where it names none."""
+        datasets = {name: PackedDataset([StreamConfig(remote=url)]) for name, url in self.urls.items()}
+        samples = dropped(str(file), datasets).samples
+        if not samples:
+            raise ConfigError(f"the drop list {file} names no samples: write a line for each, SOURCE:ID or FILE:ROW")
+        return [(each.source, each.sample_id) for each in samples]
 
     def amounts(self, stop: int | None = None) -> dict[str, SourceAmounts]:
         """What was read of each source before a step (default: the checkpoint's)."""
-        return amounts_of(self.plans, self.stop if stop is None else stop)
+        return amounts_of(self.plans, self.stop if stop is None else stop, left_out=self.left_out)
 
     def tokens_of(self, source: str, sample_id: int) -> int:
         """The length of a sample; PackingError for one that is not there."""
@@ -61,28 +146,30 @@ class Ledger:
         return int(plan.lengths[sample_id])
 
     def why_nowhere(self, source: str, sample_id: int) -> str:
-        """Why no step so far read anything of a sample, for people."""
-        tokens, limit = self.tokens_of(source, sample_id), self.plans.plan(source).packing.packing_length
-        if tokens > limit:
+        """Why no step reads anything of a sample, or of a piece of it, for people."""
+        tokens, plan = self.tokens_of(source, sample_id), self.plans.plan(source)
+        limit = plan.packing.packing_length
+        if tokens > limit and not len(plan.packs_of(0, sample_id)):
             return f"it is in no pack: it has more than the {limit:,} tokens of one, and such samples are dropped"
+        last = self.plans.stretches[-1]
+        if source not in last.mixture.plans:
+            return f"{source} ended before: from step {last.cursor.step} on the run has no such source"
+        most = last.mixture.max_epochs.get(source)
+        if most is not None and self.plans.cursor(max(self.stop, self.end or 0)).sources[source].epoch >= most:
+            return f"{source} ended before: max_epochs gives it {most}"
+        if last.mixture.schedule is not None:
+            return f"no step reads it: the weights of {source} give it no steps"
         return f"no step reads {source} before step {self.stop}"
 
     @property
     def urls(self) -> dict[str, str]:
         """Where each source lies."""
-        return {
-            name: self._sources.url(name, source)
-            for stretch in self._saved
-            for name, source in stretch["sources"].items()
-        }
+        return {name: stored.url for name, stored in self._sources.stored.items()}
 
+    @property
+    def identities(self) -> dict[str, str]:
+        """What the dataset of each source is known by (StoredDataset.identity): an id names a sample of that dataset.
 
-def _find(run: str) -> Checkpoint:
-    folder, step = split_path(run)
-    if step is not None:
-        return read_checkpoint(open_storage(folder), step)
-    for url in (checkpoints_url(run, None), run):
-        target = open_target(url, staging=Path())  # nothing is fetched
-        if steps := target.candidates():
-            return read_checkpoint(target.storage, steps[-1])
-    raise CheckpointError(f"{run} has no complete checkpoint: name one, or the output_dir of a run that has saved one")
+        Where a dataset has grown since, as it was: its ids are the same now.
+        """
+        return {name: stored.identity for name, stored in self._sources.stored.items()}

@@ -5,40 +5,49 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import CheckpointError
+import numpy as np
+
+from ..errors import CheckpointError, CursorError
+from ..mds.growth import num_parts_of
 from ..mds.pack_counts import PackCountsFolder
 from ..mds.streams import StoredDataset, StreamConfig
-from ..plan.cursor import Cursor
+from ..plan.cursor import FINGERPRINT_FIELDS, Cursor, explain_other_plan
 from ..plan.ledger import Stretch
 from ..plan.mixture import Mixture
 from ..plan.order import OrderConfig
-from ..plan.pack_plan import PackPlan
+from ..plan.pack_plan import PackPlan, short_digest
 from ..plan.packing import PackingConfig
 from ..storage.fetch_config import FetchConfig
 from ..types import World
 
 
 class OpenedSources:
-    """Plans of datasets, each opened once. urls: of each source by name, where it lies now, if that changed."""
+    """The datasets of a run, each opened once. urls: of each by name, where it lies now, if that changed.
+
+    stored: each by name, as the last stretch that has it read it. num_added: of datasets that have grown since, how
+    many samples.
+    """
 
     def __init__(self, urls: Mapping[str, str] | None = None):
         self._urls = dict(urls or {})
-        self._stored: dict[str, StoredDataset] = {}
+        self._stored: dict[tuple[str, str], StoredDataset] = {}  # by URL, and by its shards' digest in the plan
         self._plans: dict[str, PackPlan] = {}
+        self.stored: dict[str, StoredDataset] = {}
+        self.num_added: dict[str, int] = {}
 
     def url(self, name: str, saved: Mapping[str, Any]) -> str:
         return self._urls.get(name, str(saved["url"]))
 
-    def plan(self, name: str, saved: Mapping[str, Any]) -> PackPlan:
-        """The plan of a source, as the checkpoint describes it; LengthsError, StorageError for what is gone."""
+    def plan(self, name: str, saved: Mapping[str, Any], *, followed: str) -> PackPlan:
+        """The plan of a source, as the checkpoint describes it. followed: the fingerprint of its plan then.
+
+        LengthsError, StorageError for what is gone, CursorError where another dataset lies there.
+        """
         key = repr((name, sorted(saved.items())))
+        stored = self.stored[name] = self._as_it_was(name, self.url(name, saved), shards=_shards_of(followed))
         if key not in self._plans:
-            url = self.url(name, saved)
-            if url not in self._stored:
-                self._stored[url] = StoredDataset(StreamConfig(remote=url), config=FetchConfig())
-            stored = self._stored[url]
             counts = PackCountsFolder(stored.cache.folder / "_lmms" / "counts")
-            self._plans[key] = PackPlan(
+            built = PackPlan(
                 stored.lengths_of(saved["lengths"]),
                 stored.shards.samples,
                 order=OrderConfig(**saved["order"]),
@@ -46,7 +55,48 @@ class OpenedSources:
                 counts_cache=counts,
                 counting=counts.counting,
             )
+            _check_same(name, built, stored, followed=followed, saved=saved)
+            self._plans[key] = built
         return self._plans[key]
+
+    def _as_it_was(self, name: str, url: str, *, shards: str) -> StoredDataset:
+        """The dataset at a URL; where it has grown, without the parts that it had not when these were its shards."""
+        if (url, shards) in self._stored:
+            return self._stored[url, shards]
+        now = found = StoredDataset(StreamConfig(remote=url), config=FetchConfig())
+        for num_parts in reversed(range(num_parts_of(now.storage))):
+            if _digest(found) == shards:
+                break
+            found = StoredDataset(StreamConfig(remote=url, num_parts=num_parts), config=FetchConfig())
+        if _digest(found) != shards:
+            found = now
+        if found is not now:
+            self.num_added[name] = now.num_samples - found.num_samples
+        self._stored[url, shards] = found
+        return found
+
+
+def _shards_of(followed: str) -> str:
+    """The digest of the shards in a plan's fingerprint; "" for one that another release wrote."""
+    fields = followed.split("-")
+    return fields[2] if len(fields) == len(FINGERPRINT_FIELDS) else ""
+
+
+def _digest(stored: StoredDataset) -> str:
+    return short_digest(np.array([info.num_samples for info in stored.shards], np.int64).tobytes())
+
+
+def _check_same(name: str, built: PackPlan, stored: StoredDataset, *, followed: str, saved: Mapping[str, Any]) -> None:
+    """CursorError where a dataset is not the one that was trained on, so that its ids name other samples."""
+    differs = explain_other_plan(name, followed, built.fingerprint) if built.fingerprint != followed else ""
+    identity = saved.get("identity", stored.identity)  # checkpoints of earlier releases have none
+    if not differs and identity != stored.identity:
+        differs = f"the run read a dataset {identity} as {name!r}, and {stored.identity} lies at {stored.url} now"
+    if differs:
+        raise CursorError(
+            f"{differs}. The ids of the run's samples are those of the dataset as it was: name a copy of it "
+            f"with --url {name}=URL (urls), and what its samples are called in another one is said by --renamed"
+        )
 
 
 def open_stretches(saved: Sequence[Mapping[str, Any]], sources: OpenedSources, *, where: str) -> list[Stretch]:
@@ -63,7 +113,11 @@ def open_stretches(saved: Sequence[Mapping[str, Any]], sources: OpenedSources, *
 
 
 def _opened(saved: Mapping[str, Any], sources: OpenedSources) -> Stretch:
-    plans = {name: sources.plan(name, source) for name, source in saved["sources"].items()}
+    followed = saved["cursor"]["sources"]
+    plans = {
+        name: sources.plan(name, source, followed=str(followed[name]["plan"]))
+        for name, source in saved["sources"].items()
+    }
     weights = saved["weights"]
     mixture = Mixture(
         plans,

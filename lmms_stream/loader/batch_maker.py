@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from ..mds.core import PackedDataset
+from ..plan.left_out import LeftOut, LeftOutSample
 from ..plan.planner import After, StepConfig, Work
 from ..processors.base import Memory, PackFiller, Processor, SegmentError, process_sample
-from ..types import Batch, Processed, Rows
+from ..types import Batch, Processed, Rows, Sample
+from .bad_samples import BadSamples, is_of_sample, padding_of, reason_of
 from .collate import check_keys, collate, padded_length, to_batch, write_padding
+from .left_out_list import append_left_out
+from .masked_packs import fill_with_padding
 from .media_memory import PackMemory, SharedBlocks
 from .row_memory import RowMemory, new_rows
+from .sample_clock import SampleClock
 from .wire import WireBatch
 
 Collator = Callable[..., Batch]
@@ -28,6 +35,7 @@ class LoaderSettings:
     steps: StepConfig
     pad_to: int | None = None
     collator: Collator = collate
+    bad: BadSamples = field(default_factory=BadSamples)
 
 
 class Ready(NamedTuple):
@@ -51,6 +59,13 @@ class BatchMaker:
         processors = {name: processor_of(dataset) for name, dataset in datasets.items()}
         self._memory = RowMemory()
         self._fillers = {name: each for name, each in processors.items() if isinstance(each, PackFiller)}
+        self.left_out = LeftOut()
+        self.clock: SampleClock | None = None
+        self._first_step = self._worker = 0
+
+    def begin(self, first_step: int, *, worker: int = 0) -> None:
+        """What this process makes next begins at a step of the run. worker: the number of this process."""
+        self._first_step, self._worker = first_step, worker
 
     def fills(self, source: str) -> bool:
         """Whether packs of a source are made straight from the shards: in no time, wherever the shards are mapped."""
@@ -73,10 +88,7 @@ class BatchMaker:
             segments = range(work.bounds[pack], work.bounds[pack + 1])
             memory = PackMemory(blocks, work.patches[pack]) if blocks is not None and any(work.patches) else None
             batch = self.settings.collator(
-                [
-                    _process(self.datasets[work.source], work, segment, memory, pack=pack, checks_keys=checks_keys)
-                    for segment in segments
-                ],
+                [self._processed(work, segment, memory, pack=pack, checks_keys=checks_keys) for segment in segments],
                 work.segments.sample_ids[segments.start : segments.stop].tolist(),
                 pad_to=self.settings.pad_to,
                 source=work.source,
@@ -84,7 +96,55 @@ class BatchMaker:
                 micro_batch=micro_batch,
                 **({} if memory is None else {"memory": memory}),
             )
+            if left_out := self._left_out_of(work, segments):
+                batch = replace(batch, left_out=left_out)
             yield replace(batch, num_patches=work.patches[pack]) if any(work.patches) else batch
+
+    def _processed(self, work: Work, segment: int, memory: Memory | None, *, pack: int, checks_keys: bool) -> Processed:
+        """A segment of a pack, or padding in its place."""
+        sample_id, length = int(work.segments.sample_ids[segment]), int(work.segments.lengths[segment])
+        if self._is_left_out(work, sample_id):
+            return padding_of(length)
+        dataset = self.datasets[work.source]
+        sample = dataset.pack_reader.shard(int(work.segments.shard_ids[segment]))[int(work.segments.indices[segment])]
+        clock = self.clock
+        try:
+            timed = nullcontext() if clock is None else clock.at(work.source, sample_id, worker=self._worker)
+            with timed:
+                processed = _process(dataset, work, segment, sample, memory, pack=pack)
+        except Exception as error:
+            if not self._quarantines(error):
+                _name(error, f"sample {sample_id} of {dataset.url}")
+                raise
+            self._quarantine(work, sample_id, error)
+            return padding_of(length)
+        if checks_keys:
+            check_keys(processed, made_by=type(dataset.processor).__name__)
+        return _piece_of(dataset, work, segment, processed)
+
+    def _left_out_of(self, work: Work, segments: range) -> list[LeftOutSample]:
+        """Those of some segments whose sample is left out in the step of a work, each once."""
+        if not self.left_out:
+            return []
+        ids = dict.fromkeys(work.segments.sample_ids[segments.start : segments.stop].tolist())
+        found = [self.left_out.get(work.source, each) for each in ids if self._is_left_out(work, each)]
+        return [each for each in found if each is not None]
+
+    def _is_left_out(self, work: Work, sample_id: int) -> bool:
+        """What was quarantined is never tried again; what is dropped is dropped from its step on."""
+        found = self.left_out.get(work.source, sample_id) if self.left_out else None
+        return found is not None and (found.kind == "quarantined" or found.since_step <= self._first_step + work.step)
+
+    def _quarantines(self, error: Exception) -> bool:
+        return self.settings.bad.on_bad_sample == "quarantine" and is_of_sample(error)
+
+    def _quarantine(self, work: Work, sample_id: int, error: Exception) -> None:
+        """Leave a sample out from here on, and write that down."""
+        sample = LeftOutSample(work.source, sample_id, reason_of(error), self._first_step + work.step, "quarantined")
+        self.left_out.add(sample)
+        if self.settings.bad.folder is not None:
+            rank = self.settings.steps.world.rank
+            append_left_out(Path(self.settings.bad.folder), sample, rank=rank, worker=self._worker)
 
     def _fill(self, work: Work) -> Iterator[Batch]:
         """The batches of packs whose processor makes them straight from the shards, in rows that they share."""
@@ -93,11 +153,18 @@ class BatchMaker:
         np.cumsum(segments.lengths, out=ends[1:])
         rows = self._memory.rows(int(ends[-1]))
         addresses = dataset.pack_reader.addresses(segments.shard_ids)
-        try:
-            columns = dataset.one.shards[0].columns
-            learnt = self._fillers[work.source].fill_packs(columns, addresses, segments, rows)
-        except SegmentError as error:
-            raise _explain(dataset, work, error) from error
+        columns, fill = dataset.one.shards[0].columns, self._fillers[work.source].fill_packs
+        left_out = [each for each in {*segments.sample_ids.tolist()} if self.left_out and self._is_left_out(work, each)]
+        while True:
+            try:
+                learnt = fill_with_padding(fill, columns, addresses, segments, rows, left_out=left_out)
+                break
+            except SegmentError as error:
+                explained = _explain(dataset, work, error)
+                if not self._quarantines(explained):
+                    raise explained from error
+                left_out.append(int(segments.sample_ids[error.segment]))
+                self._quarantine(work, left_out[-1], explained)
         firsts = work.bounds[:-1]
         longest = np.maximum.reduceat(segments.lengths, firsts).tolist()
         num_loss_tokens = np.add.reduceat(learnt, firsts).tolist()
@@ -112,7 +179,7 @@ class BatchMaker:
             if total > num_tokens:
                 mine, max_seqlen = _padded(mine, total), max(max_seqlen, total - num_tokens)
                 cu_seqlens = np.append(cu_seqlens, np.int32(total))
-            yield to_batch(
+            batch = to_batch(
                 mine,
                 cu_seqlens,
                 segments.sample_ids[first:stop],
@@ -122,6 +189,7 @@ class BatchMaker:
                 step=work.step,
                 micro_batch=micro_batch,
             )
+            yield replace(batch, left_out=self._left_out_of(work, range(first, stop))) if left_out else batch
 
 
 def _padded(rows: Rows, total: int) -> Rows:
@@ -140,21 +208,25 @@ def processor_of(dataset: PackedDataset) -> Processor:
 
 
 def _process(
-    dataset: PackedDataset, work: Work, segment: int, memory: Memory | None, *, pack: int, checks_keys: bool
+    dataset: PackedDataset, work: Work, segment: int, sample: Sample, memory: Memory | None, *, pack: int
 ) -> Processed:
-    """A segment of a pack: all of its sample, unless that is longer than a pack. memory: for its media."""
-    sample_id, start, length, shard_id, index, expected = (int(values[segment]) for values in work.segments)
-    shard = dataset.pack_reader.shard(shard_id)
+    """The sample of a segment. memory: for its media. DataError or LengthsError, with its name."""
+    sample_id, start, length, _, _, expected = (int(values[segment]) for values in work.segments)
     try:
         drawn = [work.epochs[pack] if work.epochs else 0, sample_id]
-        processed = process_sample(processor_of(dataset), shard[index], memory, drawn)
+        processed = process_sample(processor_of(dataset), sample, memory, drawn)
         num_tokens = len(processed["input_ids"])
         if num_tokens < start + length or 0 <= expected != num_tokens:
             raise SegmentError("it has another length", segment=segment, num_tokens=num_tokens)
     except DataError as error:
         raise _explain(dataset, work, error, segment=segment) from error
-    if checks_keys:
-        check_keys(processed, made_by=type(dataset.processor).__name__)
+    return processed
+
+
+def _piece_of(dataset: PackedDataset, work: Work, segment: int, processed: Processed) -> Processed:
+    """The tokens of a segment: all of its sample, unless that is longer than a pack."""
+    sample_id, start, length = (int(values[segment]) for values in work.segments[:3])
+    num_tokens = len(processed["input_ids"])
     if num_tokens == length:
         return processed
     if "sequences" in processed:
@@ -162,14 +234,20 @@ def _process(
             f"its sequences have {num_tokens} tokens, more than a pack holds, and they must lie in one: set overlong "
             "to drop or error, or raise packing_length"
         )
-        raise naming(dataset, int(work.segments.sample_ids[segment]), reason)
+        raise naming(dataset, sample_id, reason)
     if processed.get("media"):
         reason = DataError(
             f"it has media and {num_tokens} tokens, more than a pack holds, and pictures cannot be cut with their "
             "tokens: set overlong to drop or error, or raise packing_length"
         )
-        raise naming(dataset, int(work.segments.sample_ids[segment]), reason)
+        raise naming(dataset, sample_id, reason)
     return {name: _piece(name, value, start, start + length) for name, value in processed.items()}
+
+
+def _name(error: Exception, sample: str) -> None:
+    """Have an error that is not ours say which sample it is of, where it is shown."""
+    if not isinstance(error, LmmsStreamError):
+        error.add_note(sample)
 
 
 def _piece(name: str, value: Any, start: int, stop: int) -> Any:

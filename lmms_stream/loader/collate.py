@@ -178,6 +178,7 @@ def join(batches: Sequence[Batch]) -> Batch:
             [batch.token_inputs for batch in batches], [each.num_tokens for each in batches]
         ),
         sequences=join_sequences(batches),
+        left_out=[each for batch in batches for each in batch.left_out],
     )
 
 

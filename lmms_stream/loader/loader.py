@@ -15,15 +15,18 @@ from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import check_lanes
+from ..plan.left_out import LeftOut
 from ..plan.mixture import Mixture
 from ..plan.planner import StepConfig, Work
 from ..plan.weights import Weights
 from ..processors.base import PackFiller, processor_fingerprint
 from ..storage.tally import FetchCounts
 from ..types import Batch, World
+from .bad_samples import BadSamples, check_padded
 from .batch_maker import Collator, LoaderSettings, Ready, processor_of
 from .collate import collate
 from .delivery import LaneDelivery, PlanDelivery
+from .drop_list import Drop, dropped
 from .wire import WireBatch, from_wire
 from .worker import LaneWorker, PackWorker, PlanWorker
 from .worker_counts import FetchMeter
@@ -50,8 +53,9 @@ class PackedLoader:
     (default: the program's); "server" forks them from a process that has imported what they need, and from this one
     where they are given something of the main module, or that cannot be pickled. timeout_s: a worker that gives nothing
     for as long is an error; where shards are copied to this node, no sooner than their own timeout_s (FetchConfig) and
-    some seconds. persistent_workers: they are kept from one iteration to the next. Raises ConfigError when global_batch
-    cannot be shared equally.
+    some seconds. persistent_workers: they are kept from one iteration to the next. bad: what is done with samples that
+    cannot be processed. drop: a file of samples to leave out, or several as DropList. Raises ConfigError when
+    global_batch cannot be shared equally.
     """
 
     def __init__(
@@ -70,6 +74,8 @@ class PackedLoader:
         start_method: StartMethod | None = None,
         timeout_s: float = 600.0,
         collator: Collator = collate,
+        bad: BadSamples | None = None,
+        drop: Drop | None = None,
     ):
         named = dataset if isinstance(dataset, Mapping) else {SOURCE: dataset}
         if not named:
@@ -83,7 +89,10 @@ class PackedLoader:
         steps = _with_items(
             StepConfig(global_batch=global_batch, world=self.world, drop_last=drop_last), datasets, collator
         )
-        self.settings = LoaderSettings(steps=steps, pad_to=pad_to, collator=collator)
+        bad = bad or BadSamples()
+        if bad.on_bad_sample == "quarantine" or drop is not None:
+            check_padded(datasets, collator)
+        self.settings = LoaderSettings(steps=steps, pad_to=pad_to, collator=collator, bad=bad)
         self.num_workers = num_workers
         self.persistent_workers = persistent_workers and num_workers > 0
         self._worker, self._delivery = self._open(datasets, weights=weights, max_epochs=max_epochs)
@@ -102,6 +111,8 @@ class PackedLoader:
         num_packs = packs_ahead(steps, num_workers=num_workers, num_items=self._items_ahead)
         for name, each in datasets.items():
             each.check_cache_limit(samples_ahead=self._delivery.samples_ahead(name, num_packs))
+        self._dropped = dropped(drop, datasets)
+        self.leave_out(LeftOut())
         self._fetched = FetchMeter([each.one.cache.tally for each in datasets.values()], self._worker.counts)
 
     def _open(
@@ -136,6 +147,11 @@ class PackedLoader:
     def urls(self) -> dict[str, str]:
         """Where each source lies."""
         return {name: each.one.url for name, each in self._worker.datasets.items()}
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """What the dataset of each source is known by, see StoredDataset."""
+        return {name: each.one.identity for name, each in self._worker.datasets.items()}
 
     @property
     def lengths(self) -> dict[str, str]:
@@ -222,6 +238,8 @@ class PackedLoader:
                     if isinstance(each.made, WireBatch):
                         each = each._replace(made=from_wire(each.made))
                     if isinstance(each.made, Batch):
+                        for sample in each.made.left_out:
+                            self.left_out.add(sample)
                         yield each.made.pin_memory() if self.pin_memory else each.made
         self._delivery.end()
 
@@ -232,6 +250,21 @@ class PackedLoader:
     def origin_of(self, source: str, sample_id: int) -> SourceRow | None:
         """The row that a sample of a source was made of; None where its dataset does not say."""
         return self._worker.datasets[source].origin_of(sample_id)
+
+    @property
+    def left_out(self) -> LeftOut:
+        """What this rank leaves out: by its drop lists, what it was told, and what was quarantined in its batches."""
+        return self._worker.batches.left_out
+
+    def leave_out(self, samples: LeftOut) -> None:
+        """Leave samples out, too, as those that another rank or an earlier start left out, and those of drop lists.
+
+        It counts from the next iteration on; those of drop lists that are not among samples from where the loader is.
+        """
+        known = self.left_out.of_kind("quarantined").merge([samples])
+        new = [each for each in self._dropped.samples if known.get(each.source, each.sample_id) is None]
+        since = [replace(each, since_step=max(each.since_step, self.step)) for each in new]
+        self._worker.batches.left_out = known.merge([LeftOut(since)])
 
     def worker_error(self, cause: BaseException) -> WorkerError:
         """What to raise where torch says that a worker is dead or silent."""

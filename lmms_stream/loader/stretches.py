@@ -20,6 +20,7 @@ def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ())
     sources = {
         name: {
             "url": loader.urls[name],
+            "identity": loader.identities[name],
             "lengths": loader.lengths[name],
             "packing": dataclasses.asdict(plan.packing),
             "order": dataclasses.asdict(plan.order),

@@ -6,7 +6,7 @@ Media are large: they lie in shared memory that is used again (media_memory.py),
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..plan.left_out import LeftOutSample
 from ..types import Batch
 from .collate import to_batch
 from .media_memory import SentTensor, SharedBlocks
@@ -45,6 +46,7 @@ class WireBatch(NamedTuple):
     inputs: Mapping[str, NDArray[Any] | SentTensor | torch.Tensor]
     token_inputs: Mapping[str, NDArray[np.int64]]
     sequences: NDArray[np.int64] | None
+    left_out: Sequence[LeftOutSample]
 
 
 def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
@@ -76,6 +78,7 @@ def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
         },
         {name: tensor.numpy() for name, tensor in batch.token_inputs.items()},
         None if batch.sequences is None else batch.sequences.numpy(),
+        batch.left_out,
     )
 
 
@@ -101,6 +104,8 @@ def from_wire(wire: WireBatch) -> Batch:
         step=wire.step,
         micro_batch=wire.micro_batch,
     )
+    if wire.left_out:
+        batch = replace(batch, left_out=wire.left_out)
     if wire.sequences is not None:
         batch = replace(batch, sequences=torch.from_numpy(wire.sequences))
     return replace(batch, num_patches=wire.num_patches) if wire.num_patches else batch

@@ -18,6 +18,7 @@ from ..plan.ahead import PREFETCH_PACKS
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lane_planner import LanePlanner
+from ..plan.left_out import LeftOut
 from ..plan.mixture import Mixture
 from ..plan.planner import Planned, StepPlanner, Work
 from ..plan.weights import Weights
@@ -27,6 +28,7 @@ from .blocks_ahead import BlocksAhead
 from .collate import collate
 from .measuring import measure
 from .media_memory import SharedBlocks
+from .sample_clock import SampleClock
 from .wire import to_wire
 from .worker_counts import WorkerCounts
 
@@ -54,13 +56,18 @@ class PackWorker(IterableDataset[Item]):
         self.counts = WorkerCounts(num_workers)
         self.settings = settings
         self.batches = BatchMaker(datasets, settings)
+        if settings.bad.sample_timeout_s is not None:
+            self.batches.clock = SampleClock(
+                num_workers, sources=tuple(datasets), timeout_s=settings.bad.sample_timeout_s
+            )
         self._blocks = SharedBlocks()
         self._start = b""
         self._shared = torch.zeros(MAX_START_BYTES, dtype=torch.uint8).share_memory_() if persistent else None
 
     def start_at(self, cursor: Mapping[str, Any]) -> None:
-        """Let the next iteration begin at a cursor, as to_dict gives it."""
-        text = json.dumps(cursor).encode()
+        """Let the next iteration begin at a cursor, as to_dict gives it, without what the batch maker leaves out."""
+        text = json.dumps({"cursor": cursor, "left_out": self.batches.left_out.state_dict()}).encode()
+        self.batches.begin(cursor["step"])
         if self._shared is None:
             self._start = text
         elif len(text) + 8 <= MAX_START_BYTES:
@@ -71,21 +78,26 @@ class PackWorker(IterableDataset[Item]):
                 f"persistent workers cannot be told a cursor of {len(text)} bytes: set persistent_workers to False"
             )
 
-    def _told(self) -> dict[str, Any]:
+    def _told(self, *, worker: int) -> dict[str, Any]:
+        """The cursor to begin at. worker: the number of this process."""
         text = self._start
         if self._shared is not None:
             size = int.from_bytes(self._shared[:8].numpy().tobytes(), "little")
             text = self._shared[8 : 8 + size].numpy().tobytes()
-        cursor: dict[str, Any] = json.loads(text)
+        told = json.loads(text)
+        cursor: dict[str, Any] = told["cursor"]
+        if get_worker_info() is not None:
+            self.batches.left_out = LeftOut.load(told["left_out"])
+            self.batches.begin(cursor["step"], worker=worker)
         return cursor
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
         if worker is None:
-            yield from self._items(self._planned(self._told(), worker=0, num_workers=1), is_sent=False)
+            yield from self._items(self._planned(self._told(worker=0), worker=0, num_workers=1), is_sent=False)
             return
         tell = self.counts.teller(worker.id, [each.one.cache.tally for each in self.datasets.values()])
-        planned = self._planned(self._told(), worker=worker.id, num_workers=worker.num_workers)
+        planned = self._planned(self._told(worker=worker.id), worker=worker.id, num_workers=worker.num_workers)
         for item in self._items(planned, is_sent=True):
             tell()
             yield item

@@ -15,6 +15,7 @@ from ..errors import LmmsStreamError, WorkerError
 from ..processes.sendable import obstacle
 from ..signals import outlive_stop_signal
 from .batch_maker import Ready
+from .sample_clock import SampleWatch
 from .worker import Item, PackWorker
 from .worker_end import end_with, is_of_worker_code
 from .worker_server import BeginFromServer, start_worker_server, watch_deaths, without_main
@@ -43,20 +44,25 @@ class Workers:
         self.timeout_s = timeout_s
         self.start_method = start_method
         self._worker = worker
+        batches = getattr(worker, "batches", None)  # loaders of other data have workers of their own
+        self._clock = None if batches is None else batches.clock
         self._num_workers = num_workers
         self._items_ahead = items_ahead
         self._persistent = persistent
         self._batches: DataLoader[Item] | None = None
+        self._watch: SampleWatch | None = None
 
     def items(self) -> Iterator[list[Ready]]:
         """What workers make, as it comes; a worker's error, its death and its silence are errors of ours."""
         if self._num_workers == 0:
+            self._watch_samples(lambda _: None)
             for made in self._worker:
                 if isinstance(made, LmmsStreamError):
                     raise made
                 yield made
             return
         waiting = self._start()
+        self._watch_samples(lambda worker: waiting._workers[worker].kill())
         keep = False
         try:
             while (item := next(waiting, None)) is not None:
@@ -72,16 +78,27 @@ class Workers:
                 raise
             raise self.error(error) from error
         finally:
+            if self._watch is not None:
+                self._watch.stop()
             if not keep:
                 self._batches = None
                 self._end()
 
     def error(self, cause: BaseException) -> WorkerError:
-        """What to raise where torch says that a worker is dead or silent."""
+        """What to raise where torch says that a worker is dead or silent; a sample that took too long is why."""
+        if self._watch is not None and self._watch.error is not None:
+            return self._watch.error
         return WorkerError(
             f"a loader worker died or gave nothing within {self.timeout_s:.0f} s ({cause}): "
             "look for an out-of-memory kill, or set num_workers to 0 to see what happens"
         )
+
+    def _watch_samples(self, end: Callable[[int], Any]) -> None:
+        """Have samples watched, where they have a time. end: what ends a worker, so that its loader is told."""
+        if self._watch is not None:
+            self._watch.stop()
+        clock = self._clock
+        self._watch = None if clock is None else SampleWatch(clock, end)
 
     def _start(self) -> Any:
         """An iterator over what they make; kept ones go on."""

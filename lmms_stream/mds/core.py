@@ -124,6 +124,29 @@ class PackedDataset:
             sample_id -= stored.num_samples
         raise IndexError(f"sample {sample_id + self.num_samples} of a dataset of {self.num_samples}")
 
+    def samples_of(self, file: str, row: int) -> list[int]:
+        """Ids of the samples that a row of a converted file was made into, rows counted from 1; see Provenance.
+
+        ConfigError where no stream says what it was made of, or none was made of this file.
+        """
+        found: list[int] = []
+        reasons = ["it does not say what it was made of: convert it again"]
+        first, is_known = 0, False
+        for number, stored in enumerate(self.stored):
+            if number not in self._provenance:
+                self._provenance[number] = Provenance.of(stored.storage, stored.cache.folder)
+            provenance = self._provenance[number]
+            try:
+                if provenance is not None:
+                    found += [first + int(each) for each in provenance.sample_of(file, row)]
+                    is_known = True
+            except ConfigError as error:
+                reasons.append(str(error))
+            first += stored.num_samples
+        if not is_known:
+            raise ConfigError(reasons[-1])
+        return found
+
     def check_cache_limit(self, *, samples_ahead: int) -> None:
         """ConfigError for a cache_limit under which shards would be fetched again and again.
 

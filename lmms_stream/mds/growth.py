@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ObjectMissingError
+from ..storage.storage import Storage
 from .index import DATASET_NAME
 from .shard_list import ShardList
+
+
+def num_parts_of(storage: Storage) -> int:
+    """How many parts the dataset in a store has taken in."""
+    try:
+        return len(json.loads(storage.read(DATASET_NAME)).get("parts", []))
+    except ObjectMissingError:
+        return 0
 
 
 def first_parts(shards: ShardList, dataset: Mapping[str, Any] | None, num_parts: int | None, *, url: str) -> ShardList:

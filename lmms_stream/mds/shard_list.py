@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import hashlib
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Sequence
@@ -37,6 +38,11 @@ class ShardList(Sequence[ShardInfo]):
 
     @property
     @abstractmethod
+    def identity(self) -> str:
+        """What the samples of these shards are known by; see Identity."""
+
+    @property
+    @abstractmethod
     def columns(self) -> set[Columns]:
         """The columns that shards have: one where they agree."""
 
@@ -48,6 +54,28 @@ class ShardList(Sequence[ShardInfo]):
     @abstractmethod
     def first(self, num_shards: int) -> ShardList:
         """The first shards of these."""
+
+
+class Identity:
+    """What samples are known by, 16 hex digits: it follows from the shards' numbers of samples, sizes and checksums."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=8)
+
+    def add(self, num_samples: int, size: int, checksum: str | None) -> None:
+        """The next shard."""
+        self._digest.update(f"{num_samples} {size} {checksum}\n".encode())
+
+    def name(self) -> str:
+        return self._digest.hexdigest()
+
+
+def identity_of(infos: Iterable[ShardInfo]) -> str:
+    """The name of these shards' samples."""
+    identity = Identity()
+    for info in infos:
+        identity.add(info.num_samples, info.size, info.checksum)
+    return identity.name()
 
 
 class ListedShards(ShardList):
@@ -77,6 +105,10 @@ class ListedShards(ShardList):
     @property
     def zip_sizes(self) -> NDArray[np.int64]:
         return np.array([info.zip_size or 0 for info in self._infos], np.int64)
+
+    @property
+    def identity(self) -> str:
+        return identity_of(self._infos)
 
     @property
     def columns(self) -> set[Columns]:

@@ -24,7 +24,7 @@ from ..errors import ShardError
 from ..types import Columns
 from .index import DATASET_NAME, ShardInfo, ShardNames, check_version, hash_kinds, other_shards, parse_shard
 from .index_stream import members
-from .shard_list import ShardList
+from .shard_list import Identity, ShardList, identity_of
 
 ENTRIES_NAME, ROWS_NAME, ABOUT_NAME = "index.json", "shards.npy", "about.json"
 _ROWS = np.dtype(
@@ -43,13 +43,14 @@ _HEX = re.compile("[0-9a-f]{16}")
 
 
 class About(NamedTuple):
-    """What a table says of its dataset. digest: of index.json; dataset: dataset.json without its shards."""
+    """What a table says of its dataset. digest: of index.json; identity: see Identity; dataset: dataset.json without its shards."""
 
     digest: str
     dataset: dict[str, Any] | None
     folders: list[str]
     columns: list[tuple[list[str], list[str], list[int | None]]]
     validate_hash: str | None
+    identity: str
 
 
 class ShardTable(ShardList):
@@ -58,7 +59,7 @@ class ShardTable(ShardList):
     def __init__(self, folder: Path, *, source: str, num_shards: int | None = None):
         self._folder, self._source = folder, source
         rows = np.load(folder / ROWS_NAME, mmap_mode="r")
-        self._rows = rows[:num_shards]
+        self._num_listed, self._rows = len(rows), rows[:num_shards]
         with (folder / ENTRIES_NAME).open("rb") as file:
             self._entries = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.about = About(**json.loads((folder / ABOUT_NAME).read_bytes()))
@@ -102,6 +103,10 @@ class ShardTable(ShardList):
         return np.asarray(self._rows["zip_size"], np.int64)
 
     @property
+    def identity(self) -> str:
+        return self.about.identity if len(self) == self._num_listed else identity_of(self)
+
+    @property
     def columns(self) -> set[Columns]:
         """Of the shards of the whole table."""
         return {Columns(tuple(names), tuple(encodings), tuple(sizes)) for names, encodings, sizes in self.about.columns}
@@ -136,7 +141,7 @@ def _rows_of(
     index: mmap.mmap, dataset: Path | None, *, validate_hash: str | None, source: str
 ) -> tuple[About, NDArray[Any]]:
     kinds, names, described = hash_kinds(validate_hash), ShardNames(source), _Described(dataset, source=source)
-    folders: set[str] = set()
+    identity, folders = Identity(), set[str]()
     columns: dict[Columns, None] = {}
     rest: dict[str, Any] = {}
     chunks: list[NDArray[Any]] = []
@@ -151,6 +156,7 @@ def _rows_of(
         columns[info.columns] = None
         checksum = described.checksum_of(info)
         taken = None if validate_hash is not None else checksum
+        identity.add(info.num_samples, info.size, info.checksum if taken is None else f"xxh3_64:{taken}")
         sizes = info.num_samples, info.size, info.zip_size or 0
         rows.append((member.start, member.stop - member.start, *sizes, int(taken or "0", 16), taken is not None))
         if len(rows) == _CHUNK:
@@ -164,6 +170,7 @@ def _rows_of(
         folders=sorted(folders),
         columns=[(list(each.names), list(each.encodings), list(each.sizes)) for each in columns],
         validate_hash=validate_hash,
+        identity=identity.name(),
     )
     return about, np.concatenate([*chunks, np.array(rows, _ROWS)])
 

@@ -98,6 +98,14 @@ class StoredDataset:
         return folder
 
     @property
+    def identity(self) -> str:
+        """What this dataset's samples are known by, 16 hex digits: it follows from the shards' sizes and checksums.
+
+        It stays where the shards are copied or renamed, and changes where they are written anew.
+        """
+        return self.shards.identity
+
+    @property
     def shard_folders(self) -> list[Path]:
         """Where copies of the shards lie on this node."""
         return sorted({self.cache.folder, *(self.cache.folder / folder for folder in self.shards.folders)})

@@ -15,6 +15,7 @@ source_ranges   packs of several sources and epochs
 mixture         several plans and weights -> the packs of each step
 assign          the packs of a step -> ranks, by cost
 cursor, lane_cursor     where training stands
+horizon         how far ahead the packs that a source has left can lie
 left_out        samples that a run leaves out, whose segments are padding
 ledger          what was in a step, and where a sample was or will be
 planner, lane_planner   cursor -> (work of this rank, cursor after it)

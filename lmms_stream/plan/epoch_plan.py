@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +22,13 @@ class Amounts(NamedTuple):
 
     samples: int
     tokens: int
+
+
+class SamplePacks(NamedTuple):
+    """packs, sample_ids: int64[num_segments], numbers of packs, and the samples that they hold something of."""
+
+    packs: NDArray[np.int64]
+    sample_ids: NDArray[np.int64]
 
 
 class EpochPlan:
@@ -142,18 +151,48 @@ class EpochPlan:
 
     def packs_of(self, sample_id: int) -> NDArray[np.int64]:
         """See PackPlan.packs_of."""
-        node, block = self.order.locate(sample_id)
-        position = int(np.flatnonzero(self.order.block(node, block) == sample_id)[0])
+        wanted = np.array([sample_id], np.int64)
+        nodes, blocks = self.order.locate(wanted)
+        return self._packs_in_block(int(nodes[0]), int(blocks[0]), wanted).packs
+
+    def first_packs_of(self, sample_ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """See PackPlan.first_packs_of: a block is packed again once all packs before its first one were given."""
+        nodes, blocks = self.order.locate(sample_ids)
+        waiting: list[tuple[int, int, int, NDArray[np.int64]]] = []  # first pack of a block, the block, its samples
+        for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
+            row = self._row(node, block)
+            if self._counts[row]:
+                first = int(self._numbers(node, self._packs_before_block[row : row + 1])[0])
+                waiting.append((first, node, block, sample_ids[(nodes == node) & (blocks == block)]))
+        waiting.sort(key=lambda each: each[0], reverse=True)
+        found: list[tuple[int, int]] = []
+        while found or waiting:
+            while waiting and (not found or waiting[-1][0] < found[0][0]):
+                _, node, block, ids = waiting.pop()
+                for pair in zip(*(each.tolist() for each in self._packs_in_block(node, block, ids)), strict=True):
+                    heapq.heappush(found, pair)
+            if found:
+                yield heapq.heappop(found)
+
+    def _row(self, node: int, block: int) -> int:
+        """Where counts have a block of the order."""
+        turn = block if self._turns is None else self._turns.turn(node, block)
+        return int(self._first_blocks[node]) + turn
+
+    def _packs_in_block(self, node: int, block: int, sample_ids: NDArray[np.int64]) -> SamplePacks:
+        """Of samples of a block, by its number in the order; the pieces of a sample in turn."""
+        ids = self.order.block(node, block)
         packs = pack_block(self._inputs, self.order, node, block)
-        segments = np.flatnonzero(packs.order == position)
+        segments = np.flatnonzero(np.isin(ids, sample_ids)[packs.order])
         if packs.pieces is not None:
-            segments = segments[np.argsort(packs.pieces[segments])]
+            segments = segments[np.argsort(packs.pieces[segments], kind="stable")]
         found = np.searchsorted(packs.offsets, segments, side="right") - 1
+        row = self._row(node, block)
         if self._turns is not None:
-            block = self._turns.turn(node, block)
-            turned = self._turned(node, block, np.arange(len(packs)))
+            turned = self._turned(node, row - int(self._first_blocks[node]), np.arange(len(packs)))
             found = np.argsort(turned)[found]
-        return self._numbers(node, self._packs_before_block[self._first_blocks[node] + block] + found)
+        numbers = self._numbers(node, self._packs_before_block[row] + found)
+        return SamplePacks(packs=numbers, sample_ids=ids[packs.order[segments]])
 
     def amounts(self, num_packs: int) -> Amounts:
         """What is in the first num_packs packs."""

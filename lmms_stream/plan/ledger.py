@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from ..errors import CursorError, PackingError
 from ..types import World
 from .cursor import Cursor
+from .horizon import last_step
 from .kernels.deal import PAD
+from .left_out import LeftOut
 from .mixture import Mixture, Step
 from .pack_plan import PackPlan
 from .pack_range import PackRange
@@ -25,6 +27,7 @@ from .planner import deal_to_groups
 from .source_ranges import SourceRange
 
 Ranges = Sequence[tuple[int, int]]
+KEPT_CURSORS = 64  # before steps that were asked for last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +88,14 @@ class PieceEntry:
     micro_batch: int | None
 
 
+class FirstStep(NamedTuple):
+    """The first step that reads some samples, and one of those that it reads."""
+
+    step: int
+    source: str
+    sample_id: int
+
+
 class Ledger:
     """Looks up steps and samples of a run whose stretches follow one another.
 
@@ -93,6 +104,7 @@ class Ledger:
 
     def __init__(self, stretches: Sequence[Stretch]):
         self.stretches = tuple(stretches)
+        self._cursors: dict[int, Cursor] = {}  # before steps that were asked for: with weights all turns lead there
         for before, after in pairwise(self.stretches):
             if after.cursor.step < before.cursor.step:
                 raise CursorError(
@@ -105,27 +117,59 @@ class Ledger:
     def step(self, number: int) -> StepEntry:
         """A step, which may not have been trained yet; CursorError for one before the first, or behind the end."""
         stretch = self.stretch(number)
-        at = stretch.mixture.skip(stretch.cursor, number - stretch.cursor.step, global_batch=stretch.global_batch)
-        step = stretch.mixture.step(at, global_batch=stretch.global_batch)
+        step = stretch.mixture.step(self.cursor(number), global_batch=stretch.global_batch)
         if not step.num_packs:
             raise CursorError(f"step {number} is behind the end of the run: its sources have no packs left")
         return StepEntry(number=number, is_skipped=_is_in(number, stretch.skipped), packs=_entries(stretch, step))
 
-    def sample(self, source: str, sample_id: int, *, stop: int) -> list[PieceEntry]:
+    def sample(self, source: str, sample_id: int, *, stop: int, ahead: bool = False) -> list[PieceEntry]:
         """Each piece of a sample in each epoch of its source that a step before `stop` reads something of.
 
-        None: the sample is longer than a pack and dropped, or its source has not begun. PackingError for a source or a
-        sample that is not there.
+        ahead: also the steps from `stop` on that read the rest of the epoch that `stop` stands in, if the run goes on
+        with its last settings. None: the sample is longer than a pack and dropped, or its source has not begun.
+        PackingError for a source or a sample that is not there.
         """
         plan = self.plan(source)
         plan.check_sample(sample_id)
-        last = self.cursor(stop).sources.get(source)
-        num_epochs = 0 if last is None else last.epoch + (last.packs > 0)
+        end = self._end_of_epoch(source, stop) if ahead else stop
         return [
-            self._piece(SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1), piece, sample_id, stop)
-            for epoch in range(num_epochs)
+            self._piece(SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1), piece, end)
+            for epoch in range(self.num_epochs(source, stop, ahead=ahead))
             for piece, pack in enumerate(plan.packs_of(epoch, sample_id).tolist())
         ]
+
+    def num_epochs(self, source: str, stop: int, *, ahead: bool = False) -> int:
+        """Epochs of a source that steps before `stop` begin. ahead: that which the next step begins is one of them."""
+        at = self.cursor(stop).sources.get(source)
+        if at is None:
+            return 0
+        mixture = self.stretch(stop).mixture
+        goes_on = source in mixture.plans and at.epoch < mixture.max_epochs.get(source, at.epoch + 1)
+        return at.epoch + (at.packs > 0 or (ahead and goes_on))
+
+    def first_step(
+        self, source: str, sample_ids: NDArray[np.int64], *, stop: int, left_out: LeftOut | None = None
+    ) -> FirstStep | None:
+        """The first step before `stop` that reads something of any of some samples, and is not skipped.
+
+        Of the shuffle blocks that hold them the first is packed again, others only where steps were skipped.
+        sample_ids: int64[1 or more]. left_out: samples that steps have as padding, which is not read.
+        """
+        plan = self.plan(source)
+        for epoch in range(self.num_epochs(source, stop)):
+            for pack, sample_id in plan.first_packs_of(epoch, sample_ids):
+                piece = SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1)
+                number = self._step_of(piece, stop)
+                if number is None:
+                    break
+                is_padding = left_out is not None and left_out.is_left_out(source, sample_id, step=number)
+                if not self.is_skipped(number) and not is_padding:
+                    return FirstStep(step=number, source=source, sample_id=sample_id)
+        return None
+
+    def is_skipped(self, step: int) -> bool:
+        """Whether nobody reads a step of the run."""
+        return _is_in(step, self.stretch(step).skipped)
 
     def plan(self, source: str) -> PackPlan:
         """The plan of a source; PackingError for one that the run has not."""
@@ -136,28 +180,60 @@ class Ledger:
 
     def cursor(self, step: int) -> Cursor:
         """Where the run stands before a step: skipped steps are behind it, too."""
-        stretch = self.stretch(step)
-        return stretch.mixture.skip(stretch.cursor, step - stretch.cursor.step, global_batch=stretch.global_batch)
+        if step not in self._cursors:
+            stretch = self.stretch(step)
+            num_steps = step - stretch.cursor.step
+            self._keep(stretch.mixture.skip(stretch.cursor, num_steps, global_batch=stretch.global_batch))
+        return self._cursors[step]
 
-    def _piece(self, pack: SourceRange, piece: int, sample_id: int, stop: int) -> PieceEntry:
-        for stretch, end in self._ends(stop):
-            at = stretch.mixture.step_of(
-                stretch.cursor, pack, global_batch=stretch.global_batch, num_steps=end - stretch.cursor.step
-            )
-            if at is not None:
-                step = stretch.mixture.step(at, global_batch=stretch.global_batch)
-                found = next(
-                    entry
-                    for entry in _entries(stretch, step)
-                    if (entry.source, entry.epoch, entry.number) == (pack.source, pack.epoch, pack.first)
-                )
-                return PieceEntry(
-                    epoch=pack.epoch, piece=piece, pack=pack.first, step=at.step,
-                    is_skipped=_is_in(at.step, stretch.skipped), group=found.group, micro_batch=found.micro_batch,
-                )  # fmt: skip
-        return PieceEntry(
-            epoch=pack.epoch, piece=piece, pack=pack.first, step=None, is_skipped=False, group=None, micro_batch=None
+    def _piece(self, pack: SourceRange, piece: int, stop: int) -> PieceEntry:
+        number = self._step_of(pack, stop)
+        if number is None:
+            return PieceEntry(
+                epoch=pack.epoch, piece=piece, pack=pack.first, step=None, is_skipped=False, group=None,
+                micro_batch=None,
+            )  # fmt: skip
+        step = self.step(number)
+        found = next(
+            entry
+            for entry in step.packs
+            if (entry.source, entry.epoch, entry.number) == (pack.source, pack.epoch, pack.first)
         )
+        return PieceEntry(
+            epoch=pack.epoch, piece=piece, pack=pack.first, step=number, is_skipped=step.is_skipped,
+            group=found.group, micro_batch=found.micro_batch,
+        )  # fmt: skip
+
+    def _step_of(self, pack: SourceRange, stop: int) -> int | None:
+        """The step before `stop` that reads a pack, a range of one; None where none does."""
+        for stretch, end in self._ends(stop):
+            begin = self._nearest(stretch, pack, end)
+            at = stretch.mixture.step_of(begin, pack, global_batch=stretch.global_batch, num_steps=end - begin.step)
+            if at is not None:
+                self._keep(at)
+                return at.step
+        return None
+
+    def _nearest(self, stretch: Stretch, pack: SourceRange, end: int) -> Cursor:
+        """The cursor of a stretch, of those that are kept, from which the fewest turns lead to a pack."""
+        nearest = stretch.cursor
+        for step, cursor in self._cursors.items():
+            if nearest.step < step < end and self.stretch(step) is stretch and pack.source in cursor.sources:
+                at = cursor.sources[pack.source]
+                if (at.epoch, at.packs) <= (pack.epoch, pack.first):
+                    nearest = cursor
+        return nearest
+
+    def _keep(self, cursor: Cursor) -> None:
+        self._cursors[cursor.step] = cursor
+        if len(self._cursors) > KEPT_CURSORS:
+            del self._cursors[next(iter(self._cursors))]
+
+    def _end_of_epoch(self, source: str, step: int) -> int:
+        stretch = self.stretch(step)
+        if source not in stretch.mixture.plans:
+            return step
+        return max(step, last_step(stretch.mixture, self.cursor(step), source, global_batch=stretch.global_batch))
 
     def _ends(self, stop: int) -> Iterator[tuple[Stretch, int]]:
         """The stretches with steps before `stop`, and where each of them ends then."""

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-
-Kind = Literal["quarantined", "dropped"]
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOutSample:
-    """A sample by its source's name and its number there, why it is left out, and from which step on.
-
-    since_step: the first step of the run in which it is padding; 0 is the beginning. Raises DataError.
-    """
-
-    source: str
-    sample_id: int
-    reason: str
-    since_step: int
-    kind: Kind
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    @property
-    def name(self) -> str:
-        return f"{self.source}:{self.sample_id}"
+from ..types import Kind as Kind
+from ..types import LeftOutSample as LeftOutSample
 
 
 class LeftOutIds(NamedTuple):
@@ -121,14 +100,3 @@ def left_out_sample(entry: object) -> LeftOutSample:
 
 def _rank(sample: LeftOutSample) -> tuple[int, int, str]:
     return sample.since_step, sample.kind == "quarantined", sample.reason
-
-
-def _check(sample: LeftOutSample) -> None:
-    numbers = (sample.sample_id, sample.since_step)
-    whole = all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1 << 63 for each in numbers)
-    texts = isinstance(sample.source, str) and isinstance(sample.reason, str)
-    if not whole or not texts or sample.kind not in get_args(Kind):
-        raise DataError(
-            f"{sample!r} is no sample that was left out: sample_id and since_step must be numbers from 0 on, source "
-            f"and reason texts, and kind {' or '.join(get_args(Kind))}"
-        )

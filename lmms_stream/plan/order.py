@@ -10,7 +10,6 @@ Canonical nodes and shuffle blocks are MosaicML Streaming's terms (py1b is the n
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -130,15 +129,16 @@ class EpochOrder:
             np.random.default_rng([self.config.seed, self.epoch, node + 1, block]).shuffle(ids)
         return ids
 
-    def locate(self, sample_id: int) -> tuple[int, int]:
-        """The canonical node that a sample is of, and its shuffle block there."""
-        sizes = np.diff(self._starts, append=self.num_samples)
-        ids = self._first_ids
-        shard = int(np.flatnonzero((ids <= sample_id) & (sample_id < ids + sizes))[0])
-        position = int(self._starts[shard] + sample_id - ids[shard])
-        stops = [self.node_bounds(node)[1] for node in range(self.num_canonical_nodes)]
-        node = bisect_right(stops, position)
-        return node, (position - self.node_bounds(node)[0]) // self.config.shuffle_block_size
+    def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The canonical node that each sample is of, and its shuffle block there: int64 of the shape of sample_ids."""
+        by_id = np.argsort(self._first_ids, kind="stable")
+        by_id = by_id[np.diff(self._starts, append=self.num_samples)[by_id] > 0]  # of a shard that has samples
+        shards = by_id[shards_of(sample_ids, self._first_ids[by_id])]
+        positions = self._starts[shards] + sample_ids - self._first_ids[shards]
+        bounds = np.array([self.node_bounds(node) for node in range(self.num_canonical_nodes)], np.int64)
+        nodes: NDArray[np.int64] = np.searchsorted(bounds[:, 1], positions, side="right")
+        blocks: NDArray[np.int64] = (positions - bounds[nodes, 0]) // self.config.shuffle_block_size
+        return nodes, blocks
 
     def shards_of_block(self, node: int, block: int) -> NDArray[np.int64]:
         """The shards that hold samples of a block, in the order in which they are laid out; none beyond the last."""

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -119,6 +119,15 @@ class PackPlan:
         """
         self.check_sample(sample_id)
         return self._epoch(epoch).packs_of(sample_id)
+
+    def first_packs_of(self, epoch: int, sample_ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """The packs of an epoch that hold something of some samples, in turn, each with the sample's id.
+
+        Blocks are packed again as far as packs are asked for. PackingError for an id that no sample has.
+        """
+        for sample_id in sample_ids[[int(sample_ids.argmin()), int(sample_ids.argmax())]].tolist():
+            self.check_sample(sample_id)
+        return self._epoch(epoch).first_packs_of(sample_ids)
 
     def check_sample(self, sample_id: int) -> None:
         """PackingError for an id that no sample has."""

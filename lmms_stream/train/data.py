@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import ConfigError
+from ..loader.bad_samples import BadSamples
 from ..loader.batch_maker import Collator
 from ..loader.loader import PackedLoader
 from ..loader.worker_end import is_of_worker_code
 from ..mds.core import opens_loader, processor_of
 from ..processors.base import Processor
 from ..types import Batch, World
+from .report.left_out import LEFT_OUT_FOLDER, RunLeftOut
 from .report.overlong import tell_overlong
 from .run.distributed import cpu_group
 from .run.settings import Datasets, Packed, TrainConfig
@@ -32,6 +35,11 @@ def named_evaluations(dataset: Datasets | None) -> dict[str, Any]:
 def eval_source(name: str) -> str:
     """The name of the source of a dataset to evaluate."""
     return f"{EVAL_NAME} {name}" if name else EVAL_NAME
+
+
+def _bad_samples(config: TrainConfig) -> BadSamples:
+    folder = str(Path(config.output_dir) / LEFT_OUT_FOLDER)
+    return BadSamples(on_bad_sample=config.on_bad_sample, sample_timeout_s=config.sample_timeout_s, folder=folder)
 
 
 def check_evaluated(loader: PackedLoader) -> None:
@@ -61,6 +69,7 @@ class RunData:
             raise ConfigError("train_dataset is missing: give a dataset, or several by name")
         self.train_dataset = train_dataset
         self.loader = self.train_loader(num_workers=config.num_workers)
+        self.left_out = RunLeftOut(config, self.loader, world=world)
         self._tell_overlong(self.loader)
         self.evaluations = named_evaluations(eval_dataset)
         for name, dataset in self.evaluations.items():
@@ -88,8 +97,20 @@ class RunData:
     def train_loader(self, *, num_workers: int) -> PackedLoader:
         """Batches to train on, from their beginning."""
         config = self.config
+        options: dict[str, Any] = {}
+        if config.leaves_out or config.sample_timeout_s is not None:
+            if opens_loader(self.train_dataset):
+                raise ConfigError(
+                    "train.on_bad_sample, sample_timeout_s and drop are for datasets of shards: leave them out, or "
+                    "convert the sources"
+                )
+            options = {"bad": _bad_samples(config), "drop": config.drop}
         return self._loader(
-            self.train_dataset, weights=config.weights, max_epochs=config.max_epochs, num_workers=num_workers
+            self.train_dataset,
+            weights=config.weights,
+            max_epochs=config.max_epochs,
+            num_workers=num_workers,
+            **options,
         )
 
     def eval_loader(self, name: str, dataset: Packed) -> PackedLoader:

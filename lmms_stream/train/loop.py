@@ -154,6 +154,8 @@ class Loop:
                 save_failed=trainer.saver.has_failed,
                 save_due=self._clock.is_due,
             )
+        if everyone.num_quarantined:
+            trainer.data.left_out.take(batches, trainer.counts)
         self._is_time_to_save = everyone.num_saves_due > 0
         if everyone.num_failed_saves:
             trainer.saver.tell_failure()

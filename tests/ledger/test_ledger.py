@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from lmms_stream.errors import CheckpointError, CursorError
+from lmms_stream.errors import CheckpointError, ConfigError, CursorError
+from lmms_stream.ledger.opening import open_history
 from lmms_stream.ledger.run import Ledger
+from lmms_stream.plan.left_out import LeftOut, LeftOutSample
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
 
@@ -75,7 +79,7 @@ def test_each_sample_is_where_the_run_logged_it(run: Path) -> None:
     for source, num_samples in (("a", 90), ("b", 60)):
         for sample_id in range(num_samples):
             entries = ledger.sample(source, sample_id)
-            steps = [entry.step for entry in entries if entry.step is not None and not entry.is_skipped]
+            steps = [entry.step for entry in entries if ledger.when(entry) == "trained"]
             assert steps == expected.get((source, sample_id), [])
 
 
@@ -88,7 +92,7 @@ def test_amounts_are_those_that_the_run_logged(run: Path) -> None:
         read = {sample_id: count for (source, sample_id), count in total.items() if source == name}
         assert amounts[name].num_samples == sum(read.values())
         assert amounts[name].num_tokens == sum(int(lengths[name][each]) * count for each, count in read.items())
-        assert amounts[name].num_seen + amounts[name].num_unseen + amounts[name].num_dropped == len(lengths[name])
+        assert amounts[name].num_seen + amounts[name].num_unseen + amounts[name].num_overlong == len(lengths[name])
     tokens = [record["tokens_seen"] for record in read_log(run)]
     assert sum(each.num_tokens for each in amounts.values()) == tokens[-1]
     skipped = [pack for number in (6, 7) for pack in ledger.step(number).packs]
@@ -101,6 +105,12 @@ def test_a_checkpoint_is_a_ledger_of_the_run_before_it(run: Path) -> None:
     assert len(early.plans.stretches) == 1
     assert Ledger(run / "checkpoints").stop == Ledger(run).stop == 15
     assert len(Ledger(run).plans.stretches) == 3
+    assert Ledger(run).why_nowhere("a", 0) == "no step reads it: the weights of a give it no steps"
+    history = open_history(str(run))
+    *before, last = history.stretches
+    without = {**last, "sources": {"b": last["sources"]["b"]}}
+    ended = Ledger(replace(history, stretches=[*before, without])).why_nowhere("a", 0)
+    assert re.fullmatch(r"a ended before: from step \d+ on the run has no such source", ended)
 
 
 def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(run: Path) -> None:
@@ -125,6 +135,10 @@ def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(
         (["--sample", "a:90"], "sample 90 asked of a dataset with samples [0, 90)"),
         (["--sample", "17"], "--sample 17: expected SOURCE:ID, with one of the sources a, b"),
         (["--url", "a"], "--url a: expected SOURCE=URL"),
+        (["--drop", "nowhere.txt"], "the drop list nowhere.txt cannot be read"),
+        (["--step", "1", "--sample", "a:1"], "--step and --sample are questions of their own: ask one at a time"),
+        (["--until", "3", "--show"], "--show prints samples of --step or --sample: name one of them"),
+        (["--step", "1", "--renamed", "x"], "--renamed is of --sample: name one"),
     ],
 )
 def test_what_a_run_has_not_is_refused(run: Path, arguments: list[str], message: str) -> None:
@@ -138,3 +152,80 @@ def test_a_run_without_checkpoints_or_with_another_dataset_is_refused(run: Path,
         Ledger(tmp_path)
     with pytest.raises(CursorError, match="they differ in the lengths index"):
         Ledger(run, urls={"a": str(run.parent / "b")})
+
+
+def test_what_would_have_to_be_trained_again_is_the_first_step_with_any_of_the_samples(
+    run: Path, tmp_path: Path
+) -> None:
+    ledger = Ledger(run)
+    trained = [number for number in range(ledger.stop) if not ledger.step(number).is_skipped]
+    first: dict[tuple[str, int], int] = {}
+    for number, ids in zip(trained, logged(run), strict=True):
+        for sample in ids:
+            first.setdefault(sample, number)
+    late = [sample for sample, number in first.items() if number >= 8]
+    found = ledger.first_step(late)
+    assert found is not None
+    assert found.step == min(first[sample] for sample in late)
+    assert found.num_steps == ledger.stop - found.step
+    assert found.checkpoint is not None
+    assert Ledger(found.checkpoint).stop <= found.step
+    drop = tmp_path / "drop.txt"
+    noted = json.dumps({"source": late[1][0], "sample_id": late[1][1], "reason": "as a run notes it"})
+    drop.write_text("# some\n" + "".join(f"{source}:{number}\n" for source, number in late) + noted + "\n")
+    said = json.loads(run_cli("ledger", str(run), "--drop", str(drop), "--json").stdout)
+    assert said["retraining"]["step"] == found.step
+    drop.write_text("# none\n")
+    with pytest.raises(ConfigError, match=r"drop.txt names no samples: write a line for each, SOURCE:ID or FILE:ROW"):
+        ledger.listed(drop)
+    early = run_cli("ledger", str(run), "--sample", "{}:{}".format(*next(iter(first)))).stdout
+    assert "no checkpoint before that is left: begin anew" in " ".join(early.split())
+
+
+def test_samples_that_were_left_out_say_so(run: Path) -> None:
+    history = open_history(str(run))
+    step = Ledger(history).step(3)
+    source, sample_id = step.packs[0].source, int(step.packs[0].sample_ids[0])
+    left_out = LeftOut([LeftOutSample(source, sample_id, "an image that cannot be decoded", 3, "quarantined")])
+    ledger = Ledger(replace(history, state={**history.state, "left_out": left_out.state_dict()}))
+    (entry, *_) = ledger.sample(source, sample_id)
+    assert (entry.step, ledger.when(entry, (source, sample_id))) == (3, "quarantined")
+    assert ledger.amounts()[source].num_quarantined == 1
+    assert ledger.amounts(3)[source].num_quarantined == 0
+    with_it = Ledger(history).first_step([(source, sample_id)])
+    assert with_it is not None
+    assert with_it.step == 3
+    assert ledger.first_step([(source, sample_id)]) is None  # it was padding whenever its turn came
+
+
+def test_of_lanes_the_ledger_says_what_their_log_does(run: Path, tmp_path: Path) -> None:
+    data = {"remote": str(run.parent / "a"), "processor": {"type": "tokens"}, "packing_length": 256}
+    settings = {
+        "dataset": data | {"packing_mode": "lanes", "num_canonical_nodes": 2, "packing_window": 16},
+        "model": {"config": MODEL},
+        "train": train_settings(tmp_path / "x", global_batch=4) | {"max_steps": 4},
+    }
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    train(config, tmp_path / "run", nproc=1)
+    said = json.loads(run_cli("ledger", str(tmp_path / "run"), "--step", "2", "--json").stdout)
+    assert said["sample_ids"] == read_log(tmp_path / "run")[2]["sample_ids"]
+    sample = str(said["sample_ids"][0])
+    checkpoint = checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    found = json.loads(run_cli("ledger", str(checkpoint), "--sample", f"data:{sample}", "--json").stdout)
+    assert 2 in found["steps"][sample]
+    assert "of steps to come, of ranks and micro-batches" in found["note"]
+    assert "samples:" in run_cli("ledger", str(tmp_path / "run")).stdout
+    with pytest.raises(CheckpointError, match="keeps no history of its run: it is of an earlier release, or its packs"):
+        Ledger(checkpoint)
+    for arguments, message in (
+        (["--step", "4"], "step 4 is not in"),
+        (["--sample", "a:b"], "--sample a:b: expected an ID; a run in lanes has one source"),
+        (["--step", "1", "--show"], "--show and --renamed need the datasets"),
+    ):
+        assert message in " ".join(run_cli("ledger", str(tmp_path / "run"), *arguments).stderr.split())
+    log = tmp_path / "run" / "train_log.jsonl"
+    log.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 5)))
+    assert "has no sample ids" in run_cli("ledger", str(checkpoint), "--step", "1").stderr
+    log.unlink()
+    assert "there is no train_log.jsonl beside it" in " ".join(run_cli("ledger", str(checkpoint)).stderr.split())

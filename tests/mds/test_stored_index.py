@@ -15,6 +15,7 @@ import xxhash
 from lmms_stream.errors import ConfigError, ShardError, StorageError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.index import parse_index
+from lmms_stream.mds.shard_list import identity_of
 from lmms_stream.mds.shard_table import ShardTable
 from lmms_stream.mds.stored_index import LONG_INDEX_BYTES, StoredIndex, read_index
 from lmms_stream.mds.streams import StreamConfig
@@ -84,6 +85,7 @@ def test_a_long_index_says_the_same_from_a_table_as_from_memory(
     assert found.shards.folders == {"part-0", "part-1"}
     assert found.dataset == {"lengths": [], "parts": [{"num_samples": 8}]}
     assert [*found.shards.first(7)] == expected[:7]
+    assert found.shards.identity == identity_of(expected) != found.shards.first(7).identity == identity_of(expected[:7])
 
 
 def test_samples_are_read_through_a_table_in_this_process_and_in_another_from_its_path(

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import StepConfig, StepPlanner
 from lmms_stream.types import World
 
+from ..rounds import rounds
 from ..strategies import chat_lengths, examples
 
 Read = tuple[int, str, int, int, int, int]  # step, source, sample id, first token, group, micro-batch
@@ -39,7 +42,11 @@ def runs(draw: st.DrawFn) -> tuple[list[Stretch], int]:
     cursor = None
     for _ in range(draw(st.integers(1, 4))):
         names = draw(st.sampled_from([["a"], ["b"], ["a", "b"]]))
-        weights = draw(st.none() | st.fixed_dictionaries({name: st.integers(1, 5) for name in names}))
+        shares = st.fixed_dictionaries({name: st.integers(1, 5) for name in names})
+        later = st.fixed_dictionaries({name: st.integers(0, 2) for name in names}).filter(
+            lambda each: any(each.values())
+        )
+        weights = draw(st.none() | shares | st.fixed_dictionaries({0: shares, draw(st.integers(1, 20)): later}))
         mixture = Mixture({name: PLANS[name] for name in names}, weights=weights)
         nodes, ranks, replication = (draw(st.integers(1, 2)) for _ in range(3))
         world = World(world_size=nodes * ranks * replication, num_nodes=nodes, replication=replication)
@@ -161,3 +168,97 @@ def test_steps_that_are_not_of_the_run_are_refused() -> None:
         Ledger([Stretch(mixture=mixture, cursor=later, global_batch=2), start])
     with pytest.raises(CursorError, match="a ledger needs a stretch of a run at least"):
         Ledger([])
+
+
+@examples(12, many=120)
+@given(run=runs(), name=st.sampled_from("ab"), share=st.floats(0, 1, exclude_max=True))
+def test_what_is_left_of_an_epoch_is_looked_up_ahead(run: tuple[list[Stretch], int], name: str, share: float) -> None:
+    stretches, stop = run
+    ledger, mixture = Ledger(stretches), stretches[-1].mixture
+    cursor = ledger.cursor(stop)
+    if name not in cursor.sources:
+        return
+    sample_id = int(share * PLANS[name].num_samples)
+    entries = ledger.sample(name, sample_id, stop=stop, ahead=True)
+    known = ledger.sample(name, sample_id, stop=stop)
+    assert [entry for entry in entries if entry.step is not None and entry.step < stop] == [
+        entry for entry in known if entry.step is not None
+    ]
+    epoch = cursor.sources[name].epoch
+    expected = set()
+    batch = stretches[-1].global_batch
+    while name in mixture.plans and cursor.sources[name].epoch == epoch and cursor.step < stop + 200:
+        for pack in ledger.step(cursor.step).packs:
+            if (pack.source, pack.epoch) == (name, epoch) and sample_id in pack.sample_ids:
+                expected.add(cursor.step)
+        cursor = mixture.skip(cursor, 1, global_batch=batch)
+    assert {entry.step for entry in entries if entry.step is not None and entry.step >= stop} == expected
+
+
+@examples(12, many=120)
+@given(run=runs(), seed=st.integers(0, 1000), count=st.integers(1, 6))
+def test_the_first_step_of_some_samples_is_the_first_that_was_trained_on_any(
+    run: tuple[list[Stretch], int], seed: int, count: int
+) -> None:
+    stretches, stop = run
+    ledger, read = Ledger(stretches), in_order(run)
+    for name in {name for stretch in stretches for name in stretch.mixture.plans}:
+        ids = np.unique(np.random.default_rng(seed).integers(0, PLANS[name].num_samples, count))
+        trained = [
+            step
+            for step, source, sample_id, *_ in read
+            if source == name and sample_id in ids and not ledger.is_skipped(step)
+        ]
+        found = ledger.first_step(name, ids, stop=stop)
+        assert (None if found is None else found.step) == min(trained, default=None)
+        if found is not None:
+            assert found.sample_id in {id for pack in ledger.step(found.step).packs for id in pack.sample_ids.tolist()}
+
+
+@pytest.mark.parametrize("num_samples", [rounds(400, 20_000)])
+def test_every_step_and_a_thousand_samples_over_epochs_phases_and_ranks(num_samples: int) -> None:
+    """Mixed, split and repeated, on 1 to 4 ranks, with a schedule of weights, and passed over now and then."""
+    plans = {"a": make_plan(num_samples, seed=1, canonical_nodes=2), "b": make_plan(num_samples // 2, seed=2)}
+    run = long_run(plans, num_steps=num_samples // 20)
+    stretches, stop = run
+    expected: dict[tuple[str, int], set[tuple[int, int, int, int]]] = {}
+    of_step: dict[int, set[tuple[str, int, int, int, int]]] = {}
+    for step, source, sample_id, start, group, micro_batch in in_order(run):
+        expected.setdefault((source, sample_id), set()).add((step, start // 512, group, micro_batch))
+        of_step.setdefault(step, set()).add((source, sample_id, start, group, micro_batch))
+    ledger = Ledger(stretches)
+    for number in range(stop):
+        packs = ledger.step(number).packs
+        found = {
+            (pack.source, sample_id, start, pack.group, pack.micro_batch)
+            for pack in packs
+            for sample_id, start in zip(pack.sample_ids.tolist(), pack.starts.tolist(), strict=True)
+        }
+        assert found == of_step[number]
+    draws = np.random.default_rng(0)
+    for name, plan in plans.items():
+        for sample_id in draws.choice(plan.num_samples, rounds(20, 500), replace=False).tolist():
+            entries = ledger.sample(name, sample_id, stop=stop)
+            where = {(e.step, e.piece, e.group, e.micro_batch) for e in entries if e.step is not None}
+            assert where == expected.get((name, sample_id), set())
+
+
+def long_run(plans: dict[str, PackPlan], *, num_steps: int) -> tuple[list[Stretch], int]:
+    """Four stretches of so many steps: without weights, with a schedule of them, with a source that ends, and alone."""
+    third = num_steps // 3
+    settings: list[tuple[dict[str, PackPlan], Any, dict[str, int] | None, World, int]] = [
+        (plans, None, None, World(world_size=2, num_nodes=2), 4),
+        (plans, {0: {"a": 3, "b": 1}, 4 * third: {"b": 1}, 5 * third: {"a": 1, "b": 4}}, None, World(world_size=4), 4),
+        (plans, {"a": 1, "b": 1}, {"a": 2}, World(world_size=4, num_nodes=2, replication=2), 6),
+        ({"b": plans["b"]}, None, None, World(world_size=1), 3),
+    ]
+    stretches: list[Stretch] = []
+    cursor: Cursor | None = None
+    for mixed, weights, max_epochs, world, batch in settings:
+        mixture = Mixture(mixed, weights=weights, max_epochs=max_epochs)
+        begun = mixture.start() if cursor is None else mixture.adopt(cursor)
+        skipped = [(begun.step + 2, begun.step + 5)]
+        stretches.append(Stretch(mixture=mixture, cursor=begun, global_batch=batch, world=world, skipped=skipped))
+        cursor = mixture.skip(begun, num_steps, global_batch=batch)
+    assert cursor is not None
+    return stretches, cursor.step

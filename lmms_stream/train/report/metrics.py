@@ -25,7 +25,8 @@ class StepCounts(NamedTuple):
     over segments of len**2 + LINEAR_COST * len, by which packs are dealt. flops: see ModelFlops, 0 where not known.
     wait_s: time waited for data. num_told_to_stop: ranks that received a signal to stop. num_patches: rows that the
     samples give to the tower of their media. num_packs: those with samples; shortest_pack, longest_pack: tokens,
-    whose sums over ranks mean nothing. num_saves_due: ranks by whose clock a checkpoint is due.
+    whose sums over ranks mean nothing. num_saves_due: ranks by whose clock a checkpoint is due. num_quarantined:
+    samples whose tokens are padding, as they cannot be processed.
     """
 
     num_loss_tokens: float
@@ -43,6 +44,7 @@ class StepCounts(NamedTuple):
     shortest_pack: float = math.inf
     longest_pack: float = 0
     num_saves_due: float = 0
+    num_quarantined: float = 0
 
 
 def segment_lengths(batches: Sequence[Batch]) -> NDArray[np.int64]:
@@ -88,6 +90,7 @@ def count_step(
         shortest_pack=min(packs, default=math.inf),
         longest_pack=max(packs, default=0),
         num_saves_due=save_due,
+        num_quarantined=sum(each.kind == "quarantined" for batch in batches for each in batch.left_out),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ...loader.drop_list import DropList
 from ...mds.core import HasCore, OpensLoader, PackedDataset
 
 Packed = PackedDataset | HasCore | OpensLoader
@@ -21,9 +22,9 @@ _AT_LEAST_1 = (
 _AT_LEAST_0 = (
     "save_steps", "eval_steps", "num_workers", "warmup_steps", "warmup_tokens", "max_skipped_steps", "z_loss", "seed",
     "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay", "prefetch_blocks",
-    "alert_spike", "alert_wait_share",
+    "alert_spike", "alert_wait_share", "max_bad_samples",
 )  # fmt: skip
-_ABOVE_0 = ("max_grad_norm", "save_minutes", "timeout_s", "peak_tflops")
+_ABOVE_0 = ("max_grad_norm", "save_minutes", "timeout_s", "peak_tflops", "sample_timeout_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,14 @@ class TrainConfig:
     max_epochs: dict[str, int] | None = None  # of each of several datasets
     # steps [first, stop) whose packs are passed over, around a spike of the loss
     skip_steps: list[tuple[int, int]] = field(default_factory=list)
+
+    # a sample that cannot be processed: "error" ends the run with its name; "quarantine": padding without loss takes
+    # its place, it is listed in left_out/ of the output_dir, and never tried again (see docs/left_out.md)
+    on_bad_sample: Literal["error", "quarantine"] = "error"
+    max_bad_samples: int = 100  # quarantined over all ranks and the whole run, beyond which the run ends
+    sample_timeout_s: float | None = None  # a sample that takes longer in a worker ends the run with its name
+    # samples that are padding: a file of SOURCE:ID or FILE:ROW, or several as {file, from_step}
+    drop: str | list[DropList] | None = None
 
     # Its end
     max_steps: int | None = None
@@ -160,6 +169,11 @@ class TrainConfig:
     def group_ranks(self) -> int:
         """Consecutive ranks that read the same packs: those that share their tokens or have parts of each matrix."""
         return self.sequence_parallel * self.tensor_parallel
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether samples may be left out."""
+        return self.on_bad_sample == "quarantine" or self.drop is not None
 
     @property
     def tracks_best(self) -> bool:

@@ -1,0 +1,104 @@
+"""Lists of samples that a run is told to leave out: their lines -> sources and ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..mds.core import PackedDataset
+from ..plan.left_out import LeftOut, LeftOutSample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropList:
+    """A file of samples to leave out from a step on, of the steps that the cursor counts from 0."""
+
+    file: str
+    from_step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.from_step < 0:
+            raise ConfigError(f"from_step of the drop list {self.file} must be 0 or more, got {self.from_step}")
+
+
+Drop = str | Sequence[DropList | Mapping[str, Any]]
+
+
+def drop_lists(drop: Drop | None) -> list[DropList]:
+    """The lists of a setting; ConfigError for entries of another form."""
+    if drop is None:
+        return []
+    if isinstance(drop, str):
+        return [DropList(file=drop)]
+    try:
+        return [each if isinstance(each, DropList) else DropList(**each) for each in drop]
+    except TypeError as error:
+        raise ConfigError(f"drop must be a file, or a list of {{file, from_step}}: {error}") from error
+
+
+def dropped(drop: Drop | None, datasets: Mapping[str, PackedDataset]) -> LeftOut:
+    """The samples of drop lists.
+
+    A line is `SOURCE:ID` or the `ID` of the only source; `FILE:ROW`, a row of a converted file, rows counted from 1; or
+    JSON with source and sample_id, as the list that a run writes. Empty lines and those that begin with # say nothing.
+    ConfigError for a file that cannot be read, and for names that are not known.
+    """
+    found = LeftOut()
+    for each in drop_lists(drop):
+        try:
+            lines = Path(each.file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the drop list {each.file} cannot be read ({error}): name a text file") from error
+        for number, line in enumerate(map(str.strip, lines), 1):
+            if not line or line.startswith("#"):
+                continue
+            for source, sample_id in _named(line, datasets, where=f"{each.file}, line {number}"):
+                reason = f"listed in {each.file}"
+                found.add(LeftOutSample(source, sample_id, reason, each.from_step, "dropped"))
+    return found
+
+
+def _named(line: str, datasets: Mapping[str, PackedDataset], *, where: str) -> list[tuple[str, int]]:
+    if line.startswith("{"):
+        try:
+            entry = json.loads(line)
+            source, sample_id = str(entry["source"]), int(entry["sample_id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{where}: {line} is no JSON with source and sample_id ({error!r})") from error
+        return [_checked(source, sample_id, datasets, where=where)]
+    name, _, number = line.rpartition(":")
+    if not number.isdecimal():
+        raise ConfigError(f"{where}: {line!r} names no sample: write SOURCE:ID, or FILE:ROW")
+    if not name and len(datasets) == 1:
+        return [_checked(next(iter(datasets)), int(number), datasets, where=where)]
+    if name in datasets:
+        return [_checked(name, int(number), datasets, where=where)]
+    return _of_row(name, int(number), datasets, where=where)
+
+
+def _checked(source: str, sample_id: int, datasets: Mapping[str, PackedDataset], *, where: str) -> tuple[str, int]:
+    if source not in datasets:
+        raise ConfigError(f"{where}: there is no source {source!r}: the sources are {', '.join(datasets)}")
+    num_samples = datasets[source].num_samples
+    if not 0 <= sample_id < num_samples:
+        raise ConfigError(f"{where}: {source} has no sample {sample_id}: it has {num_samples}, counted from 0")
+    return source, sample_id
+
+
+def _of_row(file: str, row: int, datasets: Mapping[str, PackedDataset], *, where: str) -> list[tuple[str, int]]:
+    found, reasons = [], []
+    for source, dataset in datasets.items():
+        try:
+            found += [(source, sample_id) for sample_id in dataset.samples_of(file, row)]
+        except ConfigError as error:
+            reasons.append(f"{source}: {error}")
+    if not found:
+        raise ConfigError(
+            f"{where}: {file}:{row} is no sample: the sources are {', '.join(datasets)}, and as a row of a file "
+            f"{'; '.join(reasons) or 'it was made into none'}"
+        )
+    return found

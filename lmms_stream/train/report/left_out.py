@@ -1,0 +1,77 @@
+"""What a run leaves out: the lists of all ranks as one, told, written down, and limited. All ranks call it alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from ...errors import TrainingError
+from ...loader.left_out_list import read_left_out, write_left_out
+from ...loader.loader import PackedLoader
+from ...plan.left_out import LeftOut, LeftOutSample
+from ...types import Batch, World
+from ..run.counts import RunCounts
+from ..run.distributed import cpu_group
+from ..run.settings import TrainConfig
+
+LEFT_OUT_FOLDER = "left_out"  # in the output_dir: what workers quarantine
+LEFT_OUT_NAME = "left_out.jsonl"  # in the output_dir: all of it
+MOST_NAMED = 10
+logger = logging.getLogger("lmms_stream")
+
+
+class RunLeftOut:
+    """Keeps the list of a run, which its checkpoints hold, equal on all ranks."""
+
+    def __init__(self, config: TrainConfig, loader: object, *, world: World):
+        self._config, self._world = config, world
+        self._loader = loader if isinstance(loader, PackedLoader) else None  # no other leaves samples out
+        self._known = LeftOut()
+
+    def begin(self, counts: RunCounts) -> None:
+        """Leave out what a checkpoint names, what workers listed since, and what drop lists name."""
+        if self._loader is None:
+            return
+        listed = LeftOut()
+        if self._config.leaves_out:
+            listed = read_left_out(Path(self._config.output_dir) / LEFT_OUT_FOLDER)
+        self._loader.leave_out(LeftOut.load(counts.left_out).merge([listed]))
+        if self._config.leaves_out or counts.left_out:
+            self._merge(self._loader.left_out, counts)
+
+    def take(self, batches: Sequence[Batch], counts: RunCounts) -> None:
+        """Take up what is quarantined in a step's batches; TrainingError for more than a run may quarantine."""
+        found = LeftOut(each for batch in batches for each in batch.left_out if each.kind == "quarantined")
+        self._merge(found, counts)
+
+    def _merge(self, mine: LeftOut, counts: RunCounts) -> None:
+        lists: list[LeftOut] = [LeftOut() for _ in range(self._world.world_size)]
+        dist.all_gather_object(lists, mine, group=cpu_group())
+        merged = self._known.merge(lists)
+        new = [each for each in merged.samples if self._known.get(each.source, each.sample_id) is None]
+        if new:
+            self._known = merged
+            counts.left_out = merged.state_dict()
+            if self._world.rank == 0:
+                self._write(new, merged)
+        self._check(merged.of_kind("quarantined"))
+
+    def _write(self, new: list[LeftOutSample], merged: LeftOut) -> None:
+        for each in (sample for sample in new if sample.kind == "quarantined"):
+            logger.warning("sample %s is left out from step %d on: %s", each.name, each.since_step, each.reason)
+        if num_dropped := sum(each.kind == "dropped" for each in new):
+            logger.warning("%d samples are left out, as drop lists say", num_dropped)
+        write_left_out(Path(self._config.output_dir) / LEFT_OUT_NAME, merged)
+
+    def _check(self, quarantined: LeftOut) -> None:
+        most = self._config.max_bad_samples
+        if len(quarantined) > most:
+            named = "; ".join(f"{each.name}: {each.reason}" for each in quarantined.samples[:MOST_NAMED])
+            more = f"; and {len(quarantined) - MOST_NAMED} others" if len(quarantined) > MOST_NAMED else ""
+            raise TrainingError(
+                f"{len(quarantined)} samples cannot be processed, and train.max_bad_samples is {most}: correct the "
+                f"data or the processor, or raise it ({named}{more})"
+            )

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lmms_stream.errors import ConfigError, DataError, StorageError, WorkerError
+from lmms_stream.loader.bad_samples import BadSamples, is_of_sample
+from lmms_stream.loader.drop_list import DropList
+from lmms_stream.loader.left_out_list import append_left_out, read_left_out, write_left_out
+from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.plan.left_out import LeftOut, LeftOutSample
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.packing import Overlong, PackingConfig
+from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.types import Batch, Processed, Sample
+
+from ..conftest import write_tokens
+
+RAISES, LONGER, SLEEPS = "asyncio.run(", "StreamReader", "Semaphore"  # samples with these words are bad
+BAD = BadSamples(on_bad_sample="quarantine")
+LISTED = LeftOutSample("data", 3, "cannot be decoded", 5, "quarantined")
+
+
+class _Fails(ChatProcessor):
+    """Some samples cannot be processed, of others it makes more tokens than it measures."""
+
+    def process(self, sample: Sample) -> Processed:
+        text = str(sample)
+        if RAISES in text:
+            raise ValueError("this sample is damaged")
+        processed = super().process(sample)
+        if LONGER in text:
+            return {name: np.append(values, 0) for name, values in processed.items()}
+        return processed
+
+
+class _NeedsMemory(ChatProcessor):
+    def process(self, sample: Sample) -> Processed:
+        raise MemoryError
+
+
+class _Hangs(ChatProcessor):
+    def process(self, sample: Sample) -> Processed:
+        if SLEEPS in str(sample):
+            time.sleep(60)
+        return super().process(sample)
+
+
+def open_dataset(folder: Path, processor: Any, *, overlong: Overlong = "drop", length: int = 1024) -> Any:
+    return PackedStreamingDataset(
+        folder,
+        processor=processor,
+        packing=PackingConfig(packing_length=length, overlong=overlong),
+        order=OrderConfig(num_canonical_nodes=2, shuffle_block_size=100),
+    )
+
+
+def shown(batch: Batch) -> dict[tuple[int, int], tuple[list[int], list[int], list[int]]]:
+    """The segments of a pack by sample and offset: tokens, labels, positions."""
+    found = {}
+    for number, (start, stop) in enumerate(batch.sample_bounds):
+        at = slice(start, stop)
+        rows = (batch.input_ids[0, at], batch.labels[0, at], batch.position_ids[0, at])
+        found[batch.sample_of(number), start] = tuple(row.tolist() for row in rows)
+    return found  # type: ignore[return-value]
+
+
+def check_masked(plain: list[Batch], masked: list[Batch], left_out: Mapping[int, int]) -> None:
+    """The same packs, but for segments of samples that are left out from a step on."""
+    assert len(plain) == len(masked)
+    num_masked = 0
+    for expected, batch in zip(plain, masked, strict=True):
+        assert batch.cu_seqlens.tolist() == expected.cu_seqlens.tolist()
+        assert batch.sample_ids.tolist() == expected.sample_ids.tolist()
+        others = shown(expected)
+        for key, (tokens, labels, positions) in shown(batch).items():
+            if left_out.get(key[0], 1 << 60) <= batch.step:
+                num_masked += 1
+                assert set(tokens) == {0}
+                assert set(labels) == {-100}
+                assert positions == others[key][2]
+            else:
+                assert (tokens, labels, positions) == others[key]
+        assert batch.num_loss_tokens == int((batch.labels != -100).sum())
+        here = {each for each in expected.sample_ids.tolist() if left_out.get(each, 1 << 60) <= batch.step}
+        assert {each.sample_id for each in batch.left_out} == here
+    assert num_masked or not left_out
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("overlong", ["drop", "split"])
+def test_samples_that_fail_are_padding_and_all_else_stays(
+    dataset_folder: Path, chat_processor: ChatProcessor, tmp_path: Path, num_workers: int, overlong: Overlong
+) -> None:
+    length = 1024 if overlong == "drop" else 200
+    good = open_dataset(dataset_folder, chat_processor, overlong=overlong, length=length)
+    failing = open_dataset(dataset_folder, _Fails(chat_processor.tokenizer), overlong=overlong, length=length)
+    plain = list(PackedLoader(good, global_batch=8))
+    bad = BadSamples(on_bad_sample="quarantine", folder=str(tmp_path))
+    loader = PackedLoader(failing, global_batch=8, num_workers=num_workers, bad=bad)
+    masked = list(loader)
+    wrong = [i for i in range(good.num_samples) if any(word in str(good[i]) for word in (RAISES, LONGER))]
+    packed = {each for batch in plain for each in batch.sample_ids.tolist()}
+    assert len(wrong) > 2
+    check_masked(plain, masked, {each: 0 for each in wrong if each in packed})
+    assert {each.sample_id for each in loader.left_out.samples} == packed & {*wrong}
+    assert any("this sample is damaged" in each.reason for each in loader.left_out.samples)
+    assert any("its lengths index says" in each.reason for each in loader.left_out.samples)
+    assert read_left_out(tmp_path).samples == loader.left_out.samples
+
+
+def test_what_an_earlier_start_left_out_is_not_tried_again(dataset_folder: Path, chat_processor: ChatProcessor) -> None:
+    good = open_dataset(dataset_folder, chat_processor)
+    plain = list(PackedLoader(good, global_batch=8))
+    sample_id = int(plain[0].sample_ids[0])
+    loader = PackedLoader(good, global_batch=8, num_workers=1)
+    loader.leave_out(LeftOut([LeftOutSample("data", sample_id, "damaged", 0, "quarantined")]))
+    check_masked(plain, list(loader), {sample_id: 0})
+
+
+def test_a_bad_sample_is_an_error_that_names_it_unless_it_is_asked_for(
+    dataset_folder: Path, chat_processor: ChatProcessor
+) -> None:
+    dataset = open_dataset(dataset_folder, _Fails(chat_processor.tokenizer))
+    with pytest.raises(Exception, match=r"damaged|lengths index says") as told:
+        list(PackedLoader(dataset, global_batch=8))
+    assert "sample " in str([told.value, *getattr(told.value, "__notes__", [])])
+    with pytest.raises(MemoryError):
+        list(
+            PackedLoader(open_dataset(dataset_folder, _NeedsMemory(chat_processor.tokenizer)), global_batch=8, bad=BAD)
+        )
+
+
+def test_a_failing_store_or_machine_is_no_bad_sample() -> None:
+    of_store = DataError("it cannot be decoded")
+    of_store.__cause__ = OSError(5, "Input/output error")
+    errors: list[Exception] = [StorageError("x"), ConfigError("x"), MemoryError(), ImportError("x"), of_store]
+    assert not any(map(is_of_sample, errors))
+    assert all(map(is_of_sample, [DataError("x"), OSError("image file is truncated"), KeyError("messages")]))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_sample_that_takes_too_long_ends_the_run_with_its_name(
+    dataset_folder: Path, chat_processor: ChatProcessor, num_workers: int
+) -> None:
+    dataset = open_dataset(dataset_folder, _Hangs(chat_processor.tokenizer))
+    bad = BadSamples(on_bad_sample="quarantine", sample_timeout_s=1)
+    loader = PackedLoader(dataset, global_batch=8, num_workers=num_workers, bad=bad)
+    with pytest.raises(WorkerError, match=r"takes longer than sample_timeout_s, 1 s.*drop names: data:\d+") as told:
+        list(loader)
+    assert SLEEPS in str(dataset[int(str(told.value).rpartition(":")[2])])
+
+
+def test_a_slow_sample_is_named_without_workers(dataset_folder: Path, chat_processor: ChatProcessor) -> None:
+    dataset = open_dataset(dataset_folder, chat_processor)
+    loader = PackedLoader(dataset, global_batch=8, bad=BadSamples(sample_timeout_s=1e-9))
+    with pytest.raises(WorkerError, match="takes longer than sample_timeout_s"):
+        list(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_dropped_samples_of_packs_made_at_once_are_padding(tmp_path: Path, num_workers: int) -> None:
+    write_tokens(tmp_path / "data", num_samples=300, longest=150)
+    dataset = open_dataset(tmp_path / "data", TokensProcessor(), overlong="split", length=64)
+    plain = list(PackedLoader(dataset, global_batch=8))
+    (tmp_path / "drop").write_text("# a comment\ndata:7\n\n:19\n")
+    later = [*(each for each in range(100, 110))]
+    write_left_out(tmp_path / "later", LeftOut(LeftOutSample("data", each, "", 0, "quarantined") for each in later))
+    drop: list[DropList | Mapping[str, Any]] = [
+        DropList(file=str(tmp_path / "drop")),
+        {"file": str(tmp_path / "later"), "from_step": 9},
+    ]
+    loader = PackedLoader(dataset, global_batch=8, num_workers=num_workers, drop=drop)
+    check_masked(plain, list(loader), {7: 0, 19: 0} | dict.fromkeys(later, 9))
+    assert {each.kind for each in loader.left_out.samples} == {"dropped"}
+
+
+def test_rows_of_converted_files_are_dropped(
+    dataset_folder: Path, chat_processor: ChatProcessor, tmp_path: Path
+) -> None:
+    dataset = open_dataset(dataset_folder, chat_processor)
+    row = dataset.core.origin_of(5)
+    (tmp_path / "drop").write_text(f"{row}\n")
+    loader = PackedLoader(dataset, global_batch=8, drop=str(tmp_path / "drop"))
+    assert [each.name for each in loader.left_out.samples] == ["data:5"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("data:100000", r"line 1: data has no sample 100000: it has \d+"),
+        ("nowhere.jsonl:3", "nowhere.jsonl:3 is no sample: the sources are data, and as a row of a file"),
+        ("seven", "line 1: 'seven' names no sample: write SOURCE:ID, or FILE:ROW"),
+        ('{"source": "books", "sample_id": 1}', "there is no source 'books': the sources are data"),
+        ('{"source": "data"}', "is no JSON with source and sample_id"),
+        (None, "cannot be read"),
+    ],
+)
+def test_drop_lists_with_unknown_names_are_refused(
+    dataset_folder: Path, chat_processor: ChatProcessor, tmp_path: Path, line: str | None, message: str
+) -> None:
+    if line is not None:
+        (tmp_path / "drop").write_text(line)
+    with pytest.raises(ConfigError, match=message):
+        PackedLoader(open_dataset(dataset_folder, chat_processor), global_batch=8, drop=str(tmp_path / "drop"))
+
+
+def test_settings_that_cannot_be_are_refused(dataset_folder: Path, chat_processor: ChatProcessor) -> None:
+    dataset = open_dataset(dataset_folder, chat_processor)
+    with pytest.raises(ConfigError, match="on_bad_sample must be error or quarantine, got 'skip'"):
+        BadSamples(on_bad_sample="skip")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="sample_timeout_s must be a number of seconds above 0, got 0"):
+        BadSamples(sample_timeout_s=0)
+    with pytest.raises(ConfigError, match="from_step of the drop list x must be 0 or more, got -1"):
+        DropList(file="x", from_step=-1)
+    with pytest.raises(ConfigError, match="drop must be a file, or a list of"):
+        PackedLoader(dataset, global_batch=8, drop=[{"files": "x"}])
+    with pytest.raises(ConfigError, match="language models alone, and the collator is another"):
+        PackedLoader(dataset, global_batch=8, bad=BAD, collator=lambda *_, **__: None)  # type: ignore[arg-type]
+
+
+def test_a_list_on_disk_lacks_at_most_an_unfinished_line(tmp_path: Path) -> None:
+    append_left_out(tmp_path, LISTED, rank=0, worker=1)
+    path = tmp_path / "rank-0-worker-1.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:20])
+    assert read_left_out(tmp_path).samples == [LISTED]
+    path.write_bytes(b"{}\n")
+    with pytest.raises(DataError, match=r"line 1: .* correct the line or remove the file"):
+        read_left_out(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be appended to"):
+        append_left_out(tmp_path / "file", LISTED, rank=0, worker=0)
+    assert json.loads(whole)["sample_id"] == 3
