@@ -128,9 +128,11 @@ def _check_answer(name: str, turns: Sequence[Turn], *, last_only: bool) -> None:
                 f"--roles {turn['role']}=assistant who that is"
             )
     if last_only:
-        for turn in turns[:-1]:
-            if turn["role"] == "assistant":
-                turn["learn"] = False
+        if (num_messages := sum(turn["role"] == "assistant" for turn in turns)) > 1:
+            raise DataError(
+                f"{name} has {num_messages} messages of the assistant, of which --learn last would leave out all but "
+                "one, and answers are compared as a whole: leave --learn last out, or shorten the answer"
+            )
     if not (turns[-1]["content"] or turns[-1].get("tool_calls")):
         raise DataError(f"{name} is an empty answer: complete or remove the row")
     if not any(turn.get("learn", True) for turn in turns if turn["role"] == "assistant"):
