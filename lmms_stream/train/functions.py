@@ -70,8 +70,8 @@ class Functions:
         check_objective(task, known)
         if z_loss and getattr(task, "z_loss", None) != z_loss:
             raise ConfigError(
-                f"train.z_loss {z_loss:g} is a loss of task causal, and {type(task).__name__} does not add it: set it to "
-                "0, or give a task of your own this z_loss"
+                f"train.z_loss {z_loss:g} is a loss of task causal, and {type(task).__name__} does not add it: set it "
+                "to 0, or give a task of your own this z_loss"
             )
         return task
 
