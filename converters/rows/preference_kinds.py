@@ -118,7 +118,7 @@ def _store(
 
 
 def _check_answer(name: str, turns: Sequence[Turn], *, last_only: bool) -> None:
-    """DataError for an answer of which nothing would be learnt. last_only: of its last message alone it is."""
+    """DataError for an answer of which nothing would be learnt. last_only: as --learn last asks."""
     if not turns:
         raise DataError(f"{name} has no message behind the prompt: complete or remove the row")
     for turn in (turns[0], turns[-1]):
@@ -127,10 +127,12 @@ def _check_answer(name: str, turns: Sequence[Turn], *, last_only: bool) -> None:
                 f"{name} is from {turn['role']!r}, and answers are the assistant's: correct the row, or say with "
                 f"--roles {turn['role']}=assistant who that is"
             )
-    if last_only:
-        for turn in turns[:-1]:
-            if turn["role"] == "assistant":
-                turn["learn"] = False
+    num_messages = sum(turn["role"] == "assistant" for turn in turns)
+    if last_only and num_messages > 1:
+        raise DataError(
+            f"{name} has {num_messages} messages of the assistant, of which --learn last would leave out all but one, "
+            "and answers are compared as a whole: leave --learn last out, or shorten the answer"
+        )
     if not (turns[-1]["content"] or turns[-1].get("tool_calls")):
         raise DataError(f"{name} is an empty answer: complete or remove the row")
     if not any(turn.get("learn", True) for turn in turns if turn["role"] == "assistant"):

@@ -68,6 +68,11 @@ class Functions:
         known = list(processors)
         task = self._task(given, z_loss=z_loss, processors=known)
         check_objective(task, known)
+        if z_loss and getattr(task, "z_loss", None) != z_loss:
+            raise ConfigError(
+                f"train.z_loss {z_loss:g} is a loss of task causal, and {type(task).__name__} does not add it: set it "
+                "to 0, or give a task of your own this z_loss"
+            )
         return task
 
     def _task(self, given: Task | None, *, z_loss: float, processors: Iterable[Any]) -> Task:

@@ -122,6 +122,15 @@ def test_a_label_that_is_none_is_an_error_and_so_is_a_sample_for_each_answer() -
         find_mapper([row], SchemaOptions(learn="each"))(row, None)
 
 
+def test_an_answer_of_several_messages_is_refused_where_only_the_last_would_be_learnt() -> None:
+    row = {"prompt": "hi", "chosen": [GOOD, HI, GOOD], "rejected": "no"}
+    assert len(json.loads(find_mapper([row], SchemaOptions())(row, None)["messages"])["chosen"]) == 3
+    with pytest.raises(DataError, match=r"chosen has 2 messages of the assistant, .*: leave --learn last out, or"):
+        find_mapper([row], SchemaOptions(learn="last"))(row, None)
+    of_one = {"prompt": "hi", "chosen": [GOOD], "rejected": "no"}
+    assert "learn" not in find_mapper([of_one], SchemaOptions(learn="last"))(of_one, None)["messages"]
+
+
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
 def test_preferences_are_shown_verified_exported_and_merged_as_such(format: Any, tmp_path: Path) -> None:
     pairs, judged, chats = (str(tmp_path / name) for name in ("pairs", "judged", "chats"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from lmms_stream.loader.collate import collate, join
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.plan.packing import Overlong
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.train.functions import Functions
 from lmms_stream.train.habits.collators import CollatorAdapter
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.reference.stored import StoredReference, folder_of
@@ -268,8 +270,21 @@ def test_tasks_are_chosen_by_name_and_refuse_what_they_do_not_know() -> None:
             build_task("dpo", options)
     with pytest.raises(ConfigError, match="desirable_weight must be 0 or more, got -1"):
         build_task("kto", {"desirable_weight": -1})
-    with pytest.raises(ConfigError, match="answers to other prompts, which are not stored: set reference to model"):
+    message = "follows from the packs of each step, so that they cannot be measured beforehand: set reference to model"
+    with pytest.raises(ConfigError, match=message):
         build_task("kto", {"reference": "stored"})
+
+
+def test_a_task_that_does_not_add_z_loss_refuses_it(folder: Path) -> None:
+    for given in (DPO(), None, CausalLanguageModelling(z_loss=0.2)):
+        processors = [] if isinstance(given, CausalLanguageModelling) else [SimpleNamespace(objective="dpo")]
+        with pytest.raises(
+            ConfigError, match=r"train.z_loss 0.1 is a loss of task causal, and \w+ does not add it: set"
+        ):
+            Functions().task(given, z_loss=0.1, processors=processors)
+    assert isinstance(Functions().task(DPO(), z_loss=0, processors=[SimpleNamespace(objective="dpo")]), DPO)
+    own = CausalLanguageModelling(z_loss=0.1)
+    assert Functions().task(own, z_loss=0.1) is own
 
 
 def test_tasks_and_datasets_that_do_not_fit_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
