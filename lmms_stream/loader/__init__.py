@@ -11,7 +11,7 @@ wire            batches on their way to the loader
 workers         worker processes; worker_start: that all run; worker_counts: what they fetched; worker_end: how they end
 worker_server   a process that workers are forked from; preloaded: what it imports
 delivery        where a loader stands
-bad_samples     which errors are of one sample; left_out_list, drop_list: lists on disk; masked_packs: packs without some
+bad_samples     which errors are of one sample; left_out_list, drop_list: lists on disk; masked_packs: packs without
 sample_clock    how long a worker is at a sample
 loader          PackedLoader
 stretches       what decides its packs from a step on, for a checkpoint

@@ -43,7 +43,10 @@ _HEX = re.compile("[0-9a-f]{16}")
 
 
 class About(NamedTuple):
-    """What a table says of its dataset. digest: of index.json; identity: see Identity; dataset: dataset.json without its shards."""
+    """What a table says of its dataset.
+
+    digest: of index.json; identity: see Identity; dataset: dataset.json without its shards.
+    """
 
     digest: str
     dataset: dict[str, Any] | None
