@@ -11,7 +11,8 @@ import torch
 from tests.conftest import last_words
 from tests.rounds import in_long_rounds
 from tests.train.answers import Step, pairs, single_answers, write_answers
-from tests.train.tasks.test_preferences import largest_difference
+from tests.train.tasks.test_preferences import assert_same, largest_difference
+from tests.train.trl_answers import trl_step
 
 from .answers_job import CASES
 from .launcher import run_job, start_job
@@ -35,15 +36,32 @@ def job(nproc: int, *arguments: str | Path) -> None:
     assert done.returncode == 0, last_words(done.stderr)
 
 
-@in_long_rounds
-def test_a_step_is_the_same_on_one_rank_and_on_two(folder: Path) -> None:
-    """With kl, which is estimated over the packs of both; of the stored reference, the second run reads the first's."""
+@pytest.fixture(scope="module")
+def steps(folder: Path) -> list[dict[str, Step]]:
+    """The first step of each case on 1 rank and on 2."""
     made: list[dict[str, Step]] = []
     for nproc in (1, 2):
         job(nproc, "steps", folder)
         with torch.serialization.safe_globals([Step]):
             made.append(torch.load(folder / f"steps-{nproc}.pt"))
-    one, two = made
+    return made
+
+
+@in_long_rounds
+@pytest.mark.parametrize("name", ["sigmoid", "ipo", "hinge", "robust", "stored", "unpacked"])
+def test_dpo_on_one_rank_and_on_two_is_that_of_trl(steps: list[dict[str, Step]], name: str) -> None:
+    rows, task = pairs(40), CASES[name]
+    settings = {each: getattr(task, each) for each in ("loss_type", "beta", "label_smoothing")}
+    for nproc, made in enumerate(steps, 1):
+        samples = made[name].sample_ids
+        assert len(samples) == len({*samples}) >= 12, nproc
+        assert_same(made[name], *trl_step("DPO", [rows[number] for number in samples], **settings))
+
+
+@in_long_rounds
+def test_a_step_is_the_same_on_one_rank_and_on_two(steps: list[dict[str, Step]]) -> None:
+    """With kl, which is estimated over the packs of both; of the stored reference, the second run reads the first's."""
+    one, two = steps
     assert set(one) == set(two) == set(CASES)
     for name in CASES:
         assert two[name].figures == pytest.approx(one[name].figures, rel=1e-5, abs=1e-6)
