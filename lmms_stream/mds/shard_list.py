@@ -133,10 +133,10 @@ class SourcedShards(Sequence[tuple[LocalCache, ShardInfo]]):
     @property
     def samples(self) -> NDArray[np.int64]:
         """Samples of each shard, int64[num_shards]."""
-        return np.concatenate([shards.samples for _, shards in self._streams])
+        return np.concatenate([np.empty(0, np.int64), *(shards.samples for _, shards in self._streams)])
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._ends[-1] if self._streams else 0
 
     @overload
     def __getitem__(self, index: int) -> tuple[LocalCache, ShardInfo]: ...
