@@ -81,8 +81,8 @@ def _named_numbers(words: Sequence[str], *, option: str) -> dict[str, float]:
 
 def _open(config: RunConfig) -> dict[str, PackedDataset]:
     """The datasets of a run by the names that its cursor has; ConfigError for one whose packs lanes make."""
-    from ..loader.loader import SOURCE
     from ..mds.core import core_of, opens_loader
+    from ..plan.cursor import SOURCE
     from ..types import World
 
     opened: Any = config.build_datasets(World())
@@ -106,14 +106,14 @@ def _mixture(datasets: dict[str, PackedDataset], train: TrainConfig) -> Mixture:
 
 def _stop(run: Any, stretch: Any, train: TrainConfig, *, num_steps: int | None) -> int:
     """The step before which the run ends, or num_steps steps after the checkpoint."""
-    from ..ledger.remix import steps_to_end, stop_after
+    from ..ledger.ends import step_after, steps_to_end
     from ..train.checkpoint.paths import split_path
 
     if num_steps is not None:
         return int(run.stop) + num_steps
     if train.max_steps is not None:
         num_trained = split_path(run.where)[1] or 0
-        return stop_after(train.max_steps - num_trained, first=run.stop, skipped=train.skip_steps)
+        return step_after(run.stop, train.max_steps - num_trained, skipped=train.skip_steps)
     to_end = steps_to_end(stretch, num_epochs=train.num_train_epochs)
     if to_end is None:
         raise ConfigError(

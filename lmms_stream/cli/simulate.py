@@ -142,6 +142,7 @@ def _of_dataset(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
 def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
     """The datasets of a run's file, and what its section `train` says of steps and ranks."""
     from ..config import load_config
+    from ..plan.cursor import SOURCE
     from ..simulate.sources import Sources
     from ..train.run_config import RunConfig
     from ..types import World
@@ -151,7 +152,7 @@ def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
         raise ConfigError(f"{options.dataset} says {given[0]} itself: leave --{given[0].replace('_', '-')} out")
     config = load_config(RunConfig, Path(options.dataset))
     train = config.train
-    configs = {"data": config.dataset} if config.dataset is not None else config.datasets
+    configs = {SOURCE: config.dataset} if config.dataset is not None else config.datasets
     for name, each in configs.items():
         if each.dataset_type is not None:
             raise ConfigError(

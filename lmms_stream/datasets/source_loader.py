@@ -13,10 +13,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..loader.batch_maker import Collator, Ready
 from ..loader.collate import collate
-from ..loader.loader import SOURCE
 from ..loader.worker import PackWorker
 from ..loader.workers import StartMethod, Workers
 from ..plan.assign import check_global_batch
+from ..plan.cursor import SOURCE
 from ..plan.lanes import check_lanes
 from ..storage.tally import FetchCounts
 from ..types import Batch, World

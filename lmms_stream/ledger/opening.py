@@ -119,20 +119,3 @@ def _find(run: str) -> Checkpoint:
         if steps := target.candidates():
             return read_checkpoint(target.storage, steps[-1])
     raise CheckpointError(f"{run} has no complete checkpoint: name one, or the output_dir of a run that has saved one")
-
-
-def step_after(first: int, num_steps: int, *, skipped: Sequence[tuple[int, int]]) -> int:
-    """The step after `num_steps` steps from `first` on that lie in none of the ranges `skipped`, which may overlap.
-
-    >>> [step_after(0, num_steps, skipped=[(2, 4), (3, 5), (9, 20)]) for num_steps in (2, 6, 8)]
-    [2, 9, 22]
-    """
-    end = first
-    for begin, stop in sorted(skipped):
-        kept = max(begin, end) - end
-        if kept >= num_steps:
-            break
-        if stop <= end:
-            continue
-        end, num_steps = stop, num_steps - kept
-    return end + num_steps

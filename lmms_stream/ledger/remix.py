@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from ..plan.assign import num_steps
 from ..plan.cursor import Cursor, SourceCursor
 from ..plan.ledger import Ledger, Ranges, Stretch
 from ..plan.mixture import Mixture
 from ..plan.pack_plan import PackPlan
 from ..plan.source_ranges import SourceRange
 from .amounts import SourceAmounts, amounts_of
+from .ends import steps_to_end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,37 +69,6 @@ def changed(ledger: Ledger, mixture: Mixture, *, first: int, global_batch: int, 
     cursor = mixture.adopt(ledger.cursor(first))
     stretches = [each for each in ledger.stretches if each.cursor.step <= first]
     return Ledger([*stretches, Stretch(mixture=mixture, cursor=cursor, global_batch=global_batch, skipped=skipped)])
-
-
-def steps_to_end(stretch: Stretch, *, num_epochs: int | None = None) -> int | None:
-    """Steps from the beginning of a stretch until its sources have no packs left; None where that never comes.
-
-    num_epochs: how often a mixture without weights is gone through, since the run began; None: to the end of its epoch.
-    """
-    mixture, cursor, size = stretch.mixture, stretch.cursor, stretch.global_batch
-    if mixture.schedule is not None:
-        left = mixture.packs_left(cursor)
-        return None if left is None else num_steps(global_batch=size, num_packs=left)
-    total = 0
-    epoch = max(cursor.sources[name].epoch for name in mixture.names)  # that of a source added later is earlier
-    for _ in range(max(epoch + 1, num_epochs or 0) - epoch):
-        steps = num_steps(global_batch=size, num_packs=mixture.packs_left(cursor) or 0)
-        cursor = mixture.skip(cursor, steps, global_batch=size)
-        total += steps
-    return total
-
-
-def stop_after(num_trained: int, *, first: int, skipped: Ranges) -> int:
-    """The step before which `num_trained` steps from `first` on are trained, when ranges of steps are skipped.
-
-    >>> stop_after(3, first=10, skipped=[(11, 13)])
-    15
-    """
-    stop = first
-    while num_trained > 0:
-        num_trained -= not any(begin <= stop < end for begin, end in skipped)
-        stop += 1
-    return stop
 
 
 def describe_change(before: Ledger, after: Ledger, *, stop: int) -> Change:

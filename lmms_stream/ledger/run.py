@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,8 @@ from ..plan.ledger import PieceEntry, StepEntry
 from ..plan.left_out import LeftOut
 from ..types import World
 from .amounts import SourceAmounts, amounts_of
-from .opening import RunHistory, open_history, step_after
+from .ends import step_after, steps_to_end
+from .opening import RunHistory, open_history
 from .origins import Origins
 from .retrain import Retraining, retraining
 from .stretches import OpenedSources, open_stretches
@@ -67,17 +69,14 @@ class Ledger:
     def end(self) -> int | None:
         """The step that the run ends before, by its settings; None where they do not say it (max_tokens)."""
         last, settings = self.plans.stretches[-1], self.history.settings
-        cursor = self.plans.cursor(self.stop)
-        if settings.num_train_epochs is not None and last.mixture.schedule is None:
-            while max(cursor.sources[name].epoch for name in last.mixture.plans) < settings.num_train_epochs:
-                num_steps = -(-(last.mixture.packs_left(cursor) or 0) // last.global_batch)
-                cursor = last.mixture.skip(cursor, num_steps, global_batch=last.global_batch)
-            return cursor.step
+        rest, is_weighted = replace(last, cursor=self.plans.cursor(self.stop)), last.mixture.schedule is not None
+        if settings.num_train_epochs is not None and not is_weighted:
+            return self.stop + (steps_to_end(rest, num_epochs=settings.num_train_epochs) or 0)
         if settings.max_steps is None:
             return None
         end = step_after(self.stop, settings.max_steps - self.history.num_trained, skipped=last.skipped)
-        num_left = None if last.mixture.schedule is None else last.mixture.packs_left(cursor)
-        return end if num_left is None else min(end, self.stop - (-num_left // last.global_batch))
+        left = steps_to_end(rest) if is_weighted else None
+        return end if left is None else min(end, self.stop + left)
 
     def step(self, number: int) -> StepEntry:
         """The packs of a step, trained or not yet; CursorError for one that the run has not, nor will have."""

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..errors import CheckpointError, CursorError
-from ..mds.growth import num_parts_of
 from ..mds.pack_counts import PackCountsFolder
 from ..mds.streams import StoredDataset, StreamConfig
 from ..plan.cursor import FINGERPRINT_FIELDS, Cursor, explain_other_plan
@@ -64,7 +61,7 @@ class OpenedSources:
         if (url, shards) in self._stored:
             return self._stored[url, shards]
         now = found = StoredDataset(StreamConfig(remote=url), config=FetchConfig())
-        for num_parts in reversed(range(num_parts_of(now.storage))):
+        for num_parts in reversed(range(now.num_parts)):
             if _digest(found) == shards:
                 break
             found = StoredDataset(StreamConfig(remote=url, num_parts=num_parts), config=FetchConfig())
@@ -83,7 +80,7 @@ def _shards_of(followed: str) -> str:
 
 
 def _digest(stored: StoredDataset) -> str:
-    return short_digest(np.array([info.num_samples for info in stored.shards], np.int64).tobytes())
+    return short_digest(stored.shards.samples.tobytes())
 
 
 def _check_same(name: str, built: PackPlan, stored: StoredDataset, *, followed: str, saved: Mapping[str, Any]) -> None:

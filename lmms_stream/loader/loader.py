@@ -13,7 +13,7 @@ from ..mds.core import HasCore, PackedDataset, core_of
 from ..mds.provenance import SourceRow
 from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead
 from ..plan.assign import check_global_batch, num_steps
-from ..plan.cursor import Cursor
+from ..plan.cursor import SOURCE, Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import check_lanes
 from ..plan.left_out import LeftOut
@@ -33,7 +33,6 @@ from .worker import LaneWorker, PackWorker, PlanWorker
 from .worker_counts import FetchMeter
 from .workers import StartMethod, Workers
 
-SOURCE = "data"  # the name of a single source in the cursor
 FETCH_ERROR_S = 10.0  # waited beyond fetch.timeout_s, so that the fetch's own error comes first: it says more
 
 

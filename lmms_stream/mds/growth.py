@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, ObjectMissingError
-from ..storage.storage import Storage
+from ..errors import ConfigError
 from .index import DATASET_NAME
 from .shard_list import ShardList
 
 
-def num_parts_of(storage: Storage) -> int:
-    """How many parts the dataset in a store has taken in."""
-    try:
-        return len(json.loads(storage.read(DATASET_NAME)).get("parts", []))
-    except ObjectMissingError:
-        return 0
-
-
-def first_parts(shards: ShardList, dataset: Mapping[str, Any] | None, num_parts: int | None, *, url: str) -> ShardList:
+def first_parts(shards: ShardList, parts: Sequence[Mapping[str, Any]], num_parts: int | None, *, url: str) -> ShardList:
     """The shards that the dataset at a URL had when it had taken in so many parts; all of them for None.
 
-    dataset: what its dataset.json holds. Raises ConfigError where it never had so many.
+    parts: those that it has taken in by now. Raises ConfigError where it never had so many.
     """
     if num_parts is None:
         return shards
-    parts = [] if dataset is None else dataset.get("parts", [])
     if not 0 <= num_parts <= len(parts):
         raise ConfigError(
             f"num_parts is {num_parts}, and {url} has {len(parts)} ({DATASET_NAME} lists them): choose from 0 to "

@@ -22,6 +22,7 @@ from .shard_table import ABOUT_NAME, ENTRIES_NAME, ShardTable, write_table
 LONG_INDEX_BYTES = 1 << 20  # about 3000 shards; a longer index is made into a table
 _FORMAT = 1  # of tables
 _TABLES = "_lmms/index"
+_Facts = tuple[StoredObject, StoredObject | None]  # of index.json, and of dataset.json where there is one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,11 @@ class StoredIndex:
     dataset: dict[str, Any] | None
     digest: str
 
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """What the dataset has taken in since it was converted, as its dataset.json describes it."""
+        return [] if self.dataset is None else list(self.dataset.get("parts", []))
+
 
 def read_index(storage: Storage, cache_folder: Path, *, validate_hash: str | None, timeout_s: float) -> StoredIndex:
     """The index of the dataset in a store. The table of a long one is kept below cache_folder, made by one process.
@@ -45,32 +51,44 @@ def read_index(storage: Storage, cache_folder: Path, *, validate_hash: str | Non
     facts = _facts(storage)
     if facts is None or facts[0].num_bytes <= LONG_INDEX_BYTES or not all(each.tag for each in facts if each):
         return _listed(storage, validate_hash)
-    key = json.dumps([_FORMAT, storage.url, *((each.num_bytes, each.tag) if each else None for each in facts)])
-    kind = hashlib.blake2b(str(validate_hash).encode(), digest_size=4).hexdigest()
-    tables = cache_folder / _TABLES
-    folder = tables / f"{kind}-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
-    source = f"{storage.url}/{INDEX_NAME}"
-    if not (folder / ABOUT_NAME).exists():
-        with disk_errors(str(tables)):
-            tables.mkdir(parents=True, exist_ok=True)
-            with locked(tables / ".lock", timeout_s=timeout_s) as lock:
-                if lock is None:
-                    raise StorageError(
-                        f"{tables} was held by another process for {timeout_s:g} s: does it still read {source}? End "
-                        "that process and try again"
-                    )
-                if not (folder / ABOUT_NAME).exists():
-                    _make_table(storage, folder, has_dataset=facts[1] is not None, validate_hash=validate_hash)
-                    if _facts(storage) != facts:  # it was replaced meanwhile
-                        shutil.rmtree(folder)
-                        return _listed(storage, validate_hash)
-                    for other in set(tables.glob(f"{kind}-*")) - {folder}:
-                        shutil.rmtree(other)  # of the index that this one has replaced
-    table = ShardTable(folder, source=source)
+    folder = _table_folder(storage.url, facts, cache_folder, validate_hash)
+    if not (folder / ABOUT_NAME).exists() and not _make_once(storage, facts, folder, validate_hash, timeout_s):
+        return _listed(storage, validate_hash)
+    table = ShardTable(folder, source=f"{storage.url}/{INDEX_NAME}")
     return StoredIndex(shards=table, dataset=table.about.dataset, digest=table.about.digest)
 
 
-def _facts(storage: Storage) -> tuple[StoredObject, StoredObject | None] | None:
+def _table_folder(url: str, facts: _Facts, cache_folder: Path, validate_hash: str | None) -> Path:
+    """Of the table of an index with these sizes and tags; those for a kind of checksum begin alike."""
+    key = json.dumps([_FORMAT, url, *((each.num_bytes, each.tag) if each else None for each in facts)])
+    kind = hashlib.blake2b(str(validate_hash).encode(), digest_size=4).hexdigest()
+    return cache_folder / _TABLES / f"{kind}-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
+
+
+def _make_once(storage: Storage, facts: _Facts, folder: Path, validate_hash: str | None, timeout_s: float) -> bool:
+    """Make a table unless another process has; False for an index that is replaced meanwhile."""
+    tables = folder.parent
+    with disk_errors(str(tables)):
+        tables.mkdir(parents=True, exist_ok=True)
+        with locked(tables / ".lock", timeout_s=timeout_s) as lock:
+            if lock is None:
+                raise StorageError(
+                    f"{tables} was held by another process for {timeout_s:g} s: does it still read "
+                    f"{storage.url}/{INDEX_NAME}? End that process and try again"
+                )
+            if (folder / ABOUT_NAME).exists():
+                return True
+            _make_table(storage, folder, has_dataset=facts[1] is not None, validate_hash=validate_hash)
+            if _facts(storage) != facts:
+                shutil.rmtree(folder)
+                return False
+            kind = folder.name.partition("-")[0]
+            for other in set(tables.glob(f"{kind}-*")) - {folder}:
+                shutil.rmtree(other)  # of the index that this one has replaced
+            return True
+
+
+def _facts(storage: Storage) -> _Facts | None:
     """Sizes and tags of index.json and dataset.json; None where a store does not tell, which reading explains."""
     try:
         index = storage.stat(INDEX_NAME)

@@ -77,7 +77,8 @@ class StoredDataset:
         index = read_index(
             self.storage, self.cache.folder, validate_hash=stream.validate_hash, timeout_s=config.timeout_s
         )
-        self.shards = first_parts(index.shards, index.dataset, stream.num_parts, url=self.url)
+        self.shards = first_parts(index.shards, index.parts, stream.num_parts, url=self.url)
+        self.num_parts = len(index.parts)  # that lie there, whichever are read
         self._is_cut = len(self.shards) < len(index.shards)
         self.node_folder = node_folder(self.cache.folder, index.digest)
         self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there

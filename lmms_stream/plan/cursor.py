@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import CursorError
 
 CURSOR_VERSION = 2  # 1: shares began anew in each phase of a mixture, and order had other canonical nodes unshuffled
+SOURCE = "data"  # the name of the only source of a run
 FINGERPRINT_FIELDS = (  # of a plan's fingerprint, between its dashes
     "the plan version (release)",
     "the lengths index (dataset or processor)",

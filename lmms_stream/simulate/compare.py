@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ..errors import ConfigError
 from ..storage.sizes import shown_bytes
@@ -12,7 +13,8 @@ from .figures import Simulation
 from .run import Steps, simulate_sources
 from .sources import COMPARED, Sources
 
-OF_CLUSTER = ("num_nodes", "num_workers", "bandwidth", "cache")
+COUNTS = ("num_nodes", "num_workers")
+OF_CLUSTER = (*COUNTS, "bandwidth", "cache")
 ADVISED = ("num_canonical_nodes", "shuffle_block_size", "shard_bytes")  # packing_length is another run
 WORTH = 1.1  # times fewer bytes that a setting is advised for
 LIKE_THE_BEST = 1.02  # times the fewest bytes: the first of such settings is advised
@@ -48,15 +50,13 @@ def compare(
 
 
 def _with_setting(cluster: Cluster, name: str, value: str) -> Cluster:
-    if name == "bandwidth":
-        return dataclasses.replace(cluster, bandwidth=value)
-    if name == "cache":
-        return dataclasses.replace(cluster, cache=value)
-    if not value.isdecimal():
+    if name not in COUNTS:
+        changed: dict[str, Any] = {name: value}
+    elif value.isdecimal():
+        changed = {name: int(value)}
+    else:
         raise ConfigError(f"{name}={value} is no whole number")
-    if name == "num_nodes":
-        return dataclasses.replace(cluster, num_nodes=int(value))
-    return dataclasses.replace(cluster, num_workers=int(value))
+    return dataclasses.replace(cluster, **changed)
 
 
 def advise(

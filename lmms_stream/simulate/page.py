@@ -66,7 +66,7 @@ def _charts(series: Series, simulation: Simulation) -> list[str]:
         ),
         _chart(
             "GiB downloaded so far, by a node in the mean",
-            simulation.series.thinned(NUM_POINTS).step,
+            steps,
             {"mean of the nodes": _so_far(simulation.series.mean_bytes, steps) / (mb << 10)},
         ),
         _chart("seconds waited so far", steps, {"all nodes together": np.cumsum(series.wait_s)}),

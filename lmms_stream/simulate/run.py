@@ -157,13 +157,11 @@ def _windows(sources: Sources, steps: Steps, total: int) -> list[_Window]:
     if 2 * length * count >= total:
         return [_Window(warm=0, first=0, stop=total)]
     firsts = np.linspace(0, total - length, count).astype(np.int64).tolist()
-    weight = (total / length - 2) / (
-        count - 2
-    )  # the first round and the last, where nodes run short, are like no other
+    # The first round and the last, where nodes run short, are like no other: they stand for themselves.
+    weights = [1.0, *[(total / length - 2) / (count - 2)] * (count - 2), 1.0]
     return [
-        _Window(warm=max(0, first - length), first=first, stop=first + length, weight=1.0 if number in ends else weight)
-        for ends in [(0, count - 1)]
-        for number, first in enumerate(firsts)
+        _Window(warm=max(0, first - length), first=first, stop=first + length, weight=weight)
+        for first, weight in zip(firsts, weights, strict=True)
     ]
 
 
@@ -185,9 +183,8 @@ def _look(
         batch = needs.config.global_batch
         cursor: Cursor = mixture.skip(mixture.start(), window.warm, global_batch=batch)
         if window.first > window.warm:
-            warmed = replay.run(needs.walk(cursor, window.first - window.warm))
+            replay.run(needs.walk(cursor, window.first - window.warm))
             cursor = mixture.skip(cursor, window.first - window.warm, global_batch=batch)
-            del warmed
         first = window.first - window.warm
         counted = replay.run(needs.walk(cursor, window.stop - window.first, first=first))
         shift = seen - first

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError
 from ..mds.core import HasCore, PackedDataset, core_of
 from ..mds.index import ShardInfo
+from ..plan.cursor import SOURCE
 from ..plan.mixture import Mixture
 from ..plan.order import OrderConfig
 from ..plan.pack_plan import PackPlan
@@ -24,7 +25,6 @@ from .replay import Shards
 
 Datasets = PackedDataset | HasCore | Mapping[str, PackedDataset | HasCore]
 COMPARED = ("num_canonical_nodes", "shuffle_block_size", "packing_length", "shard_bytes")
-SOURCE = "data"  # the name of a single dataset
 
 
 @dataclass(frozen=True, kw_only=True)

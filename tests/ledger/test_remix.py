@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.ledger.amounts import amounts_of
-from lmms_stream.ledger.remix import changed, describe_change, steps_to_end, stop_after
+from lmms_stream.ledger.ends import step_after, steps_to_end
+from lmms_stream.ledger.remix import changed, describe_change
 from lmms_stream.plan.cursor import Cursor
 from lmms_stream.plan.ledger import Ledger, Stretch
 from lmms_stream.plan.mixture import Mixture
@@ -196,7 +197,7 @@ def test_steps_that_are_passed_over_are_no_reads() -> None:
     before = run_of({"a": 1, "b": 1}, num_steps=2)
     mixture = before.stretches[-1].mixture
     after = changed(before, mixture, first=2, global_batch=4, skipped=[(3, 5)])
-    change = describe_change(before, after, stop=stop_after(3, first=2, skipped=[(3, 5)]))
+    change = describe_change(before, after, stop=step_after(2, 3, skipped=[(3, 5)]))
     assert change.stop == 7
     passed = [pack for number in (3, 4) for pack in after.step(number).packs]
     assert sum(each.num_skipped_tokens for each in change.sources.values()) == sum(
