@@ -37,15 +37,32 @@ def add_commands(commands: Commands) -> None:
     add("--nodes", type=int, default=1, metavar="N", help="spread the ranks over N nodes; default 1")
     add("--gpus", type=int, default=8, metavar="N", help="put N ranks on each node; default 8")
     add("--workers", type=int, metavar="N", help="give each rank N loader workers; default: the run's, or 2")
-    add("--bandwidth", metavar="RATE", help="share so much between the store and a node: 5gbit; default: no limit")
-    add("--cache", metavar="SIZE", help="keep so much of the shards on each node: 500gb; default: all")
-    add("--step-time", default="1s", metavar="TIME", help="take so long for a step whose batches are there; default 1s")
-    add("--latency", default="50ms", metavar="TIME", help="wait so long for a request's first byte; default 50ms")
-    add("--request-price", type=float, default=0.0004, metavar="DOLLARS", help="count so much for 1000 requests")
-    add("--egress-price", type=float, default=0.0, metavar="DOLLARS", help="count so much for 10^9 bytes; default 0")
+    add("--bandwidth", metavar="RATE", help="give each node a link of RATE to the store, as 5gbit; default: no limit")
+    add("--cache", metavar="SIZE", help="keep at most SIZE of shards on each node, as 500gb; default: all")
+    add("--step-time", default="1s", metavar="TIME", help="take TIME for a step whose batches are there; default 1s")
+    add("--latency", default="50ms", metavar="TIME", help="wait TIME for the first byte of a request; default 50ms")
+    add(
+        "--request-price",
+        type=float,
+        default=0.0004,
+        metavar="DOLLARS",
+        help="count DOLLARS for 1000 requests; default 0.0004",
+    )
+    add(
+        "--egress-price",
+        type=float,
+        default=0.0,
+        metavar="DOLLARS",
+        help="count DOLLARS for 10^9 bytes that leave the store; default 0",
+    )
     add("--epochs", type=int, metavar="N", help="run N epochs, caches kept; default: the run's, or 1")
     add("--max-steps", type=int, metavar="N", help="end after N steps; default: the run's")
-    add("--max-samples", type=int, metavar="N", help="read all steps of a run of N samples, of a longer one some")
+    add(
+        "--max-samples",
+        type=int,
+        metavar="N",
+        help="read every step of a run of at most N samples, and some of a longer one; default 2^25",
+    )
     add(
         "--compare",
         action="append",
