@@ -280,7 +280,8 @@ class Loop:
                 trainer.best.checkpoint = trainer.saver.where(self._step)
             if self._saved != self._step:
                 self._saved = self._step
-                trainer.saver.save(self._step, state_of(trainer), best=trainer.best.step)
+                part = trainer.run_log.part(self._step)
+                trainer.saver.save(self._step, state_of(trainer), best=trainer.best.step, beside=part)
             if trainer.callbacks.listens("on_save"):
                 trainer.saver.wait()
             trainer.callbacks.call("on_save")

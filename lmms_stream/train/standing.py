@@ -38,6 +38,7 @@ def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
         if "callbacks" in state:
             trainer.callbacks.load(state["callbacks"])
     trainer.data.left_out.begin(trainer.counts)
+    trainer.run_log.begin(trainer.step, url=trainer.saver.url)
     begin_stretch(trainer.counts.history, stretch_of(trainer.loader, skipped=trainer.config.skip_steps))
     trainer.phases.step = trainer.step
     trainer.set_length()  # the global batch or skipped steps may have changed

@@ -1,15 +1,25 @@
-"""torchrun, which passes SIGUSR1 on to its ranks. torchrun alone is ended by it, and nothing is saved."""
+"""torchrun, which passes SIGUSR1 on to its ranks, and takes nodes back. torchrun alone does neither.
+
+It is ended by SIGUSR1, and nothing is saved. And torch 2.15 keeps one store for the ranks of all starts of a job: they
+find the addresses of those that are gone, and a node that comes back waits for one that nobody tells it. So where ranks
+may be started again, each start gets a store of its own, which its rank 0 serves. Elsewhere torchrun's stays: it
+outlives rank 0, so that others can be told how that ended.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from ..processes.ending import end_process
+
+OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # each start of the ranks has a store of its own
 
 
 def main() -> None:
@@ -17,8 +27,22 @@ def main() -> None:
     from torch.distributed.run import main as torchrun
 
     gc.enable()
+    if starts_again(sys.argv[1:]):
+        os.environ.setdefault(OWN_STORES, "1")
     signal.signal(signal.SIGUSR1, _tell_ranks)
     torchrun()
+
+
+def starts_again(arguments: Sequence[str]) -> bool:
+    """Whether torchrun may start ranks again: it has restarts, or nodes that may come later."""
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=True):
+        name, separator, value = argument.replace("_", "-").partition("=")
+        value = value if separator else following
+        if (name == "--max-restarts" and value != "0") or (name == "--nnodes" and ":" in value):
+            return True
+        if name == "-m":  # the rest are the script's
+            break
+    return False
 
 
 def _tell_ranks(number: int, _: FrameType | None) -> None:

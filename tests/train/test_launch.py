@@ -15,6 +15,7 @@ from lmms_stream.train.__main__ import main
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import STOPPED_STATUS
+from lmms_stream.train.torchrun import starts_again
 
 from ..conftest import run_cli, run_command, write_tokens
 from ..rounds import rounds
@@ -49,6 +50,21 @@ def test_the_command_that_becomes_a_run_loads_no_torch() -> None:
     assert done.returncode == 0, done.stderr
     assert "lmms_stream.train.launch" in done.stdout.split()
     assert not {*done.stdout.split()} & {"torch", "transformers", "streaming", "numba"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--standalone --nproc-per-node=2 -m lmms_stream.train run.yaml", False),
+        ("--nnodes 2 --max-restarts=0 -m lmms_stream.train run.yaml", False),
+        ("--nnodes 2 -m lmms_stream.train run.yaml --max-restarts=3", False),
+        ("--nnodes 2 --max-restarts 3 -m lmms_stream.train run.yaml", True),
+        ("--nnodes=2 --max_restarts=3 -m lmms_stream.train run.yaml", True),
+        ("--nnodes 1:2 -m lmms_stream.train run.yaml", True),
+    ],
+)
+def test_ranks_that_may_be_started_again_are_known_by_the_arguments_of_torchrun(arguments: str, expected: bool) -> None:
+    assert starts_again(arguments.split()) is expected
 
 
 def test_a_process_that_ends_without_freeing_its_memory_does_all_else_as_others_do() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ def test_a_run_goes_on_from_its_checkpoints_in_a_store_which_keeps_the_latest(
     losses = {}
     for name, *stops in (("whole", 6), ("resumed", 3, 6)):
         for stop in stops:
+            shutil.rmtree(tmp_path / name, ignore_errors=True)  # the log lies beside the checkpoints, too
             saved = f"train.checkpoint_dir={any_store_folder}/{name}"
             trainer_of(path, f"train.output_dir={tmp_path / name}", saved, f"train.max_steps={stop}").train()
         losses[name] = [record["loss"] for record in read_log(tmp_path / name)]

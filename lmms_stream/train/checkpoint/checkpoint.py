@@ -37,6 +37,7 @@ from .store import (
     read_checkpoint,
 )
 from .tensors import (
+    NOTHING,
     CheckpointWriter,
     Tensors,
     cause_of,
@@ -110,17 +111,19 @@ class Checkpointer:
         state: Mapping[str, Any],
         documents: Mapping[str, bytes],
         best: int | None = None,
+        beside: Mapping[str, bytes] = NOTHING,
     ) -> None:
         """Begin to save checkpoint `step`, or save it; first wait for the one before.
 
         state: JSON values of the trainer, the cursor among them. documents: other files, by name. Those of rank 0 are
-        saved. best: the step of a checkpoint that stays, whatever `keep` is.
+        saved. best: the step of a checkpoint that stays, whatever `keep` is. beside: files of rank 0 beside the
+        checkpoints, by their keys, which stay.
         """
         self.wait()
         values = tensors_of(model, optimizer, self._average)
         text = json.dumps({**state, "step": step}, indent=1) + "\n"
         documents = {**documents, STATE_NAME: text.encode()}
-        self._writer = CheckpointWriter(self._target, step, documents, keep=self._keep, best=best)
+        self._writer = CheckpointWriter(self._target, step, documents, keep=self._keep, best=best, beside=beside)
         options: dict[str, Any] = {
             "storage_writer": self._writer,
             # What several ranks have is written by the first of them, so that fewer files are read for it.

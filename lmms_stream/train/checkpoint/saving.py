@@ -20,6 +20,7 @@ from .fingerprint import check_same_model, fingerprint_of, other_differences
 from .folder import save_folder
 from .paths import checkpoints_url
 from .store import MODEL_FOLDER, Checkpoint, folder_name
+from .tensors import NOTHING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,11 +73,13 @@ class RunSaver:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._checkpointer.__exit__(kind, error, at)
 
-    def save(self, step: int, state: Mapping[str, Any], *, best: int | None = None) -> None:
+    def save(
+        self, step: int, state: Mapping[str, Any], *, best: int | None = None, beside: Mapping[str, bytes] = NOTHING
+    ) -> None:
         """Begin to save checkpoint `step`; see Checkpointer.save."""
         state = {**state, "fingerprint": self._fingerprint}
         self._checkpointer.save(
-            self._model, self._optimizer, step=step, state=state, documents=self._documents, best=best
+            self._model, self._optimizer, step=step, state=state, documents=self._documents, best=best, beside=beside
         )
         self._latest = self.where(step)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from ..run.average import Average
 from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
 
 Tensors = dict[str, Any]  # by "model", "optimizer" or "average", then by the names of parameters
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
 NO_ROOM_BYTES = 1 << 16  # torch's writer names no cause: with less free, it is a full disk
 
 
@@ -142,11 +144,18 @@ class CheckpointWriter(FileSystemWriter):
     """Writes one checkpoint: each rank its tensors, then rank 0 `documents` and complete.json.
 
     documents: files beside the tensors, by name, of rank 0. keep: how many of the latest checkpoints stay; best: the
-    step of one that stays among them.
+    step of one that stays among them. beside: files of rank 0 beside the checkpoints, by their keys.
     """
 
     def __init__(
-        self, target: Target, step: int, documents: Mapping[str, bytes], *, keep: int | None, best: int | None = None
+        self,
+        target: Target,
+        step: int,
+        documents: Mapping[str, bytes],
+        *,
+        keep: int | None,
+        best: int | None = None,
+        beside: Mapping[str, bytes] = NOTHING,
     ):
         super().__init__(target.writing(step))
         self.target = target
@@ -154,7 +163,7 @@ class CheckpointWriter(FileSystemWriter):
         self.warnings: list[str] = []  # about old checkpoints that could not be removed
         self._folder = target.writing(step)
         self._documents = documents
-        self._keep, self._best = keep, best
+        self._keep, self._best, self._beside = keep, best, beside
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan  # the folder is made later, once for all ranks
@@ -189,6 +198,8 @@ class CheckpointWriter(FileSystemWriter):
                 write_synced(self._folder / name, data)
             own = {name: FileDigest.of(self._folder / name) for name in (METADATA_NAME, *self._documents)}
             self.target.publish(self.step, own)
+            for key, data in self._beside.items():
+                self.target.storage.write(key, data)
             self.target.commit(self.step, {**files, **own})
         try:
             remove_old(self.target, self.step, keep=self._keep, best=self._best)

@@ -7,7 +7,7 @@ engine_figures  the same by LMMS Engine's names
 overlong        warnings of samples that no pack can hold
 run_log     all that a run shows: records, progress, traces
 reporters   where records go
-train_log   the log, a record a line, written and read
+train_log   the log, a record a line, written and read; kept_log: kept beside checkpoints
 progress    a bar, or a line now and then
 profiling   traces of some steps
 compilations  graphs that were compiled, and a warning of too many

@@ -8,14 +8,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...storage.storage import open_storage
 from ...types import World
 from ..run.phases import Phases
 from ..run.schedules import Schedule
 from ..run.settings import TrainConfig
+from .kept_log import KeptLog, restore_log
 from .profiling import StepProfiler
 from .progress import RunProgress
 from .reporters import Report, check_reporters, open_reports
 from .standstill import Standstill
+from .train_log import LOG_NAME
 
 
 class RunLog:
@@ -26,6 +29,19 @@ class RunLog:
         self._args = args
         self._world = world
         self._reports: list[Report] = []
+        # Checkpoints that lie elsewhere outlive the output_dir, so the log is kept beside them.
+        self._kept = KeptLog() if args.checkpoint_dir is not None and world.rank == 0 else None
+
+    def begin(self, step: int, *, url: str) -> None:
+        """Go on behind a checkpoint (step 0: at the beginning), with what is kept of the log at the URL of these."""
+        if self._kept is not None:
+            self._kept.begin(step)
+            if step:
+                restore_log(open_storage(url), step, Path(self._args.output_dir) / LOG_NAME)
+
+    def part(self, step: int) -> dict[str, bytes]:
+        """What of the log is to be kept beside the checkpoint of a step, by its key."""
+        return {} if self._kept is None else self._kept.part(step)
 
     @contextmanager
     def running(self, schedule: Schedule, *, step: int, position: int) -> Iterator[None]:
@@ -58,4 +74,6 @@ class RunLog:
         """Report a record of all ranks; it has its "step"."""
         for report in self._reports:
             report.write(record)
+        if self._kept is not None:
+            self._kept.add(record)
         self._progress.tell(record, position)

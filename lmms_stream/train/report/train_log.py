@@ -20,7 +20,7 @@ _BLOCK = 1 << 16
 class JsonLines:
     """Writes a line for each record. The lines of an earlier run stay, except half a line at which it was killed.
 
-    JSON has no NaN and no infinity: what is not finite is null. StorageError when the disk refuses.
+    StorageError when the disk refuses.
     """
 
     def __init__(self, path: Path):
@@ -31,14 +31,20 @@ class JsonLines:
             self._file.truncate(_end_of_lines(self._file))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        finite = {name: None if _is_not_finite(value) else value for name, value in record.items()}
+        line = line_of(record)
         with disk_errors(str(self._path), room=ROOM):
-            self._file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")
+            self._file.write(line)
             self._file.flush()
 
     def close(self) -> None:
         with disk_errors(str(self._path), room=ROOM):
             self._file.close()
+
+
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """A record as a line of a log. JSON has no NaN and no infinity: what is not finite is null."""
+    finite = {name: None if _is_not_finite(value) else value for name, value in record.items()}
+    return json.dumps(finite, allow_nan=False).encode() + b"\n"
 
 
 class History(NamedTuple):

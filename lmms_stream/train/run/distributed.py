@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ...types import World
 from .flight_recorder import record_collectives
+from .interface import set_interface
 
 _LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo raises plain RuntimeErrors
 _made: dist.ProcessGroup | None = None  # the process group that init_distributed made
@@ -43,6 +44,8 @@ def init_distributed(
         options: dict[str, Any] = {}
         if "RANK" not in os.environ:
             options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+        else:
+            set_interface(os.environ)
         if cuda and traces is not None:
             record_collectives(traces)
         backend: Literal["cpu:gloo,cuda:nccl", "gloo"] = "cpu:gloo,cuda:nccl" if cuda else "gloo"

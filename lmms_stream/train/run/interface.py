@@ -1,0 +1,96 @@
+"""Which of a node's network interfaces gloo takes, where the node's own name would lead it to none that others reach.
+
+gloo listens at the address that the node's name has. Debian and its like give it 127.0.1.1 in /etc/hosts, and a name
+that nobody knows counts as 127.0.0.1: other nodes would connect to themselves, and the run would stand still.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import logging
+import os
+import socket
+import struct
+from collections.abc import Mapping, MutableMapping
+
+from ...errors import ConfigError
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+logger = logging.getLogger("lmms_stream")
+
+
+def set_interface(environment: MutableMapping[str, str]) -> None:
+    """Name gloo's interface in the environment of a rank, where it has to be and nobody did. ConfigError: see chosen.
+
+    environment: torchrun's, with the addresses of all ranks' store; a run on one node needs none.
+    """
+    size, local_size = environment.get("WORLD_SIZE"), environment.get("LOCAL_WORLD_SIZE")
+    if VARIABLE in environment or size is None or local_size is None or int(size) <= int(local_size):
+        return
+    own = own_address()
+    if own is not None and not ipaddress.ip_address(own).is_loopback:
+        return
+    name = chosen(interfaces(), towards=_address_towards(environment.get("MASTER_ADDR", "")), own=own)
+    environment[VARIABLE] = name
+    if environment.get("LOCAL_RANK") == "0":
+        logger.info(
+            "%s has the address %s, which no other node reaches: gloo takes %s (%s)",
+            socket.gethostname(), own or "of nobody", name, VARIABLE,
+        )  # fmt: skip
+
+
+def chosen(found: Mapping[str, str], *, towards: str | None, own: str | None) -> str:
+    """The interface that has the address from which the first rank is reached, or the only one there is.
+
+    found: IPv4 addresses of interfaces by name. ConfigError where neither tells.
+    """
+    outside = {name: each for name, each in found.items() if not ipaddress.ip_address(each).is_loopback}
+    names = [name for name, each in outside.items() if each == towards] or list(outside)
+    if len(names) != 1:
+        known = ", ".join(f"{name} ({each})" for name, each in outside.items()) or "none"
+        raise ConfigError(
+            f"this node's name leads to {own or 'no address'}, which other nodes do not reach, and which of its "
+            f"interfaces they do is not known: set {VARIABLE} to one of them: {known}"
+        )
+    return names[0]
+
+
+def own_address() -> str | None:
+    """The address that gloo takes by itself: the first of this node's name that it can listen at; None for none."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as listener:
+            try:
+                listener.bind(address)
+            except OSError:
+                continue
+            return str(address[0])
+    return None
+
+
+def interfaces() -> dict[str, str]:
+    """The IPv4 addresses of this node's interfaces, by name."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
+            except OSError:  # it has none
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def _address_towards(host: str) -> str | None:
+    """The address from which this node would send to a host; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

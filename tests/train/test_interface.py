@@ -1,0 +1,48 @@
+"""Which network interface a rank takes, where its node's name leads nowhere."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import pytest
+from lmms_stream.errors import ConfigError
+from lmms_stream.train.run.interface import VARIABLE, chosen, interfaces, own_address, set_interface
+
+LO, ETH, IB = {"lo": "127.0.0.1"}, {"eth0": "10.0.0.5"}, {"ib0": "192.168.7.5"}
+
+
+def test_the_interface_towards_the_first_rank_is_taken_or_the_only_one() -> None:
+    assert chosen({**LO, **ETH}, towards=None, own="127.0.1.1") == "eth0"
+    assert chosen({**LO, **ETH}, towards="127.0.0.1", own=None) == "eth0"  # of the node with the first rank
+    assert chosen({**LO, **ETH, **IB}, towards="192.168.7.5", own="127.0.1.1") == "ib0"
+
+
+def test_a_node_whose_interface_is_not_known_is_an_error_that_names_those_it_has() -> None:
+    known = r"set GLOO_SOCKET_IFNAME to one of them: eth0 \(10\.0\.0\.5\), ib0 \(192\.168\.7\.5\)$"
+    with pytest.raises(
+        ConfigError, match=f"this node's name leads to 127.0.1.1, which other nodes do not reach.*{known}"
+    ):
+        chosen({**LO, **ETH, **IB}, towards="127.0.0.1", own="127.0.1.1")
+    with pytest.raises(ConfigError, match=r"leads to no address, .* one of them: none$"):
+        chosen(LO, towards=None, own=None)
+
+
+def test_loopback_is_an_interface_of_this_machine_and_its_name_has_an_address_or_none() -> None:
+    assert interfaces()["lo"] == "127.0.0.1"
+    own = own_address()
+    assert own is None or ip_address(own)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"MASTER_ADDR": "10.0.0.5"},
+        {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+        {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", VARIABLE: "ib7"},
+    ],
+    ids=["no rank", "one node", "named already"],
+)
+def test_an_interface_is_named_for_ranks_of_several_nodes_alone(environment: dict[str, str]) -> None:
+    before = dict(environment)
+    set_interface(environment)
+    assert environment == before

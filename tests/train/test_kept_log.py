@@ -1,0 +1,106 @@
+"""What of a run's log lies beside its checkpoints, and comes back where the log was lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmms_stream.errors import DataError
+from lmms_stream.storage.local import LocalStorage
+from lmms_stream.train.report.kept_log import KeptLog, part_name, restore_log
+from lmms_stream.train.report.train_log import JsonLines, history, read_log
+
+
+def record(step: int, loss: float = 0.5) -> dict[str, Any]:
+    return {"step": step, "loss": loss, "num_steps": 1}
+
+
+def write(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    log = JsonLines(path)
+    for each in records:
+        log.write(each)
+    log.close()
+
+
+def keep(storage: LocalStorage, *, after: int, steps: Iterable[int], save_at: int, loss: float = 0.5) -> None:
+    """What a run that began after a step keeps: records of some steps, with the checkpoint of the last."""
+    kept = KeptLog()
+    kept.begin(after)
+    for step in steps:
+        kept.add(record(step, loss))
+    for key, data in kept.part(save_at).items():
+        storage.write(key, data)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    """Of a run that saved after steps 2, 4 and 6, with an evaluation at step 4."""
+    found, kept = LocalStorage(tmp_path / "store"), KeptLog()
+    for step in range(1, 7):
+        kept.add(record(step))
+        if step == 4:
+            kept.add({"step": 4, "eval_loss": 0.25})
+        if step % 2 == 0:
+            for key, data in kept.part(step).items():
+                found.write(key, data)
+    return found
+
+
+EVERYTHING = [*map(record, range(1, 5)), {"step": 4, "eval_loss": 0.25}, record(5), record(6)]
+
+
+@pytest.mark.parametrize("known", range(7))
+def test_what_a_log_lacks_is_added_and_nothing_else(storage: LocalStorage, tmp_path: Path, known: int) -> None:
+    path = tmp_path / "train_log.jsonl"
+    before = [each for each in EVERYTHING if each["step"] <= known]
+    write(path, before)
+    assert restore_log(storage, 6, path) == len(EVERYTHING) - len(before)
+    assert read_log(path) == EVERYTHING
+    assert restore_log(storage, 6, path) == 0
+
+
+def test_a_log_with_a_gap_and_steps_that_do_not_count_becomes_that_of_the_run(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    """As of a node that was away while the others went on from a checkpoint."""
+    path = tmp_path / "train_log.jsonl"
+    write(path, [record(1), record(2), record(3, 0.75), record(8, 0.75)])
+    assert restore_log(storage, 6, path) > 0
+    found = history(read_log(path))
+    assert [each["step"] for each in found.steps] == [1, 2, 3, 4, 5, 6]
+    assert {each["loss"] for each in found.steps} == {0.5}
+    assert found.evaluations == [{"step": 4, "eval_loss": 0.25}]
+
+
+def test_of_a_checkpoint_that_was_saved_again_the_later_records_count(storage: LocalStorage, tmp_path: Path) -> None:
+    """A run that began again after step 2, as its checkpoints of steps 4 and 6 were damaged."""
+    keep(storage, after=2, steps=range(3, 7), save_at=6, loss=0.25)
+    path = tmp_path / "train_log.jsonl"
+    assert restore_log(storage, 6, path) == 6
+    assert [each["loss"] for each in read_log(path)] == [0.5, 0.5, 0.25, 0.25, 0.25, 0.25]
+
+
+def test_records_of_a_run_that_kept_none_before_are_taken_as_far_as_they_go(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    storage.delete(part_name(2))
+    path = tmp_path / "train_log.jsonl"
+    assert restore_log(storage, 6, path) == 5
+    assert restore_log(storage, 1, path) == 0
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (b"", "does not say where it begins"),
+        (b"{}", "does not say where it begins"),
+        (b'{"after_step": 6}', "begins after step 6, which is not before step 6"),
+    ],
+)
+def test_a_part_without_its_beginning_is_named(storage: LocalStorage, tmp_path: Path, head: bytes, reason: str) -> None:
+    storage.write(part_name(6), head and head + b"\n" + json.dumps(record(6)).encode() + b"\n")
+    with pytest.raises(DataError, match=f"log/step-00000006.jsonl:? .*{reason}.*: remove it"):
+        restore_log(storage, 6, tmp_path / "train_log.jsonl")
