@@ -86,6 +86,7 @@ class S3Storage:
         self._clients = ProcessClients(self._make_client)  # by whether requests are signed
         self._signs = True  # what is read; what is written always
         self._lacks_keys = False
+        self._has_answered = False
         self._session: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -202,7 +203,9 @@ class S3Storage:
 
             signs = writes or self._signs
             try:
-                return action(self._clients.get(signs), dict(at), proceed)
+                found = action(self._clients.get(signs), dict(at), proceed)
+                self._has_answered = True
+                return found
             except NoCredentialsError:
                 if writes:
                     raise
@@ -225,6 +228,7 @@ class S3Storage:
                 retry=self.retry,
                 refusal=lambda error: self._explain(error, where),
                 remedy=f"check {self.service.endpoint_name} and the network, or try again",
+                is_outage=lambda error: self._has_answered and _is_unreachable(error),
             )
         except (ObjectChangedError, ObjectMissingError):
             raise
@@ -298,6 +302,13 @@ def _descriptions() -> Any:
     import botocore.session
 
     return botocore.session.Session().get_component("data_loader")
+
+
+def _is_unreachable(error: Exception) -> bool:
+    """Whether no connection was made."""
+    from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
+
+    return isinstance(error, (ConnectTimeoutError, EndpointConnectionError))
 
 
 def _status(error: Any) -> int:

@@ -30,7 +30,7 @@ MISSING = what_is_missing() if LONG else None
 pytestmark = [in_long_rounds, pytest.mark.skipif(MISSING is not None, reason=str(MISSING)), pytest.mark.timeout(900)]
 
 NUM_SAMPLES, NUM_EPOCHS = 400, 4
-LIMIT_S = 300.0  # of every wait
+LIMIT_S = 400.0  # of every wait
 CUT_S = 20.0
 OTHER_RANKS = 1e-3  # sums of gradients are of other parts
 DATA = f"s3://{S3_BUCKET}/data"
@@ -54,10 +54,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of a run of two ranks on one machine that was never interrupted."""
+    """The output of a run of two ranks on one machine that was never interrupted, which deals packs as to two nodes."""
     folder = tmp_path_factory.mktemp("whole")
     config = write_run(folder / "run.yaml", dataset, num_train_epochs=NUM_EPOCHS)
-    train(config, folder / "out", nproc=2)
+    train(config, folder / "out", nproc=2, num_nodes=2)
     assert_each_sample_is_read_once_an_epoch(folder / "out")
     return folder / "out"
 
@@ -135,14 +135,14 @@ def hold_rendezvous(cluster: Machines) -> None:
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_two_nodes_train_as_one_machine_does(cluster: Machines, whole: Path, nproc: int) -> None:
-    config = write_settings(cluster, "two", save_steps=12, num_workers=1)
+    config = write_settings(cluster, "two", save_steps=12, num_workers=1 if nproc == 1 else 0)
     start(cluster, config, nproc=nproc)
     assert cluster.end(limit_s=LIMIT_S) == [0, 0], cluster.said()
     output = cluster.disk_of(0) / "out"
     assert_each_sample_is_read_once_an_epoch(output)
-    assert differences(whole, output, tolerance=OTHER_RANKS) == []
+    assert differences(whole, output, tolerance=0 if nproc == 1 else OTHER_RANKS) == []
     for number in range(2):
-        assert {*cluster.downloads(number, "data").values()} == {1}
+        assert {cluster.downloads(number, "data")[name] for name in shards_of(cluster.downloads(number, "data"))} == {1}
     assert read_log(cluster.disk_of(1) / "out") == []
     assert not [*cluster.folder.glob("node?/out/**/*.distcp")]
 
@@ -154,7 +154,7 @@ def test_nodes_whose_names_lead_to_themselves_reach_each_other(cluster: Machines
     assert cluster.end(limit_s=LIMIT_S) == [0, 0], cluster.said()
     assert "which no other node reaches: gloo takes eth0 (GLOO_SOCKET_IFNAME)" in cluster.log_of(1)
     output = cluster.disk_of(0) / "out"
-    assert differences(whole, output, last_step=last_step(output), tolerance=OTHER_RANKS) == []
+    assert differences(whole, output, last_step=last_step(output)) == []
 
 
 def test_nodes_that_lost_all_they_had_go_on_from_the_store(cluster: Machines, whole: Path) -> None:
@@ -174,14 +174,14 @@ def test_nodes_that_lost_all_they_had_go_on_from_the_store(cluster: Machines, wh
     assert not shards_of(new[0]) & shards_of(before[0])
     assert shards_of(new[1]) & shards_of(before[1])
     output = cluster.disk_of(0) / "out"
-    assert differences(whole, output, last_step=last_step(output), tolerance=OTHER_RANKS) == []
+    assert differences(whole, output, last_step=last_step(output)) == []
 
     for number in range(2):
         shutil.rmtree(cluster.disk_of(number))
     start(cluster, config)
     assert cluster.end(limit_s=LIMIT_S) == [0, 0], cluster.said()
     assert_each_sample_is_read_once_an_epoch(output)
-    assert differences(whole, output, tolerance=OTHER_RANKS) == []
+    assert differences(whole, output) == []
 
 
 def test_one_node_goes_on_where_two_lost_all_they_had(cluster: Machines, whole: Path) -> None:
@@ -245,5 +245,5 @@ def test_a_link_that_is_cut_for_a_while_is_waited_for(cluster: Machines, whole: 
     assert cluster.end(limit_s=LIMIT_S) == [0, 0], cluster.said()
     output = cluster.disk_of(0) / "out"
     assert_each_sample_is_read_once_an_epoch(output)
-    assert differences(whole, output, tolerance=OTHER_RANKS) == []
+    assert differences(whole, output) == []
     assert len(read_log(output)) == last_step(output)

@@ -19,28 +19,36 @@ from ..processes import Job, start_module
 
 
 @contextmanager
-def start_job(nproc: int, module: str, *arguments: str) -> Iterator[Job]:
-    """A job of `nproc` ranks that run a module with its arguments; nothing of it is left at the end."""
+def start_job(nproc: int, module: str, *arguments: str, num_nodes: int = 1) -> Iterator[Job]:
+    """A job of `nproc` ranks that run a module with its arguments; nothing of it is left at the end.
+
+    num_nodes: on which they believe to be.
+    """
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="errors-") as name:
-        ranks = [_of_rank(rank, nproc, port=store.port, folder=Path(name)) for rank in range(nproc)]
+        ranks = [_of_rank(rank, nproc, num_nodes, port=store.port, folder=Path(name)) for rank in range(nproc)]
         with start_module(module, arguments, ranks) as job:
             yield job
 
 
-def run_job(nproc: int, module: str, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+def run_job(
+    nproc: int, module: str, *arguments: str, timeout_s: float, num_nodes: int = 1
+) -> subprocess.CompletedProcess[str]:
     """Run a job to its end, whatever its exit status."""
-    with start_job(nproc, module, *arguments) as job:
+    with start_job(nproc, module, *arguments, num_nodes=num_nodes) as job:
         return job.complete(timeout_s)
 
 
-def _of_rank(rank: int, nproc: int, *, port: int, folder: Path) -> dict[str, str]:
-    """What torchrun adds to the environment of a rank, on one node."""
+def _of_rank(rank: int, nproc: int, num_nodes: int, *, port: int, folder: Path) -> dict[str, str]:
+    """What torchrun adds to the environment of a rank."""
+    of_node = nproc // num_nodes
     return {
-        **{name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")},
-        **{name: str(nproc) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")},
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        **{name: str(rank) for name in ("RANK", "ROLE_RANK")},
+        **{name: str(nproc) for name in ("WORLD_SIZE", "ROLE_WORLD_SIZE")},
+        "LOCAL_RANK": str(rank % of_node),
+        "LOCAL_WORLD_SIZE": str(of_node),
+        "GROUP_RANK": str(rank // of_node),
+        "GROUP_WORLD_SIZE": str(num_nodes),
         "ROLE_NAME": "default",
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),

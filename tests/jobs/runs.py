@@ -54,9 +54,10 @@ def write_chat_run(path: Path, dataset: Path | str, tokenizer: Path, **train: An
     return path
 
 
-def train(config: Path, output: Path, *overrides: str, nproc: int = 2) -> str:
+def train(config: Path, output: Path, *overrides: str, nproc: int = 2, num_nodes: int = 1) -> str:
     """Run to the end, which is a good one; what it says on standard error."""
-    done = run_job(nproc, MODULE, str(config), f"train.output_dir={output}", *overrides, timeout_s=JOB_S)
+    arguments = [str(config), f"train.output_dir={output}", *overrides]
+    done = run_job(nproc, MODULE, *arguments, timeout_s=JOB_S, num_nodes=num_nodes)
     assert done.returncode == 0, last_words(done.stderr)
     return done.stderr
 

@@ -82,9 +82,9 @@ def test_time_that_runs_out_between_attempts_names_the_last_error() -> None:
         run(action, attempts=99, timeout_s=0.5)
 
 
-@pytest.mark.parametrize("settings", [{"attempts": 0}, {"timeout_s": 0}, {"timeout_s": float("nan")}])
+@pytest.mark.parametrize("settings", [{"attempts": 0}, {"timeout_s": 0}, {"timeout_s": float("nan")}, {"outage_s": -1}])
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=r"(attempts|timeout_s) must be"):
+    with pytest.raises(ConfigError, match=r"(attempts|timeout_s|outage_s) must be"):
         Retry(**settings)  # type: ignore[arg-type]
 
 

@@ -38,9 +38,10 @@ def test_loopback_is_an_interface_of_this_machine_and_its_name_has_an_address_or
     [
         {"MASTER_ADDR": "10.0.0.5"},
         {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+        {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost"},
         {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", VARIABLE: "ib7"},
     ],
-    ids=["no rank", "one node", "named already"],
+    ids=["no rank", "one node", "one machine", "named already"],
 )
 def test_an_interface_is_named_for_ranks_of_several_nodes_alone(environment: dict[str, str]) -> None:
     before = dict(environment)

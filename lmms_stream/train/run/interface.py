@@ -29,10 +29,13 @@ def set_interface(environment: MutableMapping[str, str]) -> None:
     size, local_size = environment.get("WORLD_SIZE"), environment.get("LOCAL_WORLD_SIZE")
     if VARIABLE in environment or size is None or local_size is None or int(size) <= int(local_size):
         return
+    first = environment.get("MASTER_ADDR", "")
+    if first == "localhost" or first.startswith("127."):  # all of them are on this machine
+        return
     own = own_address()
     if own is not None and not ipaddress.ip_address(own).is_loopback:
         return
-    name = chosen(interfaces(), towards=_address_towards(environment.get("MASTER_ADDR", "")), own=own)
+    name = chosen(interfaces(), towards=_address_towards(first), own=own)
     environment[VARIABLE] = name
     if environment.get("LOCAL_RANK") == "0":
         logger.info(
