@@ -36,6 +36,7 @@ class Machines:
     network: Network
     folder: Path
     named_on_loopback: bool = False
+    beside: list[subprocess.Popen[bytes]] = field(default_factory=list)  # what serves the nodes to the end
     running: list[tuple[int, subprocess.Popen[bytes]]] = field(default_factory=list)  # with the number of their node
 
     @property
@@ -135,7 +136,7 @@ def machines(
         finally:
             for node in (*made.nodes, made.store):
                 kill_all(node)
-            for _, process in found.running:
+            for process in (*found.beside, *(process for _, process in found.running)):
                 process.wait(COMMAND_S)
 
 

@@ -129,7 +129,7 @@ def world_sizes(output: Path) -> list[int]:
 def hold_rendezvous(cluster: Machines) -> None:
     """Have the machine of the store hold the rendezvous, as docs/nodes.md has it."""
     log = cluster.folder / "rendezvous.log"
-    cluster.network.store.start([sys.executable, "-u", "-c", HOLD], {}, log=log)
+    cluster.beside.append(cluster.network.store.start([sys.executable, "-u", "-c", HOLD], {}, log=log))
     cluster.wait_until(lambda: "ready" in log.read_text(), limit_s=LIMIT_S)
 
 

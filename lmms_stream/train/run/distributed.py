@@ -46,6 +46,7 @@ def init_distributed(
             options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
         else:
             set_interface(os.environ)
+            _tell_of_restarts()
         if cuda and traces is not None:
             record_collectives(traces)
         backend: Literal["cpu:gloo,cuda:nccl", "gloo"] = "cpu:gloo,cuda:nccl" if cuda else "gloo"
@@ -65,6 +66,17 @@ def init_distributed(
     num_nodes = world_size // int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     world = World(rank=dist.get_rank(), world_size=world_size, num_nodes=num_nodes, replication=replication)
     return world, device
+
+
+def _tell_of_restarts() -> None:
+    """Warn of a torchrun that keeps one store for the ranks of all starts, where there may be several."""
+    environment = os.environ
+    restarts, shared = environment.get("TORCHELASTIC_MAX_RESTARTS", "0"), "TORCHELASTIC_USE_AGENT_STORE"
+    if environment["RANK"] == "0" and restarts != "0" and environment.get(shared) == "True":
+        logger.warning(
+            "torchrun may start these ranks again, and keeps the addresses of those before them: start it as python -m "
+            "lmms_stream.train.torchrun, or set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (docs/nodes.md)"
+        )
 
 
 def end_distributed() -> None:
