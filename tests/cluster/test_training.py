@@ -154,7 +154,7 @@ def test_nodes_whose_names_lead_to_themselves_reach_each_other(cluster: Machines
     assert cluster.end(limit_s=LIMIT_S) == [0, 0], cluster.said()
     assert "which no other node reaches: gloo takes eth0 (GLOO_SOCKET_IFNAME)" in cluster.log_of(1)
     output = cluster.disk_of(0) / "out"
-    assert differences(whole, output, last_step=last_step(output)) == []
+    assert differences(whole, output, last_step=2) == []  # then its learning rates are others
 
 
 def test_nodes_that_lost_all_they_had_go_on_from_the_store(cluster: Machines, whole: Path) -> None:
@@ -198,8 +198,9 @@ def test_one_node_goes_on_where_two_lost_all_they_had(cluster: Machines, whole: 
     assert differences(whole, output, tolerance=OTHER_RANKS) == []
 
 
-@pytest.mark.parametrize("goodbye", [True, False], ids=["killed", "killed behind a cut link"])
-@pytest.mark.parametrize("victim", [1, 0], ids=["the other", "the first"])
+@pytest.mark.parametrize(
+    ("victim", "goodbye"), [(1, True), (0, True), (1, False)], ids=["other", "first", "other behind a cut link"]
+)
 def test_a_node_that_dies_is_done_without_and_taken_back(
     cluster: Machines, whole: Path, victim: int, goodbye: bool
 ) -> None:
