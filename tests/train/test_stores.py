@@ -26,6 +26,7 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
+from lmms_stream.train.checkpoint.saving import STAGING_NAME
 from lmms_stream.train.report.train_log import read_log
 
 from ..conftest import run_cli, write_tokens
@@ -137,8 +138,12 @@ def test_a_run_goes_on_from_its_checkpoints_in_a_store_which_keeps_the_latest(
     for name, *stops in (("whole", 6), ("resumed", 3, 6)):
         for stop in stops:
             shutil.rmtree(tmp_path / name, ignore_errors=True)  # the log lies beside the checkpoints, too
+            killed = tmp_path / name / STAGING_NAME / "rank-7" / "__7_0.distcp"  # by a rank of a larger world
+            killed.parent.mkdir(parents=True)
+            killed.touch()
             saved = f"train.checkpoint_dir={any_store_folder}/{name}"
             trainer_of(path, f"train.output_dir={tmp_path / name}", saved, f"train.max_steps={stop}").train()
+            assert not [*(tmp_path / name).rglob("*.distcp")]
         losses[name] = [record["loss"] for record in read_log(tmp_path / name)]
     assert losses["resumed"] == losses["whole"]
     assert len(losses["whole"]) == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import shutil
 import socket
 import uuid
 from collections.abc import Callable, Mapping
@@ -81,6 +82,8 @@ class Checkpointer:
         self._staging = staging / f"rank-{self.rank}"
         self._target = open_target(url, staging=self._staging)
         self._keep = keep
+        if not self._target.reads_in_place:  # before all ranks meet, so nobody writes there yet
+            shutil.rmtree(staging, ignore_errors=True)  # what was killed here may have been another rank
         # A group of its own: the collectives of the writing thread would mix with those of training.
         group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)  # the group has all ranks, so this one is in it
