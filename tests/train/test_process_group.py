@@ -9,7 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from lmms_stream.train.report.train_log import read_log
-from lmms_stream.train.run.distributed import cpu_group, end_distributed, gather, group_timeout_s, takes_cpu_tensors
+from lmms_stream.train.run.distributed import (
+    cpu_group,
+    end_distributed,
+    gather,
+    group_timeout_s,
+    takes_cpu_tensors,
+    tell_of_restarts,
+)
 
 from ..conftest import write_tokens
 from .runs import trainer_of, write_run
@@ -44,6 +51,19 @@ def test_a_group_that_somebody_else_made_is_taken_and_left_with_a_word_on_its_ti
         assert "the process group that is there has a timeout of 50 s, and train.timeout_s is 60" in caplog.text
     finally:
         dist.destroy_process_group()
+
+
+def test_a_torchrun_that_keeps_the_addresses_of_ranks_that_are_gone_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ranks = {"RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for other in ({"RANK": "1"}, {"TORCHELASTIC_MAX_RESTARTS": "0"}, {"TORCHELASTIC_USE_AGENT_STORE": "False"}):
+        tell_of_restarts(ranks | other)
+    assert caplog.text == ""
+    tell_of_restarts(ranks)
+    assert (
+        "start it as python -m lmms_stream.train.torchrun, or set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in caplog.text
+    )
 
 
 def test_a_group_without_a_backend_for_cpus_has_one_of_gloo_beside_it_until_the_end() -> None:

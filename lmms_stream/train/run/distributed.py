@@ -6,7 +6,7 @@ import atexit
 import datetime
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ def init_distributed(
             options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
         else:
             set_interface(os.environ)
-            _tell_of_restarts()
+            tell_of_restarts(os.environ)
         if cuda and traces is not None:
             record_collectives(traces)
         backend: Literal["cpu:gloo,cuda:nccl", "gloo"] = "cpu:gloo,cuda:nccl" if cuda else "gloo"
@@ -68,9 +68,8 @@ def init_distributed(
     return world, device
 
 
-def _tell_of_restarts() -> None:
+def tell_of_restarts(environment: Mapping[str, str]) -> None:
     """Warn of a torchrun that keeps one store for the ranks of all starts, where there may be several."""
-    environment = os.environ
     restarts, shared = environment.get("TORCHELASTIC_MAX_RESTARTS", "0"), "TORCHELASTIC_USE_AGENT_STORE"
     if environment["RANK"] == "0" and restarts != "0" and environment.get(shared) == "True":
         logger.warning(
