@@ -35,7 +35,10 @@ def set_interface(environment: MutableMapping[str, str]) -> None:
     own = own_address()
     if own is not None and not ipaddress.ip_address(own).is_loopback:
         return
-    name = chosen(interfaces(), towards=_address_towards(first), own=own)
+    found = {name: each for name, each in interfaces().items() if not ipaddress.ip_address(each).is_loopback}
+    if not found:  # there is no way to another machine
+        return
+    name = chosen(found, towards=_address_towards(first), own=own)
     environment[VARIABLE] = name
     if environment.get("LOCAL_RANK") == "0":
         logger.info(
@@ -47,12 +50,11 @@ def set_interface(environment: MutableMapping[str, str]) -> None:
 def chosen(found: Mapping[str, str], *, towards: str | None, own: str | None) -> str:
     """The interface that has the address from which the first rank is reached, or the only one there is.
 
-    found: IPv4 addresses of interfaces by name. ConfigError where neither tells.
+    found: IPv4 addresses of interfaces by name, loopback not among them. ConfigError where neither tells.
     """
-    outside = {name: each for name, each in found.items() if not ipaddress.ip_address(each).is_loopback}
-    names = [name for name, each in outside.items() if each == towards] or list(outside)
+    names = [name for name, each in found.items() if each == towards] or list(found)
     if len(names) != 1:
-        known = ", ".join(f"{name} ({each})" for name, each in outside.items()) or "none"
+        known = ", ".join(f"{name} ({each})" for name, each in found.items())
         raise ConfigError(
             f"this node's name leads to {own or 'no address'}, which other nodes do not reach, and which of its "
             f"interfaces they do is not known: set {VARIABLE} to one of them: {known}"
