@@ -42,8 +42,8 @@ def set_interface(environment: MutableMapping[str, str]) -> None:
     environment[VARIABLE] = name
     if environment.get("LOCAL_RANK") == "0":
         logger.info(
-            "%s has the address %s, which no other node reaches: gloo takes %s (%s)",
-            socket.gethostname(), own or "of nobody", name, VARIABLE,
+            "the name %s leads to %s, which no other node reaches: gloo takes %s (%s)",
+            socket.gethostname(), own or "no address", name, VARIABLE,
         )  # fmt: skip
 
 
