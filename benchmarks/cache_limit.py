@@ -157,7 +157,15 @@ def measure(folder: Path, *, block: int) -> bool:
                 + [f"{count / read:.1%}" for count in (recent, ours, least)]
                 + [f"{recent / ours:.2f}", f"{ours / least:.3f}"]
             )
-    columns = ["ranks x workers", "room", "least recent use", "needed last", "least possible", "saved", "over the least"]
+    columns = [
+        "ranks x workers",
+        "room",
+        "least recent use",
+        "needed last",
+        "least possible",
+        "saved",
+        "over the least",
+    ]
     print_table("downloads in epochs 2 to 4, of the shards read", columns, rows)
     print(f"at most {MOST} times the least: {verdict(met)}")
     return met

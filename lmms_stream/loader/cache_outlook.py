@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..mds.core import PackedDataset
 from ..mds.shard_numbers import UNKNOWN, ShardNumbers
-from ..plan.next_use import NEVER, NextUse, place
+from ..plan.next_use import NEVER, NextUse, Places, place
 from ..storage.locks import file_of
 
 
@@ -33,40 +32,22 @@ class CacheOutlook:
         self._folder = dataset.one.cache.folder
         self._margin = margin_steps
         self._step = 0
-        begin = np.full(len(serves), place(epoch, 0), np.int64)
-        self._held, self._now = begin, begin
-        self._is_entered = np.zeros(len(serves), bool)
-        self._passing: deque[tuple[int, int, int]] = deque()  # step at which a canonical node has passed to a place
+        self._places = Places(len(serves), epoch=epoch)
         self._times: tuple[int, NDArray[np.float32]] = -1, np.empty(0, np.float32)
         self.version = 0
         self.since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def enter(self, epoch: int, node: int, block: int) -> None:
         """A canonical node has come to a block; called in the step that advance was told."""
-        at = place(epoch, block)
-        now = self._now.copy()
-        now[node] = at
-        if self._is_entered[node]:
-            self._passing.append((self._step + self._margin, node, at))
-        else:
-            held = self._held.copy()
-            held[node] = at
-            self._is_entered[node], self._held = True, held
-        self._now = now
+        self._places.enter(node, place(epoch, block), until=self._step + self._margin)
         self.version += 1
 
     def advance(self, step: int) -> None:
         """The worker plans this step now."""
         self._step = step
-        if not self._passing or self._passing[0][0] > step:
-            return
-        held = self._held.copy()
-        while self._passing and self._passing[0][0] <= step:
-            _, node, at = self._passing.popleft()
-            held[node] = at
-        self._held = held
-        self.since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self.version += 1
+        if self._places.pass_to(step):
+            self.since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            self.version += 1
 
     def next_uses(self, folder: Path, names: list[str]) -> list[float]:
         prefix = os.path.relpath(folder, self._folder)
@@ -80,6 +61,6 @@ class CacheOutlook:
         version, times = self._times
         if version != self.version:
             version = self.version
-            times = self._next_use.times(self._held, self._now)
+            times = self._next_use.times(self._places.held, self._places.now)
             self._times = version, times
         return times

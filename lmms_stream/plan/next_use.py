@@ -42,6 +42,42 @@ def place(epoch: int, turn: int) -> int:
     return epoch << _TURN_BITS | turn
 
 
+class Places:
+    """Where the canonical nodes of a plan are, and which of their blocks are at hand; its arrays are never changed.
+
+    held, now: see NextUse.times. All nodes begin with the epoch.
+    """
+
+    def __init__(self, num_canonical_nodes: int, *, epoch: int):
+        self.epoch = epoch
+        self.held = self.now = np.full(num_canonical_nodes, place(epoch, 0), np.int64)
+        self._is_entered = np.zeros(num_canonical_nodes, bool)
+        self._passing: list[tuple[int, int, int]] = []  # a step, and the place that a canonical node has passed to then
+
+    def enter(self, node: int, at: int, *, until: int) -> None:
+        """A canonical node has come to a place; the blocks before it stay at hand until a step."""
+        self.now = _with(self.now, node, at)
+        if self._is_entered[node]:
+            self._passing.append((until, node, at))
+        else:
+            self._is_entered[node], self.held = True, _with(self.held, node, at)
+
+    def pass_to(self, step: int) -> bool:
+        """Let go of blocks that are at hand until this step; whether there are any."""
+        passed = [each for each in self._passing if each[0] <= step]
+        if passed:
+            self._passing = [each for each in self._passing if each[0] > step]
+            for _, node, at in passed:
+                self.held = _with(self.held, node, at)
+        return bool(passed)
+
+
+def _with(values: NDArray[np.int64], at: int, value: int) -> NDArray[np.int64]:
+    changed = values.copy()
+    changed[at] = value
+    return changed
+
+
 def served_nodes(node: int, *, num_nodes: int, num_canonical_nodes: int) -> NDArray[np.bool_]:
     """The canonical nodes whose packs a machine reads: bool[num_canonical_nodes].
 
