@@ -151,4 +151,5 @@ class NextUse:
             turn_of_row = np.argsort(Turns(config, epoch, num_blocks.tolist()).blocks_of_turns)
             firsts = lasts = turn_of_row[first_rows[nodes] + blocks] - first_rows[nodes]
         at = (firsts / np.maximum(num_blocks[nodes], 1)).astype(np.float32)
-        return _Pieces(*(each.astype(np.int32) for each in (shards, nodes, firsts, lasts)), at)
+        narrow = [each.astype(np.int32) for each in (shards, nodes, firsts, lasts)]
+        return _Pieces(narrow[0], narrow[1], narrow[2], narrow[3], at)
