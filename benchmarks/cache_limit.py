@@ -173,8 +173,8 @@ def measure(folder: Path, *, block: int) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=60_000, help="of the dataset, of 20 to 60 tokens")
-    parser.add_argument("--block", type=int, default=1500, help="samples of a shuffle block")
+    parser.add_argument("--samples", type=int, default=24_000, help="of the dataset, of 20 to 60 tokens")
+    parser.add_argument("--block", type=int, default=400, help="samples of a shuffle block")
     parser.add_argument("--folder", type=Path, help="where the dataset is written and removed again")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

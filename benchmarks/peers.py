@@ -76,7 +76,9 @@ def main() -> None:
         print(*rows[-1], flush=True)
     columns = ["num_canonical_nodes", "shuffle_block_size", "epochs", "packs", "bytes over those with peers"]
     print_table(f"{NODES} nodes of {GPUS} GPUs, {options.shards} shards", columns, rows)
-    print(f"less than {MOST:g} times where num_canonical_nodes is a multiple of the nodes: {verdict(max(gains) < MOST)}")
+    print(
+        f"less than {MOST:g} times where num_canonical_nodes is a multiple of the nodes: {verdict(max(gains) < MOST)}"
+    )
 
 
 if __name__ == "__main__":
