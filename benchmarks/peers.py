@@ -1,4 +1,4 @@
-"""Claim: where canonical nodes fit the nodes, a store sends an epoch once: peers could save next to nothing of it.
+"""Claim: where canonical nodes fit the nodes, peers would save less than half of the bytes of one epoch.
 
 64 nodes of 8 GPUs, simulated: the bytes that all nodes download, over those that are left when each shard is fetched
 from the store once and given from node to node, by num_canonical_nodes and the size of shuffle blocks; over one epoch
@@ -54,7 +54,7 @@ def gain(lengths: np.ndarray, *, shards: int, canonical_nodes: int, block: int, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=1 << 22)
+    parser.add_argument("--samples", type=int, default=1 << 21)
     parser.add_argument("--shards", type=int, default=6400)
     options = parser.parse_args()
     drawn = np.random.default_rng(5).lognormal(5.3, 0.9, options.samples)

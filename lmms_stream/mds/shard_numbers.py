@@ -56,8 +56,8 @@ class ShardNumbers:
         if self._hashes is None:
             pairs = [(hash(name), number) for number, info in enumerate(self._shards) for name in _names(info)]
             found = np.array(pairs, np.int64).reshape(-1, 2)
-            self._hashes = tuple(found[np.argsort(found[:, 0], kind="stable")].T.copy())  # type: ignore[assignment]
-            assert self._hashes is not None
+            found = found[np.argsort(found[:, 0], kind="stable")]
+            self._hashes = found[:, 0].copy(), found[:, 1].copy()
         return self._hashes
 
 

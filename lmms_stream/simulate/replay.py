@@ -162,7 +162,8 @@ class Replay:
             return np.empty(0, np.int64)  # there is room for all
         times = outlook.times()
         found = np.flatnonzero(held & (times > NOW))
-        return found[np.lexsort((self._used_at[node, found], -times[found]))]
+        victims: _Numbers = found[np.lexsort((self._used_at[node, found], -times[found]))]
+        return victims
 
     def _live_bytes(self) -> int:
         """The most bytes that a node has between their first and their last use."""

@@ -67,7 +67,7 @@ def test_blocks_that_are_still_at_hand_are_needed_now_until_they_are_passed() ->
     places = Places(2, epoch=0)
 
     def now() -> list[int]:
-        return np.flatnonzero(next_use.times(places.held, places.now) == NOW).tolist()
+        return [int(each) for each in np.flatnonzero(next_use.times(places.held, places.now) == NOW)]
 
     blocks = [sorted(plan.shards_of_block(0, 0, block).tolist()) for block in range(3)]
     places.enter(0, place(0, 0), until=7)
