@@ -47,6 +47,8 @@ bench: setup
 	$(BIN)/python benchmarks/mixture.py
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/resume.py
+	$(BIN)/python benchmarks/cache_limit.py
+	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/media.py
 	$(BIN)/python benchmarks/vision.py
 	$(BIN)/python benchmarks/indexing.py

@@ -1,7 +1,7 @@
 """Cursor -> this rank's batches, made by loader workers. The planner (plan/) says what is to be done in each step.
 
 worker          what a worker does: planned -> ready, with the shards fetched
-blocks_ahead    which shards a worker fetches ahead
+blocks_ahead    which shards a worker fetches ahead; cache_outlook: which a limited cache lets go of
 measuring       the tokens of samples, measured as lanes pass them
 batch_maker     the batch of a pack; collate: samples -> batch; media_inputs: of their media; token_inputs: of their
                 tokens besides ids; sequences: of samples that have several; row_memory, media_memory: the memory that

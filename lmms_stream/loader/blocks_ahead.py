@@ -1,4 +1,7 @@
-"""Which shards to fetch ahead: those of the shuffle blocks that the packs are in, and of the blocks that follow."""
+"""Which shards to fetch ahead: those of the shuffle blocks that the packs are in, and of the blocks that follow.
+
+And which a limited cache can do without for longest: it is told what blocks the packs are in.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,51 @@ from numpy.typing import NDArray
 
 from ..mds.core import PackedDataset
 from ..plan.assign import home_nodes
+from ..plan.next_use import served_nodes
 from ..plan.source_ranges import SourceBlock
 from ..types import World
+from .cache_outlook import CacheOutlook
 
 
 class BlocksAhead:
     """Follows packs through their blocks, for the canonical nodes that this machine serves.
 
     Packs of a block come from all over it, so all its shards are needed soon after the first; those of the next block
-    are requested behind them, so that they come while this one is read.
+    are requested behind them, so that they come while this one is read; under a cache_limit they are not.
+
+    margin_steps, epochs: see CacheOutlook; epochs of each source.
     """
 
-    def __init__(self, datasets: Mapping[str, PackedDataset], world: World):
+    def __init__(
+        self,
+        datasets: Mapping[str, PackedDataset],
+        world: World,
+        *,
+        margin_steps: int,
+        epochs: Mapping[str, int],
+    ):
         self._datasets = datasets
         self._world = world
+        self._outlooks: dict[str, CacheOutlook] = {}
+        for source, dataset in datasets.items():
+            room = dataset.one.cache.room
+            if room is not None:
+                outlook = CacheOutlook(
+                    dataset, self._needed(source), margin_steps=margin_steps, epoch=epochs.get(source, 0)
+                )
+                room.outlook = self._outlooks[source] = outlook
         self._at: dict[tuple[str, int], tuple[int, int]] = {}  # source and canonical node -> epoch and block
+
+    def look(self, blocks: Sequence[SourceBlock], *, step: int) -> None:
+        """Tell limited caches that a step is planned, whose packs are the first of these blocks, before it is fetched.
+
+        step: counted from where planning began.
+        """
+        for outlook in self._outlooks.values():
+            outlook.advance(step)
+        for source, epoch, node, block in blocks:
+            if source in self._outlooks:
+                self._outlooks[source].enter(epoch, node, block)
 
     def enter(self, blocks: Sequence[SourceBlock]) -> None:
         """Packs of these blocks are about to be read."""
@@ -47,6 +80,16 @@ class BlocksAhead:
         return self._datasets[block.source].plan.shards_of_block(block.epoch, block.node, block.block)
 
     def _serves(self, source: str, node: int) -> bool:
+        """Whether packs of a canonical node are read here as far as there is room in a step."""
         world, num_canonical_nodes = self._world, self._datasets[source].plan.num_canonical_nodes
         home = home_nodes(np.array(node), num_nodes=world.num_group_nodes, num_canonical_nodes=num_canonical_nodes)
         return bool(home == world.group * world.num_group_nodes // world.num_groups)
+
+    def _needed(self, source: str) -> NDArray[np.bool_]:
+        """The canonical nodes that packs are read of here, bool[num_canonical_nodes]; see served_nodes."""
+        world = self._world
+        return served_nodes(
+            world.group * world.num_group_nodes // world.num_groups,
+            num_nodes=world.num_group_nodes,
+            num_canonical_nodes=self._datasets[source].plan.num_canonical_nodes,
+        )

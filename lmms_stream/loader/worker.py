@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import ConfigError, LmmsStreamError
 from ..mds.core import PackedDataset
-from ..plan.ahead import PREFETCH_PACKS
+from ..plan.ahead import PREFETCH_PACKS, steps_ahead
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lane_planner import LanePlanner
@@ -166,11 +166,18 @@ class PlanWorker(PackWorker):
         return {name: value for name, value in self.__dict__.items() if name != "mixture"}
 
     def _planned(self, start: dict[str, Any], *, worker: int, num_workers: int) -> Iterator[Planned]:
-        planner = StepPlanner(self.mixture, self.settings.steps, worker=worker, num_workers=num_workers)
-        ahead = BlocksAhead(self.datasets, self.settings.steps.world)
+        cursor, steps = Cursor.from_dict(start), self.settings.steps
+        planner = StepPlanner(self.mixture, steps, worker=worker, num_workers=num_workers)
+        ahead = BlocksAhead(
+            self.datasets,
+            steps.world,
+            margin_steps=steps_ahead(steps, num_workers=num_workers),
+            epochs={name: at.epoch for name, at in cursor.sources.items()},
+        )
         waiting: deque[Planned] = deque()
         num_waiting = 0
-        for planned in planner.plan(Cursor.from_dict(start)):
+        for planned in planner.plan(cursor):
+            ahead.look(planned.entered, step=planned.work.step)
             self._ask_for(planned.work)
             if planned.entered:
                 ahead.enter(planned.entered)

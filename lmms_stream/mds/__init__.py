@@ -4,6 +4,7 @@ decoding    bytes of columns -> values; compressions
 index       what index.json says of the shards
 index_stream    a long JSON file, member by member
 shard_list      the shards of a dataset, as entries and as arrays; shard_table: long lists, from files of the node
+shard_numbers   the numbers of shards by the names of their files
 stored_index    the index of a stored dataset, in memory or from a table
 shard       one shard, memory-mapped
 shard_files     shards as files on this node

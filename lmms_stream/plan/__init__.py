@@ -10,6 +10,7 @@ fixed_packs     packs of the first epoch in the order of another
 epoch_plan      the packs of an epoch by their numbers, and of a sample
 pack_plan       the numbered packs of an epoch, any of them at once
 measured_block, lane_state, lanes   the same where lengths are measured on the way
+next_use        when each shard is needed next
 weights         shares of several sources along a run
 source_ranges   packs of several sources and epochs
 mixture         several plans and weights -> the packs of each step

@@ -24,6 +24,14 @@ def items_ahead(steps: StepConfig, *, num_workers: int, reads_media: bool) -> in
     return min(most, max(2, -(-of_step // max(1, num_workers))))
 
 
+def steps_ahead(steps: StepConfig, *, num_workers: int) -> int:
+    """Steps that a worker plans ahead of the one that is handed out, at most."""
+    of_worker = (
+        PREFETCH_PACKS + (items_ahead(steps, num_workers=num_workers, reads_media=False) + 1) * steps.packs_per_item
+    )
+    return -(-of_worker * max(1, num_workers) // steps.micro_batches) + 1
+
+
 def packs_ahead(steps: StepConfig, *, num_workers: int, num_items: int) -> int:
     """Packs that all workers of a node look ahead together, num_items of items_ahead each."""
     of_worker = PREFETCH_PACKS + (num_items + 1) * steps.packs_per_item

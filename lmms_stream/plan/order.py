@@ -151,6 +151,21 @@ class EpochOrder:
         ]
         return shards
 
+    def pieces(self, blocks_together: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The shard, canonical node and shuffle block of every part that a block has of a shard, as they are laid out.
+
+        int64[num_pieces] each, at least one for each shard that has samples. blocks_together: so many blocks that
+        follow one another count as the first of them, which leaves fewer pieces where blocks are small.
+        """
+        bounds = np.array([self.node_bounds(node) for node in range(self.num_canonical_nodes)], np.int64)
+        span = self.config.shuffle_block_size * blocks_together
+        starts = [np.arange(first, stop, span) for first, stop in bounds.tolist()]
+        cuts = np.unique(np.concatenate([self._starts, *starts]))
+        cuts = cuts[cuts < self.num_samples]
+        shards = self._permutation[np.searchsorted(self._starts, cuts, side="right") - 1]
+        nodes: NDArray[np.int64] = np.searchsorted(bounds[:, 1], cuts, side="right")
+        return shards, nodes, (cuts - bounds[nodes, 0]) // span * blocks_together
+
     def _runs(self, start: int, stop: int) -> slice:
         """The shards, by their index in the laid-out sequence, that hold its positions [start, stop)."""
         first = int(np.searchsorted(self._starts, start, side="right")) - 1

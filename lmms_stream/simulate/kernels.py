@@ -10,44 +10,46 @@ _Numbers = NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)
-def _take_out(before: NDArray[np.int32], after: NDArray[np.int32], node: int, shard: int) -> None:
-    before[node, after[node, shard]] = before[node, shard]
-    after[node, before[node, shard]] = after[node, shard]
-
-
-@njit(cache=True, nogil=True)
-def use_least_recent(
-    nodes: _Numbers,
+def use_needed_last(
+    steps: _Numbers,
     shards: _Numbers,
     sizes: _Numbers,
     limit: int,
-    before: NDArray[np.int32],
-    after: NDArray[np.int32],
-    used: _Numbers,
+    used_at: NDArray[np.int32],
+    held: NDArray[np.bool_],
+    victims: _Numbers,
+    since: int,
+    used: int,
     missed: NDArray[np.bool_],
-) -> None:
-    """Read shards on nodes whose caches hold `limit` bytes; those used least recently give way.
+) -> int:
+    """Read shards on a node whose cache holds `limit` bytes while what is foretold stays the same; the bytes it holds.
 
-    nodes, shards: of each reading, in turn. before, after: int32[num_nodes, num_shards + 1], a ring of each node from
-    the shard used least recently to the one used last, closed by the number num_shards; -1 for a shard that is not
-    there. used: bytes in each cache. missed: whether each reading downloads, which is filled in.
+    steps, shards: of each reading, in turn. used_at: int32[num_shards], the step in which each was read last. held:
+    bool[num_shards]. victims: those that are not needed now, in the order in which they give way; one that was read
+    after step `since` stays. Where none is left, what was read least recently gives way. used: bytes in the cache.
+    missed: whether each reading downloads, which is filled in.
     """
-    end = len(sizes)
-    for number in range(len(nodes)):
-        node, shard = nodes[number], shards[number]
-        missed[number] = after[node, shard] < 0
+    at = 0
+    for number in range(len(shards)):
+        shard = shards[number]
+        missed[number] = not held[shard]
         if missed[number]:
-            while used[node] + sizes[shard] > limit and after[node, end] != end:
-                oldest = after[node, end]
-                _take_out(before, after, node, oldest)
-                after[node, oldest] = -1
-                used[node] -= sizes[oldest]
-            used[node] += sizes[shard]
-        else:
-            _take_out(before, after, node, shard)
-        last = before[node, end]
-        after[node, last], before[node, shard] = shard, last
-        after[node, shard], before[node, end] = end, shard
+            while used + sizes[shard] > limit:
+                while at < len(victims) and (not held[victims[at]] or used_at[victims[at]] > since):
+                    at += 1
+                gone = victims[at] if at < len(victims) else -1
+                if gone < 0:
+                    for other in range(len(sizes)):
+                        if held[other] and (gone < 0 or used_at[other] < used_at[gone]):
+                            gone = other
+                if gone < 0:
+                    break
+                held[gone] = False
+                used -= sizes[gone]
+            held[shard] = True
+            used += sizes[shard]
+        used_at[shard] = steps[number]
+    return used
 
 
 @njit(cache=True, nogil=True)

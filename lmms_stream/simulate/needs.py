@@ -18,6 +18,7 @@ from ..plan.kernels.deal import PAD
 from ..plan.mixture import Mixture, Step
 from ..plan.pack_range import PackRange
 from ..plan.planner import StepConfig, StepPlanner, deal_to_groups
+from ..plan.source_ranges import SourceBlock
 
 STRETCH_SEGMENTS = 1 << 20  # looked at together
 EVERY_NODE = -1  # serves a block, where groups of ranks span nodes
@@ -30,6 +31,7 @@ class Entered:
     """A shuffle block that packs of a step come from first: the node that fetches its shards, and theirs."""
 
     step: int
+    block: SourceBlock
     node: int
     shards: _Numbers
     following: _Numbers  # those of the block after it
@@ -109,7 +111,7 @@ class Needs:
             nodes=nodes,
             shards=shards,
             entered=[
-                self._entered(first + position // self.config.global_batch, *block)
+                self._entered(first + position // self.config.global_batch, block)
                 for position, block in sorted(self.mixture.blocks(ranges))
             ],
             imbalance=_imbalance(packs, dealt),
@@ -138,12 +140,14 @@ class Needs:
         steps_and_nodes, shards = np.divmod(unique, self.num_shards)
         return *np.divmod(steps_and_nodes, num_nodes), shards
 
-    def _entered(self, step: int, source: str, epoch: int, node: int, block: int) -> Entered:
+    def _entered(self, step: int, entered: SourceBlock) -> Entered:
+        source, epoch, node, block = entered
         plan, world = self.mixture.plans[source], self.config.world
         home = home_nodes(np.array(node), num_nodes=world.num_group_nodes, num_canonical_nodes=plan.num_canonical_nodes)
         offset = self._first_shards[self.mixture.names.index(source)]
         return Entered(
             step=step,
+            block=entered,
             node=int(home) if world.num_group_nodes == world.num_nodes else EVERY_NODE,
             shards=plan.shards_of_block(epoch, node, block) + offset,
             following=plan.shards_of_block(epoch, node, block + 1) + offset,

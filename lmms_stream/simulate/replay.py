@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import use_least_recent
+from ..plan.next_use import NOW
+from ..plan.source_ranges import SourceBlock
+from .kernels import use_needed_last
 from .needs import EVERY_NODE, Entered, Stretch
+from .outlook import NodeOutlook
+from .sources import Shards
 
 _Numbers = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Shards:
-    """The shards of all sources: bytes on a node, bytes that are downloaded, and requests for each. int64[n]."""
-
-    stored: _Numbers
-    loaded: _Numbers
-    requests: _Numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +45,19 @@ class Replay:
     """The caches of nodes while steps are read.
 
     steps_ahead: by how many steps workers ask for shards before they are needed. with_following: whether a block's
-    shards are requested with the block before it, as is done without a limit. limit_bytes: of each cache.
+    shards are requested with the block before it, as is done without a limit. limit_bytes: of each cache; then outlooks
+    say what it lets go of, one for each node.
     """
 
     def __init__(
-        self, shards: Shards, *, num_nodes: int, steps_ahead: int, with_following: bool, limit_bytes: int | None
+        self,
+        shards: Shards,
+        *,
+        num_nodes: int,
+        steps_ahead: int,
+        with_following: bool,
+        limit_bytes: int | None,
+        outlooks: Sequence[NodeOutlook] = (),
     ):
         num_shards = len(shards.stored)
         self._shards = shards
@@ -67,12 +70,11 @@ class Replay:
         self._asked = np.full(num_shards, -1, np.int64)  # the step that a shard is requested with, by its block
         self._home = np.full(num_shards, EVERY_NODE, np.int64)
         self._is_asked = np.zeros((num_nodes, num_shards), bool)
-        self._before = self._after = np.empty((0, 0), np.int32)
-        self._used = np.zeros(num_nodes, np.int64)
+        self._outlooks = outlooks
         if limit_bytes is not None:
-            self._before = np.full((num_nodes, num_shards + 1), -1, np.int32)
-            self._after = self._before.copy()
-            self._before[:, -1] = self._after[:, -1] = num_shards
+            self._used_at = self._last_use.copy()
+            self._is_held = np.zeros((num_nodes, num_shards), bool)
+            self._used = [0] * num_nodes
 
     def run(self, stretches: Iterable[Stretch]) -> Downloads:
         """What is downloaded in some steps, from what was there before."""
@@ -118,14 +120,50 @@ class Replay:
         self._first_use[nodes[order][~known[order]], shards[order][~known[order]]] = steps[order][~known[order]]
         missed = self._first_use[nodes, shards] == steps
         if self._limit is not None:
-            use_least_recent(
-                nodes, shards, self._shards.stored, self._limit, self._before, self._after, self._used, missed
-            )
+            entered = [(each.step, each.block) for each in stretch.entered]
+            for node, outlook in enumerate(self._outlooks):
+                mine = np.flatnonzero(nodes == node)
+                missed[mine] = self._cache(node, outlook, entered, steps[mine], shards[mine], self._limit)
         steps, nodes, shards = steps[missed], nodes[missed], shards[missed]
         asked = self._asked[shards]
         is_asked = (asked >= 0) & ((self._home[shards] == nodes) | (self._home[shards] == EVERY_NODE))
         released = np.minimum(steps, np.where(is_asked, asked, steps)) - self._steps_ahead
         return steps, nodes, shards, released, self._first_use[nodes, shards] < steps
+
+    def _cache(
+        self,
+        node: int,
+        outlook: NodeOutlook,
+        entered: Sequence[tuple[int, SourceBlock]],
+        steps: _Numbers,
+        shards: _Numbers,
+        limit: int,
+    ) -> NDArray[np.bool_]:
+        """Which readings of a node in a stretch download, by what its cache lets go of."""
+        missed = np.empty(len(steps), bool)
+        changes = [step for step in outlook.changes(entered) if not len(steps) or step <= steps[-1]]
+        cuts = np.searchsorted(steps, changes).tolist()
+        for step, begin, end in zip([-1, *changes], [0, *cuts], [*cuts, len(steps)], strict=True):
+            if step >= 0:
+                outlook.move_to(step)
+            if begin == end:
+                continue
+            here = slice(begin, end)
+            self._used[node] = use_needed_last(
+                steps[here], shards[here], self._shards.stored, limit, self._used_at[node], self._is_held[node],
+                self._victims(node, outlook, shards[here], limit), outlook.since, self._used[node], missed[here],
+            )  # fmt: skip
+        return missed
+
+    def _victims(self, node: int, outlook: NodeOutlook, shards: _Numbers, limit: int) -> _Numbers:
+        """The shards that a node holds and does not need now, in the order in which they give way."""
+        held, new = self._is_held[node], np.unique(shards)
+        if self._used[node] + int(self._shards.stored[new[~held[new]]].sum()) <= limit:
+            return np.empty(0, np.int64)  # there is room for all
+        times = outlook.times()
+        found = np.flatnonzero(held & (times > NOW))
+        victims: _Numbers = found[np.lexsort((self._used_at[node, found], -times[found]))]
+        return victims
 
     def _live_bytes(self) -> int:
         """The most bytes that a node has between their first and their last use."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import ConfigError
-from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead
+from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead, steps_ahead
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import Cursor
 from ..plan.planner import StepConfig
@@ -23,6 +23,7 @@ from .cluster import Cluster
 from .figures import Simulation
 from .measured import Measured
 from .needs import Needs
+from .outlook import NodeOutlook
 from .replay import Downloads, Replay
 from .sources import Datasets, Sources
 
@@ -96,7 +97,7 @@ def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simula
     planned_s = time.monotonic() - started
     ahead = packs_ahead(config, num_workers=cluster.num_workers, num_items=_items_ahead(sources, cluster, config))
     windows = _windows(sources, steps, total)
-    downloads = _look(sources, cluster, needs, windows, steps_ahead=ahead * cluster.num_nodes // steps.global_batch)
+    downloads = _look(sources, cluster, needs, windows, ahead=ahead * cluster.num_nodes // steps.global_batch)
     weights = np.repeat([each.weight for each in windows], [len(each.reads) for each in downloads])
     measured = Measured(sources, cluster, downloads, weights)
     return measured.figures(config, num_steps=total, packs_ahead=ahead, planned_s=planned_s, counted_s=counted_s)
@@ -165,9 +166,24 @@ def _windows(sources: Sources, steps: Steps, total: int) -> list[_Window]:
     ]
 
 
-def _look(
-    sources: Sources, cluster: Cluster, needs: Needs, windows: list[_Window], *, steps_ahead: int
-) -> list[Downloads]:
+def _outlooks(sources: Sources, cluster: Cluster, needs: Needs) -> list[NodeOutlook]:
+    """What each node's cache is told of shards to come; none without a limit."""
+    if cluster.cache_bytes is None:
+        return []
+    group_nodes = cluster.world.num_group_nodes
+    return [
+        NodeOutlook(
+            sources,
+            node * group_nodes // cluster.num_nodes,
+            num_nodes=group_nodes,
+            limit_bytes=cluster.cache_bytes,
+            margin_steps=steps_ahead(needs.config, num_workers=cluster.num_workers),
+        )
+        for node in range(cluster.num_nodes)
+    ]
+
+
+def _look(sources: Sources, cluster: Cluster, needs: Needs, windows: list[_Window], *, ahead: int) -> list[Downloads]:
     """The downloads of each window; its steps count through the windows."""
     found = []
     seen = 0
@@ -176,9 +192,10 @@ def _look(
         replay = Replay(
             sources.all_shards,
             num_nodes=cluster.num_nodes,
-            steps_ahead=steps_ahead,
+            steps_ahead=ahead,
             with_following=cluster.cache is None,
             limit_bytes=cluster.cache_bytes,
+            outlooks=_outlooks(sources, cluster, needs),
         )
         batch = needs.config.global_batch
         cursor: Cursor = mixture.skip(mixture.start(), window.warm, global_batch=batch)

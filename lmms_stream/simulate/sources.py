@@ -21,10 +21,18 @@ from ..plan.packing import PackingConfig
 from ..plan.weights import Weights
 from ..processors.base import PackFiller
 from ..storage.sizes import parse_bytes
-from .replay import Shards
 
 Datasets = PackedDataset | HasCore | Mapping[str, PackedDataset | HasCore]
 COMPARED = ("num_canonical_nodes", "shuffle_block_size", "packing_length", "shard_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The shards of all sources: bytes on a node, bytes that are downloaded, and requests for each. int64[n]."""
+
+    stored: NDArray[np.int64]
+    loaded: NDArray[np.int64]
+    requests: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ temporaries     names of files while they are written
 fetch_config    how shards come to this node
 cache           copies of a remote dataset's files on this node; tally: how many were there
 record          what is known of a copy
+outlook         what is known of when copies are needed next
 ledger          what downloads take in a folder; room: the limit that they keep to
 prefetch        downloads ahead of their reader
 """

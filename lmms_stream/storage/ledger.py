@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from .locks import file_of, locked
+from .outlook import NEEDED_NOW, Outlook
 from .record import Record, boot_id
 
 LEDGER_NAME = ".room.lock"
@@ -51,7 +52,9 @@ class Ledger:
         self._end = HEADER_BYTES  # offset in the file up to which it was read
         self._num_changes = 0
         self._entries: dict[str, Entry] = {}
-        self._oldest: list[tuple[int, str]] = []  # a heap of last uses, also of some files that are gone
+        self._queue: list[tuple[float, int, str]] = []  # a heap of what goes first, also of some files that are gone
+        self._outlook: Outlook | None = None  # that the heap follows, and its version
+        self._version = -1
         self.num_bytes = 0
 
     @property
@@ -63,17 +66,41 @@ class Ledger:
         """What the file of a record is counted with."""
         return self._entries[name].num_bytes if name in self._entries else 0
 
-    def oldest(self) -> Entry | None:
-        """The file that was used least recently, by what is noted; take_oldest passes it over until it is put back."""
-        while self._oldest and self._oldest[0][1] not in self._entries:
-            heapq.heappop(self._oldest)
-        return self._entries[self._oldest[0][1]]._replace(last_use=self._oldest[0][0]) if self._oldest else None
+    def order_by(self, outlook: Outlook | None) -> None:
+        """From here on files go in the order of what is foretold: what is needed last, then what was used longest ago.
 
-    def take_oldest(self) -> None:
-        heapq.heappop(self._oldest)
+        Without an outlook: what was used longest ago.
+        """
+        version = -1 if outlook is None else outlook.version
+        if outlook is self._outlook and version == self._version:
+            return
+        self._outlook, self._version = outlook, version
+        uses = self._next_uses(list(self._entries))
+        entries = zip(uses, self._entries.values(), strict=True)
+        self._queue = [(-use, entry.last_use, entry.name) for use, entry in entries]
+        heapq.heapify(self._queue)
 
-    def put_back(self, entry: Entry) -> None:
-        heapq.heappush(self._oldest, (entry.last_use, entry.name))
+    def first_to_go(self) -> tuple[float, Entry] | None:
+        """The file that goes first by what is noted, and when it is needed; `take` passes it over until put back."""
+        while self._queue and self._queue[0][2] not in self._entries:
+            heapq.heappop(self._queue)
+        if not self._queue:
+            return None
+        use, last_use, name = self._queue[0]
+        return -use, self._entries[name]._replace(last_use=last_use)
+
+    def take(self) -> None:
+        heapq.heappop(self._queue)
+
+    def put_back(self, entry: Entry, *, is_in_use: bool = False) -> None:
+        """is_in_use: whatever is foretold."""
+        use = NEEDED_NOW if is_in_use else self._next_uses([entry.name])[0]
+        heapq.heappush(self._queue, (-use, entry.last_use, entry.name))
+
+    def _next_uses(self, names: list[str]) -> list[float]:
+        if self._outlook is None:
+            return [NEEDED_NOW] * len(names)
+        return self._outlook.next_uses(self.folder, names)
 
     def catch_up(self, file: IO[bytes], *, wanted: str) -> None:
         """Know what the file says; look at the folder where it says nothing of use, or where much has changed.

@@ -1,4 +1,7 @@
-"""Room for downloads under a limit: the files used least recently give way, none that is not ours.
+"""Room for downloads under a limit: the files needed last give way, none that is not ours.
+
+Which those are says the outlook of a process that follows a plan (see outlook.py); without one, the files used least
+recently give way.
 
 All processes of a node that share a cache folder share its limit, and the ledger of what is there (see ledger.py).
 """
@@ -10,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, StorageError
 from .ledger import LEDGER_NAME, Entry, Ledger, find_download
 from .locks import file_of, locked
+from .outlook import NEEDED_NOW, Outlook
 from .record import Record, touch
 
 _POLL_S = 0.05
@@ -25,15 +29,22 @@ _Opened = Mapping[Path, tuple[Ledger, IO[bytes]]]  # the ledger of each folder, 
 
 
 class CacheRoom:
-    """The room that one or more cache folders share, for files of at most `limit_bytes` in all."""
+    """The room that one or more cache folders share, for files of at most `limit_bytes` in all.
+
+    outlook: what this process knows of when they are needed next; another process learns it for itself.
+    """
 
     def __init__(self, folders: Sequence[Path], limit_bytes: int):
         self.folders = sorted(set(folders))
         self.limit_bytes = limit_bytes
+        self.outlook: Outlook | None = None
         self._ledgers = [Ledger(folder) for folder in self.folders]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CacheRoom, (self.folders, self.limit_bytes)
+
     def reserve(self, record_path: Path, num_bytes: int, *, timeout_s: float) -> None:
-        """Take room for a download whose record the caller holds locked; files used least recently are deleted.
+        """Take room for a download whose record the caller holds locked; files needed last are deleted.
 
         Raises ConfigError for more than the limit, StorageError when downloads of others hold the room too long.
         """
@@ -93,19 +104,24 @@ class CacheRoom:
         return self._evict(ledgers, record_path, num_bytes)
 
     def _evict(self, ledgers: _Opened, wanted: Path, num_bytes: int) -> bool:
-        """Delete what was used least recently until `num_bytes` more fit; False when that is not enough."""
+        """Delete what is needed last until `num_bytes` more fit; False when that is not enough."""
         left_alone: list[tuple[Ledger, Entry]] = []  # what is being downloaded, or looked at
+        outlook = self.outlook
         most = self.limit_bytes - num_bytes + ledgers[wanted.parent][0].bytes_of(wanted.name)
+        for ledger, _ in ledgers.values():
+            ledger.order_by(outlook)
         while sum(ledger.num_bytes for ledger, _ in ledgers.values()) > most:
-            oldest = [(entry, each) for each, _ in ledgers.values() if (entry := each.oldest()) is not None]
-            if not oldest:
+            firsts = [(*first, each) for each, _ in ledgers.values() if (first := each.first_to_go()) is not None]
+            if not firsts:
                 break
-            entry, ledger = min(oldest, key=lambda each: each[0])
-            ledger.take_oldest()
+            next_use, entry, ledger = min(firsts, key=lambda each: (-each[0], each[1]))
+            ledger.take()
             record_path = ledger.folder / entry.name
             found = None if record_path == wanted else find_download(record_path)
             if record_path == wanted or (found is not None and found.is_reserved):
                 left_alone.append((ledger, entry))
+            elif found is not None and _is_in_use(found, next_use, outlook):
+                ledger.put_back(found, is_in_use=True)
             elif found is not None and found.last_use > entry.last_use:
                 ledger.put_back(found)  # it was used since
             elif found is None or _delete(record_path):
@@ -124,6 +140,11 @@ class CacheRoom:
         with record_path.open("r+b") as record_file:
             Record.reserved(num_bytes).write(record_file)
         touch(record_path)
+
+
+def _is_in_use(found: Entry, next_use: float, outlook: Outlook | None) -> bool:
+    """Whether somebody uses a file that is foretold to be needed later only."""
+    return outlook is not None and next_use > NEEDED_NOW and found.last_use > outlook.since_ns
 
 
 def _delete(record_path: Path) -> bool:

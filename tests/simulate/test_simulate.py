@@ -21,7 +21,7 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.simulate import Cluster, simulate
 from lmms_stream.simulate.cluster import parse_bandwidth, parse_seconds
 from lmms_stream.simulate.compare import parse_settings
-from lmms_stream.simulate.kernels import use_least_recent, wait_for_links
+from lmms_stream.simulate.kernels import use_needed_last, wait_for_links
 from lmms_stream.simulate.sources import Sources
 
 from ..conftest import write_tokens
@@ -42,23 +42,26 @@ def dataset_of(folder: Path, *, canonical_nodes: int = 4, block: int = 150, shuf
 
 
 @settings(deadline=None)  # the first one compiles
-@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 60), st.integers(0, 2**32 - 1))
-def test_the_shards_used_least_recently_give_way(shards: list[int], limit: int, seed: int) -> None:
-    sizes = np.random.default_rng(seed).integers(1, 20, 10)
-    before = np.full((1, 11), -1, np.int32)
-    after = before.copy()
-    before[:, -1] = after[:, -1] = 10
-    missed = np.zeros(len(shards), bool)
-    numbers = np.array(shards, np.int64)
-    use_least_recent(np.zeros_like(numbers), numbers, sizes, limit, before, after, np.zeros(1, np.int64), missed)
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(20, 60), st.lists(st.integers(0, 9), unique=True))
+def test_what_is_needed_last_gives_way_then_what_was_used_least_recently(
+    shards: list[int], limit: int, victims: list[int]
+) -> None:
+    sizes = np.random.default_rng(len(shards)).integers(1, 20, 10)
+    held, missed = np.zeros(10, bool), np.zeros(len(shards), bool)
+    used_at = np.full(10, -1, np.int32)
+    numbers, since = np.array(shards, np.int64), len(shards) // 2
+    order = np.array(victims, np.int64)
+    used = use_needed_last(np.arange(len(shards)), numbers, sizes, limit, used_at, held, order, since, 0, missed)
     kept: OrderedDict[int, int] = OrderedDict()
-    for shard, is_missed in zip(shards, missed.tolist(), strict=True):
+    for step, (shard, is_missed) in enumerate(zip(shards, missed.tolist(), strict=True)):
         assert is_missed == (shard not in kept)
-        if is_missed:
-            while kept and sum(kept.values()) + sizes[shard] > limit:
-                kept.popitem(last=False)
-        kept[shard] = int(sizes[shard])
+        while is_missed and sum(sizes[each] for each in kept) + sizes[shard] > limit:
+            gone = next((each for each in victims if each in kept and kept[each] <= since), next(iter(kept)))
+            victims = victims[victims.index(gone) :] if gone in victims and kept[gone] <= since else victims
+            del kept[gone]
+        kept[shard] = step
         kept.move_to_end(shard)
+    assert used == sum(sizes[each] for each in kept)
 
 
 def waits_of(downloads: list[tuple[int, int, int, int]], *, num_steps: int, latency_s: float = 0.0) -> list[float]:

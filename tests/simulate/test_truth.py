@@ -95,7 +95,7 @@ def test_the_least_cache_is_the_one_that_loaders_ask_for_and_suffices(folder: Pa
 
 
 def test_under_a_limit_epochs_download_again_about_as_often_as_foretold(folder: Path, tmp_path: Path) -> None:
-    """Threads fetch ahead while others read, so what was used least recently differs a little from run to run."""
+    """Threads fetch ahead while others read, so with the least room a little differs from run to run."""
     order = OrderConfig(seed=5, num_canonical_nodes=1, shuffle_block_size=100)
     dataset = open_node(LocalStorage(folder), tmp_path / "simulated", order=order)
     cluster = Cluster(gpus_per_node=1, num_workers=0)

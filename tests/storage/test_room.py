@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import threading
 import time
@@ -137,6 +138,51 @@ def test_the_files_used_least_recently_give_way(tmp_path: Path) -> None:
     cache.fetch("e", object_wanted("e"))
     assert held(tmp_path) == ["a", "d", "e"]
     assert sorted(path.name for path in tmp_path.glob(".*.lock")) == [".a.lock", ".d.lock", ".e.lock", ".room.lock"]
+
+
+class Foretold:
+    """Next uses of files by name; inf of all others."""
+
+    def __init__(self, **uses: float):
+        self.uses = uses
+        self.version = 0
+        self.since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def next_uses(self, folder: Path, names: list[str]) -> list[float]:
+        return [self.uses.get(name[1 : -len(".lock")], math.inf) for name in names]
+
+
+def test_what_is_foretold_to_be_needed_last_gives_way_first(tmp_path: Path) -> None:
+    cache = limited_cache(tmp_path, objects=3)
+    for name in ("a", "b", "c"):
+        cache.fetch(name, object_wanted(name))
+    assert cache.room is not None
+    foretold = cache.room.outlook = Foretold(a=0.0, b=0.7, c=0.5, d=0.1, e=0.6, f=0.0)
+    cache.fetch("d", object_wanted("d"))
+    assert held(tmp_path) == ["a", "c", "d"]
+    foretold.uses |= {"d": 0.9}
+    foretold.version += 1
+    foretold.since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    cache.fetch("e", object_wanted("e"))
+    assert held(tmp_path) == ["a", "c", "e"]
+    cache.room.outlook = None
+    cache.fetch("f", object_wanted("f"))
+    assert held(tmp_path) == ["c", "e", "f"]
+
+
+def test_what_is_in_use_stays_whatever_is_foretold(tmp_path: Path) -> None:
+    cache = limited_cache(tmp_path, objects=3)
+    for name in ("a", "b", "c"):
+        cache.fetch(name, object_wanted(name))
+    assert cache.room is not None
+    cache.room.outlook = Foretold(a=0.2, d=0.3)
+    cache.touch(tmp_path / "b")  # by a rank that is behind, say
+    cache.fetch("d", object_wanted("d"))
+    assert held(tmp_path) == ["a", "b", "d"]
+    cache.fetch("e", object_wanted("e"))
+    assert held(tmp_path) == ["b", "d", "e"]
+    cache.fetch("f", object_wanted("f"))  # all are in use: what was used longest ago
+    assert held(tmp_path) == ["d", "e", "f"]
 
 
 def test_files_that_were_there_before_are_never_deleted(tmp_path: Path) -> None:

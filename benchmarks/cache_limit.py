@@ -1,0 +1,187 @@
+"""Claim: under a cache_limit, epochs after the first download at most 1.1 times the least that is possible.
+
+What a cache lets go of is what the plan needs last. Real loaders read four epochs from a folder behind a store that
+writes a line per download, on one rank without workers, and on two ranks with two workers each that share the cache and
+read step by step, with room for 25, 50 and 90 % of the dataset. Beside them the same loaders without an outlook, whose
+caches let go of what was used least recently; and the least: Belady's rule over every access of every step, known
+beforehand. Figures are downloads in epochs 2 to 4, as parts of the shards read in them.
+
+    python benchmarks/cache_limit.py
+    python benchmarks/cache_limit.py --samples 20000 --block 600
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from data import write_tokens
+from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.mds.core import PackedDataset
+from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.plan.mixture import Mixture
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.planner import StepConfig
+from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.simulate.needs import Needs
+from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.storage.local import LocalStorage
+from lmms_stream.storage.room import CacheRoom
+from lmms_stream.types import World
+from measure import print_table, verdict
+
+EPOCHS = 4
+GLOBAL_BATCH = 8
+MOST = 1.1  # times the least
+PARTS = (0.25, 0.5, 0.9)  # of the dataset's bytes
+SETUPS = ((1, 0), (2, 2))  # ranks, workers of each
+
+
+class CountingStore:
+    """A folder that is not read where it lies, but as a store is, and writes a line per download."""
+
+    def __init__(self, folder: Path):
+        self.url = f"counted://{folder}"
+        self._log = folder / "downloads"
+        storage = self._storage = LocalStorage(folder)
+        self.read, self.read_range, self.stat = storage.read, storage.read_range, storage.stat
+        self.write, self.upload, self.delete = storage.write, storage.upload, storage.delete
+        self.list_objects = storage.list_objects
+
+    def download(self, key: str, path: Path) -> None:
+        with self._log.open("a") as log:
+            log.write(f"{key}\n")
+        self._storage.download(key, path)
+
+
+def open_dataset(folder: Path, cache: Path, *, block: int, limit: int | None) -> PackedDataset:
+    return PackedDataset(
+        [StreamConfig(source=CountingStore(folder), remote="counted", local=cache)],
+        processor=TokensProcessor(),
+        packing=PackingConfig(packing_length=256),
+        order=OrderConfig(seed=1, num_canonical_nodes=1, shuffle_block_size=block),
+        fetch=FetchConfig(cache_limit=limit, ahead=8),
+    )
+
+
+@contextmanager
+def without_outlook() -> Iterator[None]:
+    """Caches let go of what was used least recently."""
+    CacheRoom.outlook = property(lambda _: None, lambda *_: None)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del CacheRoom.outlook
+
+
+def downloads(folder: Path, *, block: int, limit: int, ranks: int, num_workers: int) -> list[int]:
+    """Shards that are downloaded in each epoch."""
+    log = folder / "downloads"
+    log.unlink(missing_ok=True)
+    found = [0]
+    with tempfile.TemporaryDirectory(dir=folder.parent) as cache:
+        dataset = open_dataset(folder, Path(cache), block=block, limit=limit)
+        worlds = [World(rank=rank, world_size=ranks) for rank in range(ranks)]
+        loaders = [
+            PackedLoader(dataset, global_batch=GLOBAL_BATCH, world=world, num_workers=num_workers) for world in worlds
+        ]
+        for _ in range(EPOCHS):
+            for _ in zip(*loaders, strict=True):
+                pass
+            found.append(sum(line.endswith(".mds") for line in log.read_text().split()))
+    return [after - before for before, after in pairwise(found)]
+
+
+def accesses(dataset: PackedDataset) -> tuple[list[int], list[int]]:
+    """The shards that a machine reads in each step of each epoch, one after another; and where each epoch ends."""
+    mixture = Mixture({"data": dataset.plan})
+    needs = Needs(mixture, StepConfig(global_batch=GLOBAL_BATCH, world=World()))
+    cursor, shards, ends = mixture.start(), [], []
+    for epoch in range(EPOCHS):
+        num_steps = -(-dataset.plan.num_packs(epoch) // GLOBAL_BATCH)
+        shards += [shard for stretch in needs.walk(cursor, num_steps) for shard in stretch.shards.tolist()]
+        cursor = mixture.skip(cursor, num_steps, global_batch=GLOBAL_BATCH)
+        ends.append(len(shards))
+    return shards, ends
+
+
+def least_downloads(shards: Sequence[int], sizes: Sequence[int], limit: int) -> list[int]:
+    """The numbers of the accesses that download, when what is needed last gives way, accesses being known."""
+    following = [len(shards)] * len(shards)
+    last: dict[int, int] = {}
+    for at in reversed(range(len(shards))):
+        following[at] = last.get(shards[at], len(shards))
+        last[shards[at]] = at
+    held: dict[int, int] = {}  # shard -> its next access
+    heap: list[tuple[int, int]] = []
+    used, missed = 0, []
+    for at, shard in enumerate(shards):
+        if shard not in held:
+            missed.append(at)
+            used += sizes[shard]
+            while used > limit:
+                needed, other = heapq.heappop(heap)
+                if held.get(other) == -needed:
+                    used -= sizes[other]
+                    del held[other]
+        held[shard] = following[at]
+        heapq.heappush(heap, (-following[at], shard))
+    return missed
+
+
+def measure(folder: Path, *, block: int) -> bool:
+    dataset = open_dataset(folder, folder.parent / "plan", block=block, limit=None)
+    sizes = [info.size for info in dataset.shard_infos]
+    shards, ends = accesses(dataset)
+    read = (EPOCHS - 1) * len(sizes)
+    print(f"{len(sizes)} shards, {dataset.num_samples:,} samples in blocks of {block}")
+    rows, met = [], True
+    for ranks, num_workers in SETUPS:
+        for part in PARTS:
+            limit = int(part * sum(sizes))
+            least = int(np.count_nonzero(np.array(least_downloads(shards, sizes, limit)) >= ends[0]))
+            setting = {"block": block, "limit": limit, "ranks": ranks, "num_workers": num_workers}
+            ours = sum(downloads(folder, **setting)[1:])
+            with without_outlook():
+                recent = sum(downloads(folder, **setting)[1:])
+            met = met and ours <= MOST * least
+            rows.append(
+                [f"{ranks} x {num_workers}", f"{part:.0%}"]
+                + [f"{count / read:.1%}" for count in (recent, ours, least)]
+                + [f"{recent / ours:.2f}", f"{ours / least:.3f}"]
+            )
+    columns = [
+        "ranks x workers",
+        "room",
+        "least recent use",
+        "needed last",
+        "least possible",
+        "saved",
+        "over the least",
+    ]
+    print_table("downloads in epochs 2 to 4, of the shards read", columns, rows)
+    print(f"at most {MOST} times the least: {verdict(met)}")
+    return met
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=24_000, help="of the dataset, of 20 to 60 tokens")
+    parser.add_argument("--block", type=int, default=400, help="samples of a shuffle block")
+    parser.add_argument("--folder", type=Path, help="where the dataset is written and removed again")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        lengths = np.random.default_rng(7).integers(20, 60, options.samples).astype(np.uint32)
+        write_tokens(Path(folder) / "stored", lengths, shard_bytes=1 << 14)
+        measure(Path(folder) / "stored", block=options.block)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""When each shard is needed next. order + the blocks at hand -> [next use] -> epochs from now; arithmetic only.
+
+It follows from the order alone: the shards of an epoch are permuted and laid end to end, so each is in one block of one
+canonical node, or in a few that follow one another. No sample and no pack is looked at, O(shards + blocks) an epoch.
+A cache that lets go of what is needed last downloads least (Belady, IBM Systems Journal 5, 1966).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .assign import home_nodes
+from .fixed_packs import Turns
+from .order import EpochOrder
+from .pack_plan import PackPlan
+
+NOW, NEVER = 0.0, float("inf")
+MAX_EPOCHS = 4  # that are looked into
+_TURN_BITS = 32
+_SOON = np.float32(2.0**-20)  # of an epoch: what is not needed now is needed later than that
+_BLOCKS_OF_SHARD = 4  # as many pieces of a shard tell well enough when it is needed
+
+
+class _Pieces(NamedTuple):
+    """The parts that blocks have of shards. firsts, lasts: turns of the first and the last block that a piece is of.
+
+    shards, nodes, firsts, lasts: int32[n]. at: float32[n], how much of the epoch comes before.
+    """
+
+    shards: NDArray[np.int32]
+    nodes: NDArray[np.int32]
+    firsts: NDArray[np.int32]
+    lasts: NDArray[np.int32]
+    at: NDArray[np.float32]
+
+
+def place(epoch: int, turn: int) -> int:
+    """Where a canonical node is: an epoch, and the turn in it of a block (see Turns). Later ones are larger."""
+    return epoch << _TURN_BITS | turn
+
+
+class Places:
+    """Where the canonical nodes of a plan are, and which of their blocks are at hand; its arrays are never changed.
+
+    held, now: see NextUse.times. All nodes begin with the epoch.
+    """
+
+    def __init__(self, num_canonical_nodes: int, *, epoch: int):
+        self.epoch = epoch
+        self.held = self.now = np.full(num_canonical_nodes, place(epoch, 0), np.int64)
+        self._is_entered = np.zeros(num_canonical_nodes, bool)
+        self._passing: list[tuple[int, int, int]] = []  # a step, and the place that a canonical node has passed to then
+
+    def enter(self, node: int, at: int, *, until: int) -> None:
+        """A canonical node has come to a place; the blocks before it stay at hand until a step."""
+        self.now = _with(self.now, node, at)
+        if self._is_entered[node]:
+            self._passing.append((until, node, at))
+        else:
+            self._is_entered[node], self.held = True, _with(self.held, node, at)
+
+    def pass_to(self, step: int) -> bool:
+        """Let go of blocks that are at hand until this step; whether there are any."""
+        passed = [each for each in self._passing if each[0] <= step]
+        if passed:
+            self._passing = [each for each in self._passing if each[0] > step]
+            for _, node, at in passed:
+                self.held = _with(self.held, node, at)
+        return bool(passed)
+
+
+def _with(values: NDArray[np.int64], at: int, value: int) -> NDArray[np.int64]:
+    changed = values.copy()
+    changed[at] = value
+    return changed
+
+
+def served_nodes(node: int, *, num_nodes: int, num_canonical_nodes: int) -> NDArray[np.bool_]:
+    """The canonical nodes whose packs a machine reads: bool[num_canonical_nodes].
+
+    All, where machines cannot have equal shares of them: then packs are read away from home.
+    """
+    if num_canonical_nodes % num_nodes:
+        return np.ones(num_canonical_nodes, bool)
+    homes = home_nodes(np.arange(num_canonical_nodes), num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
+    served: NDArray[np.bool_] = homes == node
+    return served
+
+
+class NextUse:
+    """When a machine needs the shards of a plan next.
+
+    serves: bool[num_canonical_nodes], those whose packs it reads. sizes: bytes of each shard, int64[num_shards].
+    limit_bytes: of the cache; epochs to come are looked into until what they need would fill it.
+    """
+
+    def __init__(self, plan: PackPlan, *, serves: NDArray[np.bool_], sizes: NDArray[np.int64], limit_bytes: int | None):
+        self._plan = plan
+        self._serves = serves
+        self._sizes = sizes
+        self._limit = limit_bytes or int(sizes.sum())
+        self._epochs: dict[int, _Pieces] = {}
+
+    def times(self, held: NDArray[np.int64], now: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Epochs until each shard is needed: float32[num_shards], NOW, and NEVER as far as can be seen.
+
+        held, now: int64[num_canonical_nodes], a place of each: blocks before held are needed no more, those from there
+        to now are at hand. Of canonical nodes that are not served it does not matter.
+        """
+        found = np.full(len(self._sizes), NEVER, np.float32)
+        if not self._serves.any():
+            return found
+        first, of_first, of_all = int(held[self._serves].min()) >> _TURN_BITS, 0, int(self._sizes.sum())
+        for epoch in range(first, first + MAX_EPOCHS):
+            pieces = self._pieces(epoch)
+            begin = np.int64(place(epoch, 0))
+            needed = begin + pieces.lasts >= held[pieces.nodes]
+            is_now = begin + pieces.firsts <= now[pieces.nodes]
+            times = np.where(is_now, np.float32(NOW), np.float32(epoch - first) + pieces.at + _SOON)
+            np.minimum.at(found, pieces.shards[needed], times[needed])
+            num_bytes = int(self._sizes[found < NEVER].sum())
+            if epoch == first:
+                of_first = num_bytes
+            elif num_bytes - of_first >= self._limit or num_bytes == of_all:
+                break
+        for epoch in [each for each in self._epochs if each < first]:
+            del self._epochs[epoch]
+        return found
+
+    def _pieces(self, epoch: int) -> _Pieces:
+        if epoch not in self._epochs:
+            self._epochs[epoch] = self._cut(epoch)
+        return self._epochs[epoch]
+
+    def _cut(self, epoch: int) -> _Pieces:
+        config = self._plan.order
+        order = EpochOrder(self._plan.samples_per_shard, config=config, epoch=epoch if config.reshuffle else 0)
+        num_blocks = np.array([order.num_blocks(node) for node in range(order.num_canonical_nodes)], np.int64)
+        together = 1
+        if config.reshuffle:
+            together = max(1, int(num_blocks.sum()) // (_BLOCKS_OF_SHARD * len(self._sizes)))
+        shards, nodes, blocks = order.pieces(together)
+        mine = self._serves[nodes]
+        shards, nodes, blocks = shards[mine], nodes[mine], blocks[mine]
+        firsts, lasts = blocks, np.minimum(blocks + together, num_blocks[nodes]) - 1
+        if not config.reshuffle:
+            first_rows = np.cumsum(num_blocks) - num_blocks
+            turn_of_row = np.argsort(Turns(config, epoch, num_blocks.tolist()).blocks_of_turns)
+            firsts = lasts = turn_of_row[first_rows[nodes] + blocks] - first_rows[nodes]
+        at = (firsts / np.maximum(num_blocks[nodes], 1)).astype(np.float32)
+        narrow = [each.astype(np.int32) for each in (shards, nodes, firsts, lasts)]
+        return _Pieces(narrow[0], narrow[1], narrow[2], narrow[3], at)

@@ -1,0 +1,153 @@
+"""A limited cache lets go of what the plan needs last, whoever of a node downloads."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.mds.core import PackedDataset
+from lmms_stream.plan.mixture import Mixture
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.planner import StepConfig
+from lmms_stream.simulate.cluster import Cluster
+from lmms_stream.simulate.needs import Needs
+from lmms_stream.simulate.run import simulate
+from lmms_stream.storage.local import LocalStorage
+from lmms_stream.types import World
+
+from ..conftest import write_tokens
+from ..rounds import LONG, rounds
+from ..simulate.cluster_of_loaders import open_node
+
+GLOBAL_BATCH, EPOCHS = 8, 3
+ORDER = OrderConfig(seed=1, num_canonical_nodes=1, shuffle_block_size=300)
+LIMITS = [0.25, 0.5, 0.9] if LONG else [0.5]
+NUM_SAMPLES = rounds(6000, 15000)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens")
+    write_tokens(folder, num_samples=NUM_SAMPLES)
+    return folder
+
+
+def open_limited(folder: Path, cache: Path, *, part: float) -> PackedDataset:
+    sizes = [info.size for info in open_node(LocalStorage(folder), cache, order=ORDER).shard_infos]
+    return open_node(LocalStorage(folder), cache, order=ORDER, cache_limit=int(part * sum(sizes)))
+
+
+def downloads(cache: Path) -> int:
+    return sum(line.endswith(".mds") for line in cache.with_suffix(".log").read_text().split())
+
+
+def accesses(dataset: PackedDataset) -> list[int]:
+    """The shards that are read in each step, one after another."""
+    mixture = Mixture({"data": dataset.plan})
+    needs = Needs(mixture, StepConfig(global_batch=GLOBAL_BATCH, world=World()))
+    cursor, shards = mixture.start(), []
+    for epoch in range(EPOCHS):
+        num_steps = -(-dataset.plan.num_packs(epoch) // GLOBAL_BATCH)
+        shards += [shard for stretch in needs.walk(cursor, num_steps) for shard in stretch.shards.tolist()]
+        cursor = mixture.skip(cursor, num_steps, global_batch=GLOBAL_BATCH)
+    return shards
+
+
+def by_least_recent_use(shards: Sequence[int], sizes: Sequence[int], limit: int) -> int:
+    kept: OrderedDict[int, int] = OrderedDict()
+    missed = 0
+    for shard in shards:
+        if shard not in kept:
+            missed += 1
+            while sum(kept.values()) + sizes[shard] > limit:
+                kept.popitem(last=False)
+        kept[shard] = sizes[shard]
+        kept.move_to_end(shard)
+    return missed
+
+
+def least_possible(shards: Sequence[int], sizes: Sequence[int], limit: int) -> int:
+    """What is needed last gives way, all accesses being known."""
+    following, last = [len(shards)] * len(shards), dict[int, int]()
+    for at in reversed(range(len(shards))):
+        following[at], last[shards[at]] = last.get(shards[at], len(shards)), at
+    kept, heap = dict[int, int](), list[tuple[int, int]]()
+    missed = used = 0
+    for at, shard in enumerate(shards):
+        if shard not in kept:
+            missed, used = missed + 1, used + sizes[shard]
+            while used > limit:
+                needed, other = heapq.heappop(heap)
+                if kept.get(other) == -needed:
+                    used -= sizes[other]
+                    del kept[other]
+        kept[shard] = following[at]
+        heapq.heappush(heap, (-following[at], shard))
+    return missed
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("part", LIMITS)
+@pytest.mark.parametrize(("ranks", "num_workers"), [(1, 0), (2, 2)] if LONG else [(1, 0)])
+def test_epochs_download_hardly_more_than_is_possible_and_as_foretold(
+    folder: Path, tmp_path: Path, part: float, ranks: int, num_workers: int
+) -> None:
+    dataset = open_limited(folder, tmp_path / "cache", part=part)
+    worlds = [World(rank=rank, world_size=ranks) for rank in range(ranks)]
+    loaders = [
+        PackedLoader(dataset, global_batch=GLOBAL_BATCH, world=world, num_workers=num_workers) for world in worlds
+    ]
+    for _ in range(EPOCHS):
+        for _ in zip(*loaders, strict=True):
+            pass
+    found = downloads(tmp_path / "cache")
+    shards, sizes = accesses(dataset), [info.size for info in dataset.shard_infos]
+    limit = dataset.fetch.limit_bytes
+    assert limit is not None
+    least = least_possible(shards, sizes, limit)
+    assert least <= found <= 1.1 * least
+    assert found < 0.9 * by_least_recent_use(shards, sizes, limit)
+    cluster = Cluster(gpus_per_node=ranks, num_workers=num_workers, cache=limit)
+    told = simulate(dataset, cluster, global_batch=GLOBAL_BATCH, epochs=EPOCHS)
+    assert found == pytest.approx(told.num_downloads, rel=0.02)
+
+
+def test_a_rank_that_is_an_epoch_behind_finds_its_shards_while_it_reads_them(folder: Path, tmp_path: Path) -> None:
+    """Its shards are used, so the cache keeps them, whatever the rank before it will need."""
+    dataset = open_limited(folder, tmp_path / "cache", part=0.5)
+    ahead, behind = (
+        iter(PackedLoader(dataset, global_batch=GLOBAL_BATCH, world=World(rank=rank, world_size=2))) for rank in (0, 1)
+    )
+    first = [batch.sample_ids.tolist() for batch in ahead]
+    second = [batch.sample_ids.tolist() for batch in behind]
+    assert sorted(sample for batch in first + second for sample in batch) == list(range(NUM_SAMPLES))
+    assert downloads(tmp_path / "cache") <= 2 * len(dataset.shard_infos)
+
+
+def test_batches_are_those_without_a_limit_and_from_a_resume_in_the_middle(folder: Path, tmp_path: Path) -> None:
+    free = open_node(LocalStorage(folder), tmp_path / "free", order=ORDER)
+    expected = [batch.sample_ids.tolist() for batch in PackedLoader(free, global_batch=GLOBAL_BATCH)]
+    first = PackedLoader(open_limited(folder, tmp_path / "cache", part=0.5), global_batch=GLOBAL_BATCH)
+    found = [batch.sample_ids.tolist() for batch, _ in zip(first, range(len(expected) // 16 * 8), strict=False)]
+    state = first.state_dict()
+    again = PackedLoader(open_limited(folder, tmp_path / "cache", part=0.5), global_batch=GLOBAL_BATCH)
+    again.load_state_dict(state)
+    found = found[: state["step"] * GLOBAL_BATCH] + [batch.sample_ids.tolist() for batch in again]
+    assert found == expected
+    assert downloads(tmp_path / "cache") <= len(np.unique(accesses(free))) + 3  # an epoch needs each shard once
+
+
+def test_without_a_plan_what_was_used_least_recently_gives_way(folder: Path, tmp_path: Path) -> None:
+    dataset = open_limited(folder, tmp_path / "cache", part=0.5)
+    starts = np.cumsum(dataset.samples_per_shard) - dataset.samples_per_shard
+    for shard in range(len(starts)):
+        dataset.read([int(starts[shard])])
+        dataset.read([0])  # the first is always in use
+    names = {path.name for path in (tmp_path / "cache").glob("*.mds")}
+    infos = dataset.shard_infos
+    assert names == {infos[0].name, *(info.name for info in infos[len(infos) - len(names) + 1 :])}
