@@ -262,11 +262,8 @@ def _check_claims(
                 f"{target.url} holds an unfinished conversion, which was begun on {claim['host']} with its work in "
                 f"{claim['work']}: run the same command there, or pass --overwrite to begin anew"
             )
-    changed = sorted(
-        name
-        for name in asked
-        if before["asked"].get(name) != json.loads(json.dumps(asked[name])) and name not in _MAY_CHANGE
-    )
+    then, now = before["asked"], json.loads(json.dumps(asked))
+    changed = sorted(name for name in {*then, *now} - {*_MAY_CHANGE} if then.get(name) != now.get(name))
     if "units" in changed:
         raise StorageError(
             f"{targets[0].url} holds a conversion that was begun by another release, which cut sources into other "

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import ConfigError
-from ..mds.provenance import ROW_BITS, Provenance, SourceRow
+from ..mds.provenance import Provenance, SourceRow
 from ..mds.streams import StoredDataset
 from ..storage.local import LocalStorage
 from ..storage.storage import open_storage
@@ -84,21 +81,4 @@ class Origins:
                 f"{lacking} does not say where its samples come from, so that the ids of {source} do not map to those "
                 f"at {url}: convert it again with this release"
             )
-        return renamed_samples([ours.source_of(each) for each in sample_ids], theirs)
-
-
-def renamed_samples(rows: Sequence[SourceRow], theirs: Provenance) -> list[list[int]]:
-    """Ids of the samples that a dataset made of each row, in order. Reads all of its array once."""
-    numbers = {name: number for number, name in enumerate(theirs.sources)}
-    wanted = np.array(
-        [(numbers[each.source] << ROW_BITS) + each.row - 1 for each in rows if each.source in numbers], np.uint64
-    )
-    ids: dict[int, list[int]] = {}
-    for start, chunk in theirs.chunks():
-        here: NDArray[np.int64] = np.flatnonzero(np.isin(chunk, wanted))
-        for index in here.tolist():
-            ids.setdefault(int(chunk[index]), []).append(start + index)
-    return [
-        ids.get((numbers[each.source] << ROW_BITS) + each.row - 1, []) if each.source in numbers else []
-        for each in rows
-    ]
+        return theirs.samples_of([ours.source_of(each) for each in sample_ids])
