@@ -12,8 +12,8 @@ import xxhash
 
 from ...mds.index import DATASET_NAME
 from ...mds.lengths import lengths_names
+from ...mds.listing import read_if_there
 from ...storage.storage import Storage
-from ..stored.catalog import read_if_there
 from .replacing import read_claim, read_described
 
 _CHANGES_NOTHING = ("unit_bytes", "units", "on_error")  # in what is written, as long as no row is rejected

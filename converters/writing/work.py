@@ -20,6 +20,7 @@ from typing import Any
 
 from ...errors import ConfigError, DataError, StorageError, WorkerError
 from ...mds.index import DATASET_NAME, INDEX_NAME
+from ...mds.listing import read_if_there
 from ...mds.stored_lengths import write_json
 from ...processes.pool import Mark
 from ...storage.cache import home_folder
@@ -27,7 +28,6 @@ from ...storage.disk_errors import disk_error
 from ...storage.local import LocalStorage
 from ...storage.locks import locked
 from ...storage.storage import Storage
-from ..stored.catalog import read_if_there
 from ..stored.growing import finish_growth
 from .replacing import UNFINISHED_NAME, read_described, remove_unreadable
 

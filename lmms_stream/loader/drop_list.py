@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import ConfigError
-from ..mds.core import PackedDataset
 from ..mds.listed_samples import ListedSample, listed_samples
 from ..plan.left_out import LeftOut, LeftOutSample
 
@@ -22,6 +21,17 @@ class DropList:
     def __post_init__(self) -> None:
         if self.from_step < 0:
             raise ConfigError(f"from_step of the drop list {self.file} must be 0 or more, got {self.from_step}")
+
+
+class Samples(Protocol):
+    """A dataset whose samples are named: a PackedDataset."""
+
+    @property
+    def num_samples(self) -> int: ...
+
+    def samples_of(self, file: str, row: int) -> list[int]:
+        """Ids of the samples that a row of a file was made into; ConfigError where it was not made of this file."""
+        ...
 
 
 Drop = str | Sequence[DropList | Mapping[str, Any]]
@@ -39,7 +49,7 @@ def drop_lists(drop: Drop | None) -> list[DropList]:
         raise ConfigError(f"drop must be a file, or a list of {{file, from_step}}: {error}") from error
 
 
-def dropped(drop: Drop | None, datasets: Mapping[str, PackedDataset]) -> LeftOut:
+def dropped(drop: Drop | None, datasets: Mapping[str, Samples]) -> LeftOut:
     """The samples of drop lists.
 
     A line is `SOURCE:ID` or the `ID` of the only source; `FILE:ROW`, a row of a converted file, rows counted from 1; or
@@ -55,7 +65,7 @@ def dropped(drop: Drop | None, datasets: Mapping[str, PackedDataset]) -> LeftOut
     return found
 
 
-def _named(listed: ListedSample, datasets: Mapping[str, PackedDataset]) -> list[tuple[str, int]]:
+def _named(listed: ListedSample, datasets: Mapping[str, Samples]) -> list[tuple[str, int]]:
     name, number, where = listed.name, listed.number, listed.where
     if not name and not listed.is_id and len(datasets) == 1:
         return [_checked(next(iter(datasets)), number, datasets, where=where)]
@@ -64,7 +74,7 @@ def _named(listed: ListedSample, datasets: Mapping[str, PackedDataset]) -> list[
     return _of_row(name, number, datasets, where=where)
 
 
-def _checked(source: str, sample_id: int, datasets: Mapping[str, PackedDataset], *, where: str) -> tuple[str, int]:
+def _checked(source: str, sample_id: int, datasets: Mapping[str, Samples], *, where: str) -> tuple[str, int]:
     if source not in datasets:
         raise ConfigError(f"{where}: there is no source {source!r}: the sources are {', '.join(datasets)}")
     num_samples = datasets[source].num_samples
@@ -73,7 +83,7 @@ def _checked(source: str, sample_id: int, datasets: Mapping[str, PackedDataset],
     return source, sample_id
 
 
-def _of_row(file: str, row: int, datasets: Mapping[str, PackedDataset], *, where: str) -> list[tuple[str, int]]:
+def _of_row(file: str, row: int, datasets: Mapping[str, Samples], *, where: str) -> list[tuple[str, int]]:
     found, reasons = [], []
     for source, dataset in datasets.items():
         try:
