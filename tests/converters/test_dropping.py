@@ -47,7 +47,7 @@ def test_rows_that_are_named_are_left_out_and_counted_and_others_keep_their_numb
     tmp_path: Path, num_workers: int
 ) -> None:
     first, second = write_rows(tmp_path / "a.jsonl", 120), write_rows(tmp_path / "b.jsonl", 400)
-    sources = [first, f"{second}@[100:300]", f"{second}@[300:]"]
+    sources: list[str | Path] = [first, f"{second}@[100:300]", f"{second}@[300:]"]
     options: dict[str, Any] = {**SMALL, "num_workers": num_workers, "on_error": "skip"}
     convert(sources, str(tmp_path / "all"), **options)
     drop = write_list(tmp_path / "bad.txt", ["# seen", "", "a.jsonl:1", "a.jsonl:30", f"{second}:111", "b.jsonl:400"])
@@ -233,9 +233,9 @@ def test_a_command_that_is_killed_goes_on_with_the_same_list_alone(tmp_path: Pat
             process.wait(LIMIT_S)
     if not (target / DATASET_NAME).exists():
         other = write_list(tmp_path / "other.txt", ["chats.jsonl:1"])
-        for dropped in ({}, {"drop": other}):
+        for dropped in (None, other):
             with pytest.raises(StorageError, match="a conversion that was begun with other drop: run the command that"):
-                convert([path], str(target), shard_bytes=1 << 17, work=work, num_workers=1, **dropped)
+                convert([path], str(target), shard_bytes=1 << 17, work=work, num_workers=1, drop=dropped)
     result = run_cli("convert", *arguments, "--drop", drop, timeout_s=LIMIT_S)
     assert result.returncode == 0, result.stderr
     assert f"{len(rows):,} rows that --drop names" in result.stdout

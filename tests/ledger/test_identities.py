@@ -132,7 +132,12 @@ def test_a_grown_dataset_is_read_as_the_run_had_it_and_opened_once(
     history = RunHistory(where="both", stretches=[*old.stretches, *new.stretches], stop=4, num_trained=4)
     reads: list[str] = []
     read = LocalStorage.read
-    monkeypatch.setattr(LocalStorage, "read", lambda self, key: reads.append(f"{self.url}/{key}") or read(self, key))
+
+    def counted(storage: LocalStorage, key: str) -> bytes:
+        reads.append(f"{storage.url}/{key}")
+        return read(storage, key)
+
+    monkeypatch.setattr(LocalStorage, "read", counted)
     ledger = Ledger(history)
     packs = ledger.step(2).packs
     assert reads.count(f"{data}/index.json") == 1
