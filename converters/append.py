@@ -16,8 +16,9 @@ from typing import Any
 from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME
 from ..storage.storage import Storage, open_storage
-from .asked import asked_of, described
+from .asked import asked_of, content_of, described
 from .convert import Progress, convert_sources, folders_of, look
+from .dropping import dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, open_engine
 from .options import ConvertOptions
 from .report import ConvertReport
@@ -102,7 +103,7 @@ def append(
             parts,
             options=options,
             num_workers=num_workers,
-            overwrite=overwrite or _are_nobodys(parts, digest_of(asked_of(new, options))),
+            overwrite=overwrite or _are_nobodys(parts, digest_of(asked_of(new, options, dropped_rows(new, options)))),
             work=work,
             progress=progress,
             engine=partial(open_engine, engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s),
@@ -210,7 +211,7 @@ def _unknown(opened: Sequence[Source], known: Sequence[Mapping[str, Any]], *, ur
     new = []
     for source, said in zip(opened, described(opened), strict=True):
         there = at.get(place_of(source.name), [])
-        if any(_content(each) != _content(said) for each in there):
+        if any(content_of(each) != content_of(said) for each in there):
             raise ConfigError(
                 f"{source.name} was changed since it was converted to {url}: put its new rows into a file of their "
                 "own, or convert all sources again with --overwrite"
@@ -225,10 +226,6 @@ def _unknown(opened: Sequence[Source], known: Sequence[Mapping[str, Any]], *, ur
             )
         new.append(source)
     return new
-
-
-def _content(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in said.items() if name not in ("name", "at", "rows")}
 
 
 def _bound(row: int | None) -> str:

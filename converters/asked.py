@@ -14,15 +14,22 @@ from .rows.mapper import ROWS_VERSION
 from .rows.options import SchemaOptions
 from .rows.user_functions import code_of
 from .sources.units import CUT_VERSION, Source
+from .writing.dropped_rows import DroppedRows
 
 
-def asked_of(sources: Sequence[Source], options: ConvertOptions) -> dict[str, Any]:
-    """All that decides what is written, as JSON values: a run goes on where another was ended if these are equal."""
+def asked_of(sources: Sequence[Source], options: ConvertOptions, dropped: DroppedRows | None = None) -> dict[str, Any]:
+    """All that decides what is written, as JSON values: a run goes on where another was ended if these are equal.
+
+    dropped: the rows that its drop list leaves out.
+    """
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     schemas = schemas_of(sources, options)
     values["schema"] = options.schema.asked
     values["drop_tail"] = options.drop_tail or None  # as in datasets of earlier versions, which do not have it
-    values.pop("ids")  # the source that they are of knows them
+    for name in ("ids", "drop", "drop_sources"):  # the source knows the ids, and the rows are what is dropped
+        values.pop(name)
+    if dropped is not None:  # datasets of earlier versions do not have it
+        values["drop"] = dropped.digest
     values["processor"] = options.processor and dict(options.processor.description)
     versions = {"units": CUT_VERSION, "rows": ROWS_VERSION, "version of lmms_stream": VERSION}
     return {**values, "sources": described(sources), "code": code_of(schemas), **versions}
@@ -32,6 +39,11 @@ def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """What tells sources, their content, and slices of them apart, as JSON values."""
     slices = ({"rows": [each.rows.start, each.rows.stop]} if each.rows != slice(None) else {} for each in sources)
     return [{**each.identity, "name": each.name, **rows} for each, rows in zip(sources, slices, strict=True)]
+
+
+def content_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a source as `described` or a dataset.json tells it, what changes with its content alone."""
+    return {name: value for name, value in said.items() if name not in ("name", "at", "rows")}
 
 
 def check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:

@@ -22,6 +22,7 @@ from ..version import VERSION
 from .again import carried_over, check_targets, measures
 from .asked import asked_of, check_code, check_unchanged, described
 from .columns import check_columns, check_processor, stored_columns, stored_schema
+from .dropping import check_drop_targets, dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
 from .report import ConvertReport, CountedBytes, SplitReport, added_documents, documents_of, report_of
@@ -34,7 +35,8 @@ from .weighted import convert_parts, weighted_parts
 from .writing.carried import Origins, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
 from .writing.done import digest_of, finished_before, options_of, place_of
-from .writing.encoded_units import UnitEncoder
+from .writing.dropped_rows import DroppedRows
+from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compression_extension
 from .writing.layout import Laying
 from .writing.outputs import Output
@@ -153,7 +155,9 @@ def convert_sources(
             f"{', '.join(once)}: nothing tells whether these rows are the same the next time: if this conversion is "
             "ended, it is not gone on with, and the next begins anew with overwrite=True"
         )
-    asked = asked_of(opened, options)
+    check_drop_targets(options, targets)
+    dropped = dropped_rows(opened, options)
+    asked = asked_of(opened, options, dropped)
     done = None if overwrite else finished_before(targets, asked)
     if done is not None:
         progress.say(
@@ -174,7 +178,7 @@ def convert_sources(
         ) as begun,
     ):
         measured = options if measures(options, carried) else replace(options, processor=None)
-        reading, laying = _write_shards(opened, measured, begun, workers, num_workers, progress, columns)
+        reading, laying = _write_shards(opened, measured, begun, workers, num_workers, progress, columns, dropped)
         check_processor(options.processor, reading.mapper)
         check_unchanged(opened, look(scratch))
         check_code(asked["code"], opened, options)
@@ -200,6 +204,7 @@ def _write_shards(
     num_workers: int | None,
     progress: Progress,
     expected: Mapping[str, str] | None,
+    dropped: DroppedRows | None,
 ) -> tuple[Reading, Laying]:
     """All shards in their targets; returns what was read and how it was laid."""
     total = sum(source.num_bytes for source in sources)
@@ -210,7 +215,7 @@ def _write_shards(
     columns = stored_columns(options, reading.mapper)
     check_columns(columns, expected, source=sources[0].name)
     format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
-    laying = Laying(format, options, work)
+    laying = Laying(format, options, work, dropped)
     num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes + 1)
     job = _job(work, format, options)
     with (
@@ -290,8 +295,10 @@ def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
         processor=options.processor,
         tokenize=options.stores_tokens,
         documents=options.concat is not None,
-        on_error=options.on_error,
-        limit=options.limit if options.dedup is None else None,  # how many of a unit stay is known once it is laid
+        # Which rows of a unit are dropped, and how many of them stay, is known once it is laid.
+        on_error=options.on_error if options.drop is None else "skip",
+        process_each=process_each(options.on_error),
+        limit=options.limit if options.dedup is None and options.drop is None else None,
         shortest=options.shortest,
         longest=options.longest,
         hashes=options.dedup is not None,

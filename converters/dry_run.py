@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..mds.index import parse_index
@@ -24,12 +25,14 @@ from .append import new_sources
 from .beginnings import Beginning, beginnings
 from .columns import check_processor, stored_columns, stored_schema
 from .convert import look
+from .dropping import dropped_rows
 from .options import ConvertOptions
 from .rows import schemas
 from .sources.specs import Spec
 from .sources.units import Source
 from .stored.inspect.sample import SampleView, Viewer
 from .weighted import weighted_parts
+from .writing.dropped_rows import DroppedRows, without
 from .writing.duplicates import Seen
 from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compress, index_json
@@ -40,6 +43,7 @@ from .writing.unit_files import EncodedUnit
 NUM_ROWS = 10_000
 NUM_SAMPLES = 3
 _UNIT_BYTES = 1 << 20  # read at once: less than a conversion does, so that few rows more are read than asked for
+_NONE = np.empty(0, np.int64)
 _COMPRESSED_BYTES = 1 << 23  # of samples, by which the size of compressed shards is estimated
 
 
@@ -110,6 +114,7 @@ def dry_run(
         if append_to is not None:
             opened = new_sources(opened, append_to, options)
         read = beginnings(opened, num_rows)
+        dropped = dropped_rows(opened, options)
         said: list[str] = []
         with closing(Reading(read, options.schema, say=said.append)) as reading:
             check_processor(options.processor, reading.mapper)
@@ -117,7 +122,9 @@ def dry_run(
             if options.concat is not None:  # what is shown, and counted, are the documents
                 columns = schemas.TOKENS.columns
             format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
-            tried = _Tried(reading, _encoder(format, options))
+            tried = _Tried(
+                reading, _encoder(format, options), dropped and replace(dropped, sources=[each.name for each in read])
+            )
             tried.read_all(read)
         schema = stored_schema(options, reading.mapper)
         samples = tuple(_shown(tried.samples[:num_samples], format, schema, options, folder=Path(folder)))
@@ -169,6 +176,7 @@ class _Tried:
 
     reading: Reading
     encoder: UnitEncoder
+    dropped: DroppedRows | None = None
     samples: list[bytes] = field(default_factory=list)
     rejects: list[str] = field(default_factory=list)
     num_rows: int = 0
@@ -188,15 +196,23 @@ class _Tried:
             samples, encoded = self.encoder.encoded(task)
             self.timed.append((task.unit.num_bytes, time.perf_counter() - started))
             self.reading.has_read(task)
+            first = self.reading.rows_before(task)
+            stop = first + encoded.num_rows
+            numbers = _NONE if self.dropped is None else self.dropped.of_unit(task.source, first, stop)
+            encoded, num_dropped = without(encoded, numbers)
             rejects = [f"{name}:{row}: {why}" for name, row, why in self.reading.rejects(task, encoded)]
             self.rejects += rejects
-            self._count(samples, encoded, num_rejected=len(rejects))
+            self.left_out += RowCounts(num_rejected=len(rejects), num_dropped=num_dropped)
+            self._count(samples, encoded, ~np.isin(encoded.rows, numbers))
         self.num_rows = sum(each.rows_read for each in read)
 
-    def _count(self, samples: Sequence[bytes], encoded: EncodedUnit, *, num_rejected: int) -> None:
-        is_kept = np.ones(len(samples), bool) if encoded.hashes is None else self._seen.add(encoded.hashes)
-        num_duplicates = len(samples) - int(is_kept.sum())
-        self.left_out += RowCounts.of_unit(encoded.left_out, num_rejected=num_rejected, num_duplicates=num_duplicates)
+    def _count(self, samples: Sequence[bytes], encoded: EncodedUnit, is_kept: NDArray[np.bool_]) -> None:
+        """is_kept: bool[num_samples], no drop list names its row."""
+        num_left = int(is_kept.sum())
+        if encoded.hashes is not None:
+            is_kept[is_kept] = self._seen.add(encoded.hashes[is_kept])
+        num_duplicates = num_left - int(is_kept.sum())
+        self.left_out += RowCounts.of_unit(encoded.left_out, num_rejected=0, num_duplicates=num_duplicates)
         samples = [data for data, keep in zip(samples, is_kept.tolist(), strict=True) if keep]
         for data in samples:
             if self._kept_bytes < _COMPRESSED_BYTES:

@@ -40,7 +40,8 @@ class ConvertOptions:
     and tab, UTF-8). concat: the tokens of rows (of the processor, or theirs where rows are tokenized) are laid end to
     end and stored as samples of so many, with where documents begin; limit, splits, shuffle_seed, dedup, shortest and
     longest are about the documents. drop_tail: what is left after the last whole sample is dropped and counted, not
-    stored as a shorter sample.
+    stored as a shorter sample. drop: a file of rows that are left out (see listed_samples), in which drop_sources says
+    by URL of which dataset the samples of a source are.
     """
 
     format: str | None = None
@@ -66,6 +67,8 @@ class ConvertOptions:
     encoding: str | None = None
     drop_tail: bool = False
     concat: int | None = None
+    drop: str | None = None
+    drop_sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_compression(self.compression)
@@ -82,6 +85,8 @@ class ConvertOptions:
         ):
             raise ConfigError(f"the shares of {dict(self.splits)} must be above 0 and add up to 1")
 
+        if self.drop_sources and self.drop is None:
+            raise ConfigError("--drop-source says what a drop list names: pass --drop FILE, or leave it out")
         self._check_sizes()
         self._check_concat()
         _ = self.delimited  # checked

@@ -38,7 +38,7 @@ class Part:
 def weighted_parts(sources: object, options: ConvertOptions) -> list[Part]:
     """The entries of the list that is the only source, if they have weights; [] otherwise.
 
-    ConfigError for splits and a limit for all, which go not with weights.
+    ConfigError for splits, a drop list and a limit for all, which go not with weights.
     """
     named = [sources] if isinstance(sources, str | Path) else sources
     if not isinstance(named, Sequence) or len(named) != 1 or not isinstance(named[0], str | Path):
@@ -49,7 +49,11 @@ def weighted_parts(sources: object, options: ConvertOptions) -> list[Part]:
     entries = yaml_specs(Path(spec.path), format=None if spec.format == "yaml" else spec.format)
     if entries[0].settings.weight is None:
         return []
-    wrong = [name for name, value in {"splits": options.splits, "limit": options.limit}.items() if value]
+    wrong = [
+        name
+        for name, value in {"splits": options.splits, "limit": options.limit, "drop": options.drop}.items()
+        if value
+    ]
     if wrong:
         raise ConfigError(
             f"{spec.path}: its entries have weights, so that each becomes a dataset of its own, and {wrong[0]} "

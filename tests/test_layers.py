@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "watch": {"errors", "config", "storage", "mds", "converters/stored/inspect", "train/checkpoint", "train/report"},
     "ledger": {
-        *BASE, "config", "plan", "storage", "mds", "loader", "train", "train/checkpoint", "train/report",
+        *BASE, "config", "plan", "storage", "mds", "loader", "train", "train/run", "train/checkpoint", "train/report",
     },
     "simulate": {*BASE, "lazy", "plan", "plan/kernels", "storage", "processors", "mds"},
     "demo": {

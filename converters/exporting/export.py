@@ -14,13 +14,14 @@ from tempfile import TemporaryDirectory
 
 from ...errors import ConfigError, DataError, StorageError
 from ...mds.index import ShardInfo
+from ...mds.listing import read_if_there
 from ...mds.shard import open_shard
 from ...mds.shard_files import fetch_shard
 from ...storage.cache import LocalCache
 from ...storage.disk_errors import disk_errors
 from ...storage.storage import Storage, open_storage
 from ..rows.schemas import PREFERENCE, READ_SCHEMAS, columns_schema
-from ..stored.catalog import Catalog, read_catalog, read_if_there
+from ..stored.catalog import Catalog, read_catalog
 from .row_files import FORMATS, RowFile
 from .values import FILES, check_columns
 

@@ -19,8 +19,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ...errors import DataError, ObjectMissingError
-from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
+from ...errors import DataError
+from ...mds.index import INDEX_NAME, ShardInfo
+from ...mds.listing import read_listing
 from ...mds.shard import Shard
 from ...mds.shard_files import fetch_shard
 from ...storage.cache import LocalCache
@@ -53,15 +54,14 @@ class StoredDataset:
         Raises ShardError for an index that is not safe to follow, DataError for shards whose samples differ in their
         columns, or are not of MDS.
         """
-        index = _read_if_there(storage, INDEX_NAME)
-        if index is None or not _is_index(index):
+        listing = read_listing(storage)
+        if listing is None or not _is_index(listing.index):
             return None
-        described = _read_if_there(storage, DATASET_NAME)
-        shards = parse_index(index, source=f"{storage.url}/{INDEX_NAME}", dataset=described)
+        shards = listing.shards()
         _check_shards(storage.url, shards)
-        schema = None if described is None else json.loads(described).get("schema")
-        digest = xxhash.xxh3_128(index).hexdigest()
-        return StoredDataset(storage=storage, shards=tuple(shards), schema=schema, digest=digest)
+        schema = None if listing.dataset is None else json.loads(listing.dataset).get("schema")
+        digest = xxhash.xxh3_128(listing.index).hexdigest()
+        return StoredDataset(storage=storage, shards=shards, schema=schema, digest=digest)
 
     @property
     def num_samples(self) -> int:
@@ -83,13 +83,6 @@ class StoredDataset:
                 found = self.storage.stat(key)
             digest.update(f"{found.key}\0{found.num_bytes}\0{found.tag}\0")
         return {"name": name, "num_files": len(self.shards), "size": self.num_bytes, "tag": digest.hexdigest()}
-
-
-def _read_if_there(storage: Storage, name: str) -> bytes | None:
-    try:
-        return storage.read(name)
-    except ObjectMissingError:
-        return None
 
 
 def _is_index(data: bytes) -> bool:

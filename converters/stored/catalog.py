@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import DataError, LengthsError, ObjectMissingError, ShardError, StorageError
-from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name, parse_index
+from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, is_safe_name
 from ...mds.lengths import (
     LENGTHS_FOLDER,
     LengthIndex,
@@ -18,6 +18,7 @@ from ...mds.lengths import (
     parse_description,
     patches_name,
 )
+from ...mds.listing import read_if_there, read_listing
 from ...processors import ProcessorConfig
 from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
@@ -58,14 +59,12 @@ class Catalog:
 
 def read_catalog(storage: Storage) -> Catalog:
     """The catalog of a dataset; StorageError where there is none, ShardError for one that is not safe to follow."""
-    source = f"{storage.url}/{INDEX_NAME}"
-    index = read_if_there(storage, INDEX_NAME)
-    if index is None:
+    listing = read_listing(storage)
+    if listing is None:
         raise no_dataset(storage)
-    described = read_if_there(storage, DATASET_NAME)
-    shards = parse_index(index, source=source, dataset=described)
+    shards, described = listing.shards(), listing.dataset
     dataset = None if described is None else parse_dataset(described, source=f"{storage.url}/{DATASET_NAME}")
-    return Catalog(storage=storage, index=json.loads(index), shards=tuple(shards), dataset=dataset)
+    return Catalog(storage=storage, index=json.loads(listing.index), shards=shards, dataset=dataset)
 
 
 def no_dataset(storage: Storage) -> StorageError:
@@ -91,13 +90,6 @@ def parse_dataset(data: bytes, *, source: str) -> dict[str, Any]:
     if unsafe:
         raise ShardError(f"{source} names {unsafe[0]!r}, which is not a plain path below the dataset: refused")
     return dataset
-
-
-def read_if_there(storage: Storage, name: str) -> bytes | None:
-    try:
-        return storage.read(name)
-    except ObjectMissingError:
-        return None
 
 
 def stored_processor(url: str, tokenizer: str) -> Processor:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from ...errors import ConfigError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name, parse_index
+from ...mds.listing import read_if_there
 from ...storage.storage import Storage, open_storage
-from .catalog import Catalog, own_files, parse_dataset, read_catalog, read_if_there
+from .catalog import Catalog, own_files, parse_dataset, read_catalog
 from .joining import join, write_joined
 
 _THREADS = 16  # threads that read catalogs mostly wait for their stores

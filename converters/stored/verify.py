@@ -15,6 +15,7 @@ import numpy as np
 from ...errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from ...mds.lengths import KINDS, LengthIndex, lengths_names, patches_name
+from ...mds.listing import read_if_there
 from ...mds.provenance import PROVENANCE_NAME, Provenance
 from ...processes.pool import check_num_workers, num_cores
 from ...processors.base import Processor, processor_fingerprint
@@ -29,7 +30,6 @@ from .catalog import (
     no_dataset,
     open_lengths,
     parse_dataset,
-    read_if_there,
     schema_of,
 )
 from .verify_shards import Problem, ShardChecker, check_shards

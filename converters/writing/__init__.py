@@ -3,6 +3,7 @@
 reading         the units of all sources, with what maps their rows
 encoding        sample -> bytes of an MDS shard, as MDSWriter makes them
 row_counts      how many rows are left out, by why
+dropped_rows    rows that a drop list leaves out, and whether they are there
 encoded_units   a unit of rows -> its samples as bytes
 unit_files      the files of the work folder that hold them, and say what they are
 laid            samples and where their bytes lie; documents: laid end to end and cut into samples

@@ -12,14 +12,14 @@ import xxhash
 
 from ...mds.index import DATASET_NAME
 from ...mds.lengths import lengths_names
+from ...mds.listing import read_if_there
 from ...storage.storage import Storage
-from ..stored.catalog import read_if_there
 from .replacing import read_claim, read_described
 
 _CHANGES_NOTHING = ("unit_bytes", "units", "on_error")  # in what is written, as long as no row is rejected
 _OF_ONE_CONVERSION = (  # of a dataset that grows by several, each may have its own
     "sources", "format", "quote", "delimiter", "encoding", "limit", "shuffle_seed", "split_seed", "shard_bytes",
-    "compression", "num_shards", "samples_per_shard", "version of lmms_stream",
+    "compression", "num_shards", "samples_per_shard", "drop", "version of lmms_stream",
 )  # fmt: skip
 
 

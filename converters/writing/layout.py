@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...mds.provenance import packed_rows
 from .documents import Concatenation
+from .dropped_rows import DroppedRows, Dropping, without
 from .duplicates import Seen
 from .encoded_units import OnError, UnitTask
 from .encoding import ShardFormat
@@ -52,7 +53,7 @@ class Asked(Protocol):
 class Laying:
     """Takes encoded units in order, gives the shards that they fill, and removes those that no shard needs any more."""
 
-    def __init__(self, format: ShardFormat, asked: Asked, work: Work):
+    def __init__(self, format: ShardFormat, asked: Asked, work: Work, dropped: DroppedRows | None = None):
         self.outputs = [
             Output(
                 number=number,
@@ -69,6 +70,7 @@ class Laying:
         self.is_finished = False
         self._asked = asked
         self._work = work
+        self._dropping = Dropping(dropped)
         self.num_samples = 0
         self._seen = Seen()
         self._draws = np.random.default_rng(asked.split_seed)  # draws a number for each sample, in order
@@ -87,15 +89,20 @@ class Laying:
         assert task.number == self.next_unit
         self.next_unit += 1
         encoded = EncodedUnit.load((about_path if is_whole else failed_path)(self._work.units, task.number))
-        encoded, is_kept = self._kept_of(encoded)
-        rows = packed_rows(task.source, reading.rows_before(task) + encoded.rows)
+        first_row = reading.rows_before(task)
+        numbers = self._dropping.numbers(encoded, task.source, first_row)
+        encoded, is_kept = self._kept_of(encoded, numbers)
+        encoded, num_dropped = without(encoded, numbers)
+        rows = packed_rows(task.source, first_row + encoded.rows)
         rejects = reading.rejects(task, encoded)
         if rejects and self._asked.on_error == "fail":
             source, row, reason = rejects[0]
             raise RowError(f"{source}:{row}: {reason} (or pass --on-error skip to leave such rows out)")
         self.rejects += rejects
-        num_duplicates = len(is_kept) - int(is_kept.sum())
-        self.left_out += RowCounts.of_unit(encoded.left_out, num_rejected=len(rejects), num_duplicates=num_duplicates)
+        num_duplicates = int((~is_kept & ~np.isin(encoded.rows, numbers)).sum())
+        self.left_out += RowCounts.of_unit(
+            encoded.left_out, num_rejected=len(rejects), num_duplicates=num_duplicates, num_dropped=num_dropped
+        )
         sizes = encoded.sizes
         samples = np.stack([np.full(len(sizes), task.number), np.cumsum(sizes) - sizes, sizes, rows], axis=1)
         laid = Laid(samples, encoded.lengths, encoded.spans).taken(np.flatnonzero(is_kept))
@@ -107,9 +114,14 @@ class Laying:
         else:
             self._kept.append(laid)
 
-    def _kept_of(self, encoded: EncodedUnit) -> tuple[EncodedUnit, NDArray[np.bool_]]:
-        """The unit up to the last sample that the limit asks for, and which of its samples came nowhere before."""
-        is_kept = np.ones(len(encoded.sizes), bool) if encoded.hashes is None else self._seen.add(encoded.hashes)
+    def _kept_of(self, encoded: EncodedUnit, dropped: NDArray[np.int64]) -> tuple[EncodedUnit, NDArray[np.bool_]]:
+        """The unit up to the last sample that the limit asks for, and which of its samples are stored.
+
+        Those are of no row that is dropped, and came nowhere before. dropped: numbers of rows in the unit.
+        """
+        is_kept = ~np.isin(encoded.rows, dropped)
+        if encoded.hashes is not None:
+            is_kept[is_kept] = self._seen.add(encoded.hashes[is_kept])
         room = None if self._asked.limit is None else self._asked.limit - self.num_samples
         if room is not None and is_kept.sum() >= room:
             num_samples = int(np.flatnonzero(is_kept)[room - 1]) + 1
@@ -119,13 +131,19 @@ class Laying:
     def finish(self) -> Iterator[ShardTask]:
         """The shards that are left when all units were laid."""
         self.is_finished = True
+        if not self.is_full:
+            self._dropping.finish()
         if not self.num_samples:
             reasons = [f"{source}:{row}: {reason}" for source, row, reason in self.rejects[:1]]
             counts = self.left_out
             reasons += [f"{counts.num_filtered} were left out for their length"] if counts.num_filtered else []
             reasons += [f"the text of {counts.num_empty} is empty"] if counts.num_empty else []
-            by_functions = {"--filter": counts.num_left_out_by_filter, "--map": counts.num_left_out_by_map}
-            reasons += [f"{option} left out {number}" for option, number in by_functions.items() if number]
+            by_options = {
+                "--filter": counts.num_left_out_by_filter,
+                "--map": counts.num_left_out_by_map,
+                "--drop": counts.num_dropped,
+            }
+            reasons += [f"{option} left out {number}" for option, number in by_options.items() if number]
             raise DataError(f"no sample is left to write ({'; '.join(reasons)}): check the sources and the options")
         if self._asked.shuffle_seed is not None:
             order = np.random.default_rng(self._asked.shuffle_seed).permutation(self.num_samples)

@@ -15,8 +15,9 @@ from typing import Any
 
 from ...errors import StorageError
 from ...mds.index import DATASET_NAME, INDEX_NAME, is_safe_name, parse_index
+from ...mds.listing import read_if_there
 from ...storage.storage import Storage
-from ..stored.catalog import own_files, parse_dataset, read_if_there
+from ..stored.catalog import own_files, parse_dataset
 from .shards import shard_name
 
 UNFINISHED_NAME = "_lmms/unfinished.json"

@@ -26,7 +26,7 @@ class RowCounts:
 
     num_rejected: they did not fit. num_filtered: for their length. num_empty: their text is empty.
     num_left_out_by_filter, num_left_out_by_map: by the user's functions. num_duplicates: all that is stored of them is
-    stored of an earlier one.
+    stored of an earlier one. num_dropped: a drop list names them.
     """
 
     num_rejected: int = 0
@@ -35,12 +35,13 @@ class RowCounts:
     num_left_out_by_filter: int = 0
     num_left_out_by_map: int = 0
     num_duplicates: int = 0
+    num_dropped: int = 0
 
     @staticmethod
-    def of_unit(rows: RowsLeftOut, *, num_rejected: int, num_duplicates: int) -> RowCounts:
+    def of_unit(rows: RowsLeftOut, *, num_rejected: int, num_duplicates: int, num_dropped: int = 0) -> RowCounts:
         """Of the rows that a unit left out."""
         counts = {_COUNTED_AS[why]: len(numbers) for why, numbers in rows.items()}
-        return RowCounts(num_rejected=num_rejected, num_duplicates=num_duplicates, **counts)
+        return RowCounts(num_rejected=num_rejected, num_duplicates=num_duplicates, num_dropped=num_dropped, **counts)
 
     @staticmethod
     def of_dataset(description: Mapping[str, Any]) -> RowCounts:
@@ -68,6 +69,7 @@ class RowCounts:
             "that --filter left out": self.num_left_out_by_filter,
             "that --map left out": self.num_left_out_by_map,
             "whose samples came before": self.num_duplicates,
+            "that --drop names": self.num_dropped,
         }
         return {reason: count for reason, count in reasons.items() if count}
 

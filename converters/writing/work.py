@@ -20,6 +20,7 @@ from typing import Any
 
 from ...errors import ConfigError, DataError, StorageError, WorkerError
 from ...mds.index import DATASET_NAME, INDEX_NAME
+from ...mds.listing import read_if_there
 from ...mds.stored_lengths import write_json
 from ...processes.pool import Mark
 from ...storage.cache import home_folder
@@ -27,7 +28,6 @@ from ...storage.disk_errors import disk_error
 from ...storage.local import LocalStorage
 from ...storage.locks import locked
 from ...storage.storage import Storage
-from ..stored.catalog import read_if_there
 from ..stored.growing import finish_growth
 from .replacing import UNFINISHED_NAME, read_described, remove_unreadable
 
@@ -262,11 +262,8 @@ def _check_claims(
                 f"{target.url} holds an unfinished conversion, which was begun on {claim['host']} with its work in "
                 f"{claim['work']}: run the same command there, or pass --overwrite to begin anew"
             )
-    changed = sorted(
-        name
-        for name in asked
-        if before["asked"].get(name) != json.loads(json.dumps(asked[name])) and name not in _MAY_CHANGE
-    )
+    then, now = before["asked"], json.loads(json.dumps(asked))
+    changed = sorted(name for name in {*then, *now} - {*_MAY_CHANGE} if then.get(name) != now.get(name))
     if "units" in changed:
         raise StorageError(
             f"{targets[0].url} holds a conversion that was begun by another release, which cut sources into other "

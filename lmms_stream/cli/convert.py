@@ -144,6 +144,8 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         encoding=options.encoding,
         drop_tail=options.drop_tail,
         concat=options.concat,
+        drop=options.drop,
+        drop_sources=_pairs(options.drop_source, "--drop-source"),
     )
 
 

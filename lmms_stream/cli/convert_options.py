@@ -241,6 +241,20 @@ def _add_user_code(group: Group) -> None:
         "leave it out",
     )
     group.add_argument(
+        "--drop",
+        metavar="FILE",
+        help="leave out the rows that FILE names, a line each, as FILE:ROW, or as a run names samples: SOURCE:ID, or "
+        "the lines of its left_out.jsonl",
+    )
+    group.add_argument(
+        "--drop-source",
+        action="append",
+        default=[],
+        metavar="SOURCE=URL",
+        help="take samples of SOURCE in --drop for those of the dataset at URL, which the run read, and leave out the "
+        "rows that they were made of",
+    )
+    group.add_argument(
         "--dedup",
         choices=("exact",),
         help="leave out samples of which all that is stored equals an earlier one's, and count them; takes 16 bytes of "

@@ -17,35 +17,28 @@ from ..errors import ConfigError
 from .console import console, print_records
 
 if TYPE_CHECKING:
-    from ..ledger.remix import Change, SourceChange
-    from ..mds.core import PackedDataset
-    from ..plan.mixture import Mixture
+    from ..ledger.remix import Change, Phase, SourceChange
     from ..train.run.settings import TrainConfig
-    from ..train.run_config import RunConfig
 
 
 def plan_change(options: argparse.Namespace) -> int:
     """Print what is read from a checkpoint on, with the settings of a run's YAML file and those of the options."""
-    from ..config import load_config
+    from ..ledger.planned import open_run
     from ..ledger.remix import changed, describe_change
     from ..ledger.run import Ledger
-    from ..train.run_config import RunConfig
+    from ..loader.drop_list import dropped
 
     if len(options.remotes) != 1:
         raise ConfigError(f"--from takes the YAML file of one run, got {' '.join(options.remotes)}")
-    config = load_config(RunConfig, Path(options.remotes[0]), _overrides(options))
-    datasets = _open(config)
+    planned = open_run(Path(options.remotes[0]), overrides=_overrides(options))
+    datasets, train = planned.datasets, planned.train
     run = Ledger(options.checkpoint, urls={name: each.one.url for name, each in datasets.items()})
-    train = config.train
+    left_out = run.left_out.merge([dropped(train.drop, datasets)])
     ledger = changed(
-        run.plans,
-        _mixture(datasets, train),
-        first=run.stop,
-        global_batch=train.global_batch,
-        skipped=train.skip_steps,
+        run.plans, planned.mixture, first=run.stop, global_batch=train.global_batch, skipped=train.skip_steps
     )
     stop = _stop(run, ledger.stretches[-1], train, num_steps=options.steps)
-    change = describe_change(run.plans, ledger, stop=stop)
+    change = describe_change(run.plans, ledger, stop=stop, left_out=left_out)
     print_change(change, as_json=options.json)
     return 0
 
@@ -79,31 +72,6 @@ def _named_numbers(words: Sequence[str], *, option: str) -> dict[str, float]:
     return found
 
 
-def _open(config: RunConfig) -> dict[str, PackedDataset]:
-    """The datasets of a run by the names that its cursor has; ConfigError for one whose packs lanes make."""
-    from ..mds.core import core_of, opens_loader
-    from ..plan.cursor import SOURCE
-    from ..types import World
-
-    opened: Any = config.build_datasets(World())
-    named = opened if isinstance(opened, dict) else {SOURCE: opened}
-    cores = {name: None if opens_loader(each) else core_of(each) for name, each in named.items()}
-    for name, each in cores.items():
-        if each is None or each.mode == "lanes":
-            raise ConfigError(
-                f"the packs of {name!r} are made in lanes and are not known beforehand: write its lengths index with "
-                "lmms-stream index, and leave its packing_mode auto"
-            )
-    return {name: each for name, each in cores.items() if each is not None}
-
-
-def _mixture(datasets: dict[str, PackedDataset], train: TrainConfig) -> Mixture:
-    from ..plan.mixture import Mixture
-
-    plans = {name: each.plan for name, each in datasets.items()}
-    return Mixture(plans, weights=train.weights, max_epochs=train.max_epochs)
-
-
 def _stop(run: Any, stretch: Any, train: TrainConfig, *, num_steps: int | None) -> int:
     """The step before which the run ends, or num_steps steps after the checkpoint."""
     from ..ledger.ends import step_after, steps_to_end
@@ -132,10 +100,13 @@ def print_change(change: Change, *, as_json: bool) -> None:
     if change.global_batch != change.global_batch_before:
         batch += f" (before: {change.global_batch_before:,})"
     title = f"steps {change.first:,} to {change.stop - 1:,}, {batch}"
-    left_out = [] if any(each.num_skipped_tokens for each in change.sources.values()) else ["num_skipped_tokens"]
-    print_records(title, list(change.sources.items()), left_out=left_out)
+    seldom = ("num_skipped_tokens", "num_left_out_samples", "num_left_out_tokens")
+    hidden = [name for name in seldom if not any(getattr(each, name) for each in change.sources.values())]
+    print_records(title, list(change.sources.items()), left_out=hidden)
     for name, source in change.sources.items():
         console.print(Text(visible(_line(name, source))), soft_wrap=True)
+    for phase in change.phases if len(change.phases) > 1 else ():
+        console.print(Text(visible(_phase_line(phase))), soft_wrap=True)
     if change.is_end:
         console.print(Text(f"no source has packs left after step {change.stop - 1:,}"), soft_wrap=True)
 
@@ -147,6 +118,14 @@ def _line(name: str, source: SourceChange) -> str:
     words.append(f"reads {source.num_samples:,} samples, {source.num_tokens:,} tokens")
     words.append(f"{source.num_repeated_samples:,} samples were read before")
     words.append(f"{source.num_unread_samples:,} samples stay unread")
+    if source.num_left_out_samples:
+        words.append(f"{source.num_left_out_samples:,} of those read are left out, as padding")
     if source.ends_at_step is not None:
         words.append(f"its max_epochs end with step {source.ends_at_step:,}")
     return "; ".join(words)
+
+
+def _phase_line(phase: Phase) -> str:
+    """What the steps of a phase of the schedule read, in words."""
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in phase.token_shares.items())
+    return f"steps {phase.first:,} to {phase.stop - 1:,}: {shares} of the tokens"

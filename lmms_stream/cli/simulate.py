@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from .command import add_command
@@ -158,26 +158,15 @@ def _of_dataset(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
 
 def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
     """The datasets of a run's file, and what its section `train` says of steps and ranks."""
-    from ..config import load_config
-    from ..plan.cursor import SOURCE
+    from ..ledger.planned import open_run
     from ..simulate.sources import Sources
-    from ..train.run_config import RunConfig
-    from ..types import World
 
     given = [name for name in ("packing_length", "global_batch", "canonical_nodes") if getattr(options, name)]
     if given:
         raise ConfigError(f"{options.dataset} says {given[0]} itself: leave --{given[0].replace('_', '-')} out")
-    config = load_config(RunConfig, Path(options.dataset))
-    train = config.train
-    configs = {SOURCE: config.dataset} if config.dataset is not None else config.datasets
-    for name, each in configs.items():
-        if each.dataset_type is not None:
-            raise ConfigError(
-                f"the shards of dataset {name!r} are made when the run begins (dataset_type {each.dataset_type}): "
-                "convert it with lmms-stream convert, and name its folder or URL as remote"
-            )
-    datasets: dict[str, Any] = {name: each.open(World()) for name, each in configs.items()}
-    sources = Sources.of(datasets, weights=train.weights, max_epochs=train.max_epochs)
+    run = open_run(Path(options.dataset), is_stored=True)
+    train = run.train
+    sources = Sources.of(run.datasets, weights=train.weights, max_epochs=train.max_epochs)
     epochs, max_steps = train.num_train_epochs or 1, train.max_steps
     cluster = _cluster(options, num_workers=train.num_workers, replication=train.group_ranks)
     return sources, cluster, _steps(options, train.global_batch, epochs=epochs, max_steps=max_steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ from ..storage.storage import open_storage
 from ..train.checkpoint.paths import checkpoints_url, split_path
 from ..train.checkpoint.store import Checkpoint, open_target, read_checkpoint
 from ..types import World
-
-CONFIG_SUFFIXES = (".yaml", ".yml")
+from .planned import CONFIG_SUFFIXES, open_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,32 +79,17 @@ def history_of_config(path: Path, *, world: World, overrides: Sequence[str] = ()
 
     ConfigError for a run whose packs are made in lanes, and so are not known beforehand.
     """
-    from ..config import load_config
     from ..loader.loader import PackedLoader
     from ..loader.stretches import stretch_of
-    from ..mds.core import opens_loader
-    from ..train.run_config import RunConfig
 
-    config = load_config(RunConfig, path, overrides)
-    train = config.train
-    if world.world_size % train.group_ranks:
-        raise ConfigError(
-            f"--world-size {world.world_size}: of {path} {train.group_ranks} ranks share their packs: name a multiple"
-        )
-    world = replace(world, replication=train.group_ranks)
-    datasets = config.build_datasets(world)
-    stretch = None
-    if not opens_loader(datasets):
-        loader = PackedLoader(
-            datasets,  # type: ignore[arg-type]  # none of several opens a loader
-            global_batch=train.global_batch, weights=train.weights, max_epochs=train.max_epochs, world=world,
-        )  # fmt: skip
-        stretch = stretch_of(loader, skipped=train.skip_steps)
-    if stretch is None:
-        raise ConfigError(
-            f"the packs of {path} are made in lanes as samples are read, so that nothing of them is known beforehand: "
-            "write a lengths index with lmms-stream index, and leave packing_mode auto"
-        )
+    run = open_run(path, world=world, overrides=overrides)
+    train = run.train
+    loader = PackedLoader(
+        run.built,  # type: ignore[arg-type]  # none of several opens a loader
+        global_batch=train.global_batch, weights=train.weights, max_epochs=train.max_epochs, world=run.world,
+    )  # fmt: skip
+    stretch = stretch_of(loader, skipped=train.skip_steps)
+    assert stretch is not None  # nothing is in lanes
     settings = Settings(max_steps=train.max_steps, num_train_epochs=train.num_train_epochs)
     return RunHistory(where=str(path), stretches=[stretch], settings=settings)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
 
 from ..errors import ConfigError
-from ..mds.provenance import ROW_BITS, Provenance, SourceRow
+from ..mds.provenance import Provenance, SourceRow
 from ..mds.streams import StoredDataset
 from ..storage.local import LocalStorage
 from ..storage.storage import open_storage
@@ -39,6 +37,14 @@ class Origins:
             _ = provenance.rows
         return [provenance.source_of(sample_id) for sample_id in sample_ids]
 
+    @property
+    def named(self) -> dict[str, NamedSamples]:
+        """The datasets by the names of their sources, as drop lists ask them for samples."""
+        return {source: NamedSamples(self, source) for source in self._stored}
+
+    def num_samples(self, source: str) -> int:
+        return self._stored[source].num_samples
+
     def samples_of_row(self, file: str, row: int) -> list[tuple[str, int]]:
         """The samples that a row of a file was made into, each with its source; reads all of the array.
 
@@ -55,7 +61,11 @@ class Origins:
                 reasons.append(f"the dataset of {source} does not say where its samples come from")
                 continue
             try:
-                found += [(source, sample_id) for sample_id in provenance.sample_of(file, row).tolist()]
+                ids = provenance.sample_of(file, row).tolist()
+                there = [(source, sample_id) for sample_id in ids if sample_id < self._stored[source].num_samples]
+                found += there
+                if ids and not there:
+                    reasons.append(f"{source} has grown since, by a part that has it")
             except ConfigError as error:
                 reasons.append(f"{source}: {error}")
         if not found:
@@ -84,21 +94,23 @@ class Origins:
                 f"{lacking} does not say where its samples come from, so that the ids of {source} do not map to those "
                 f"at {url}: convert it again with this release"
             )
-        return renamed_samples([ours.source_of(each) for each in sample_ids], theirs)
+        return theirs.samples_of([ours.source_of(each) for each in sample_ids])
 
 
-def renamed_samples(rows: Sequence[SourceRow], theirs: Provenance) -> list[list[int]]:
-    """Ids of the samples that a dataset made of each row, in order. Reads all of its array once."""
-    numbers = {name: number for number, name in enumerate(theirs.sources)}
-    wanted = np.array(
-        [(numbers[each.source] << ROW_BITS) + each.row - 1 for each in rows if each.source in numbers], np.uint64
-    )
-    ids: dict[int, list[int]] = {}
-    for start, chunk in theirs.chunks():
-        here: NDArray[np.int64] = np.flatnonzero(np.isin(chunk, wanted))
-        for index in here.tolist():
-            ids.setdefault(int(chunk[index]), []).append(start + index)
-    return [
-        ids.get((numbers[each.source] << ROW_BITS) + each.row - 1, []) if each.source in numbers else []
-        for each in rows
-    ]
+@dataclass(frozen=True, slots=True)
+class NamedSamples:
+    """The samples of a source."""
+
+    origins: Origins
+    source: str
+
+    @property
+    def num_samples(self) -> int:
+        return self.origins.num_samples(self.source)
+
+    def samples_of(self, file: str, row: int) -> list[int]:
+        """Ids of the samples that a row of a file was made into; ConfigError where the dataset was not made of it."""
+        provenance = self.origins.provenance(self.source)
+        if provenance is None:
+            raise ConfigError("it does not say what it was made of: convert it again")
+        return [each for each in provenance.sample_of(file, row).tolist() if each < self.num_samples]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..errors import ConfigError
 from ..plan.cursor import Cursor, SourceCursor
 from ..plan.ledger import Ledger, Ranges, Stretch
+from ..plan.left_out import LeftOut
 from ..plan.mixture import Mixture
 from ..plan.pack_plan import PackPlan
 from ..plan.source_ranges import SourceRange
 from .amounts import SourceAmounts, amounts_of
 from .ends import steps_to_end
+from .padding import padding_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +24,8 @@ class SourceChange:
 
     status: kept, added (the run has read nothing of it so far) or removed (nothing of it is read any more).
     token_share: of what these steps read, and token_share_before, of what they would read with the settings that the
-    run had. packs_per_step: on average. num_samples, num_tokens: read by these steps. Of them and of those that skipped
+    run had. packs_per_step: on average. num_samples, num_tokens: read by these steps; num_left_out_samples,
+    num_left_out_tokens: of those, what is padding, because it is left out. Of them and of those that skipped
     steps pass over (num_skipped_tokens), num_new_samples and num_new_tokens were never read before, and
     num_repeated_samples and num_repeated_tokens were. num_unread_samples, num_unread_tokens: those that no step before
     `stop` reads. epochs_before, epochs_after: as SourceAmounts.epochs, before `first` and before `stop`. ends_at_step:
@@ -34,6 +38,8 @@ class SourceChange:
     packs_per_step: float
     num_samples: int
     num_tokens: int
+    num_left_out_samples: int
+    num_left_out_tokens: int
     num_skipped_tokens: int
     num_new_samples: int
     num_new_tokens: int
@@ -47,10 +53,20 @@ class SourceChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """Steps [first, stop) with the same weights. token_shares: of what they read, by source."""
+
+    first: int
+    stop: int
+    token_shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
     """What the steps [first, stop) read of each source. Steps are counted as a ledger counts them.
 
-    is_end: no source has packs left then. global_batch: packs of a step, before and with the change.
+    is_end: no source has packs left then. global_batch: packs of a step, before and with the change. phases: the steps
+    by the phases of the weights' schedule, in turn.
     """
 
     first: int
@@ -59,6 +75,7 @@ class Change:
     global_batch_before: int
     global_batch: int
     sources: Mapping[str, SourceChange]
+    phases: Sequence[Phase]
 
 
 def changed(ledger: Ledger, mixture: Mixture, *, first: int, global_batch: int, skipped: Ranges = ()) -> Ledger:
@@ -71,10 +88,10 @@ def changed(ledger: Ledger, mixture: Mixture, *, first: int, global_batch: int, 
     return Ledger([*stretches, Stretch(mixture=mixture, cursor=cursor, global_batch=global_batch, skipped=skipped)])
 
 
-def describe_change(before: Ledger, after: Ledger, *, stop: int) -> Change:
+def describe_change(before: Ledger, after: Ledger, *, stop: int, left_out: LeftOut | None = None) -> Change:
     """What the last stretch of `after` reads up to a step, and what the settings of `before` would have read.
 
-    ConfigError where there is no step to describe.
+    left_out: samples that are padding from some step on. ConfigError where there is no step to describe.
     """
     stretch = after.stretches[-1]
     first, old = stretch.cursor.step, before.stretches[-1]
@@ -97,6 +114,7 @@ def describe_change(before: Ledger, after: Ledger, *, stop: int) -> Change:
             (started[name], ended[name]),
             shares=(shares.get(name, 0.0), share),
             stop=stop,
+            left_out=left_out or LeftOut(),
         )
         for name, share in _shares(started, ended).items()
     }
@@ -107,7 +125,20 @@ def describe_change(before: Ledger, after: Ledger, *, stop: int) -> Change:
         global_batch_before=old.global_batch,
         global_batch=stretch.global_batch,
         sources=sources,
+        phases=_phases(after, stop),
     )
+
+
+def _phases(ledger: Ledger, stop: int) -> list[Phase]:
+    """The steps of the last stretch before `stop`, by the phases of its weights."""
+    stretch = ledger.stretches[-1]
+    first = stretch.cursor.step
+    starts = [step for step, _ in stretch.mixture.schedule or () if first < step < stop]
+    amounts = {step: amounts_of(ledger, step) for step in (first, *starts, stop)}
+    return [
+        Phase(first=begin, stop=end, token_shares=_shares(amounts[begin], amounts[end]))
+        for begin, end in pairwise(amounts)
+    ]
 
 
 def _of_source(
@@ -118,6 +149,7 @@ def _of_source(
     *,
     shares: tuple[float, float],
     stop: int,
+    left_out: LeftOut,
 ) -> SourceChange:
     """cursors, amounts: of the source, before the change and at its end; shares: with the old settings and the new."""
     stretch, plan = ledger.stretches[-1], ledger.plan(name)
@@ -128,6 +160,7 @@ def _of_source(
     num_samples = after.num_samples - before.num_samples
     new_samples = after.num_seen - before.num_seen
     seen = [_seen_tokens(plan, at) for at in cursors]
+    padding = padding_of(ledger, name, left_out, first=stretch.cursor.step, stop=stop)
     num_packs = _packs_before(plan, cursors[1]) - _packs_before(plan, cursors[0])
     return SourceChange(
         status=_status(name, ledger),
@@ -136,6 +169,8 @@ def _of_source(
         packs_per_step=num_packs / (stop - stretch.cursor.step),
         num_samples=num_samples,
         num_tokens=after.num_tokens - before.num_tokens,
+        num_left_out_samples=padding[0],
+        num_left_out_tokens=padding[1],
         num_skipped_tokens=skipped,
         num_new_samples=new_samples,
         num_new_tokens=seen[1] - seen[0],

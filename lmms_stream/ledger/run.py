@@ -12,8 +12,6 @@ import numpy as np
 
 from ..errors import CheckpointError, ConfigError
 from ..loader.drop_list import dropped
-from ..mds.core import PackedDataset
-from ..mds.streams import StreamConfig
 from ..plan.ledger import Ledger as PlanLedger
 from ..plan.ledger import PieceEntry, StepEntry
 from ..plan.left_out import LeftOut
@@ -128,8 +126,7 @@ class Ledger:
 
     def listed(self, file: str | Path) -> list[tuple[str, int]]:
         """The samples of a drop list as a run reads it, each as its source and id; ConfigError where it names none."""
-        datasets = {name: PackedDataset([StreamConfig(remote=url)]) for name, url in self.urls.items()}
-        samples = dropped(str(file), datasets).samples
+        samples = dropped(str(file), self.origins.named).samples
         if not samples:
             raise ConfigError(f"the drop list {file} names no samples: write a line for each, SOURCE:ID or FILE:ROW")
         return [(each.source, each.sample_id) for each in samples]

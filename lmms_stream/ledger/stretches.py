@@ -27,6 +27,7 @@ class OpenedSources:
 
     def __init__(self, urls: Mapping[str, str] | None = None):
         self._urls = dict(urls or {})
+        self._opened: dict[str, StoredDataset] = {}  # by URL, as they are now
         self._stored: dict[tuple[str, str], StoredDataset] = {}  # by URL, and by its shards' digest in the plan
         self._plans: dict[str, PackPlan] = {}
         self.stored: dict[str, StoredDataset] = {}
@@ -41,7 +42,9 @@ class OpenedSources:
         LengthsError, StorageError for what is gone, CursorError where another dataset lies there.
         """
         key = repr((name, sorted(saved.items())))
-        stored = self.stored[name] = self._as_it_was(name, self.url(name, saved), shards=_shards_of(followed))
+        stored = self.stored[name] = self._as_it_was(
+            name, self.url(name, saved), num_parts=saved.get("num_parts"), shards=_shards_of(followed)
+        )
         if key not in self._plans:
             counts = PackCountsFolder(stored.cache.folder / "_lmms" / "counts")
             built = PackPlan(
@@ -56,18 +59,20 @@ class OpenedSources:
             self._plans[key] = built
         return self._plans[key]
 
-    def _as_it_was(self, name: str, url: str, *, shards: str) -> StoredDataset:
-        """The dataset at a URL; where it has grown, without the parts that it had not when these were its shards."""
+    def _as_it_was(self, name: str, url: str, *, num_parts: int | None, shards: str) -> StoredDataset:
+        """The dataset at a URL; where it has grown, without the parts that it had not when these were its shards.
+
+        num_parts: those that it had; None in checkpoints of earlier releases, which did not say.
+        """
         if (url, shards) in self._stored:
             return self._stored[url, shards]
-        now = found = StoredDataset(StreamConfig(remote=url), config=FetchConfig())
-        for num_parts in reversed(range(now.num_parts)):
-            if _digest(found) == shards:
-                break
-            found = StoredDataset(StreamConfig(remote=url, num_parts=num_parts), config=FetchConfig())
-        if _digest(found) != shards:
-            found = now
-        if found is not now:
+        if url not in self._opened:
+            self._opened[url] = StoredDataset(StreamConfig(remote=url), config=FetchConfig())
+        now = self._opened[url]
+        first = [num_parts] if num_parts is not None and num_parts <= now.num_parts else []
+        cut = (now.as_of(number) for number in (*first, *reversed(range(now.num_parts + 1))))
+        found = next((each for each in cut if _digest(each) == shards), now)
+        if found.num_samples < now.num_samples:
             self.num_added[name] = now.num_samples - found.num_samples
         self._stored[url, shards] = found
         return found

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import ConfigError
-from ..mds.core import PackedDataset
+from ..mds.listed_samples import ListedSample, listed_samples
 from ..plan.left_out import LeftOut, LeftOutSample
 
 
@@ -23,6 +21,17 @@ class DropList:
     def __post_init__(self) -> None:
         if self.from_step < 0:
             raise ConfigError(f"from_step of the drop list {self.file} must be 0 or more, got {self.from_step}")
+
+
+class Samples(Protocol):
+    """A dataset whose samples are named: a PackedDataset."""
+
+    @property
+    def num_samples(self) -> int: ...
+
+    def samples_of(self, file: str, row: int) -> list[int]:
+        """Ids of the samples that a row of a file was made into; ConfigError where it was not made of this file."""
+        ...
 
 
 Drop = str | Sequence[DropList | Mapping[str, Any]]
@@ -40,7 +49,7 @@ def drop_lists(drop: Drop | None) -> list[DropList]:
         raise ConfigError(f"drop must be a file, or a list of {{file, from_step}}: {error}") from error
 
 
-def dropped(drop: Drop | None, datasets: Mapping[str, PackedDataset]) -> LeftOut:
+def dropped(drop: Drop | None, datasets: Mapping[str, Samples]) -> LeftOut:
     """The samples of drop lists.
 
     A line is `SOURCE:ID` or the `ID` of the only source; `FILE:ROW`, a row of a converted file, rows counted from 1; or
@@ -49,38 +58,23 @@ def dropped(drop: Drop | None, datasets: Mapping[str, PackedDataset]) -> LeftOut
     """
     found = LeftOut()
     for each in drop_lists(drop):
-        try:
-            lines = Path(each.file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the drop list {each.file} cannot be read ({error}): name a text file") from error
-        for number, line in enumerate(map(str.strip, lines), 1):
-            if not line or line.startswith("#"):
-                continue
-            for source, sample_id in _named(line, datasets, where=f"{each.file}, line {number}"):
+        for listed in listed_samples(each.file):
+            for source, sample_id in _named(listed, datasets):
                 reason = f"listed in {each.file}"
                 found.add(LeftOutSample(source, sample_id, reason, each.from_step, "dropped"))
     return found
 
 
-def _named(line: str, datasets: Mapping[str, PackedDataset], *, where: str) -> list[tuple[str, int]]:
-    if line.startswith("{"):
-        try:
-            entry = json.loads(line)
-            source, sample_id = str(entry["source"]), int(entry["sample_id"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{where}: {line} is no JSON with source and sample_id ({error!r})") from error
-        return [_checked(source, sample_id, datasets, where=where)]
-    name, _, number = line.rpartition(":")
-    if not number.isdecimal():
-        raise ConfigError(f"{where}: {line!r} names no sample: write SOURCE:ID, or FILE:ROW")
-    if not name and len(datasets) == 1:
-        return [_checked(next(iter(datasets)), int(number), datasets, where=where)]
-    if name in datasets:
-        return [_checked(name, int(number), datasets, where=where)]
-    return _of_row(name, int(number), datasets, where=where)
+def _named(listed: ListedSample, datasets: Mapping[str, Samples]) -> list[tuple[str, int]]:
+    name, number, where = listed.name, listed.number, listed.where
+    if not name and not listed.is_id and len(datasets) == 1:
+        return [_checked(next(iter(datasets)), number, datasets, where=where)]
+    if listed.is_id or name in datasets:
+        return [_checked(name, number, datasets, where=where)]
+    return _of_row(name, number, datasets, where=where)
 
 
-def _checked(source: str, sample_id: int, datasets: Mapping[str, PackedDataset], *, where: str) -> tuple[str, int]:
+def _checked(source: str, sample_id: int, datasets: Mapping[str, Samples], *, where: str) -> tuple[str, int]:
     if source not in datasets:
         raise ConfigError(f"{where}: there is no source {source!r}: the sources are {', '.join(datasets)}")
     num_samples = datasets[source].num_samples
@@ -89,7 +83,7 @@ def _checked(source: str, sample_id: int, datasets: Mapping[str, PackedDataset],
     return source, sample_id
 
 
-def _of_row(file: str, row: int, datasets: Mapping[str, PackedDataset], *, where: str) -> list[tuple[str, int]]:
+def _of_row(file: str, row: int, datasets: Mapping[str, Samples], *, where: str) -> list[tuple[str, int]]:
     found, reasons = [], []
     for source, dataset in datasets.items():
         try:

@@ -154,6 +154,11 @@ class PackedLoader:
         return {name: each.one.identity for name, each in self._worker.datasets.items()}
 
     @property
+    def num_parts(self) -> dict[str, int]:
+        """How many parts of the dataset of each source are read, see StreamConfig."""
+        return {name: each.one.num_parts for name, each in self._worker.datasets.items()}
+
+    @property
     def lengths(self) -> dict[str, str]:
         """The fingerprint of each source's processor, which is the name of its lengths index."""
         return {name: processor_fingerprint(processor_of(each)) for name, each in self._worker.datasets.items()}

@@ -21,6 +21,7 @@ def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ())
         name: {
             "url": loader.urls[name],
             "identity": loader.identities[name],
+            "num_parts": loader.num_parts[name],
             "lengths": loader.lengths[name],
             "packing": dataclasses.asdict(plan.packing),
             "order": dataclasses.asdict(plan.order),

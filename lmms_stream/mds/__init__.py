@@ -11,6 +11,8 @@ shard_files     shards as files on this node
 growth      a dataset that has grown, as it was before
 lengths     the lengths index
 provenance      which row of which source each sample was made of
+listing     the small files that say what a dataset is
+listed_samples  the lines of a list of samples, as drop lists have them
 measuring       shards -> the lengths of their samples, in many processes; shard_lengths: of one of them
 stored_lengths  where a lengths index is kept
 pack_counts     pack counts of plans, kept on this node

@@ -138,7 +138,8 @@ class PackedDataset:
             provenance = self._provenance[number]
             try:
                 if provenance is not None:
-                    found += [first + int(each) for each in provenance.sample_of(file, row)]
+                    ids = provenance.sample_of(file, row).tolist()
+                    found += [first + each for each in ids if each < stored.num_samples]  # others are of later parts
                     is_known = True
             except ConfigError as error:
                 reasons.append(str(error))

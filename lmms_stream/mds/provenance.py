@@ -122,21 +122,26 @@ class Provenance:
         found = [start + np.flatnonzero(np.isin(chunk, np.array(wanted, np.uint64))) for start, chunk in self.chunks()]
         return np.concatenate([np.zeros(0, np.int64), *found])
 
-    def named(self, text: str) -> str:
-        """The source that a user names: as it was named to `convert`, by its path, or by the end of its path.
+    def samples_of(self, rows: Sequence[SourceRow]) -> list[list[int]]:
+        """Ids of the samples that were made of each row, in order. Reads all of the array once.
 
-        ConfigError for none, or several.
+        The sources of the rows are named as `sources` has them; rows of others have no samples here.
         """
-        if text in self.sources:
-            return text
-        asked = str(Path(text).absolute())
-        ends = [name for name in self.sources if "://" not in name and str(Path(name).absolute()) == asked]
-        ends = ends or [name for name in self.sources if name.endswith(f"/{text}")]
-        if len(ends) == 1:
-            return ends[0]
-        what = f"{len(ends)} sources end in" if ends else "the dataset was made of no source"
-        listed = ", ".join((ends or self.sources)[:_ALIKE]) + (", …" if len(ends or self.sources) > _ALIKE else "")
-        raise ConfigError(f"{what} {text!r}: name one of {listed}")
+        numbers: dict[str, int] = {}  # of a source that is listed several times, once a slice, the first
+        first = np.array([numbers.setdefault(name, n) for n, name in enumerate(self.sources)], np.uint64)
+        asked = [_packed(numbers.get(each.source), each.row) for each in rows]
+        wanted = np.array([each for each in asked if each is not None], np.uint64)
+        ids: dict[int, list[int]] = {}
+        for start, chunk in self.chunks():
+            named = chunk if len(numbers) == len(self.sources) else renumbered(chunk, first)
+            here: NDArray[np.int64] = np.flatnonzero(np.isin(named, wanted))
+            for index in here.tolist():
+                ids.setdefault(int(named[index]), []).append(start + index)
+        return [[] if each is None else ids.get(each, []) for each in asked]
+
+    def named(self, text: str) -> str:
+        """The source that a user names; see named_source."""
+        return named_source(text, self.sources, whole="the dataset")
 
     def chunks(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
         """The array piece by piece, each with the id of its first sample."""
@@ -182,6 +187,28 @@ class Provenance:
             wrong = np.flatnonzero(chunk >> np.uint64(ROW_BITS) >= len(self.sources))
             if len(wrong):
                 self.source_of(start + int(wrong[0]))
+
+
+def named_source(text: str, sources: Sequence[str], *, whole: str) -> str:
+    """The source that a user names: as it was named to `convert`, by its path, or by the end of its path.
+
+    whole: what was made of the sources. ConfigError for none, or several.
+    """
+    if text in sources:
+        return text
+    asked, known = str(Path(text).absolute()), dict.fromkeys(sources)
+    ends = [name for name in known if "://" not in name and str(Path(name).absolute()) == asked]
+    ends = ends or [name for name in known if name.endswith(f"/{text}")]
+    if len(ends) == 1:
+        return ends[0]
+    what = f"{len(ends)} sources end in" if ends else f"{whole} was made of no source"
+    listed = ", ".join((ends or list(known))[:_ALIKE]) + (", …" if len(ends or known) > _ALIKE else "")
+    raise ConfigError(f"{what} {text!r}: name one of {listed}")
+
+
+def _packed(source: int | None, row: int) -> int | None:
+    """A row of a source, counted from 1, as the array holds it."""
+    return None if source is None or row < 1 else (source << ROW_BITS) + row - 1
 
 
 _REMEDY = f"convert the dataset again, or remove both files and their names from {DATASET_NAME}"

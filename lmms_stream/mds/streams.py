@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -77,15 +78,25 @@ class StoredDataset:
         index = read_index(
             self.storage, self.cache.folder, validate_hash=stream.validate_hash, timeout_s=config.timeout_s
         )
-        self.shards = first_parts(index.shards, index.parts, stream.num_parts, url=self.url)
-        self.num_parts = len(index.parts)  # that lie there, whichever are read
-        self._is_cut = len(self.shards) < len(index.shards)
+        self._index = index
+        self._read_parts(stream.num_parts)
         self.node_folder = node_folder(self.cache.folder, index.digest)
         self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there
-        self.num_samples = int(self.shards.samples.sum())
         if self.num_samples == 0:
             raise ShardError(f"{self.url}/{INDEX_NAME} lists no samples: convert the dataset again")
         self.cache.clean([*self.shard_folders, self.cache.folder / LENGTHS_FOLDER])
+
+    def _read_parts(self, num_parts: int | None) -> None:
+        self.shards = first_parts(self._index.shards, self._index.parts, num_parts, url=self.url)
+        self.num_parts = len(self._index.parts) if num_parts is None else num_parts  # that are read, of those there
+        self._is_cut = len(self.shards) < len(self._index.shards)
+        self.num_samples = int(self.shards.samples.sum())
+
+    def as_of(self, num_parts: int) -> StoredDataset:
+        """The same dataset as it was with so many parts, without opening it again; see StreamConfig."""
+        found = copy.copy(self)
+        found._read_parts(num_parts)
+        return found
 
     def _cache_folder(self, stream: StreamConfig) -> Path:
         """Where copies and pack counts lie: beside a local dataset that is its own cache only if it can be written."""

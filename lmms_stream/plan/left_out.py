@@ -55,10 +55,6 @@ class LeftOut:
         """By source, then by number."""
         return [self._samples[key] for key in sorted(self._samples)]
 
-    @property
-    def sources(self) -> list[str]:
-        return sorted({source for source, _ in self._samples})
-
     def of_kind(self, kind: Kind) -> LeftOut:
         return LeftOut(each for each in self._samples.values() if each.kind == kind)
 

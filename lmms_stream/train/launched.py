@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import TrainingArguments
 
 from ..errors import ConfigError
-from .habits.arguments import LAUNCHED
+from ..types import World
+from .habits.arguments import LAUNCHED, group_ranks
+from .habits.given import Given
 from .habits.launch_file import Launch, launch_of
+from .habits.resolve import resolve
 from .report.engine_figures import engine_figures
+from .run.settings import Datasets, TrainConfig
 from .trainer import FSDP2SFTTrainer
 
 
@@ -39,3 +44,16 @@ def launched_trainer(launch: Launch, arguments: TrainingArguments) -> LaunchedTr
     return LaunchedTrainer(
         model=launch.model, args=arguments, train_dataset=launch.dataset, eval_dataset=launch.dataset.evaluated
     )
+
+
+def planned_launch(data: Mapping[str, Any], *, source: str, world: World) -> tuple[TrainConfig, World, Datasets]:
+    """The settings, ranks and datasets of a launch file's run on so many ranks, which is not begun."""
+    launch, arguments = read_launch(data, source=source)
+    ranks = group_ranks(arguments)
+    if world.world_size % ranks:
+        raise ConfigError(f"{source}: {ranks} ranks share their packs, of {world.world_size}: name a multiple of ranks")
+    world = replace(world, replication=ranks)
+    given = Given(model=launch.model, args=arguments, train_dataset=launch.dataset)
+    resolved = resolve(given, lambda *_, **__: world)
+    assert resolved.train_dataset is not None  # it was given
+    return resolved.config, world, resolved.train_dataset

@@ -31,7 +31,12 @@ def prepare(path: Path, overrides: Sequence[str]) -> Prepared:
     """The run of a file, ours or LMMS Engine's."""
     with without_collections(), without_blas_threads():
         data = load_mapping(path, overrides)
-        return (_launched if _LAUNCH_KEYS & data.keys() else _configured)(data, str(path))
+        return (_launched if is_launch_file(data) else _configured)(data, str(path))
+
+
+def is_launch_file(data: Mapping[str, Any]) -> bool:
+    """Whether a run's file is one of LMMS Engine's."""
+    return bool(_LAUNCH_KEYS & data.keys())
 
 
 @contextmanager

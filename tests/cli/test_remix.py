@@ -96,6 +96,33 @@ def test_the_table_and_the_line_of_each_source_say_it_for_people(
     assert "; 0 samples stay unread" in shown
 
 
+def test_left_out_samples_and_the_phases_of_the_weights_are_told(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drop = tmp_path / "drop.txt"
+    drop.write_text("".join(f"a:{number}\n" for number in range(90)))
+    datasets = {name: dataset(config.parent / name) for name in "ab"}
+    weights = {0: {"a": 1, "b": 1}, 7: {"a": 1, "b": 3}}
+    changed = with_settings(
+        config, tmp_path / "changed.yaml", datasets=datasets, weights=weights, max_steps=12, drop=str(drop)
+    )
+    told = planned(capsys, str(changed), "--from", str(config.parent / "run"))
+    assert told["sources"]["a"]["num_left_out_samples"] == told["sources"]["a"]["num_samples"] > 0
+    assert told["sources"]["b"]["num_left_out_samples"] == 0
+    assert [(each["first"], each["stop"]) for each in told["phases"]] == [(4, 7), (7, 12)]
+    assert [each["token_shares"]["a"] for each in told["phases"]] == pytest.approx([0.5, 0.25], abs=0.1)
+    assert main(["plan", str(changed), "--from", str(config.parent / "run")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "left out samples" in shown
+    assert "of those read are left out, as padding" in shown
+    assert "steps 7 to 11: a " in shown
+    launch = tmp_path / "launch.yaml"
+    launch.write_text("trainer_type: fsdp2_trainer\n")
+    assert main(["plan", str(launch), "--from", str(config.parent / "run")]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "launch.yaml is a launch file, whose global batch follows from the number of ranks: write a run's" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -127,9 +154,9 @@ def test_a_checkpoint_that_does_not_follow_the_plan_is_refused(
     lanes = {"a": dataset(config.parent / "a", packing_mode="lanes")}
     other = with_settings(config, tmp_path / "lanes.yaml", datasets=lanes, weights={"a": 1}, max_steps=8)
     assert main(["plan", str(other), "--from", str(config.parent / "run")]) == 1
-    assert "the packs of 'a' are made in lanes and are not known beforehand" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the packs of 'a' of" in said
+    assert "are made in lanes as samples are read, and are not known beforehand" in said
     assert main(["plan", str(config), "--from", str(tmp_path)]) == 1
     assert "has no complete checkpoint" in " ".join(capsys.readouterr().err.split())
 

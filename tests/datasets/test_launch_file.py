@@ -10,11 +10,13 @@ import yaml
 from lmms_stream.demo.charts import write_charts
 from lmms_stream.demo.tiny_vlm import model_fields, save_processor
 from lmms_stream.errors import ConfigError
+from lmms_stream.ledger.run import Ledger
 from lmms_stream.train.habits.launch_file import launch_of
 from lmms_stream.train.habits.launch_keys import TRAINER_ARGS
 from lmms_stream.train.launched import read_launch
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
+from lmms_stream.types import World
 
 from ..conftest import run_cli
 from ..rounds import in_long_rounds
@@ -78,6 +80,10 @@ def test_a_launch_file_trains_resumes_and_logs_by_their_names(data: dict[str, An
     records = [record for record in read_log(tmp_path / "run") if "loss" in record]
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert any("eval_loss" in record for record in read_log(tmp_path / "run"))
+    planned, trained = Ledger(path, world=World(world_size=1)), Ledger(tmp_path / "run")
+    for step in range(6):
+        packs = [[pack.sample_ids.tolist() for pack in ledger.step(step).packs] for ledger in (planned, trained)]
+        assert packs[0] == packs[1]
     names = ("loss", "lr", "grad_norm", "total_tokens", "tokens_per_second", "tokens_per_gpu", "epoch")
     assert all(f"train/{name}" in record for record in records for name in names)
     for record in records:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.ledger.amounts import amounts_of
 from lmms_stream.ledger.ends import step_after, steps_to_end
-from lmms_stream.ledger.remix import changed, describe_change
+from lmms_stream.ledger.remix import Change, changed, describe_change
 from lmms_stream.plan.cursor import Cursor
 from lmms_stream.plan.ledger import Ledger, Stretch
+from lmms_stream.plan.left_out import LeftOut, LeftOutSample
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
@@ -93,6 +94,28 @@ class Total(NamedTuple):
     seen_tokens: int
 
 
+def padding_in(log: Log, name: str, left_out: LeftOut, first: int, stop: int) -> tuple[int, int]:
+    """Samples, each once in an epoch, and tokens of a source that are left out in steps of a log."""
+    segments = [
+        each
+        for step, found in log.items()
+        for each in found
+        if first <= step < stop and each.source == name and left_out.is_left_out(name, each.sample_id, step=step)
+    ]
+    return len({(each.epoch, each.sample_id) for each in segments}), sum(each.num_tokens for each in segments)
+
+
+@st.composite
+def some_left_out(draw: st.DrawFn) -> LeftOut:
+    """Samples that are padding from steps of the run on, some from its start."""
+    ids = {name: draw(st.lists(st.integers(0, plan.num_samples - 1), max_size=9)) for name, plan in PLANS.items()}
+    return LeftOut(
+        LeftOutSample(name, each, "listed", draw(st.sampled_from([0, 0, 7, 19])), "dropped")
+        for name, listed in ids.items()
+        for each in listed
+    )
+
+
 def total_of(log: Log, name: str, stop: int) -> Total:
     tokens: Counter[tuple[int, int]] = Counter()
     for segments in (segments for step, segments in log.items() if step < stop):
@@ -121,6 +144,7 @@ def test_totals_over_five_changes_kills_and_three_world_sizes_are_those_of_the_l
     log: Log = {}
     ledger: Ledger | None = None
     step = 0
+    left_out = data.draw(some_left_out())
     worlds = data.draw(st.permutations([*WORLD_SIZES, *WORLD_SIZES]))
     for world_size in worlds[: NUM_CHANGES + 1]:
         mixture, global_batch, world = data.draw(settings(world_size))
@@ -135,7 +159,7 @@ def test_totals_over_five_changes_kills_and_three_world_sizes_are_those_of_the_l
         num_steps = min(data.draw(st.integers(1, 8)), 99 if mixture.schedule is None or to_end is None else to_end)
         stop = step + num_steps
         if before is not None and num_steps:
-            change = describe_change(before, ledger, stop=stop)
+            change = describe_change(before, ledger, stop=stop, left_out=left_out)
         write_log(log, stretch, num_steps + data.draw(st.integers(0, 3)))  # a kill loses what no checkpoint has
         for lost in [each for each in log if each >= stop]:
             del log[lost]
@@ -153,9 +177,24 @@ def test_totals_over_five_changes_kills_and_three_world_sizes_are_those_of_the_l
                 assert told.num_repeated_samples == now.read - was.read - (now.seen - was.seen)
                 assert told.num_new_tokens == now.seen_tokens - was.seen_tokens
                 assert told.num_repeated_tokens == told.num_tokens - told.num_new_tokens
+                padding = padding_in(log, name, left_out, step, stop)
+                assert (told.num_left_out_samples, told.num_left_out_tokens) == padding
                 assert told.num_unread_samples == packed.samples - now.seen
                 assert told.num_unread_tokens == packed.tokens - now.seen_tokens
+            check_phases(change, log, mixture)
         step = stop
+
+
+def check_phases(change: Change, log: Log, mixture: Mixture) -> None:
+    starts = [first for first, _ in mixture.schedule or () if change.first < first < change.stop]
+    assert [(each.first, each.stop) for each in change.phases] == [*pairwise([change.first, *starts, change.stop])]
+    for phase in change.phases:
+        read = Counter[str]()
+        for step in range(phase.first, phase.stop):
+            for each in log[step]:
+                read[each.source] += each.num_tokens
+        total = max(1, read.total())
+        assert phase.token_shares == pytest.approx({name: read[name] / total for name in phase.token_shares})
 
 
 def run_of(weights: dict[str, float], *, num_steps: int) -> Ledger:
@@ -207,6 +246,18 @@ def test_steps_that_are_passed_over_are_no_reads() -> None:
     for name, each in change.sources.items():
         assert each.num_tokens + each.num_skipped_tokens == whole.sources[name].num_tokens
         assert each.num_new_tokens == whole.sources[name].num_new_tokens
+
+
+def test_samples_of_steps_that_are_passed_over_are_no_padding() -> None:
+    before = run_of({"a": 1, "b": 1}, num_steps=2)
+    mixture = before.stretches[-1].mixture
+    after = changed(before, mixture, first=2, global_batch=4, skipped=[(3, 5)])
+    everything = LeftOut(
+        LeftOutSample(name, each, "listed", 0, "dropped") for name in "ab" for each in range(PLANS[name].num_samples)
+    )
+    change = describe_change(before, after, stop=8, left_out=everything)
+    for each in change.sources.values():
+        assert each.num_left_out_tokens == each.num_tokens
 
 
 def test_the_steps_of_epochs_are_those_of_the_loader() -> None:

@@ -42,7 +42,7 @@ def test_a_sample_is_listed_once_with_its_first_step() -> None:
     left_out = LeftOut([later])
     assert not left_out.add(first)
     assert left_out.get("chats", 7) == first
-    assert (len(left_out), left_out.sources, first.name) == (1, ["chats"], "chats:7")
+    assert (len(left_out), first.source, first.name) == (1, "chats", "chats:7")
     assert len(left_out.of_kind("quarantined")) == 1
     assert not left_out.of_kind("dropped")
 

@@ -1,0 +1,190 @@
+"""A drop list -> the rows of the sources that it leaves out. names + sources + datasets -> rows.
+
+`FILE:ROW` names a row of a source. `SOURCE:ID`, as runs write it, names a sample of the dataset that a run read: its
+row is known where that dataset says what its samples were made of, or where it is converted itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..mds.index import DATASET_NAME
+from ..mds.listed_samples import ListedSample, listed_samples
+from ..mds.provenance import Provenance, SourceRow, named_source
+from ..storage.storage import Storage, open_storage
+from .asked import content_of, described
+from .options import ConvertOptions
+from .sources.mds import StoredSource
+from .sources.units import Source
+from .writing.done import place_of
+from .writing.dropped_rows import DroppedRows
+from .writing.replacing import read_described
+
+_FEW_SAMPLES = 64  # of a dataset in a store, whose rows are read one by one
+
+
+def check_drop_targets(options: ConvertOptions, targets: Sequence[Storage]) -> None:
+    """ConfigError for a dataset that ids of the drop list are of, and that is written anew."""
+    for name, url in options.drop_sources.items():
+        if place_of(open_storage(url).url) in [place_of(target.url) for target in targets]:
+            raise ConfigError(
+                f"--drop-source {name}={url} is the target, whose ids are others once it is replaced: choose another "
+                "target"
+            )
+
+
+def dropped_rows(sources: Sequence[Source], options: ConvertOptions) -> DroppedRows | None:
+    """The rows that the drop list of the options leaves out of these sources; None without one.
+
+    ConfigError for names that match nothing, as far as that is known before the sources are read: for rows that a
+    source does not have, see writing/dropped_rows.py.
+    """
+    if options.drop is None:
+        return None
+    with TemporaryDirectory(prefix="lmms_stream-drop-") as scratch:
+        found = _Found(sources, Path(scratch))
+        ids: dict[str, list[ListedSample]] = {}
+        for listed in listed_samples(options.drop):
+            name = _drop_source(listed, options.drop_sources)
+            if name is None:
+                found.add_named(listed)
+            else:
+                ids.setdefault(name, []).append(listed)
+        for name, each in ids.items():
+            found.add_samples(options.drop_sources[name], each)
+        found.look_up()
+    return DroppedRows(
+        file=options.drop,
+        sources=[source.name for source in sources],
+        rows={name: np.array(sorted(rows), np.int64) for name, rows in found.rows.items()},
+        is_known=frozenset(found.stored),
+    )
+
+
+def _drop_source(listed: ListedSample, drop_sources: Mapping[str, str]) -> str | None:
+    """Of which of the drop sources a line names a sample; None where it names a row of a file."""
+    name = listed.name
+    if not name and not listed.is_id and len(drop_sources) == 1:
+        return next(iter(drop_sources))
+    if name in drop_sources:
+        return name
+    if listed.is_id or not name:
+        raise ConfigError(
+            f"{listed.where}: sample {listed.number} of {name or 'which source'!r}: say which dataset the run read, "
+            f"with --drop-source {name or 'NAME'}=URL"
+        )
+    return None
+
+
+@dataclass
+class _Found:
+    """rows: of the sources by their names, from 0. scratch: a folder for what is fetched of datasets in stores."""
+
+    sources: Sequence[Source]
+    scratch: Path
+    rows: dict[str, set[int]] = field(default_factory=dict)
+    _others: list[tuple[SourceRow, str]] = field(default_factory=list)  # of no source; each with why, for an error
+
+    @cached_property
+    def stored(self) -> dict[str, StoredSource]:
+        return {source.name: source for source in self.sources if isinstance(source, StoredSource)}
+
+    @cached_property
+    def _places(self) -> dict[str, dict[str, Any]]:
+        """What tells the sources by their places."""
+        return {place_of(each["name"]): each for each in described(self.sources)}
+
+    @cached_property
+    def _provenance(self) -> dict[str, Provenance]:
+        """Of those stored datasets among the sources that have one."""
+        all_of_them = {name: self._provenance_of(source.dataset.storage) for name, source in self.stored.items()}
+        return {name: each for name, each in all_of_them.items() if each is not None}
+
+    def _provenance_of(self, storage: Storage) -> Provenance | None:
+        return Provenance.of(storage, self.scratch / place_of(storage.url).replace("/", "-"))
+
+    def add_named(self, listed: ListedSample) -> None:
+        """A row as a user names it, counted from 1."""
+        where, row = listed.where, SourceRow(listed.name, listed.number)
+        if row.row < 1:
+            raise ConfigError(f"{where}: {row}: rows are counted from 1")
+        try:
+            name = named_source(row.source, [source.name for source in self.sources], whole="this conversion")
+        except ConfigError as error:
+            self._others.append((row, f"{where}: {error}"))
+        else:
+            self._add(name, row.row - 1, where)
+
+    def add_samples(self, url: str, listed: Sequence[ListedSample]) -> None:
+        """Samples of the dataset at a URL by their ids there."""
+        storage = open_storage(url)
+        for name, source in self.stored.items():
+            if place_of(source.dataset.storage.url) == place_of(storage.url):
+                for each in listed:
+                    self._add(name, each.number, each.where)
+                return
+        dataset, provenance = read_described(storage, DATASET_NAME) or {}, self._provenance_of(storage)
+        if provenance is None or "num_documents" in dataset:
+            why = "lays rows end to end in its samples" if provenance else "does not say what its samples were made of"
+            raise ConfigError(
+                f"{listed[0].where}: {storage.url} {why}, so that ids do not map to rows: list rows as FILE:ROW"
+            )
+        if len(listed) > _FEW_SAMPLES:
+            _ = provenance.rows  # all of them at once
+        then = {each["name"]: each for each in dataset.get("source", ())}
+        for each in listed:
+            if each.number >= provenance.num_samples:
+                raise ConfigError(
+                    f"{each.where}: {url} has no sample {each.number}: it has {provenance.num_samples}, counted from 0"
+                )
+            self._add_row(provenance.source_of(each.number), then, each.where, url=url)
+
+    def _add_row(self, row: SourceRow, then: Mapping[str, Mapping[str, Any]], where: str, *, url: str) -> None:
+        """then: the sources of the dataset at the URL as they were when it was converted, by name."""
+        place = then.get(row.source, {}).get("at", place_of(row.source))
+        now = self._places.get(place)
+        if now is None:
+            self._others.append((row, f"{where}: it was made of {row}, which is none of the sources"))
+            return
+        if row.source in then and content_of(then[row.source]) != content_of(now):
+            raise ConfigError(
+                f"{where}: it was made of {row}, and {now['name']} was changed since it was converted to {url}, so "
+                "that its rows may be others: list rows as FILE:ROW"
+            )
+        self._add(now["name"], row.row - 1, where)
+
+    def _add(self, name: str, row: int, where: str) -> None:
+        if name in self.stored and row >= self.stored[name].dataset.num_samples:
+            num_samples = self.stored[name].dataset.num_samples
+            raise ConfigError(f"{where}: {name} has {num_samples} samples: it has none for row {row + 1}, from 1")
+        self.rows.setdefault(name, set()).add(row)
+
+    def look_up(self) -> None:
+        """Rows of files that are no sources themselves, in the stored datasets that were made of them."""
+        is_found = [False] * len(self._others)
+        for name, provenance in self._provenance.items():
+            asked = [SourceRow(_named(provenance, row.source), row.row) for row, _ in self._others]
+            for number, ids in enumerate(provenance.samples_of(asked)):
+                self.rows.setdefault(name, set()).update(ids)
+                is_found[number] |= bool(ids)
+        if not all(is_found):
+            row, why = self._others[is_found.index(False)]
+            raise ConfigError(
+                f"{why}, and no dataset among them has a sample of {row}: correct the list, or name its source"
+            )
+
+
+def _named(provenance: Provenance, text: str) -> str:
+    """The source of a dataset that a user means, or the same text where it has none."""
+    try:
+        return provenance.named(text)
+    except ConfigError:
+        return text
