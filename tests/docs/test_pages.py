@@ -22,11 +22,12 @@ from .session import Session, session
 
 COMMAND_S = 240.0
 SHORT = ("README.md", "docs/start.md", "docs/index.md", "docs/how/plan.md")  # whose blocks run in short rounds, too
-RUN = {
+RUN: dict[str, dict[str, Any]] = {
     "dataset": {"remote": "build/chats", "packing_length": 4096, "processor": {"tokenizer": "build/tokenizer"}},
     "model": {"config": {"model_type": "llama"}},
     "train": {"output_dir": "build/run", "global_batch": 8, "max_steps": 100},
 }  # what a part of a run's file is added to
+ENDS = {"num_train_epochs", "max_tokens"}  # of a run, in place of max_steps
 TYPED = [page for page in pages() if any(block.language in ("bash", "python") or block.title for block in page.blocks)]
 
 
@@ -95,5 +96,6 @@ def test_parts_of_a_runs_file_are_ones_that_it_takes(block: Block) -> None:
     if set(part) == {"processor"}:
         part = {"dataset": {**RUN["dataset"], **part}}
     if "train" in part:
-        part["train"] = {**RUN["train"], **part["train"]}
+        ends = {name: value for name, value in RUN["train"].items() if name != "max_steps"}
+        part["train"] = {**(ends if ENDS & set(part["train"]) else RUN["train"]), **part["train"]}
     build_config(RunConfig, {**whole, **part}, source="the page")
