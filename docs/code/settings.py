@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -103,7 +104,7 @@ def _default(field: Field[Any]) -> str:
 
 def _cell(text: str) -> str:
     """Words for a cell of a table."""
-    return text.replace("|", "\\|")
+    return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text.replace("|", "\\|"))
 
 
 if __name__ == "__main__":
