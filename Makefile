@@ -5,13 +5,13 @@ AZURITE := $(VENV)/azurite/node_modules/azurite/package.json
 TEST_PROCESSES ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-long check bench clean
+.PHONY: setup demo test test-long check docs bench clean
 
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,dev,generation,media,ray,tensorboard,wandb]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,dev,docs,generation,media,ray,tensorboard,wandb]"
 	touch $@
 
 demo: setup
@@ -38,6 +38,10 @@ MOSAICML_TESTS := tests/mds/test_drop_in.py tests/mds/test_programs.py
 test-long: check $(AZURITE)
 	LMMS_STREAM_ROUNDS=long $(BIN)/python -m pytest $(MOSAICML_TESTS)
 	LMMS_STREAM_ROUNDS=long $(PYTEST) --timeout 3000 $(MOSAICML_TESTS:%=--ignore=%)
+
+# The site, in build/site: strict, and of files that need no network.
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet
 
 bench: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"

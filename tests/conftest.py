@@ -28,7 +28,7 @@ from .proxy import FaultProxy, fault_proxy
 from .rounds import LONG
 
 # Files that take long, by the start of their names: the longest first.
-LONGEST = ("jobs/test_stopping", "demo/test_demo", "test_readme", "jobs/", "mds/", "converters/")
+LONGEST = ("jobs/test_stopping", "demo/test_demo", "docs/test_pages", "jobs/", "mds/", "converters/")
 TokensAndSpans = tuple[NDArray[Any], NDArray[Any]]  # int32[T] and int32[k, 2]
 S3_BUCKET = "lmms-stream-demo"  # what s3_endpoint makes
 
@@ -175,5 +175,5 @@ def last_words(text: str) -> str:
 
 
 def run_cli(*arguments: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `lmms-stream` to its end, in a forked process: what interpreters that start anew do, test_readme.py shows."""
+    """Run `lmms-stream` to its end, in a forked process: what interpreters that start anew do, docs/test_pages.py shows."""
     return run_module("lmms_stream", *arguments, timeout_s=timeout_s, cwd=cwd or Path.cwd())

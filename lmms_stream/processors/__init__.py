@@ -39,31 +39,28 @@ MEDIA_TYPES = ("vision", "audio", "omni")  # names of one type: the processor's 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessorConfig(MediaSettings, ImageSettings):
-    """Which processor reads the samples, as one section of a YAML file.
+    """Which processor reads the samples, as one section of a YAML file."""
 
-    type: "chat" renders `messages` with the tokenizer's chat template; "tokens" takes samples that were
-    tokenized at conversion; "text" learns all of each `text`; "vision" is "chat" with media, of the kinds that the
-    processor at `path` reads, and "audio" and "omni" are other names of it; "image" takes images that are to be made,
-    with their labels; "bagel" makes sequences of texts, images to see and images to make, and bagel is how;
-    "preference" makes a sequence of each answer that is compared.
-    tokenizer: a local folder or a hub id, for "chat", "text", "bagel" and "preference". path: the same of a processor
-    of transformers', for "vision", and in place of tokenizer for "preference" with media; so are the settings of media.
-    learn: for "chat" and "vision", whether all that the assistant says is learnt, or its last message alone, which is
-    what templates allow that change earlier messages (Qwen3's drops their thoughts). objective: the task that samples
-    are for, of "preference" dpo (the default, pairs) or kto (single answers), of "image" flow_matching (the default of
-    crop "center") or reconstruction (of "random"). text_prefix, text_suffix: of "text", what stands before and behind
-    each text instead of the tokenizer's special tokens; "" for nothing. isolate_documents: of "tokens", documents that
-    were laid end to end at conversion (--concat) do not see each other; the plain recipe lets them.
-    """
-
+    # The processor
+    # "chat": `messages`, by the chat template of a tokenizer; "text": all of each `text`; "tokens": samples that were
+    # tokenized at conversion; "vision": chats with the media that the processor at `path` reads ("audio" and "omni" are
+    # other names of it); "image": images that are to be made; "preference": answers that are compared; "bagel": texts,
+    # images to see and images to make
     type: Literal["chat", "tokens", "text", "vision", "audio", "omni", "image", "bagel", "preference"] = "chat"
+    # a local folder or hub id, for "chat", "text", "bagel" and "preference"
     tokenizer: str | None = None
+    # the same of a processor of transformers', for "vision", and for "preference" with media
     path: str | None = None
+    # of chats, whether all that the assistant says is learnt or its last message alone, as templates need that change
+    # earlier messages (Qwen3's drops their thoughts)
     learn: Literal["all", "last"] = "all"
-    bagel: BagelSettings | None = None
+    bagel: BagelSettings | None = None  # of "bagel": how its sequences are made (see docs/bagel.md)
+    # the task that samples are for: of "preference" dpo (the default, pairs) or kto (single answers), of "image"
+    # flow_matching (the default with crop "center") or reconstruction (with "random")
     objective: Objective | Compared | None = None
-    text_prefix: str | None = None
-    text_suffix: str | None = None
+    text_prefix: str | None = None  # of "text": what stands before each text instead of special tokens; "" for nothing
+    text_suffix: str | None = None  # the same behind it
+    # of "tokens": documents that were laid end to end at conversion (--concat) do not see each other
     isolate_documents: bool = False
 
     def __post_init__(self) -> None:

@@ -13,15 +13,14 @@ Objective = Literal["flow_matching", "reconstruction"]
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings:
-    """What an image becomes. image_size: its sides, in pixels. crop: "center", the largest square in its middle, or
-    "random", a square of the image whose shorter side is half as long again. flip: half of the images are mirrored.
-    augment_seed: of what is drawn.
-    """
+    """What an image becomes that a model is to make."""
 
-    image_size: int | None = None
+    # Images that are to be made
+    image_size: int | None = None  # its sides, in pixels
+    # "center": the largest square in its middle; "random": a square of the image whose shorter side is half as long again
     crop: Crop | None = None
-    flip: bool | None = None
-    augment_seed: int | None = None
+    flip: bool | None = None  # whether half of the images are mirrored
+    augment_seed: int | None = None  # of what is drawn
 
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 1:

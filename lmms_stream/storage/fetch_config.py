@@ -11,17 +11,13 @@ from .sizes import parse_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchConfig:
-    """How shards come to this node.
+    """How shards come to this node."""
 
-    attempts: of each object. timeout_s: a shard that is not there within it is an error, whatever the reason.
-    threads: downloads at once, of each process. ahead: shards that a process fetches before it reads them, at most.
-    cache_limit: room for the dataset's shards on this node, as bytes or "500mb", "1.5gb" (None: no limit).
-    """
-
-    attempts: int = 5
-    timeout_s: float = 600.0
-    threads: int = 4
-    ahead: int = 64
+    attempts: int = 5  # at each object
+    timeout_s: float = 600.0  # after which a shard that is not there is an error, whatever the reason
+    threads: int = 4  # downloads at once, of each process
+    ahead: int = 64  # shards that a process fetches before it reads them, at most
+    # room for the dataset's shards on this node, as bytes or "500mb", "1.5gb" (default: no limit)
     cache_limit: int | str | None = None
 
     def __post_init__(self) -> None:

@@ -13,5 +13,5 @@ environment_job     what a rank is given; waiting_job: ranks that wait
 
 What needs an interpreter that starts anew, or torchrun itself, is shown with real torchrun: test_torchrun (kill -9 and
 resumption through `lmms-stream train`), test_stopping (SIGTERM to torchrun, SIGTERM to its ranks, ranks that fail, die
-or stand still), tests/demo (kill -9, then two ranks and one) and tests/test_readme.py (two ranks, then one).
+or stand still), tests/demo (kill -9, then two ranks and one) and tests/docs/test_pages.py (two ranks, then one).
 """

@@ -9,26 +9,21 @@ from ...errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaSettings:
-    """None: as the processor's files say.
+    """How media are read. None: as the processor's files say."""
 
-    image_min_pixels, image_max_pixels: of an image, as the tower sees it. video_min_pixels, video_max_pixels: of a
-    frame, or of all frames of a video together where the family counts so (Qwen3-VL). Frames: fps a second or frame_num
-    in all, equally far apart, video_max_frames at most, from the second video_start to the second video_end of videos
-    whose parts do not say their own. audio_max_length: seconds that are read of a sound, whose rest is cut off; no more
-    than the family reads. use_audio_in_video: the sound of a video is read with its frames.
-    """
-
-    image_min_pixels: int | None = None
-    image_max_pixels: int | None = None
+    # Media
+    image_min_pixels: int | None = None  # of an image, as the tower sees it, at least
+    image_max_pixels: int | None = None  # the same, at most
+    # of a frame, at least; of all frames of a video together where the family counts so (Qwen3-VL)
     video_min_pixels: int | None = None
-    video_max_pixels: int | None = None
-    video_max_frames: int | None = None
-    fps: float | None = None
-    frame_num: int | None = None
-    video_start: float | None = None
-    video_end: float | None = None
-    audio_max_length: float | None = None
-    use_audio_in_video: bool | None = None
+    video_max_pixels: int | None = None  # the same, at most
+    video_max_frames: int | None = None  # of a video, at most
+    fps: float | None = None  # frames a second that are read, equally far apart
+    frame_num: int | None = None  # frames of a video that are read, equally far apart, instead of fps
+    video_start: float | None = None  # second at which videos begin whose parts do not say their own
+    video_end: float | None = None  # second at which they end
+    audio_max_length: float | None = None  # seconds of a sound that are read, at most; no more than the family reads
+    use_audio_in_video: bool | None = None  # whether the sound of a video is read with its frames
 
     def __post_init__(self) -> None:
         for name in (

@@ -31,8 +31,8 @@ _ABOVE_0 = ("max_grad_norm", "save_minutes", "timeout_s", "peak_tflops", "sample
 class ProfileConfig:
     """Steps [first, stop) of this run, counted from its start, that torch's profiler traces, and where to."""
 
-    first: int
-    stop: int
+    first: int  # step that is traced first, counted from where this run starts
+    stop: int  # one past the last
     folder: str | None = None  # default: profile/ in the output_dir
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class TrainConfig:
     drop: str | list[DropList] | None = None
 
     # Its end
-    max_steps: int | None = None
+    max_steps: int | None = None  # optimizer steps in all, those of earlier runs that it goes on from among them
     num_train_epochs: int | None = None  # exact, from the plan
     max_tokens: int | None = None  # of samples, padding not counted
 
@@ -81,9 +81,9 @@ class TrainConfig:
     learning_rate: float = 2e-5  # the highest, after the warm-up
     weight_decay: float = 0.0  # of matrices alone
     decay_all: bool = False  # vectors (biases, norms) decay too
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
+    adam_beta1: float = 0.9  # of AdamW's mean of gradients
+    adam_beta2: float = 0.999  # of its mean of their squares
+    adam_epsilon: float = 1e-8  # added to the root of it
     # by pattern, what the optimizer has for these parameters instead: lr (on the same schedule), weight_decay, …
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     learning_rates: dict[str, float] | None = None  # by pattern: short for `groups` that have an lr alone
@@ -99,7 +99,7 @@ class TrainConfig:
     # transformers' SchedulerType
     lr_scheduler_type: str = "cosine"
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)  # what else it takes, as num_cycles
-    warmup_steps: int = 0
+    warmup_steps: int = 0  # in which the learning rate rises from 0
     warmup_ratio: float = 0.0  # of the whole run
     warmup_tokens: int = 0  # with max_tokens
     decay_ratio: float = 0.1  # of the whole run, with "wsd"
@@ -159,7 +159,7 @@ class TrainConfig:
     # a loss of so many deviations above the median of the last alert_window records is a spike, which the log tells of
     # with its packs and samples; 0: none is told. The deviation is that of noise which differs as they do (see Spikes)
     alert_spike: float = 6.0
-    alert_window: int = 100
+    alert_window: int = 100  # records that a loss is compared with
     alert_wait_share: float = 0.5  # of the time of these records that ranks wait for data, above which it is told
     peak_tflops: float | None = None  # of a device, for MFU where its name is not known (see flops.py)
     profile: ProfileConfig | None = None  # steps to trace
