@@ -26,8 +26,8 @@ def use_needed_last(
 
     steps, shards: of each reading, in turn. used_at: int32[num_shards], the step in which each was read last. held:
     bool[num_shards]. victims: those that are not needed now, in the order in which they give way; one that was read
-    after step `since` stays. Where none is left, what was read least recently gives way. used: bytes in the cache.
-    missed: whether each reading downloads, which is filled in.
+    after step `since`, which is before all of steps, stays. Where none is left, what was read least recently gives way.
+    used: bytes in the cache. missed: whether each reading downloads, which is filled in.
     """
     at = 0
     for number in range(len(shards)):

@@ -47,18 +47,17 @@ def test_what_is_needed_last_gives_way_then_what_was_used_least_recently(
     shards: list[int], limit: int, victims: list[int]
 ) -> None:
     sizes = np.random.default_rng(len(shards)).integers(1, 20, 10)
-    held, missed = np.zeros(10, bool), np.zeros(len(shards), bool)
-    used_at = np.full(10, -1, np.int32)
-    numbers, since = np.array(shards, np.int64), len(shards) // 2
     order = np.array(victims, np.int64)
-    used = use_needed_last(np.arange(len(shards)), numbers, sizes, limit, used_at, held, order, since, 0, missed)
-    kept: OrderedDict[int, int] = OrderedDict()
+    order = order[np.cumsum(sizes[order]) <= limit]  # they are there, and were read before
+    held, missed = np.isin(np.arange(10), order), np.zeros(len(shards), bool)
+    used_at, numbers = np.full(10, -1, np.int32), np.array(shards, np.int64)
+    used = int(sizes[order].sum())
+    used = use_needed_last(np.arange(len(shards)), numbers, sizes, limit, used_at, held, order, -1, used, missed)
+    kept = OrderedDict((shard, -1) for shard in order.tolist())
     for step, (shard, is_missed) in enumerate(zip(shards, missed.tolist(), strict=True)):
         assert is_missed == (shard not in kept)
         while is_missed and sum(sizes[each] for each in kept) + sizes[shard] > limit:
-            gone = next((each for each in victims if each in kept and kept[each] <= since), next(iter(kept)))
-            victims = victims[victims.index(gone) :] if gone in victims and kept[gone] <= since else victims
-            del kept[gone]
+            del kept[next((each for each in order.tolist() if kept.get(each) == -1), next(iter(kept)))]
         kept[shard] = step
         kept.move_to_end(shard)
     assert used == sum(sizes[each] for each in kept)
