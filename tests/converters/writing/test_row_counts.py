@@ -8,10 +8,10 @@ from lmms_stream.converters.writing.row_counts import REASONS, RowCounts
 
 def test_counts_of_units_add_up_and_come_back_from_a_description() -> None:
     rows = {why: np.arange(number) for number, why in enumerate(REASONS)}
-    unit = RowCounts.of_unit(rows, num_rejected=7, num_duplicates=9)
-    assert list(unit.as_dict().values()) == [7, 0, 1, 2, 3, 9]
+    unit = RowCounts.of_unit(rows, num_rejected=7, num_duplicates=9, num_dropped=4)
+    assert list(unit.as_dict().values()) == [7, 0, 1, 2, 3, 9, 4]
     both = RowCounts.total([unit, unit])
-    assert list(both.as_dict().values()) == [14, 0, 2, 4, 6, 18]
+    assert list(both.as_dict().values()) == [14, 0, 2, 4, 6, 18, 8]
     assert RowCounts.of_dataset({"num_samples": 5, **both.as_dict()}) == both
 
 
