@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..mds.core import PackedDataset
 from ..plan.left_out import LeftOut, LeftOutSample
+from .left_out_list import DATASET
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,8 @@ def dropped(drop: Drop | None, datasets: Mapping[str, PackedDataset]) -> LeftOut
 
     A line is `SOURCE:ID` or the `ID` of the only source; `FILE:ROW`, a row of a converted file, rows counted from 1; or
     JSON with source and sample_id, as the list that a run writes. Empty lines and those that begin with # say nothing.
-    ConfigError for a file that cannot be read, and for names that are not known.
+    ConfigError for a file that cannot be read, for names that are not known, and for a line that a run wrote of another
+    dataset.
     """
     found = LeftOut()
     for each in drop_lists(drop):
@@ -69,6 +71,7 @@ def _named(line: str, datasets: Mapping[str, PackedDataset], *, where: str) -> l
             source, sample_id = str(entry["source"]), int(entry["sample_id"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{where}: {line} is no JSON with source and sample_id ({error!r})") from error
+        _check_dataset(source, entry.get(DATASET), datasets, where=where)
         return [_checked(source, sample_id, datasets, where=where)]
     name, _, number = line.rpartition(":")
     if not number.isdecimal():
@@ -87,6 +90,16 @@ def _checked(source: str, sample_id: int, datasets: Mapping[str, PackedDataset],
     if not 0 <= sample_id < num_samples:
         raise ConfigError(f"{where}: {source} has no sample {sample_id}: it has {num_samples}, counted from 0")
     return source, sample_id
+
+
+def _check_dataset(source: str, listed: object, datasets: Mapping[str, PackedDataset], *, where: str) -> None:
+    """ConfigError where a line is of a dataset that is not read as its source. listed: its identity; None: unsaid."""
+    if listed is None or source not in datasets or (identity := datasets[source].one.identity) == listed:
+        return
+    raise ConfigError(
+        f"{where}: the sample is of a dataset {listed}, and {source} is {identity}, whose numbers name other samples: "
+        "name the rows of the files that they were made of (FILE:ROW), or leave out the list"
+    )
 
 
 def _of_row(file: str, row: int, datasets: Mapping[str, PackedDataset], *, where: str) -> list[tuple[str, int]]:
