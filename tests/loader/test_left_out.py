@@ -23,6 +23,8 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import Batch, Processed, Sample
 
 from ..conftest import write_tokens
+from ..processes import run_module
+from ..rounds import in_long_rounds
 
 RAISES, LONGER, SLEEPS = "asyncio.run(", "StreamReader", "Semaphore"  # samples with these words are bad
 BAD = BadSamples(on_bad_sample="quarantine")
@@ -95,8 +97,15 @@ def check_masked(plain: list[Batch], masked: list[Batch], left_out: Mapping[int,
     assert num_masked or not left_out
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("overlong", ["drop", "split"])
+@pytest.mark.parametrize(
+    ("overlong", "num_workers"),
+    [
+        ("split", 0),
+        ("drop", 2),
+        pytest.param("split", 2, marks=in_long_rounds),
+        pytest.param("drop", 0, marks=in_long_rounds),
+    ],
+)
 def test_samples_that_fail_are_padding_and_all_else_stays(
     dataset_folder: Path, chat_processor: ChatProcessor, tmp_path: Path, num_workers: int, overlong: Overlong
 ) -> None:
@@ -147,7 +156,7 @@ def test_a_failing_store_or_machine_is_no_bad_sample() -> None:
     assert all(map(is_of_sample, [DataError("x"), OSError("image file is truncated"), KeyError("messages")]))
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=in_long_rounds)])
 def test_a_sample_that_takes_too_long_ends_the_run_with_its_name(
     dataset_folder: Path, chat_processor: ChatProcessor, num_workers: int
 ) -> None:
@@ -164,6 +173,16 @@ def test_a_slow_sample_is_named_without_workers(dataset_folder: Path, chat_proce
     loader = PackedLoader(dataset, global_batch=8, bad=BadSamples(sample_timeout_s=1e-9))
     with pytest.raises(WorkerError, match="takes longer than sample_timeout_s"):
         list(loader)
+
+
+@in_long_rounds
+def test_a_process_without_workers_ends_itself_when_a_sample_never_ends(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", num_samples=20)
+    done = run_module("tests.loader.hanging_program", str(tmp_path / "data"), timeout_s=120)
+    assert done.returncode == 1
+    assert "ends itself, as it is still at this sample; error: sample data:7 takes longer than" in done.stderr
+    assert "drop names: data:7\n" in done.stderr
+    assert "in process\n" in done.stderr  # the stack of its thread
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
