@@ -168,7 +168,8 @@ class Batch:
     sequences: int64[n, 4] where samples consist of several sequences, as a pair of answers does, or documents that do
     not see each other: the index of its sample in sample_ids, its tokens [start, stop), and its role (see Role), in the
     order of their tokens. Each is a segment of its own; padding is none of them. None where each sample is one segment.
-    left_out: of the samples in sample_ids, those whose tokens are padding here; see plan/left_out.py.
+    left_out: of the samples in sample_ids, those whose tokens are padding here; see plan/left_out.py. And samples that
+    lanes passed over on the way to this pack, as they cannot be measured.
     """
 
     input_ids: torch.Tensor

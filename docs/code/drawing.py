@@ -30,10 +30,14 @@ class Drawing:
         """A rectangle without a border."""
         self._parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}"/>')
 
-    def words(self, x: float, y: float, text: str, *, middle: bool = False, faint: bool = False, size: int = 13) -> None:
+    def words(
+        self, x: float, y: float, text: str, *, middle: bool = False, faint: bool = False, size: int = 13
+    ) -> None:
         anchor = ' text-anchor="middle"' if middle else ""
         colour = "#616e7c" if faint else INK
-        self._parts.append(f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{colour}"{anchor}>{escape(text)}</text>')
+        self._parts.append(
+            f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{colour}"{anchor}>{escape(text)}</text>'
+        )
 
     def arrow(self, x: float, y: float, to_x: float, to_y: float, *, both: bool = False) -> None:
         start = ' marker-start="url(#head)"' if both else ""
@@ -43,7 +47,9 @@ class Drawing:
         )
 
     def line(self, x: float, y: float, to_x: float, to_y: float) -> None:
-        self._parts.append(f'<line x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}" stroke="{INK}" stroke-width="1.5"/>')
+        self._parts.append(
+            f'<line x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}" stroke="{INK}" stroke-width="1.5"/>'
+        )
 
     @property
     def svg(self) -> str:

@@ -42,8 +42,14 @@ def way() -> str:
     d.words(731, 120, "save, resume", faint=True, size=11)
     d.arrow(650, 175, 580, 175)
     d.words(590, 168, "cursor", faint=True, size=11)
-    d.words(20, 250, "The lower row is arithmetic: which samples lie in pack 731,204 and which rank reads it follows from lengths,")
-    d.words(20, 270, "a seed and settings. Nothing of it is stored but the cursor: how many packs of each source were read.")
+    d.words(
+        20,
+        250,
+        "The lower row is arithmetic: which samples lie in pack 731,204 and which rank reads it follows from lengths,",
+    )
+    d.words(
+        20, 270, "a seed and settings. Nothing of it is stored but the cursor: how many packs of each source were read."
+    )
     return d.svg
 
 
@@ -51,9 +57,13 @@ def order() -> str:
     """Shards as stored, permuted, cut into canonical nodes, and shuffled block by block; a colour a shard."""
     config = OrderConfig(seed=3, num_canonical_nodes=2, shuffle_block_size=24)
     epoch = EpochOrder([SAMPLES_PER_SHARD] * SHARDS, config=config, epoch=0)
-    unshuffled = EpochOrder([SAMPLES_PER_SHARD] * SHARDS, config=OrderConfig(seed=3, num_canonical_nodes=1, shuffle=False), epoch=0)
+    unshuffled = EpochOrder(
+        [SAMPLES_PER_SHARD] * SHARDS, config=OrderConfig(seed=3, num_canonical_nodes=1, shuffle=False), epoch=0
+    )
     stored = unshuffled.block(0, 0)
-    shuffled = np.concatenate([epoch.block(node, block) for node in range(2) for block in range(epoch.num_blocks(node))])
+    shuffled = np.concatenate(
+        [epoch.block(node, block) for node in range(2) for block in range(epoch.num_blocks(node))]
+    )
     by_shard = np.concatenate([_first_seen(epoch, node) for node in range(2)])
     d = Drawing(820, 250, title="The order of an epoch")
     rows = (("stored", stored), ("shards permuted", by_shard), ("blocks shuffled", shuffled))
@@ -93,10 +103,14 @@ def steps() -> str:
     """The packs of four steps on two ranks and on four: the same steps, dealt otherwise."""
     sizes = [400, 400]
     lengths = np.random.default_rng(2).gamma(1.2, 120, 800).astype(np.uint32).clip(8, 1000)
-    plan = PackPlan(lengths, sizes, packing=PackingConfig(packing_length=1024), order=OrderConfig(seed=1, num_canonical_nodes=1))
+    plan = PackPlan(
+        lengths, sizes, packing=PackingConfig(packing_length=1024), order=OrderConfig(seed=1, num_canonical_nodes=1)
+    )
     packs = plan.packs(0, 0, 32)
     d = Drawing(820, 290, title="Steps on two and on four ranks")
-    d.words(20, 28, "a row is a rank, a number a pack; which packs make a step does not depend on the ranks", faint=True)
+    d.words(
+        20, 28, "a row is a rank, a number a pack; which packs make a step does not depend on the ranks", faint=True
+    )
     y = 50
     for world_size in (2, 4):
         dealt = assign_steps(packs, global_batch=8, world_size=world_size)

@@ -45,6 +45,9 @@ class Origins:
     def num_samples(self, source: str) -> int:
         return self._stored[source].num_samples
 
+    def identity(self, source: str) -> str:
+        return self._stored[source].identity
+
     def samples_of_row(self, file: str, row: int) -> list[tuple[str, int]]:
         """The samples that a row of a file was made into, each with its source; reads all of the array.
 
@@ -107,6 +110,10 @@ class NamedSamples:
     @property
     def num_samples(self) -> int:
         return self.origins.num_samples(self.source)
+
+    @property
+    def identity(self) -> str:
+        return self.origins.identity(self.source)
 
     def samples_of(self, file: str, row: int) -> list[int]:
         """Ids of the samples that a row of a file was made into; ConfigError where the dataset was not made of it."""

@@ -62,19 +62,47 @@ class BatchMaker:
         self.left_out = LeftOut()
         self.clock: SampleClock | None = None
         self._first_step = self._worker = 0
+        self._unmeasured: dict[int, Exception] = {}  # samples that were passed over since the latest work
+        self._untold: list[LeftOutSample] = []  # those of them that no batch has told of
 
     def begin(self, first_step: int, *, worker: int = 0) -> None:
         """What this process makes next begins at a step of the run. worker: the number of this process."""
         self._first_step, self._worker = first_step, worker
+        self._unmeasured, self._untold = {}, []
+
+    def passes_over(self, source: str, sample_id: int, error: Exception) -> bool:
+        """Whether a sample that cannot be measured takes no room in packs; it is listed with the work that follows."""
+        if not is_of_sample(error):
+            return False
+        if self.left_out.get(source, sample_id) is not None:
+            return True
+        if self._quarantines(error):
+            self._unmeasured[sample_id] = error
+            return True
+        return False
+
+    def list_unmeasured(self, work: Work) -> None:
+        """List the samples that were passed over for a work; its first batch tells of them."""
+        for sample_id, error in self._unmeasured.items():
+            self._untold.append(self._quarantine(work, sample_id, error))
+        self._unmeasured = {}
 
     def fills(self, source: str) -> bool:
         """Whether packs of a source are made straight from the shards: in no time, wherever the shards are mapped."""
         return source in self._fillers and self.settings.collator is collate
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the next batch tells of samples that are in none."""
+        return bool(self._untold)
+
     def ready(self, work: Work, after: After | None, blocks: SharedBlocks | None = None) -> Iterator[Ready]:
         """The batches of a work, the last of them with what is known after it. blocks: where media are to lie."""
         last = work.micro_batches[-1]
         for batch in self.make(work, blocks):
+            if self._untold:
+                batch = replace(batch, left_out=[*batch.left_out, *self._untold])
+                self._untold = []
             yield Ready(batch, after if batch.micro_batch == last else None)
 
     def make(self, work: Work, blocks: SharedBlocks | None = None) -> Iterator[Batch]:
@@ -114,7 +142,7 @@ class BatchMaker:
                 processed = _process(dataset, work, segment, sample, memory, pack=pack)
         except Exception as error:
             if not self._quarantines(error):
-                _name(error, f"sample {sample_id} of {dataset.url}")
+                name_sample(error, f"sample {sample_id} of {dataset.url}")
                 raise
             self._quarantine(work, sample_id, error)
             return padding_of(length)
@@ -138,13 +166,15 @@ class BatchMaker:
     def _quarantines(self, error: Exception) -> bool:
         return self.settings.bad.on_bad_sample == "quarantine" and is_of_sample(error)
 
-    def _quarantine(self, work: Work, sample_id: int, error: Exception) -> None:
+    def _quarantine(self, work: Work, sample_id: int, error: Exception) -> LeftOutSample:
         """Leave a sample out from here on, and write that down."""
         sample = LeftOutSample(work.source, sample_id, reason_of(error), self._first_step + work.step, "quarantined")
         self.left_out.add(sample)
         if self.settings.bad.folder is not None:
-            rank = self.settings.steps.world.rank
-            append_left_out(Path(self.settings.bad.folder), sample, rank=rank, worker=self._worker)
+            rank, identity = self.settings.steps.world.rank, self.datasets[work.source].one.identity
+            folder = Path(self.settings.bad.folder)
+            append_left_out(folder, sample, dataset=identity, rank=rank, worker=self._worker)
+        return sample
 
     def _fill(self, work: Work) -> Iterator[Batch]:
         """The batches of packs whose processor makes them straight from the shards, in rows that they share."""
@@ -245,7 +275,7 @@ def _piece_of(dataset: PackedDataset, work: Work, segment: int, processed: Proce
     return {name: _piece(name, value, start, start + length) for name, value in processed.items()}
 
 
-def _name(error: Exception, sample: str) -> None:
+def name_sample(error: Exception, sample: str) -> None:
     """Have an error that is not ours say which sample it is of, where it is shown."""
     if not isinstance(error, LmmsStreamError):
         error.add_note(sample)

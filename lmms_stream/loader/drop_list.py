@@ -29,6 +29,9 @@ class Samples(Protocol):
     @property
     def num_samples(self) -> int: ...
 
+    @property
+    def identity(self) -> str: ...
+
     def samples_of(self, file: str, row: int) -> list[int]:
         """Ids of the samples that a row of a file was made into; ConfigError where it was not made of this file."""
         ...
@@ -54,7 +57,8 @@ def dropped(drop: Drop | None, datasets: Mapping[str, Samples]) -> LeftOut:
 
     A line is `SOURCE:ID` or the `ID` of the only source; `FILE:ROW`, a row of a converted file, rows counted from 1; or
     JSON with source and sample_id, as the list that a run writes. Empty lines and those that begin with # say nothing.
-    ConfigError for a file that cannot be read, and for names that are not known.
+    ConfigError for a file that cannot be read, for names that are not known, and for a line that a run wrote of another
+    dataset.
     """
     found = LeftOut()
     for each in drop_lists(drop):
@@ -69,6 +73,8 @@ def _named(listed: ListedSample, datasets: Mapping[str, Samples]) -> list[tuple[
     name, number, where = listed.name, listed.number, listed.where
     if not name and not listed.is_id and len(datasets) == 1:
         return [_checked(next(iter(datasets)), number, datasets, where=where)]
+    if listed.is_id:
+        _check_dataset(listed, datasets)
     if listed.is_id or name in datasets:
         return [_checked(name, number, datasets, where=where)]
     return _of_row(name, number, datasets, where=where)
@@ -81,6 +87,17 @@ def _checked(source: str, sample_id: int, datasets: Mapping[str, Samples], *, wh
     if not 0 <= sample_id < num_samples:
         raise ConfigError(f"{where}: {source} has no sample {sample_id}: it has {num_samples}, counted from 0")
     return source, sample_id
+
+
+def _check_dataset(listed: ListedSample, datasets: Mapping[str, Samples]) -> None:
+    """ConfigError where a line is of a dataset that is not read as its source."""
+    source = listed.name
+    if listed.dataset is None or source not in datasets or (identity := datasets[source].identity) == listed.dataset:
+        return
+    raise ConfigError(
+        f"{listed.where}: the sample is of a dataset {listed.dataset}, and {source} is {identity}, whose numbers name "
+        "other samples: name the rows of the files that they were made of (FILE:ROW), or leave out the list"
+    )
 
 
 def _of_row(file: str, row: int, datasets: Mapping[str, Samples], *, where: str) -> list[tuple[str, int]]:

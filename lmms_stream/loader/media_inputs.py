@@ -22,6 +22,8 @@ def media_inputs(media: Sequence[Mapping[str, Any]], memory: PackMemory | None =
     for name, arrays in _by_name(media).items():
         found = memory.joined(name, arrays) if memory is not None else None
         inputs[name] = torch.from_numpy(_joined(name, arrays) if found is None else found)
+    if memory is not None:
+        memory.give_back()  # what does not lie there is copied by now
     return inputs
 
 

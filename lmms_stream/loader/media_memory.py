@@ -66,12 +66,26 @@ class SharedBlocks:
     def sendable(self, tensor: torch.Tensor) -> SentTensor:
         """A tensor, for another process: as it lies in its block, or copied to one."""
         array = tensor.numpy()
-        address = array.ctypes.data
-        block = next((each for each in self._blocks if each.data.ctypes.data == address), None)
+        block = self._block_of(array)
         if block is None:
             block = self.take(array.nbytes)
             block.data[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
         return SentTensor(block, array.shape, array.dtype)
+
+    def copied(self, tensor: torch.Tensor) -> NDArray[Any]:
+        """A tensor as an array of its own, which a pipe may carry; the block that it lay in is free."""
+        array = tensor.numpy()
+        block = self._block_of(array)
+        if block is None:
+            return array
+        array = array.copy()
+        block.state[0] = FREE
+        return array
+
+    def _block_of(self, array: NDArray[Any]) -> Block | None:
+        """The block that an array lies at the beginning of."""
+        address = array.ctypes.data
+        return next((each for each in self._blocks if each.data.ctypes.data == address), None)
 
 
 class PackMemory:
@@ -89,7 +103,7 @@ class PackMemory:
             row_bytes = np.dtype(dtype).itemsize * math.prod(shape[1:])
             block = self._blocks.take(self._rows_left * row_bytes)
             rows = block.data[: self._rows_left * row_bytes].view(dtype).reshape(-1, *shape[1:])
-            region = self._regions[name] = _Region(rows)
+            region = self._regions[name] = _Region(block, rows)
         self._rows_left = max(0, self._rows_left - shape[0])
         given = region.next(shape, np.dtype(dtype)) if region is not None else None
         return np.empty(shape, dtype) if given is None else given
@@ -97,13 +111,23 @@ class PackMemory:
     def joined(self, name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
         """The arrays of a name as one, where they are those that lie one after another; None otherwise."""
         region = self._regions.get(name)
-        return None if region is None else region.joined(arrays)
+        found = None if region is None else region.joined(arrays)
+        if found is not None:
+            del self._regions[name]  # the block is lent to whoever gets the tensor
+        return found
+
+    def give_back(self) -> None:
+        """Free the blocks of names that were not joined, as where a sample failed whose array lies among the others."""
+        for region in self._regions.values():
+            region.block.state[0] = FREE
+        self._regions = {}
 
 
 class _Region:
     """rows: of a block, of which arrays get some each."""
 
-    def __init__(self, rows: NDArray[Any]):
+    def __init__(self, block: Block, rows: NDArray[Any]):
+        self.block = block
         self._rows = rows
         self._num_used = 0
         self._given: list[NDArray[Any]] = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,7 @@ from ..errors import WorkerError
 from ..storage.threads import start_thread
 
 LONGEST_POLL_S = 1.0
+LEAST_GRACE_S = 5.0  # that a process which works on a sample itself has beyond its time, to raise the error
 logger = logging.getLogger("lmms_stream")
 
 
@@ -45,6 +48,10 @@ class SampleClock:
         if time.monotonic_ns() - began > self.timeout_s * 1e9:
             raise self.error(source, sample_id)
 
+    def begun(self, worker: int) -> int:
+        """When the sample that a worker is at began; 0: it is at none."""
+        return int(self._rows[worker, 0])
+
     def overdue(self) -> tuple[int, WorkerError] | None:
         """The first worker whose sample takes too long, and the error that names it."""
         for worker, (began, source, sample_id) in enumerate(self._rows.tolist()):
@@ -60,11 +67,15 @@ class SampleClock:
 
 
 class SampleWatch:
-    """A thread that ends the worker whose sample takes too long, so that whoever waits for it is told."""
+    """A thread that ends the worker whose sample takes too long, so that whoever waits for it is told.
 
-    def __init__(self, clock: SampleClock, end: Callable[[int], Any]):
+    end: ends a worker, by its number. None: samples are processed by this process itself, which nobody else can end.
+    It raises the error once the sample is done, and ends if it is not after as long again, or LEAST_GRACE_S.
+    """
+
+    def __init__(self, clock: SampleClock, end: Callable[[int], Any] | None):
         self.error: WorkerError | None = None
-        self._clock, self._end, self._pid = clock, end, os.getpid()
+        self._clock, self._end = clock, end
         self._stop = threading.Event()
         start_thread(self._watch, name="lmms_stream-samples")
 
@@ -72,9 +83,24 @@ class SampleWatch:
         self._stop.set()
 
     def _watch(self) -> None:
-        while not self._stop.wait(min(LONGEST_POLL_S, self._clock.timeout_s / 4)):
-            if (overdue := self._clock.overdue()) is not None:
-                worker, self.error = overdue
-                logger.error("%s", self.error)
+        clock = self._clock
+        while not self._stop.wait(min(LONGEST_POLL_S, clock.timeout_s / 4)):
+            if (overdue := clock.overdue()) is None:
+                continue
+            worker, self.error = overdue
+            logger.error("%s", self.error)
+            if self._end is not None:
                 self._end(worker)
                 return
+            begun = clock.begun(worker)
+            grace_s = max(clock.timeout_s, LEAST_GRACE_S)
+            if begun and not self._stop.wait(grace_s) and clock.begun(worker) == begun:
+                _end_this_process(self.error)
+
+
+def _end_this_process(error: WorkerError) -> None:
+    """End with the reason, and with where each thread stands, whatever the main thread is at."""
+    sys.stderr.write(f"this process ends itself, as it is still at this sample; error: {error}\n")
+    sys.stderr.flush()
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(1)

@@ -73,7 +73,7 @@ def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
         batch.num_patches,
         batch.position_ids.is_floating_point(),
         {
-            name: tensor.numpy() if tensor.nbytes <= SMALL else blocks.sendable(tensor)
+            name: blocks.copied(tensor) if tensor.nbytes <= SMALL else blocks.sendable(tensor)
             for name, tensor in batch.inputs.items()
         },
         {name: tensor.numpy() for name, tensor in batch.token_inputs.items()},

@@ -126,7 +126,7 @@ class PackWorker(IterableDataset[Item]):
         if planned.num_dropped_packs:
             yield Ready(None, planned.after, planned.num_dropped_packs), -1
             return
-        if is_sent and self.batches.fills(work.source):
+        if is_sent and self.batches.fills(work.source) and not self.batches.has_news:
             self.datasets[work.source].pack_reader.wait_for(work.segments.shard_ids)
             yield Ready(work, planned.after), work.micro_batches[-1]
             return
@@ -204,8 +204,10 @@ class LaneWorker(PackWorker):
             source=source,
             order=dataset.lane_order,
             packing=dataset.needed_packing,
-            measure=partial(measure, dataset),
+            measure=partial(measure, dataset, pass_over=partial(self.batches.passes_over, source)),
             worker=worker,
             num_workers=num_workers,
         )
-        yield from planner.plan(LaneCursor.from_dict(start))
+        for planned in planner.plan(LaneCursor.from_dict(start)):
+            self.batches.list_unmeasured(planned.work)
+            yield planned

@@ -55,11 +55,14 @@ class Workers:
     def items(self) -> Iterator[list[Ready]]:
         """What workers make, as it comes; a worker's error, its death and its silence are errors of ours."""
         if self._num_workers == 0:
-            self._watch_samples(lambda _: None)
-            for made in self._worker:
-                if isinstance(made, LmmsStreamError):
-                    raise made
-                yield made
+            self._watch_samples(None)
+            try:
+                for made in self._worker:
+                    if isinstance(made, LmmsStreamError):
+                        raise made
+                    yield made
+            finally:
+                self._watch_no_more()
             return
         waiting = self._start()
         self._watch_samples(lambda worker: waiting._workers[worker].kill())
@@ -78,8 +81,7 @@ class Workers:
                 raise
             raise self.error(error) from error
         finally:
-            if self._watch is not None:
-                self._watch.stop()
+            self._watch_no_more()
             if not keep:
                 self._batches = None
                 self._end()
@@ -93,12 +95,15 @@ class Workers:
             "look for an out-of-memory kill, or set num_workers to 0 to see what happens"
         )
 
-    def _watch_samples(self, end: Callable[[int], Any]) -> None:
-        """Have samples watched, where they have a time. end: what ends a worker, so that its loader is told."""
-        if self._watch is not None:
-            self._watch.stop()
+    def _watch_samples(self, end: Callable[[int], Any] | None) -> None:
+        """Have samples watched, where they have a time. end: see SampleWatch."""
+        self._watch_no_more()
         clock = self._clock
         self._watch = None if clock is None else SampleWatch(clock, end)
+
+    def _watch_no_more(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
 
     def _start(self) -> Any:
         """An iterator over what they make; kept ones go on."""

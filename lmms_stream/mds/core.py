@@ -124,6 +124,11 @@ class PackedDataset:
             sample_id -= stored.num_samples
         raise IndexError(f"sample {sample_id + self.num_samples} of a dataset of {self.num_samples}")
 
+    @property
+    def identity(self) -> str:
+        """Of the only stream; see StoredDataset."""
+        return self.one.identity
+
     def samples_of(self, file: str, row: int) -> list[int]:
         """Ids of the samples that a row of a converted file was made into, rows counted from 1; see Provenance.
 

@@ -9,19 +9,22 @@ from pathlib import Path
 
 from ..errors import ConfigError
 
+DATASET = "dataset"  # the key of a line that a run writes that holds the identity of the dataset
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedSample:
     """A line of a list. name: of a source or a file; "" where the line has none. number: of a sample, or of a row.
 
     is_id: the line is JSON with source and sample_id, as a run writes it, and names no row of a file. where: the line
-    stands, for errors.
+    stands, for errors. dataset: the identity of the dataset whose sample it is, where the line says it.
     """
 
     name: str
     number: int
     is_id: bool
     where: str
+    dataset: str | None = None
 
 
 def listed_samples(file: str | Path) -> Iterator[ListedSample]:
@@ -43,7 +46,8 @@ def _listed(line: str, *, where: str) -> ListedSample:
     if line.startswith("{"):
         try:
             entry = json.loads(line)
-            return ListedSample(name=str(entry["source"]), number=int(entry["sample_id"]), is_id=True, where=where)
+            name, number, dataset = str(entry["source"]), int(entry["sample_id"]), entry.get(DATASET)
+            return ListedSample(name=name, number=number, is_id=True, where=where, dataset=dataset)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{where}: {line} is no JSON with source and sample_id ({error!r})") from error
     name, _, number = line.rpartition(":")

@@ -122,7 +122,8 @@ class Lane:
         """The next pack.
 
         Raises PackingError for a sample without tokens, for one that is too long where overlong is "error", and where
-        a whole epoch of the lane has no pack because all its samples are dropped. The state is then as it was before.
+        a whole epoch of the lane has no pack because all its samples are dropped or unmeasured. The state is then as it
+        was before.
         """
         state, window = self._state, self._window
         if window is None:
@@ -138,8 +139,8 @@ class Lane:
             if state.epoch > first_whole_epoch:
                 raise PackingError(
                     f"lane {self._lane} has no packs in epoch {first_whole_epoch}, all its samples are longer than "
-                    f"packing_length {self._packing.packing_length} and dropped: raise packing_length, or set overlong "
-                    "to truncate or split"
+                    f"packing_length {self._packing.packing_length} and dropped, or cannot be measured: raise "
+                    "packing_length, set overlong to truncate or split, or correct the processor"
                 )
             window = self._pack_window(state)
         if state.taken + 1 < window.num_packs:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PackingError
-from .packing import MAX_LENGTH, PackingConfig, cut_overlong
+from .packing import MAX_LENGTH, BlockSegments, PackingConfig, cut_overlong
 
-# sample ids -> tokens of each, int64[n]; where the dataset may have media, tokens and patches of each, int64[n, 2]
+UNMEASURED = -1  # the tokens of a sample that has no length: it takes no room, as if the dataset did not have it
+
+# sample ids -> tokens of each, or UNMEASURED, int64[n]; where the dataset may have media, tokens and patches of each,
+# int64[n, 2]
 Measure = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
@@ -52,11 +55,9 @@ class MeasuredBlock:
         num_segments = self._packing.samples_at_once or sys.maxsize
         stop = piece + num_segments
         while True:
-            # Of samples that may be dropped one more is needed, to know whether the window is the last of the block.
-            enough = stop + (self._packing.overlong == "drop" or self._patches is not None)
-            here = slice(sample, self._num_measured)
-            has_media = None if self._patches is None else self._patches[here] > 0
-            segments = cut_overlong(self._lengths[here], config=self._packing, has_media=has_media)
+            # One more is needed, as samples may take no room, to know whether the window is the last of the block.
+            enough = stop + 1
+            segments = self._segments(sample)
             if len(segments.lengths) >= enough or self._num_measured == len(self.sample_ids):
                 break
             self._measure_next(enough - len(segments.lengths))
@@ -78,6 +79,17 @@ class MeasuredBlock:
             num_overlong=int(np.count_nonzero(met > self._packing.packing_length)),
         )
 
+    def _segments(self, first: int) -> BlockSegments:
+        """What is packed of the measured samples from `first` on, which positions count from."""
+        lengths = self._lengths[first : self._num_measured]
+        has_media = None if self._patches is None else self._patches[first : self._num_measured] > 0
+        measured = np.flatnonzero(lengths != UNMEASURED).astype(np.int32)
+        if len(measured) == len(lengths):
+            return cut_overlong(lengths, config=self._packing, has_media=has_media)
+        has_media = None if has_media is None else has_media[measured]
+        segments = cut_overlong(lengths[measured], config=self._packing, has_media=has_media)
+        return replace(segments, positions=measured[segments.positions])
+
     def _measure_next(self, count: int) -> None:
         """Measure up to `count` more samples, and check that they can be packed."""
         ids = self.sample_ids[self._num_measured : self._num_measured + count]
@@ -87,7 +99,7 @@ class MeasuredBlock:
             raise PackingError(f"measure gave {lengths.size} lengths for {len(ids)} samples: it must give one for each")
         limit = self._packing.packing_length
         for wrong, explanation in (
-            (lengths < 1, "a sample must have at least one token"),
+            ((lengths < 1) & (lengths != UNMEASURED), "a sample must have at least one token"),
             (lengths > MAX_LENGTH, f"a sample may have up to {MAX_LENGTH} tokens"),
             (
                 (lengths > limit) & (self._packing.overlong == "error"),

@@ -67,7 +67,12 @@ def run(command: str, folder: Path) -> None:
     words = shlex.split(command)
     if words[0] == "make":  # each is what this test is part of, or has a test of its own
         return
-    if not LONG and words[0] in ("lmms-stream", "python") and "--nproc" not in words and not set(words) & {"|", ">", "&&"}:
+    if (
+        not LONG
+        and words[0] in ("lmms-stream", "python")
+        and "--nproc" not in words
+        and not set(words) & {"|", ">", "&&"}
+    ):
         program, *arguments = words[1:] if words[0] == "python" else ["lmms_stream", *words[1:]]
         done = run_module(program, *arguments, timeout_s=COMMAND_S, cwd=folder)
     else:

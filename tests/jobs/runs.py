@@ -66,11 +66,11 @@ def last_step(output: Path) -> int:
     return max((record["step"] for record in read_log(output)), default=0)
 
 
-def wait_until(condition: Callable[[], bool], job: Job) -> None:
-    deadline = time.monotonic() + JOB_S
+def wait_until(condition: Callable[[], bool], job: Job, *, limit_s: float = JOB_S) -> None:
+    deadline = time.monotonic() + limit_s
     while not condition():
         assert job.poll() is None, last_words(job.stderr.read_text())
-        assert time.monotonic() < deadline, f"not within {JOB_S:.0f} s"
+        assert time.monotonic() < deadline, f"not within {limit_s:.0f} s"
         time.sleep(0.002)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import Batch, Processed, Sample
 
 from ..conftest import write_tokens
+from ..processes import run_module
+from ..rounds import in_long_rounds
 
 RAISES, LONGER, SLEEPS = "asyncio.run(", "StreamReader", "Semaphore"  # samples with these words are bad
 BAD = BadSamples(on_bad_sample="quarantine")
@@ -94,8 +97,15 @@ def check_masked(plain: list[Batch], masked: list[Batch], left_out: Mapping[int,
     assert num_masked or not left_out
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("overlong", ["drop", "split"])
+@pytest.mark.parametrize(
+    ("overlong", "num_workers"),
+    [
+        ("split", 0),
+        ("drop", 2),
+        pytest.param("split", 2, marks=in_long_rounds),
+        pytest.param("drop", 0, marks=in_long_rounds),
+    ],
+)
 def test_samples_that_fail_are_padding_and_all_else_stays(
     dataset_folder: Path, chat_processor: ChatProcessor, tmp_path: Path, num_workers: int, overlong: Overlong
 ) -> None:
@@ -113,7 +123,7 @@ def test_samples_that_fail_are_padding_and_all_else_stays(
     assert {each.sample_id for each in loader.left_out.samples} == packed & {*wrong}
     assert any("this sample is damaged" in each.reason for each in loader.left_out.samples)
     assert any("its lengths index says" in each.reason for each in loader.left_out.samples)
-    assert read_left_out(tmp_path).samples == loader.left_out.samples
+    assert read_left_out(tmp_path, loader.identities).left_out.samples == loader.left_out.samples
 
 
 def test_what_an_earlier_start_left_out_is_not_tried_again(dataset_folder: Path, chat_processor: ChatProcessor) -> None:
@@ -146,7 +156,7 @@ def test_a_failing_store_or_machine_is_no_bad_sample() -> None:
     assert all(map(is_of_sample, [DataError("x"), OSError("image file is truncated"), KeyError("messages")]))
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=in_long_rounds)])
 def test_a_sample_that_takes_too_long_ends_the_run_with_its_name(
     dataset_folder: Path, chat_processor: ChatProcessor, num_workers: int
 ) -> None:
@@ -165,6 +175,16 @@ def test_a_slow_sample_is_named_without_workers(dataset_folder: Path, chat_proce
         list(loader)
 
 
+@in_long_rounds
+def test_a_process_without_workers_ends_itself_when_a_sample_never_ends(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", num_samples=20)
+    done = run_module("tests.loader.hanging_program", str(tmp_path / "data"), timeout_s=120)
+    assert done.returncode == 1
+    assert "ends itself, as it is still at this sample; error: sample data:7 takes longer than" in done.stderr
+    assert "drop names: data:7\n" in done.stderr
+    assert "in process\n" in done.stderr  # the stack of its thread
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_dropped_samples_of_packs_made_at_once_are_padding(tmp_path: Path, num_workers: int) -> None:
     write_tokens(tmp_path / "data", num_samples=300, longest=150)
@@ -172,7 +192,7 @@ def test_dropped_samples_of_packs_made_at_once_are_padding(tmp_path: Path, num_w
     plain = list(PackedLoader(dataset, global_batch=8))
     (tmp_path / "drop").write_text("# a comment\ndata:7\n\n:19\n")
     later = [*(each for each in range(100, 110))]
-    write_left_out(tmp_path / "later", LeftOut(LeftOutSample("data", each, "", 0, "quarantined") for each in later))
+    write_left_out(tmp_path / "later", LeftOut(LeftOutSample("data", each, "", 0, "quarantined") for each in later), {})
     drop: list[DropList | Mapping[str, Any]] = [
         DropList(file=str(tmp_path / "drop")),
         {"file": str(tmp_path / "later"), "from_step": 9},
@@ -227,15 +247,41 @@ def test_settings_that_cannot_be_are_refused(dataset_folder: Path, chat_processo
 
 
 def test_a_list_on_disk_lacks_at_most_an_unfinished_line(tmp_path: Path) -> None:
-    append_left_out(tmp_path, LISTED, rank=0, worker=1)
+    append_left_out(tmp_path, LISTED, dataset="0f", rank=0, worker=1)
     path = tmp_path / "rank-0-worker-1.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:20])
-    assert read_left_out(tmp_path).samples == [LISTED]
-    path.write_bytes(b"{}\n")
-    with pytest.raises(DataError, match=r"line 1: .* correct the line or remove the file"):
-        read_left_out(tmp_path)
+    assert read_left_out(tmp_path, {"data": "0f"}).left_out.samples == [LISTED]
+    for line, message in (
+        (b"{}", "does not say of which dataset it is"),
+        (b'{"dataset": "0f"}', "must have source"),
+        (b"7", "does not say of which dataset"),
+    ):
+        path.write_bytes(line + b"\n")
+        with pytest.raises(DataError, match=rf"line 1: .*{message}.*; correct the line or remove the file"):
+            read_left_out(tmp_path, {"data": "0f"})
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be appended to"):
-        append_left_out(tmp_path / "file", LISTED, rank=0, worker=0)
+        append_left_out(tmp_path / "file", LISTED, dataset="0f", rank=0, worker=0)
     assert json.loads(whole)["sample_id"] == 3
+
+
+def test_lists_of_other_datasets_leave_nothing_out(tmp_path: Path) -> None:
+    books = replace(LISTED, source="books")
+    append_left_out(tmp_path, LISTED, dataset="0f", rank=0, worker=0)
+    append_left_out(tmp_path, replace(LISTED, sample_id=4), dataset="1e", rank=1, worker=0)
+    append_left_out(tmp_path, books, dataset="2d", rank=1, worker=0)
+    found = read_left_out(tmp_path, {"data": "1e"})
+    assert [each.name for each in found.left_out.samples] == ["data:4"]
+    assert found.of_others == ("data:3", "books:3")
+
+
+def test_a_list_that_a_run_wrote_is_refused_for_another_dataset(tmp_path: Path) -> None:
+    for name, num_samples in (("data", 60), ("other", 61)):
+        write_tokens(tmp_path / name, num_samples=num_samples)
+    one, other = (open_dataset(tmp_path / name, TokensProcessor()) for name in ("data", "other"))
+    drop = str(tmp_path / "left_out.jsonl")
+    write_left_out(Path(drop), LeftOut([LISTED]), PackedLoader(one, global_batch=8).identities)
+    assert [each.name for each in PackedLoader(one, global_batch=8, drop=drop).left_out.samples] == ["data:3"]
+    with pytest.raises(ConfigError, match=r"line 1: the sample is of a dataset \w{16}, and data is \w{16}, whose numb"):
+        PackedLoader(other, global_batch=8, drop=drop)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple, get_args
 
@@ -14,6 +15,7 @@ from lmms_stream.plan.lane_state import LaneState
 from lmms_stream.plan.lanes import Lane, LanePack, allowed_readers, check_lanes, default_lanes
 from lmms_stream.plan.lengths import Lengths as PlanLengths
 from lmms_stream.plan.lengths import hash_lengths
+from lmms_stream.plan.measured_block import UNMEASURED
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import Overlong, PackingConfig, block_seed, pack
@@ -194,6 +196,34 @@ def test_a_lane_goes_on_from_its_state_as_if_it_had_not_stopped(case: LaneCase, 
     assert take(lane, len(expected) - second) == expected[second:]
 
 
+@given(case=lane_cases(overlongs=("drop", "truncate", "split")), data=st.data())
+@examples(100)
+def test_samples_without_a_length_take_no_room_wherever_a_lane_stops(case: LaneCase, data: st.DataObject) -> None:
+    is_bad = np.array(data.draw(st.lists(st.booleans(), min_size=len(case.lengths), max_size=len(case.lengths))))
+    known = case._replace(lengths=np.where(is_bad, UNMEASURED, case.lengths.astype(np.int64)))
+    number = data.draw(st.integers(0, int(case.order.num_canonical_nodes or 1) - 1))
+    with suppress(PackingError):  # as none of the lane has a length that fits
+        check_passed_over(case, known, number, is_bad, stops=data.draw(st.integers(0, 8)))
+        return
+    with pytest.raises(PackingError, match="cannot be measured"):
+        take(known.lane(number), 8)
+
+
+def check_passed_over(case: LaneCase, known: LaneCase, number: int, is_bad: NDArray[np.bool_], *, stops: int) -> None:
+    """A lane without some samples is whole without them, and goes on after so many packs as if it had not stopped."""
+    uninterrupted = known.lane(number)
+    expected = take(uninterrupted, 8)
+    assert not {sample_id for pack in expected for sample_id, _, _ in pack} & {*np.flatnonzero(is_bad).tolist()}
+    if case.packing.overlong == "drop":  # as if they were too long
+        longer = np.where(is_bad, case.packing.packing_length + 1, case.lengths.astype(np.int64))
+        assert take(case._replace(lengths=longer).lane(number), 8) == expected
+    lane = known.lane(number)
+    assert take(lane, stops) == expected[:stops]
+    resumed = known.lane(number, through_json(lane.state))
+    assert take(resumed, 8 - stops) == expected[stops:]
+    assert resumed.state == uninterrupted.state
+
+
 @pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
 @pytest.mark.parametrize("strategy", ["best_fit", "next_fit", "window_7"])
 def test_a_lane_can_be_stopped_after_every_single_pack(strategy: str, overlong: Overlong) -> None:
@@ -224,8 +254,8 @@ def test_a_lane_measures_a_window_at_a_time_and_at_most_a_window_again(strategy:
         resumed = case.lane(0, state, calls=calls_again)
         assert calls_again == []
         resumed.next_pack()
-        # Where samples are dropped, the one that follows shows whether the window is the last.
-        assert num_kept(calls_again) - (num_kept(calls) - measured) <= 17
+        # The sample that follows shows whether the window is the last. A window may begin with a piece of a sample.
+        assert num_kept(calls_again) - (num_kept(calls) - measured) <= 17 + (overlong == "split")
     assert sorted(np.concatenate(calls)) == sorted(set(np.concatenate(calls)))
     assert sum(map(len, calls)) == 350
     assert max(map(len, calls)) <= 17
@@ -290,8 +320,9 @@ def test_a_lane_that_drops_a_whole_epoch_is_an_error_and_keeps_its_state() -> No
         with pytest.raises(
             PackingError,
             match=(
-                r"^lane 0 has no packs in epoch 0, all its samples are longer than packing_length 8 and dropped: "
-                r"raise packing_length, or set overlong to truncate or split$"
+                r"^lane 0 has no packs in epoch 0, all its samples are longer than packing_length 8 and dropped, "
+                r"or cannot be measured: raise packing_length, set overlong to truncate or split, or correct the "
+                r"processor$"
             ),
         ):
             lane.next_pack()
@@ -307,12 +338,12 @@ def test_first_fit_measures_a_whole_block() -> None:
 @pytest.mark.parametrize(
     ("length", "message"),
     [
-        (0, r"^sample 2 has length 0: a sample must have at least one token$"),
-        (-4, r"^sample 2 has length -4: a sample must have at least one token$"),
-        (1 << 31, r"^sample 2 has length 2147483648: a sample may have up to 2147483647 tokens$"),
+        (0, r"^sample 3 has length 0: a sample must have at least one token$"),
+        (-4, r"^sample 3 has length -4: a sample must have at least one token$"),
+        (1 << 31, r"^sample 3 has length 2147483648: a sample may have up to 2147483647 tokens$"),
         (
             9,
-            r"^sample 2 has length 9: it is longer than packing_length 8; raise packing_length, or set overlong to "
+            r"^sample 3 has length 9: it is longer than packing_length 8; raise packing_length, or set overlong to "
             r"drop, truncate or split$",
         ),
     ],
@@ -320,7 +351,7 @@ def test_first_fit_measures_a_whole_block() -> None:
 def test_a_length_that_cannot_be_packed_is_refused_when_its_window_is_measured(length: int, message: str) -> None:
     order = OrderConfig(shuffle=False, num_canonical_nodes=1)
     packing = PackingConfig(packing_length=8, window=2)
-    lane = LaneCase(np.array([8, 8, length, 8]), [4], order, packing).lane(0)
+    lane = LaneCase(np.array([8, 8, 8, length]), [4], order, packing).lane(0)
     assert sorted(take(lane, 2)) == [[(0, 0, 8)], [(1, 0, 8)]]
     state = lane.state
     with pytest.raises(PackingError, match=message):
@@ -336,7 +367,7 @@ def test_a_measure_that_leaves_out_samples_is_refused() -> None:
         lane=0,
         measure=lambda sample_ids: np.ones(len(sample_ids) - 1, np.int64),
     )
-    with pytest.raises(PackingError, match=r"^measure gave 3 lengths for 4 samples: it must give one for each$"):
+    with pytest.raises(PackingError, match=r"^measure gave 4 lengths for 5 samples: it must give one for each$"):
         lane.next_pack()
 
 

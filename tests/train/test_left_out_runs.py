@@ -2,23 +2,24 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, TrainingError
-from lmms_stream.loader.left_out_list import read_left_out
-from lmms_stream.plan.left_out import LeftOut
-from lmms_stream.processors.base import SegmentError
-from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.loader.left_out_list import append_left_out, read_left_out
+from lmms_stream.plan.left_out import LeftOut, LeftOutSample
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed
 
-from ..conftest import write_tokens
+from ..conftest import write_samples, write_tokens
 from .runs import trainer_of, write_run
 
 BAD_IDS = (11, 42, 77)
+QUICK: dict[str, Any] = {"save_strategy": "no"}
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +42,12 @@ def losses(output: Path) -> dict[int, tuple[float, list[int]]]:
 
 def test_a_run_with_dropped_samples_keeps_its_steps_and_resumes(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=300)
-    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4, lr_scheduler_type="constant")
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, lr_scheduler_type="constant")
     (tmp_path / "drop").write_text("".join(f"data:{each}\n" for each in range(100)))
     drop = f"train.drop={tmp_path / 'drop'}"
     run(path, "plain")
     run(path, "whole", drop)
-    run(path, "parts", drop, "train.max_steps=2")
+    run(path, "parts", drop, "train.max_steps=1")
     resumed = run(path, "parts")  # what a checkpoint leaves out stays left out
     plain, whole, parts = (losses(tmp_path / name) for name in ("plain", "whole", "parts"))
     assert whole == parts
@@ -54,46 +55,66 @@ def test_a_run_with_dropped_samples_keeps_its_steps_and_resumes(tmp_path: Path) 
     assert whole[1][0] != plain[1][0]
     left_out = LeftOut.load(resumed.counts.left_out)
     assert left_out.of_source("data").at_step(0).tolist() == list(range(100))
-    lines = (tmp_path / "parts" / "left_out.jsonl").read_text().splitlines()
-    assert LeftOut.load([json.loads(line) for line in lines]).samples == left_out.samples
+    lines = [json.loads(line) for line in (tmp_path / "parts" / "left_out.jsonl").read_text().splitlines()]
+    assert {line.pop("dataset") for line in lines} == {*resumed.loader.identities.values()}
+    assert LeftOut.load(lines).samples == left_out.samples
+
+
+def write_bad(folder: Path, *, num_samples: int = 100) -> None:
+    """A dataset whose samples of BAD_IDS have a token more than its lengths index says."""
+    spans, measured = np.array([[5, 20]], np.int32), folder.with_name(f"{folder.name}-measured")
+    samples = [(np.full(20 + number % 30, number, np.int32), spans) for number in range(num_samples)]
+    write_samples(measured, samples, shard_bytes=1 << 20)
+    for number in BAD_IDS:
+        samples[number] = (np.full(21 + number % 30, number, np.int32), spans)
+    write_samples(folder, samples, shard_bytes=1 << 20, with_index=False)
+    shutil.copytree(measured / "_lmms", folder / "_lmms")
 
 
 def test_bad_samples_are_told_listed_and_as_if_they_were_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_tokens(tmp_path / "data", num_samples=100)
-    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4, on_bad_sample="quarantine")
+    write_bad(tmp_path / "data")
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=3, on_bad_sample="quarantine", **QUICK)
     trainer = trainer_of(path)
-    damage(trainer)
     with caplog.at_level(logging.WARNING, "lmms_stream"):
         trainer.train()
     end_distributed()
     left_out = LeftOut.load(trainer.counts.left_out)
     assert {each.sample_id for each in left_out.samples} == {*BAD_IDS}
     assert sum("is left out from step" in record.message for record in caplog.records) == len(BAD_IDS)
-    assert read_left_out(tmp_path / "default" / "left_out").samples == left_out.samples
+    listed = read_left_out(tmp_path / "default" / "left_out", trainer.loader.identities)
+    assert listed.left_out.samples == left_out.samples
     run(path, "dropped", f"train.drop={tmp_path / 'default' / 'left_out.jsonl'}")
     assert losses(tmp_path / "dropped") == losses(tmp_path / "default")
-
-    few = trainer_of(path, "train.max_bad_samples=2", f"train.output_dir={tmp_path / 'few'}")
-    damage(few)
-    with pytest.raises(TrainingError, match=r"max_bad_samples is 2: correct the data .*data:11: .*damaged"):
-        few.train()
+    with pytest.raises(TrainingError, match=r"max_bad_samples is 2: correct the data .*data:11: .*lengths index"):
+        run(path, "few", "train.max_bad_samples=2")
 
 
-def damage(trainer: Any) -> None:
-    """Have samples of BAD_IDS fail in the processor."""
-    fillers = trainer.loader._worker.batches._fillers
-    good = fillers["data"]
-
-    class Failing(TokensProcessor):
-        def fill_packs(self, columns: Any, addresses: Any, segments: Any, rows: Any) -> Any:
-            for segment, sample_id in enumerate(segments.sample_ids.tolist()):
-                if sample_id in BAD_IDS:
-                    raise SegmentError("it is damaged", segment=segment)
-            return good.fill_packs(columns, addresses, segments, rows)
-
-    fillers["data"] = Failing()
+def test_an_output_folder_that_is_used_again_leaves_out_what_is_bad_in_its_own_data(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that was killed before its first checkpoint leaves the lists of its workers alone."""
+    write_bad(tmp_path / "data")
+    write_bad(tmp_path / "other", num_samples=90)
+    settings = {"max_steps": 1, "on_bad_sample": "quarantine", **QUICK}
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", **settings)
+    loader = trainer_of(path).loader
+    end_distributed()
+    folder = tmp_path / "default" / "left_out"
+    first, second = (LeftOutSample("data", number, "damaged", 4, "quarantined") for number in (1, 2))
+    append_left_out(folder, first, dataset=loader.identities["data"], rank=0, worker=1)
+    append_left_out(folder, second, dataset=loader.identities["data"], rank=3, worker=0)
+    with caplog.at_level(logging.WARNING, "lmms_stream"):
+        trainer = run(path, "default")
+        assert not [each for each in caplog.messages if "other datasets" in each]
+        assert {1, 2} <= {each.sample_id for each in LeftOut.load(trainer.counts.left_out).samples}
+        path = write_run(tmp_path / "other.yaml", tmp_path / "other", **settings)
+        shutil.copytree(folder, tmp_path / "again" / "left_out")
+        trainer = run(path, "again")
+    (told,) = [each for each in caplog.messages if "other datasets" in each]
+    assert "samples of other datasets than those that are read, which are not left out (data:" in told
+    assert not {1, 2} & {each.sample_id for each in LeftOut.load(trainer.counts.left_out).samples}
 
 
 def test_settings_of_left_out_samples_are_checked(tmp_path: Path) -> None:

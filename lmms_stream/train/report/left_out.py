@@ -35,12 +35,25 @@ class RunLeftOut:
         """Leave out what a checkpoint names, what workers listed since, and what drop lists name."""
         if self._loader is None:
             return
-        listed = LeftOut()
-        if self._config.leaves_out:
-            listed = read_left_out(Path(self._config.output_dir) / LEFT_OUT_FOLDER)
+        listed = self._listed(self._loader) if self._config.leaves_out else LeftOut()
         self._loader.leave_out(LeftOut.load(counts.left_out).merge([listed]))
         if self._config.leaves_out or counts.left_out:
             self._merge(self._loader.left_out, counts)
+
+    def _listed(self, loader: PackedLoader) -> LeftOut:
+        """What workers of earlier starts listed of the datasets that are read."""
+        folder = Path(self._config.output_dir) / LEFT_OUT_FOLDER
+        found = read_left_out(folder, loader.identities)
+        if found.of_others and self._world.rank == 0:
+            named = ", ".join(found.of_others[:MOST_NAMED])
+            logger.warning(
+                "%s lists %d samples of other datasets than those that are read, which are not left out (%s): give "
+                "each dataset an output_dir of its own, or remove the folder",
+                folder,
+                len(found.of_others),
+                named,
+            )
+        return found.left_out
 
     def take(self, batches: Sequence[Batch], counts: RunCounts) -> None:
         """Take up what is quarantined in a step's batches; TrainingError for more than a run may quarantine."""
@@ -64,7 +77,8 @@ class RunLeftOut:
             logger.warning("sample %s is left out from step %d on: %s", each.name, each.since_step, each.reason)
         if num_dropped := sum(each.kind == "dropped" for each in new):
             logger.warning("%d samples are left out, as drop lists say", num_dropped)
-        write_left_out(Path(self._config.output_dir) / LEFT_OUT_NAME, merged)
+        identities = self._loader.identities if self._loader is not None else {}
+        write_left_out(Path(self._config.output_dir) / LEFT_OUT_NAME, merged, identities)
 
     def _check(self, quarantined: LeftOut) -> None:
         most = self._config.max_bad_samples
