@@ -150,7 +150,7 @@ class Rows(NamedTuple):
     position_ids: NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)  # not frozen, which would take three times as long to make
 class Batch:
     """One pack as one sequence, ready for a model.
 
@@ -169,6 +169,8 @@ class Batch:
     not see each other: the index of its sample in sample_ids, its tokens [start, stop), and its role (see Role), in the
     order of their tokens. Each is a segment of its own; padding is none of them. None where each sample is one segment.
     left_out: of the samples in sample_ids, those whose tokens are padding here; see plan/left_out.py.
+
+    Batches of tokenized samples share memory with others of their step: clone a tensor that is to be saved by itself.
     """
 
     input_ids: torch.Tensor
