@@ -41,7 +41,8 @@ _PROCESS_EACH = 1000  # of so many rows of a unit one is processed, the others a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitTask:
-    """Read a unit and encode its rows. number: among all units. source: the number of the source it is of.
+    """Read a unit and encode its rows. number: among all units. source: the number of the source it is of, in which it
+    is unit `index`.
 
     functions: the user's own, for its rows. mapper: None where these leave no row to find the kind of.
     """
@@ -52,6 +53,7 @@ class UnitTask:
     source: int
     source_name: str
     functions: RowFunctions | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
