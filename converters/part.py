@@ -16,7 +16,6 @@ from typing import Any
 
 from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME
-from ..processes.pool import num_cores
 from ..storage.cache import home_folder
 from ..storage.disk_errors import disk_errors
 from ..storage.local import LocalStorage
@@ -25,7 +24,7 @@ from .again import carried_over, check_targets, measures
 from .asked import asked_of, check_code, check_unchanged
 from .columns import check_processor, stored_columns
 from .convert import Progress, folders_of, look, unit_encoder
-from .engines.engine import Processes
+from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
 from .report import CountedBytes
 from .sources.python_rows import cannot_go_on
@@ -62,14 +61,18 @@ def convert_part(
     overwrite: bool = False,
     work: Path | None = None,
     progress: Progress | None = None,
+    engine: str = "processes",
+    ray_address: str | None = None,
+    ray_timeout_s: float = RAY_TIMEOUT_S,
     options: ConvertOptions | None = None,
     **changes: Any,
 ) -> PartReport:
     """Encode what `part` has of the sources, and keep it below `target` for `convert` with the same arguments.
 
     The arguments are those of `convert`; sources are names alone. The same call goes on where one was ended. All parts
-    must be given the same sources and options, under the same names. overwrite: encode the part again, and let a
-    dataset, or parts of another conversion, be at the target; `convert` with overwrite replaces them.
+    must be given the same sources and options, under the same names. engine: "ray" has workers of a cluster encode,
+    which share nothing but the target. overwrite: encode the part again, and let a dataset, or parts of another
+    conversion, be at the target; `convert` with overwrite replaces them.
     Raises what `convert` raises.
     """
     started = time.monotonic()
@@ -96,8 +99,16 @@ def convert_part(
     if is_there:
         progress.say(f"{target}: part {part} is there already, of the same sources and options: nothing to do")
         return PartReport(part=str(part), num_units=None, num_there=0, seconds=time.monotonic() - started)
-    with disk_errors(str(home)):
-        kept, num_units = _encode(opened, part, options, encoded, scratch, num_workers, progress, overwrite=overwrite)
+    if engine == "ray":
+        _check_read_by_ranges(opened)
+    with (
+        disk_errors(str(home)),
+        open_engine(engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s, num_workers=num_workers) as workers,
+    ):
+        there = set() if overwrite else set(encoded.units())
+        kept, num_units = _encode(
+            opened, part, options, encoded, scratch, workers, num_workers, progress, KeptUnits(there)
+        )
     check_unchanged(opened, look(sources, scratch / "sources", options=options))
     check_code(asked["code"], opened, options)
     encoded.end(part, num_units)
@@ -132,16 +143,25 @@ def _check_free(targets: Sequence[Storage], asked: dict[str, Any], *, overwrite:
     return False
 
 
+def _check_read_by_ranges(sources: Sequence[Source]) -> None:
+    for source in sources:
+        if source.fetch is not None:
+            raise ConfigError(
+                f"{source.name} is fetched whole, to a folder that all nodes must see: leave out --part, and name such "
+                "a folder with --work, or leave out --engine ray"
+            )
+
+
 def _encode(
     sources: Sequence[Source],
     part: Part,
     options: ConvertOptions,
     encoded: EncodedParts,
     scratch: Path,
+    workers: Engine,
     num_workers: int | None,
     progress: Progress,
-    *,
-    overwrite: bool,
+    kept: KeptUnits,
 ) -> tuple[KeptUnits, dict[int, int]]:
     """All units of the part where they are kept; and into how many the sources that it reads are cut."""
     share = Share.of(
@@ -157,18 +177,14 @@ def _encode(
     columns = stored_columns(options, reading.mapper)
     format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
     storage = encoded.storage
-    folder = storage.folder.absolute() if isinstance(storage, LocalStorage) else scratch / "units"
-    for each in (folder, scratch / "sources"):
-        each.mkdir(parents=True, exist_ok=True)
-    kept = KeptUnits(folder, set() if overwrite else set(encoded.units()))
-    keeper = UnitKeeper(encoder=unit_encoder(folder, format, options), storage=storage)
-    num_workers = num_workers or min(num_cores(), total // options.unit_bytes // part.count + 1)
-    with (
-        closing(reading),
-        Processes().open_pool(
-            Job(keeper, ()), num_workers, name=task_name, on_progress=counted.advance, marks=()
-        ) as pool,
-    ):
-        Run(pool, reading, kept, num_workers=num_workers, on_bytes=counted.advance, on_rows=progress.rows).go()
+    folder = storage.folder.absolute() if isinstance(storage, LocalStorage) else scratch
+    (scratch / "sources").mkdir(parents=True, exist_ok=True)
+    encoder = unit_encoder(folder, format, options)
+    keeper = UnitKeeper(encoder=encoder, storage=storage, first_rows=[each.first_row for each in sources])
+    num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes // part.count + 1)
+    settings: dict[str, Any] = {"name": task_name, "on_progress": counted.advance, "marks": encoded.marks(part)}
+    with closing(reading), workers.open_pool(Job(keeper, ()), num_workers, **settings) as pool:
+        told = {"on_bytes": counted.advance, "on_rows": progress.rows}
+        Run(pool, reading, kept, num_workers=num_workers, **told).go()
     counted.finish()
     return kept, reading.num_units

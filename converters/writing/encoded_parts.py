@@ -18,6 +18,7 @@ import xxhash
 
 from ...errors import ObjectMissingError, StorageError
 from ...mds.stored_lengths import write_json
+from ...processes.pool import Mark
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from .shares import Part
@@ -72,6 +73,13 @@ class EncodedParts:
             return said
         self._say(part, None)
         return None
+
+    def marks(self, part: Part) -> list[Mark]:
+        """What a worker must see, if the target is a folder."""
+        if not isinstance(self.storage, LocalStorage):
+            return []
+        remedy = "convert to a folder that all nodes share, or to an object store"
+        return [Mark(path=self.storage.folder.absolute() / _name(part), holds=b'"asked"', remedy=remedy)]
 
     def end(self, part: Part, num_units: Mapping[int, int]) -> None:
         """All units of the part are there. num_units: of the sources that the part has read."""

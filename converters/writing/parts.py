@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from ...storage.disk_errors import disk_errors
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage
 from ..rows.options import SchemaOptions
@@ -26,30 +28,50 @@ from .work import RowError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitKeeper:
-    """Encodes units, and keeps them at a store, what they are last. encoder: writes to that folder, where it is one."""
+    """Encodes units, and keeps them at a store, what they are last.
+
+    encoder: writes to the folder that it names, where the store is one that all workers see; else to temporary ones.
+    first_rows: of each source, how many its slice passes over.
+    """
 
     encoder: UnitEncoder
     storage: Storage
+    first_rows: Sequence[int]
 
     def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> bool:
-        is_whole = self.encoder.encode(replace(task, number=stored_number(task.source, task.index)), on_bytes)
-        if is_whole and not isinstance(self.storage, LocalStorage):
+        """RowError where a row ends the unit early, which is then not kept."""
+        if isinstance(self.storage, LocalStorage):
+            self._encode(self.encoder, task, on_bytes)
+            return True
+        with disk_errors("the folder for temporary files"), TemporaryDirectory(prefix="lmms_stream-unit-") as folder:
+            self._encode(replace(self.encoder, folder=Path(folder)), task, on_bytes)
             for name in names(task.source, task.index):
-                self.storage.upload(self.encoder.folder / name, name)
-                (self.encoder.folder / name).unlink()
-        return is_whole
+                self.storage.upload(Path(folder) / name, name)
+        return True
+
+    def _encode(self, encoder: UnitEncoder, task: UnitTask, on_bytes: Callable[[int], None]) -> None:
+        number = stored_number(task.source, task.index)
+        if encoder.encode(replace(task, number=number), on_bytes):
+            return
+        row, reason = EncodedUnit.load(failed_path(encoder.folder, number)).rejects[0]
+        for path in (samples_path, failed_path):
+            path(encoder.folder, number).unlink(missing_ok=True)
+        where = f"row {row + 1} of unit {task.index}" if task.index else f"{self.first_rows[task.source] + row + 1}"
+        raise RowError(
+            f"{task.source_name}:{where}: {reason} (or pass --on-error skip to leave such rows out; the command that "
+            "makes the dataset then lists them, by their numbers in their files)"
+        )
 
 
 class KeptUnits:
-    """In place of laying: units of a part are kept as they are. folder: see UnitKeeper. files: names of those there."""
+    """In place of laying: units of a part are kept as they are. files: names of those of earlier runs."""
 
-    def __init__(self, folder: Path, files: set[str]):
+    def __init__(self, files: set[str]):
         self.next_unit = 0
         self.num_samples = 0
         self.num_there = 0
         self.is_full = False
         self.is_finished = False
-        self._folder = folder
         self._files = files
 
     def is_encoded(self, task: UnitTask) -> bool:
@@ -59,18 +81,8 @@ class KeptUnits:
         return is_there
 
     def lay(self, task: UnitTask, reading: Reading, *, is_whole: bool) -> Iterator[ShardTask]:
-        """No shard; RowError where a row ended the unit early."""
+        """No shard."""
         self.next_unit += 1
-        if not is_whole:
-            number = stored_number(task.source, task.index)
-            row, reason = EncodedUnit.load(failed_path(self._folder, number)).rejects[0]
-            for path in (samples_path, failed_path):
-                path(self._folder, number).unlink(missing_ok=True)
-            where = f"row {row + 1} of unit {task.index}" if task.index else f"{reading.rows_before(task) + row + 1}"
-            raise RowError(
-                f"{task.source_name}:{where}: {reason} (or pass --on-error skip to leave such rows out; the command "
-                "that makes the dataset then lists them, by their numbers in their files)"
-            )
         return iter(())
 
     def finish(self) -> Iterator[ShardTask]:

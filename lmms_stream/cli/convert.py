@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
             "engine": options.engine, "ray_address": options.ray_address, "ray_timeout_s": options.ray_timeout
         }  # fmt: skip
         if options.part:
-            part = convert_part(options.sources, options.target, parse_part(options.part), **asked)
+            part = convert_part(options.sources, options.target, parse_part(options.part), **asked, **on_engine)
         elif options.append:
             added = append(options.sources, options.target, **asked, **on_engine)
         else:
@@ -97,8 +97,6 @@ def check_part(options: argparse.Namespace) -> None:
     others = {
         "--append": options.append,
         "--dry-run": options.dry_run,
-        "--engine ray": options.engine == "ray",
-        "--ray-address": options.ray_address is not None,
     }
     wrong = [name for name, is_given in others.items() if is_given]
     if options.part and wrong:

@@ -90,13 +90,15 @@ def test_sources_of_a_store_are_each_fetched_by_one_part(
     convert([f"{base}/sources"], f"{base}/many", **options)
     assert written(f"{base}/many") == written(f"{base}/one")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    with pytest.raises(ConfigError, match=r"1\.jsonl\.gz is fetched whole, to a folder that all nodes must see: leave"):
+        convert_part([f"{base}/sources"], f"{base}/ray", Part(0, 1), engine="ray", **options)
 
 
 def test_stored_samples_are_moved_in_parts(chats: Path, chat_processor: ChatProcessor, tmp_path: Path) -> None:
     stored = str(tmp_path / "stored")
     convert([chats], stored, processor=chat_processor, **SIZES)
     one, many = str(tmp_path / "one"), str(tmp_path / "many")
-    options = {"shard_bytes": 1 << 17, "shuffle_seed": 3, "num_workers": 1}
+    options: dict[str, Any] = {"shard_bytes": 1 << 17, "shuffle_seed": 3, "num_workers": 1}
     convert([stored], one, **options)
     convert_parts([stored], many, 2, **options)
     convert([stored], many, **options)
@@ -233,8 +235,8 @@ def test_the_command_does_a_part(chats: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "0/1" in result.stdout
     assert convert([chats], target, num_workers=1).num_rows == NUM_CHATS
-    options = argparse.Namespace(part="0/1", append=False, dry_run=False, engine="ray", ray_address=None)
-    with pytest.raises(ConfigError, match="--part goes not with --engine ray: leave one of them out"):
+    options = argparse.Namespace(part="0/1", append=True, dry_run=False)
+    with pytest.raises(ConfigError, match="--part goes not with --append: leave one of them out"):
         check_part(options)
 
 
