@@ -159,7 +159,7 @@ def convert_sources(
             "ended, it is not gone on with, and the next begins anew with overwrite=True"
         )
     asked = asked_of(opened, options)
-    encoded = None if base is None else EncodedParts.at(open_storage(base), asked)
+    encoded = None if base is None else EncodedParts.found(open_storage(base), asked)
     done = None if overwrite else finished_before(targets, asked)
     if done is not None:
         if encoded is not None:

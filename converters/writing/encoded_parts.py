@@ -55,6 +55,11 @@ class EncodedParts:
         key = xxhash.xxh3_64(json.dumps(values, sort_keys=True).encode()).hexdigest()
         return EncodedParts(open_storage(f"{base.url}/{_FOLDER}/{key}"), values, base)
 
+    @staticmethod
+    def found(base: Storage, asked: Mapping[str, Any]) -> EncodedParts | None:
+        """As `at`, where any part has left something."""
+        return EncodedParts.at(base, asked) if base.list_objects(f"{_FOLDER}/") else None
+
     def begin(self, part: Part, *, overwrite: bool) -> Mapping[str, Any] | None:
         """Say that the part is worked on; returns what it has said at its end, if it has come to that.
 

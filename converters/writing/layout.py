@@ -104,7 +104,7 @@ class Laying:
         num_duplicates = len(is_kept) - int(is_kept.sum())
         self.left_out += RowCounts.of_unit(encoded.left_out, num_rejected=len(rejects), num_duplicates=num_duplicates)
         sizes = encoded.sizes
-        samples = np.stack([np.full(len(sizes), task.number), np.cumsum(sizes) - sizes, sizes, rows], axis=1)
+        samples = np.stack([np.full(len(sizes), task.number), encoded.first_bytes, sizes, rows], axis=1)
         laid = Laid(samples, encoded.lengths, encoded.spans).taken(np.flatnonzero(is_kept))
         self._bytes_left[task.number] = int(laid.samples[:, 2].sum())
         self._remove_if_unused(task.number)

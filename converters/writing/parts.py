@@ -44,7 +44,7 @@ class UnitKeeper:
             self._encode(self.encoder, task, on_bytes)
             return True
         with disk_errors("the folder for temporary files"), TemporaryDirectory(prefix="lmms_stream-unit-") as folder:
-            self._encode(replace(self.encoder, folder=Path(folder)), task, on_bytes)
+            self._encode(replace(self.encoder, folder=Path(folder), links=False), task, on_bytes)
             for name in names(task.source, task.index):
                 self.storage.upload(Path(folder) / name, name)
         return True
