@@ -65,6 +65,7 @@ bench: setup
 	$(BIN)/python benchmarks/iterable.py
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/kill_convert.py
+	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/sft.py
 	$(BIN)/python benchmarks/checkpoint.py

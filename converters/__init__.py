@@ -6,6 +6,7 @@ columns     what is stored of rows: its schema and columns
 asked       all that decides what is written, by which a conversion is known again
 again       whether stored samples are stored again as they are
 dropping    a drop list -> rows of the sources that are left out
+part        one part of a conversion that several machines do
 append      new sources beside those of a dataset that is there
 beginnings  the first units of sources, for a dry run
 dry_run     what a conversion would make of the first rows, without writing

@@ -36,13 +36,15 @@ from .writing.carried import Origins, carried_lengths
 from .writing.commit import commit, measured_lengths, other_files
 from .writing.done import digest_of, finished_before, options_of, place_of
 from .writing.dropped_rows import DroppedRows
+from .writing.encoded_parts import EncodedParts
 from .writing.encoded_units import UnitEncoder, process_each
 from .writing.encoding import ShardFormat, compression_extension
 from .writing.layout import Laying
 from .writing.outputs import Output
+from .writing.parts import EncodedReading, UnitCollector
 from .writing.reading import Reading
 from .writing.row_counts import RowCounts
-from .writing.run import Job, Run, task_name
+from .writing.run import Encoder, Job, Run, task_name
 from .writing.shards import ShardMaker, entry_bytes
 from .writing.work import Work, open_work, work_folder
 
@@ -103,6 +105,7 @@ def convert(
         partial(look, given, options=options),
         folders,
         options=options,
+        base=target,
         engine=partial(open_engine, engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s),
         **settings,
     )
@@ -140,10 +143,12 @@ def convert_sources(
     progress: Progress,
     engine: Callable[..., AbstractContextManager[Engine]],
     columns: Mapping[str, str] | None = None,
+    base: str | None = None,
 ) -> ConvertReport:
     """`convert` to folders or URLs, one an output. look: gives the sources as they are; a folder for what is fetched.
 
     engine: opens one, for a number of workers. columns: that the samples must have, name -> encoding; None for any.
+    base: below it lies what parts of the conversion have encoded, if they have; None where none may have.
     """
     started = time.monotonic()
     targets = [open_storage(folder) for folder in folders]
@@ -158,13 +163,17 @@ def convert_sources(
     check_drop_targets(options, targets)
     dropped = dropped_rows(opened, options)
     asked = asked_of(opened, options, dropped)
+    encoded = None if base is None else EncodedParts.found(open_storage(base), asked)
     done = None if overwrite else finished_before(targets, asked)
     if done is not None:
+        if encoded is not None:
+            encoded.remove()
         progress.say(
             f"{', '.join(target.url for target in targets)}: is there already, of the same sources and options: "
             "nothing to do (--overwrite converts it again)"
         )
         return report_of(done, options.splits or (), seconds=time.monotonic() - started)
+    num_units = None if encoded is None else encoded.counts(len(opened), overwrite=overwrite)
     carried = carried_over(opened, options)
     with (
         engine(num_workers=num_workers) as workers,
@@ -178,7 +187,10 @@ def convert_sources(
         ) as begun,
     ):
         measured = options if measures(options, carried) else replace(options, processor=None)
-        reading, laying = _write_shards(opened, measured, begun, workers, num_workers, progress, columns, dropped)
+        made = (encoded.storage, num_units) if encoded is not None and num_units is not None else None
+        reading, laying = _write_shards(
+            opened, measured, begun, workers, num_workers, progress, columns, dropped, made
+        )
         check_processor(options.processor, reading.mapper)
         check_unchanged(opened, look(scratch))
         check_code(asked["code"], opened, options)
@@ -187,6 +199,8 @@ def convert_sources(
         ]
         for output in laying.outputs:
             begun.release(output.number)
+    if encoded is not None:
+        encoded.remove()
     if any(num_cut):
         progress.say(cut_media(sum(num_cut)))
     return _report(reading, laying, begun, options, seconds=time.monotonic() - started)
@@ -205,25 +219,37 @@ def _write_shards(
     progress: Progress,
     expected: Mapping[str, str] | None,
     dropped: DroppedRows | None,
+    made: tuple[Storage, Sequence[int]] | None,
 ) -> tuple[Reading, Laying]:
-    """All shards in their targets; returns what was read and how it was laid."""
+    """All shards in their targets; returns what was read and how it was laid.
+
+    made: where the units lie that parts have encoded, and into how many each source was cut.
+    """
     total = sum(source.num_bytes for source in sources)
     progress.begin(total)
     counted = CountedBytes(total, tell=progress.advance)
-    reading = Reading(sources, options.schema, say=progress.say)
+    if made is None:
+        reading = Reading(sources, options.schema, say=progress.say)
+    else:
+        reading = EncodedReading(sources, options.schema, say=progress.say, num_units=made[1])
     check_processor(options.processor, reading.mapper)
     columns = stored_columns(options, reading.mapper)
     check_columns(columns, expected, source=sources[0].name)
     format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
     laying = Laying(format, options, work, dropped)
     num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes + 1)
-    job = _job(work, format, options)
+    encoder: Encoder = (
+        unit_encoder(work.units, format, options)
+        if made is None
+        else UnitCollector(folder=work.units, storage=_wherever(made[0]))
+    )
+    job = Job(encoder, _shard_makers(work, format))
     with (
         closing(reading),
         workers.open_pool(job, num_workers, name=task_name, on_progress=counted.advance, marks=work.marks) as pool,
     ):
         told = {"on_bytes": counted.advance, "on_rows": progress.rows}
-        Run(pool, reading, laying, work, num_workers=num_workers, **told).go()
+        Run(pool, reading, laying, num_workers=num_workers, **told).go()
     counted.finish()
     return reading, laying
 
@@ -288,9 +314,10 @@ def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOption
     )
 
 
-def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
-    units = UnitEncoder(
-        folder=work.units,
+def unit_encoder(folder: Path, format: ShardFormat, options: ConvertOptions) -> UnitEncoder:
+    """Encodes units to a folder as the options ask."""
+    return UnitEncoder(
+        folder=folder,
         format=format,
         processor=options.processor,
         tokenize=options.stores_tokens,
@@ -303,11 +330,13 @@ def _job(work: Work, format: ShardFormat, options: ConvertOptions) -> Job:
         longest=options.longest,
         hashes=options.dedup is not None,
     )
-    shards = [
+
+
+def _shard_makers(work: Work, format: ShardFormat) -> list[ShardMaker]:
+    return [
         ShardMaker(folder=work.units, staging=work.staging, format=format, storage=_wherever(target))
         for target in work.targets
     ]
-    return Job(units, shards)
 
 
 def _wherever(target: Storage) -> Storage:

@@ -159,6 +159,16 @@ class StoredSamples:
         with TemporaryDirectory(prefix=f"shard-{uuid.uuid4().hex}-", dir=self.scratch) as folder:
             yield Shard(fetch_shard(LocalCache(shared_storage(self.url), Path(folder)), self.info), self.info)
 
+    @property
+    def file(self) -> Path | None:
+        """The shard, where it lies on this machine as samples are read from it; None for one that is fetched or
+        decompressed.
+        """
+        storage = shared_storage(self.url)
+        if not isinstance(storage, LocalStorage) or self.info.zip_name is not None:
+            return None
+        return (storage.folder / self.info.name).absolute()
+
     def rows(self) -> Iterator[Row]:
         if not len(self.numbers):
             return

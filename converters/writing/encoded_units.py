@@ -41,7 +41,8 @@ _PROCESS_EACH = 1000  # of so many rows of a unit one is processed, the others a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitTask:
-    """Read a unit and encode its rows. number: among all units. source: the number of the source it is of.
+    """Read a unit and encode its rows. number: among all units. source: the number of the source it is of, in which it
+    is unit `index`.
 
     functions: the user's own, for its rows. mapper: None where these leave no row to find the kind of.
     """
@@ -52,6 +53,7 @@ class UnitTask:
     source: int
     source_name: str
     functions: RowFunctions | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +63,7 @@ class UnitEncoder:
     on_error: at a row that does not fit, the unit ends with it as its only reject, or goes on. limit: samples of a unit
     at most. shortest, longest: what has fewer or more tokens is left out. hashes: whether to hash each sample.
     documents: samples of tokens become parts of others, so their tokens are stored without anything around them.
+    links: whether samples of a shard that lies on this machine may be linked to instead of being copied.
     process_each: of so many rows of a unit one is processed, the others are only measured; None for what on_error asks
     for.
     """
@@ -76,6 +79,7 @@ class UnitEncoder:
     hashes: bool = False
     documents: bool = False
     process_each: int | None = None
+    links: bool = True
 
     def encoded(self, task: UnitTask) -> tuple[list[bytes], EncodedUnit]:
         """The samples, and what they are, kept in memory alone."""
@@ -100,11 +104,17 @@ class UnitEncoder:
         return is_whole
 
     def _move(self, number: int, unit: StoredSamples) -> None:
-        """Write samples of a shard as they lie in it, and then what they are; none is decoded."""
+        """Write samples of a shard as they lie in it, or link to it, and then what they are; none is decoded."""
         temporary = temporary_beside(samples_path(self.folder, number))
-        with disk_errors(unit.url), unit.shard() as shard, temporary.open("wb") as file:
-            for first, stop in consecutive(unit.numbers):
-                file.write(shard.stored(first, stop))
+        file = unit.file if self.links else None
+        with disk_errors(unit.url), unit.shard() as shard:
+            if file is None:
+                with temporary.open("wb") as copy:
+                    for first, stop in consecutive(unit.numbers):
+                        copy.write(shard.stored(first, stop))
+            else:
+                temporary.symlink_to(file)
+            places = None if file is None else shard.first_bytes[unit.numbers]
             sizes = shard.sample_bytes[unit.numbers]
             hashes = (
                 _hashes(shard.stored(number, number + 1) for number in unit.numbers.tolist()) if self.hashes else None
@@ -119,6 +129,7 @@ class UnitEncoder:
             left_out={},
             hashes=hashes,
             num_rows=unit.num_rows,
+            places=places,
         ).save(about_path(self.folder, number))
 
 

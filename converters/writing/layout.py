@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,10 +76,17 @@ class Laying:
         self._draws = np.random.default_rng(asked.split_seed)  # draws a number for each sample, in order
         self._bytes_left: dict[int, int] = {}  # of each unit, bytes that go into shards which are not made yet
         self._kept: list[Laid] = []  # kept until all are there and can be shuffled
+        # Listed once: a network folder that is asked for a file by name may remember for a while that it was missing,
+        # also when another machine has written it since.
+        self._encoded_before = {path.name for path in work.units.iterdir()}
 
     @property
     def is_full(self) -> bool:
         return self._asked.limit is not None and self.num_samples >= self._asked.limit
+
+    def is_encoded(self, task: UnitTask) -> bool:
+        """Whether an earlier run encoded the unit."""
+        return about_path(self._work.units, task.number).name in self._encoded_before
 
     def lay(self, task: UnitTask, reading: Reading, *, is_whole: bool) -> Iterator[ShardTask]:
         """The shards that the next unit fills; RowError at a row that does not fit, unless such rows are skipped.
@@ -104,7 +111,7 @@ class Laying:
             encoded.left_out, num_rejected=len(rejects), num_duplicates=num_duplicates, num_dropped=num_dropped
         )
         sizes = encoded.sizes
-        samples = np.stack([np.full(len(sizes), task.number), np.cumsum(sizes) - sizes, sizes, rows], axis=1)
+        samples = np.stack([np.full(len(sizes), task.number), encoded.first_bytes, sizes, rows], axis=1)
         laid = Laid(samples, encoded.lengths, encoded.spans).taken(np.flatnonzero(is_kept))
         self._bytes_left[task.number] = int(laid.samples[:, 2].sum())
         self._remove_if_unused(task.number)
@@ -186,12 +193,21 @@ class Laying:
     def _not_done(self, tasks: Iterator[ShardTask]) -> Iterator[ShardTask]:
         for task in tasks:
             if (task.output, task.number) in self._work.done:  # by an earlier run
-                self.has_made(task)
+                self._let_go(task)
             else:
                 yield task
 
-    def has_made(self, task: ShardTask) -> None:
-        """A shard is in its target: units that no other shard needs may go."""
+    def begin(self, task: ShardTask) -> None:
+        """Called before a shard is made."""
+        self._work.announce(task.output, task.number)
+
+    def keep(self, task: ShardTask, entry: dict[str, Any]) -> None:
+        """A shard is in its target. entry: of index.json."""
+        self._work.keep_shard(task.output, task.number, entry)
+        self._let_go(task)
+
+    def _let_go(self, task: ShardTask) -> None:
+        """Units that no shard but this one needs may go."""
         units = task.runs[:, 0]
         for number in np.unique(units[units != MADE]).tolist():
             self._bytes_left[number] -= int(task.runs[task.runs[:, 0] == number, 2].sum())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from ...errors import DataError, LmmsStreamError
@@ -17,6 +18,7 @@ from ..sources.mds import StoredSamples
 from ..sources.units import Source, Unit
 from ..stored.catalog import schema_of
 from .encoded_units import UnitTask
+from .shares import Share
 from .unit_files import EncodedUnit
 
 LOOK_ROWS = 100  # of a source, by which the kind of its rows is found
@@ -38,13 +40,21 @@ class Reading:
 
     All sources must give samples of the same columns; DataError otherwise, and for one without rows. Sources that are
     fetched whole are fetched by workers, before their turn and FETCHED_BYTES at most; the first of all, which says what
-    is stored, by this process.
+    is stored, by this process. share: gives only the units of a part, which are numbered one after another.
     """
 
-    def __init__(self, sources: Sequence[Source], options: SchemaOptions, *, say: Callable[[str], None]):
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        options: SchemaOptions,
+        *,
+        say: Callable[[str], None],
+        share: Share | None = None,
+    ):
         self._sources = sources
         self._options = options
         self._say = say
+        self._share = share
         self._rows_before = [source.first_row for source in sources]  # of each source, rows in units that were laid
         # Source -> units that are cut and not read yet, and 1 more while others may follow.
         self._open: dict[int, int] = {}
@@ -53,6 +63,7 @@ class Reading:
         self._fetched: dict[int, int] = {}  # source that lies fetched, or is being fetched -> its bytes
         self._fetching: set[int] = set()
         self._failed: dict[int, LmmsStreamError] = {}  # sources that could not be fetched; raised at their turn
+        self.num_units: dict[int, int] = {}  # of each source that is cut to its end
         self._units = self._all_units()
         self._first: list[UnitTask] = []  # units up to the one whose rows say what is stored
         self._look()
@@ -78,13 +89,23 @@ class Reading:
 
     def units(self) -> Iterator[UnitTask | None]:
         """None as often as the source of the next unit is not fetched yet."""
-        yield from self._first
-        yield from self._units
+        number = 0
+        for task in chain(self._first, self._units):
+            if task is None or self._share is None:
+                yield task
+            elif self._share.has(task.source, task.index):
+                yield replace(task, number=number)
+                number += 1
+            else:
+                self._let_go(task.source)
 
     def next_fetch(self) -> FetchTask | None:
         """A source to be fetched, if there is one and room for it."""
         while self._next_fetch < len(self._sources):
             index, source = self._next_fetch, self._sources[self._next_fetch]
+            if self._passes(index):
+                self._next_fetch += 1
+                continue
             num_bytes, fetch = source.num_bytes or FETCHED_BYTES // 4, source.fetch  # some stores tell no sizes
             if fetch is not None and self._fetched and sum(self._fetched.values()) + num_bytes > FETCHED_BYTES:
                 return None
@@ -107,10 +128,16 @@ class Reading:
         is_looking = not self._columns  # then nobody fetches it ahead, and the source does so itself
         return is_looking or is_here or self._sources[index].fetch is None
 
+    def _passes(self, index: int) -> bool:
+        """Whether a source has nothing for this part: neither units nor, once that is known, what is stored."""
+        return bool(self._columns) and self._share is not None and not self._share.reads(index)
+
     def _all_units(self) -> Iterator[UnitTask | None]:
         number = 0
         said: set[str] = set()
         for index, source in enumerate(self._sources):
+            if self._passes(index):
+                continue
             mapper: Mapper | None = None
             functions = row_functions(self._options.changed(source.settings))
             while not self._is_there(index):
@@ -126,9 +153,19 @@ class Reading:
                 if isinstance(unit, StoredSamples) and mapper is not None and is_stored(mapper):
                     unit = unit.moved()
                 yield UnitTask(
-                    number=number, unit=unit, mapper=mapper, source=index, source_name=source.name, functions=functions
+                    number=number,
+                    unit=unit,
+                    mapper=mapper,
+                    source=index,
+                    index=number - first_number,
+                    source_name=source.name,
+                    functions=functions,
                 )
                 number += 1
+                if self._passes(index):
+                    break
+            else:
+                self.num_units[index] = number - first_number
             if number == first_number:
                 raise DataError(f"{source.name} holds no rows: leave it out, or write it again")
             self._let_go(index)

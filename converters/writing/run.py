@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ...errors import DataError, LmmsStreamError
 from ...processes.pool import Pool
-from .encoded_units import UnitEncoder, UnitTask
-from .layout import Laying
+from .encoded_units import UnitTask
 from .reading import FetchTask, Reading
 from .shards import ShardMaker, ShardTask
-from .unit_files import about_path
-from .work import Work
 
 Task = UnitTask | ShardTask | FetchTask
 _AHEAD = 4  # units for each worker that may be encoded before the one that is laid next
+
+
+class Encoder(Protocol):
+    """Has the encoded unit of a task lie in the work folder, or where it is kept; whether it is whole."""
+
+    def encode(self, task: UnitTask, on_bytes: Callable[[int], None]) -> bool: ...
+
+
+class Layer(Protocol):
+    """Takes encoded units in order, and gives the shards that they fill."""
+
+    next_unit: int
+    num_samples: int
+    is_finished: bool
+
+    @property
+    def is_full(self) -> bool: ...
+    def is_encoded(self, task: UnitTask) -> bool: ...
+    def lay(self, task: UnitTask, reading: Reading, *, is_whole: bool) -> Iterable[ShardTask]: ...
+    def finish(self) -> Iterable[ShardTask]: ...
+    def begin(self, task: ShardTask) -> None: ...
+    def keep(self, task: ShardTask, entry: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +47,7 @@ class Job:
     the error, if it gave one.
     """
 
-    units: UnitEncoder
+    units: Encoder
     shards: Sequence[ShardMaker]
 
     def __call__(self, task: Task, on_bytes: Callable[[int], None]) -> dict[str, Any]:
@@ -66,8 +85,7 @@ class Run:
         self,
         pool: Pool[Task, dict[str, Any]],
         reading: Reading,
-        laying: Laying,
-        work: Work,
+        laying: Layer,
         *,
         num_workers: int,
         on_bytes: Callable[[int], None],
@@ -76,7 +94,6 @@ class Run:
         self._pool = pool
         self._reading = reading
         self._laying = laying
-        self._work = work
         self._ahead = _AHEAD * num_workers
         self._at_most_fetching = num_workers // 2
         self._on_bytes = on_bytes
@@ -92,9 +109,6 @@ class Run:
         self._num_given = 0
         self._num_making = 0  # shards among the tasks that were given
         self._num_fetching = 0  # sources among the tasks that were given
-        # Listed once: a network folder that is asked for a file by name may remember for a while that it was missing,
-        # also when another machine has written it since.
-        self._encoded_before = {path.name for path in work.units.iterdir()}
 
     def go(self) -> None:
         """Do all of it. At a row that does not fit, shards that are being made are first made to their end and kept."""
@@ -149,7 +163,7 @@ class Run:
         """
         if self._shards:
             shard = self._shards.popleft()
-            self._work.announce(shard.output, shard.number)
+            self._laying.begin(shard)
             return shard
         if self._num_fetching < self._at_most_fetching and (fetch := self._next_fetch()) is not None:
             return fetch
@@ -157,7 +171,7 @@ class Run:
             self._cut_next()
         while (unit := self._next_unit) is not None and unit.number - self._laying.next_unit < self._ahead:
             self._cut_next()
-            if about_path(self._work.units, unit.number).name not in self._encoded_before:
+            if not self._laying.is_encoded(unit):
                 return unit
             self._encoded[unit.number] = unit  # an earlier run encoded it
             self._reading.has_read(unit)
@@ -196,8 +210,7 @@ class Run:
             self._reading.has_fetched(task, entry.get("error"))
             return
         if isinstance(task, ShardTask):
-            self._work.keep_shard(task.output, task.number, entry)
-            self._laying.has_made(task)
+            self._laying.keep(task, entry)
             return
         self._reading.has_read(task)
         if "error" in entry:

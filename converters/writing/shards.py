@@ -12,6 +12,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ...errors import StorageError
+from ...storage.local import LocalStorage
 from ...storage.storage import Storage
 from .encoding import HASH, ShardFormat, compress, compression_extension
 from .unit_files import samples_path, temporary_beside
@@ -50,7 +51,11 @@ class ShardMaker:
     storage: Storage
 
     def make(self, task: ShardTask) -> dict[str, Any]:
-        """Upload the shard; its entry in index.json."""
+        """Upload the shard, or write it where it stays; its entry in index.json."""
+        if isinstance(self.storage, LocalStorage) and not self.format.compression:
+            made: list[dict[str, Any]] = []
+            self.storage.write_with(task.name, lambda path: made.append(_write(path, self._pieces(task))))
+            return self.format.index_entry(len(task.sizes), made[0] | {"basename": task.name}, None)
         path = temporary_beside(self.staging / f"{task.output}-{task.name}")
         try:
             raw = _write(path, self._pieces(task)) | {"basename": task.name}

@@ -19,7 +19,7 @@ from ...processors.base import Measured
 from .laid import Spans
 from .row_counts import REASONS, RowsLeftOut
 
-_ARRAYS = ("sizes", "rows", "lengths", "hashes")  # of an EncodedUnit
+_ARRAYS = ("sizes", "rows", "lengths", "hashes", "places")  # of an EncodedUnit
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -32,7 +32,8 @@ class EncodedUnit:
     them. rejects: number of the row in the unit, and what is wrong with it.
     left_out: rows that are left out, by why; none where it does not say. hashes: uint64[n, 2], of what is stored of
     each sample, where equal ones are looked for. num_rows: rows and blank lines. spans: of samples that are documents,
-    whose tokens alone are stored.
+    whose tokens alone are stored. places: int64[n], the first byte of each sample in the file, where that is a link to
+    a shard that holds them; None where they lie one after another.
     """
 
     sizes: NDArray[np.int64]
@@ -43,6 +44,12 @@ class EncodedUnit:
     hashes: NDArray[np.uint64] | None
     num_rows: int
     spans: Spans | None = None
+    places: NDArray[np.int64] | None = None
+
+    @property
+    def first_bytes(self) -> NDArray[np.int64]:
+        """Of each sample, in the file."""
+        return np.cumsum(self.sizes) - self.sizes if self.places is None else self.places
 
     def first(self, num_samples: int) -> EncodedUnit:
         """What it would be if the unit ended with the row of its sample number `num_samples`, counted from 1."""
@@ -56,6 +63,7 @@ class EncodedUnit:
             hashes=None if self.hashes is None else self.hashes[:num_samples],
             num_rows=int(last_row) + 1,
             spans=None if self.spans is None else self.spans.taken(np.arange(num_samples)),
+            places=None if self.places is None else self.places[:num_samples],
         )
 
     def save(self, path: Path) -> None:
@@ -81,6 +89,7 @@ class EncodedUnit:
                     rejects=[(int(number), str(reason)) for number, reason in about["rejects"]],
                     left_out={why: arrays.get(why, _NO_ROWS) for why in REASONS},
                     hashes=arrays.get("hashes"),
+                    places=arrays.get("places"),
                     num_rows=about["num_rows"],
                     spans=Spans(arrays["span_counts"], arrays["span_bounds"]) if "span_counts" in arrays else None,
                 )

@@ -23,6 +23,7 @@ EXAMPLES = (
     "lmms-stream convert 'hf:path/to/dataset?split=train' chats --columns messages=dialogue --keep id --on-error skip",
     "lmms-stream convert photos.csv photos --kind caption --media-root pictures --max-image-pixels 1000000",
     "lmms-stream convert 'texts/*.parquet' tokens --processor text --tokenizer path/to/tokenizer --concat 4096",
+    "lmms-stream convert 'chats/*.jsonl' s3://bucket/chats --tokenizer path/to/tokenizer --part 3/16",
     "lmms-stream convert chats.jsonl chats --split train=0.99 validation=0.01 --shuffle-seed 1 --compression zstd",
 )
 DESCRIPTION = "Write datasets of any kind as MDS shards; the same command goes on where a run was ended."
@@ -51,12 +52,14 @@ def one_value_an_option(arguments: Sequence[str]) -> Sequence[str]:
 def _run(options: argparse.Namespace) -> int:
     from ..converters.append import append
     from ..converters.convert import Progress, convert
+    from ..converters.part import convert_part, parse_part
     from ..processors.parallelism import tokenize_in_one_thread
     from .console import bar, print_found, print_record
     from .console_datasets import print_notes
     from .convert_summary import print_summary
 
     tokenize_in_one_thread()
+    check_part(options)
     if options.dry_run:
         return _dry_run(options)
     with bar("converting", unit="bytes") as shown:
@@ -64,16 +67,21 @@ def _run(options: argparse.Namespace) -> int:
             "num_workers": options.workers,
             "overwrite": options.overwrite,
             "work": options.work,
-            "engine": options.engine,
-            "ray_address": options.ray_address,
-            "ray_timeout_s": options.ray_timeout,
             "progress": Progress(begin=shown.begin, advance=shown.advance, rows=shown.count_rows, say=print_found),
             "options": _options(options),
         }
-        if options.append:
-            added = append(options.sources, options.target, **asked)
+        on_engine = {
+            "engine": options.engine, "ray_address": options.ray_address, "ray_timeout_s": options.ray_timeout
+        }  # fmt: skip
+        if options.part:
+            part = convert_part(options.sources, options.target, parse_part(options.part), **asked, **on_engine)
+        elif options.append:
+            added = append(options.sources, options.target, **asked, **on_engine)
         else:
-            report = convert(options.sources, options.target, **asked)
+            report = convert(options.sources, options.target, **asked, **on_engine)
+    if options.part:
+        print_record(options.target, part)
+        return 0
     if not options.append:
         print_summary(options.target, report)
         return 0
@@ -82,6 +90,17 @@ def _run(options: argparse.Namespace) -> int:
     print_record(options.target, added)
     print_notes(added.dropped)
     return 0
+
+
+def check_part(options: argparse.Namespace) -> None:
+    """ConfigError for what one part of a conversion cannot be asked."""
+    others = {
+        "--append": options.append,
+        "--dry-run": options.dry_run,
+    }
+    wrong = [name for name, is_given in others.items() if is_given]
+    if options.part and wrong:
+        raise ConfigError(f"--part goes not with {wrong[0]}: leave one of them out")
 
 
 def _dry_run(options: argparse.Namespace) -> int:

@@ -61,6 +61,13 @@ def _add_growth(parser: argparse.ArgumentParser) -> None:
         "over both; options are to be those that it was converted with",
     )
     parser.add_argument(
+        "--part",
+        metavar="I/N",
+        help="do part I of N, counted from 0, on a machine of its own; the same command without --part then makes the "
+        "dataset of all parts, the same bytes as one machine's: sbatch --array=0-15 with --part "
+        "$SLURM_ARRAY_TASK_ID/16",
+    )
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="read the first 10,000 rows, show what would be stored of them, and how large and how long all of it will "

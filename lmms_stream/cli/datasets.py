@@ -91,7 +91,13 @@ def _add_merge(commands: Commands) -> None:
     summary = "Make one dataset of those in folders below it, without copying shards."
     parser = add_command(commands, "merge", _merge, summary, example=MERGE)
     parser.add_argument("target", help="write the common index to this folder or URL, which lies above all sources")
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="merge these datasets below it, in this order")
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="SOURCE",
+        help="merge these datasets below it, in this order (parts of convert --part are none: the same convert command "
+        "without --part makes their dataset)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier merge (never a shard)")
 
 

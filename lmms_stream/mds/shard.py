@@ -73,6 +73,11 @@ class Shard:
         """int64[num_samples], bytes of each sample as it lies in the file."""
         return np.diff(np.frombuffer(self._data, "<u4", self.info.num_samples + 1, 4).astype(np.int64))
 
+    @property
+    def first_bytes(self) -> NDArray[np.int64]:
+        """Where each sample begins in the shard: int64[num_samples]."""
+        return np.frombuffer(self._data, "<u4", self.info.num_samples, 4).astype(np.int64)
+
     def stored(self, first: int, stop: int) -> memoryview:
         """Samples first <= number < stop as they lie in the file, not decoded."""
         at, end = (int.from_bytes(self._data[4 + 4 * number : 8 + 4 * number], "little") for number in (first, stop))

@@ -38,13 +38,13 @@ class LocalStorage:
         def write(temporary: Path) -> None:
             temporary.write_bytes(data)
 
-        self._write(key, write)
+        self.write_with(key, write)
 
     def download(self, key: str, path: Path) -> None:
         self._run(key, lambda: self._copy(self.folder / key, path))
 
     def upload(self, path: Path, key: str) -> None:
-        self._write(key, lambda temporary: self._copy(path, temporary))
+        self.write_with(key, lambda temporary: self._copy(path, temporary))
 
     def delete(self, key: str) -> None:
         self._run(key, lambda: (self.folder / key).unlink(missing_ok=True))
@@ -91,7 +91,8 @@ class LocalStorage:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _write(self, key: str, write: Callable[[Path], None]) -> None:
+    def write_with(self, key: str, write: Callable[[Path], None]) -> None:
+        """Have `write` write the file, under another name until it is whole."""
         with disk_errors(str(self.folder / key)):
             self._replace(self.folder / key, write)
 

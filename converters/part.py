@@ -1,0 +1,191 @@
+"""One part of a conversion that several machines do, which know nothing of each other but what lies at the target.
+
+Each part encodes its units of the sources and keeps them below the target. The same conversion without a part then
+makes them into the dataset, the same bytes as if one machine had done all of it: nothing is read or encoded again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, StorageError
+from ..mds.index import DATASET_NAME
+from ..storage.cache import home_folder
+from ..storage.disk_errors import disk_errors
+from ..storage.local import LocalStorage
+from ..storage.storage import Storage, open_storage
+from .again import carried_over, check_targets, measures
+from .asked import asked_of, check_code, check_unchanged
+from .columns import check_processor, stored_columns
+from .convert import Progress, folders_of, look, unit_encoder
+from .dropping import dropped_rows
+from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
+from .options import ConvertOptions
+from .report import CountedBytes
+from .sources.python_rows import cannot_go_on
+from .sources.units import Source
+from .weighted import weighted_parts
+from .writing.done import finished_before
+from .writing.encoded_parts import EncodedParts
+from .writing.encoding import ShardFormat
+from .writing.parts import KeptUnits, UnitKeeper
+from .writing.reading import Reading
+from .writing.replacing import read_claim, read_described
+from .writing.run import Job, Run, task_name
+from .writing.shares import Part, Share
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartReport:
+    """What a part did. num_there: units of the part that earlier runs had encoded. num_units: None where the part, or
+    the whole dataset, was there already.
+    """
+
+    part: str
+    num_units: int | None
+    num_there: int
+    seconds: float
+
+
+def convert_part(
+    sources: Sequence[str | Path],
+    target: str,
+    part: Part,
+    *,
+    num_workers: int | None = None,
+    overwrite: bool = False,
+    work: Path | None = None,
+    progress: Progress | None = None,
+    engine: str = "processes",
+    ray_address: str | None = None,
+    ray_timeout_s: float = RAY_TIMEOUT_S,
+    options: ConvertOptions | None = None,
+    **changes: Any,
+) -> PartReport:
+    """Encode what `part` has of the sources, and keep it below `target` for `convert` with the same arguments.
+
+    The arguments are those of `convert`; sources are names alone. The same call goes on where one was ended. All parts
+    must be given the same sources and options, under the same names. engine: "ray" has workers of a cluster encode,
+    which share nothing but the target. overwrite: encode the part again, and let a dataset, or parts of another
+    conversion, be at the target; `convert` with overwrite replaces them.
+    Raises what `convert` raises.
+    """
+    started = time.monotonic()
+    options = replace(options or ConvertOptions(), **changes)
+    progress = progress or Progress()
+    if weighted_parts(sources, options):
+        raise ConfigError(
+            f"{sources[0]}: its entries have weights, so that each becomes a dataset of its own: convert each of them "
+            "in parts, or leave out the weights"
+        )
+    folders = folders_of(target, options)
+    targets = [open_storage(folder) for folder in folders]
+    home = (work.absolute() / home_folder(target).name if work else home_folder(target)) / "convert-parts"
+    scratch = home / f"{part.number:05}-of-{part.count:05}"
+    opened = look(sources, scratch / "sources", options=options)
+    check_targets(opened, targets)
+    if once := cannot_go_on(opened):
+        raise ConfigError(
+            f"{', '.join(once)}: nothing tells whether each part is given the same rows: store them as files first"
+        )
+    asked = asked_of(opened, options, dropped_rows(opened, options))
+    encoded = EncodedParts.at(open_storage(target), asked)
+    is_there = _check_free(targets, asked, overwrite=overwrite) or encoded.begin(part, overwrite=overwrite) is not None
+    if is_there:
+        progress.say(f"{target}: part {part} is there already, of the same sources and options: nothing to do")
+        return PartReport(part=str(part), num_units=None, num_there=0, seconds=time.monotonic() - started)
+    if engine == "ray":
+        _check_read_by_ranges(opened)
+    with (
+        disk_errors(str(home)),
+        open_engine(engine, ray_address=ray_address, ray_timeout_s=ray_timeout_s, num_workers=num_workers) as workers,
+    ):
+        there = set() if overwrite else set(encoded.units())
+        kept, num_units = _encode(
+            opened, part, options, encoded, scratch, workers, num_workers, progress, KeptUnits(there)
+        )
+    check_unchanged(opened, look(sources, scratch / "sources", options=options))
+    check_code(asked["code"], opened, options)
+    encoded.end(part, num_units)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return PartReport(
+        part=str(part), num_units=kept.next_unit, num_there=kept.num_there, seconds=time.monotonic() - started
+    )
+
+
+def parse_part(text: str) -> Part:
+    """Of "3/16"; ConfigError for anything else."""
+    return Part.parse(text)
+
+
+def _check_free(targets: Sequence[Storage], asked: dict[str, Any], *, overwrite: bool) -> bool:
+    """Whether the whole dataset is there already; StorageError where something else is."""
+    if overwrite:
+        return False
+    if finished_before(targets, asked) is not None:
+        return True
+    for target in targets:
+        if read_described(target, DATASET_NAME):
+            raise StorageError(
+                f"{target.url} holds a dataset already: choose another target, or pass --overwrite to all parts, and "
+                "to the command that makes the dataset of them"
+            )
+        if read_claim(target) is not None:
+            raise StorageError(
+                f"{target.url} holds an unfinished conversion: let it end first, or pass --overwrite to all parts, and "
+                "to the command that makes the dataset of them"
+            )
+    return False
+
+
+def _check_read_by_ranges(sources: Sequence[Source]) -> None:
+    for source in sources:
+        if source.fetch is not None:
+            raise ConfigError(
+                f"{source.name} is fetched whole, to a folder that all nodes must see: leave out --part, and name such "
+                "a folder with --work, or leave out --engine ray"
+            )
+
+
+def _encode(
+    sources: Sequence[Source],
+    part: Part,
+    options: ConvertOptions,
+    encoded: EncodedParts,
+    scratch: Path,
+    workers: Engine,
+    num_workers: int | None,
+    progress: Progress,
+    kept: KeptUnits,
+) -> tuple[KeptUnits, dict[int, int]]:
+    """All units of the part where they are kept; and into how many the sources that it reads are cut."""
+    share = Share.of(
+        part, [each.num_bytes for each in sources], is_fetched=[each.fetch is not None for each in sources]
+    )
+    total = sum(each.num_bytes for number, each in enumerate(sources) if share.reads(number))
+    progress.begin(total)
+    counted = CountedBytes(total, tell=progress.advance)
+    if not measures(options, carried_over(sources, options)):
+        options = replace(options, processor=None)
+    reading = Reading(sources, options.schema, say=progress.say, share=share)
+    check_processor(options.processor, reading.mapper)
+    columns = stored_columns(options, reading.mapper)
+    format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
+    storage = encoded.storage
+    folder = storage.folder.absolute() if isinstance(storage, LocalStorage) else scratch
+    (scratch / "sources").mkdir(parents=True, exist_ok=True)
+    encoder = unit_encoder(folder, format, options)
+    keeper = UnitKeeper(encoder=encoder, storage=storage, first_rows=[each.first_row for each in sources])
+    num_workers = num_workers or min(workers.num_cpus, total // options.unit_bytes // part.count + 1)
+    settings: dict[str, Any] = {"name": task_name, "on_progress": counted.advance, "marks": encoded.marks(part)}
+    with closing(reading), workers.open_pool(Job(keeper, ()), num_workers, **settings) as pool:
+        told = {"on_bytes": counted.advance, "on_rows": progress.rows}
+        Run(pool, reading, kept, num_workers=num_workers, **told).go()
+    counted.finish()
+    return kept, reading.num_units
