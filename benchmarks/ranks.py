@@ -20,6 +20,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -45,6 +46,11 @@ def cpu_ms(call: Callable[[], object]) -> float:
     return 1000 * (time.thread_time() - start)
 
 
+def _sent(cursor: Cursor) -> Cursor:
+    """As a worker tells its loader."""
+    return pickle.loads(pickle.dumps(cursor))  # type: ignore[no-any-return]
+
+
 def plan_of(lengths: Lengths, *, nodes: int, seed: int) -> PackPlan:
     samples = np.full(-(-len(lengths) // SAMPLES_PER_SHARD), SAMPLES_PER_SHARD, np.int64)
     samples[-1] -= samples.sum() - len(lengths)
@@ -68,7 +74,7 @@ def show_ranks(args: argparse.Namespace) -> float:
         mixture.packs([taken for each in ranges for taken in each])  # packs of the blocks are counted and replayed
         packs = [mixture.packs(each) for each in ranges]
         shape = {"world_size": world_size, "num_nodes": nodes, "num_canonical_nodes": args.nodes}
-        dealt = [cpu_ms(lambda each=each: assign_steps(each, global_batch=batch, **shape)) for each in packs]  # type: ignore[misc]
+        dealt = [cpu_ms(partial(assign_steps, each, global_batch=batch, **shape)) for each in packs]
         dealt_ms = float(np.median(dealt))
         planned = []
         for rank in range(world_size):
@@ -115,8 +121,8 @@ def show_sources(args: argparse.Namespace) -> tuple[float, int]:
             seconds.append(time.thread_time() - start)
             cursor = steps[-1].after
         mixture.packs(steps[0].ranges)
-        packs_ms = float(np.median([cpu_ms(lambda each=each: mixture.packs(each.ranges)) for each in steps[1:9]]))  # type: ignore[misc]
-        sent_ms = cpu_ms(lambda: pickle.loads(pickle.dumps(cursor)))  # noqa: B023 - what a worker tells its loader
+        packs_ms = float(np.median([cpu_ms(partial(mixture.packs, each.ranges)) for each in steps[1:9]]))
+        sent_ms = cpu_ms(partial(_sent, cursor))
         written = json.dumps(cursor.to_dict(), indent=1)
         if Cursor.from_dict(json.loads(written)) != cursor:
             raise SystemExit("the cursor does not come back from a checkpoint")
