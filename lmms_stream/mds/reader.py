@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from ..errors import StorageError
 from ..plan.order import shards_of
+from ..storage.cache import LocalCache
 from ..storage.fetch_config import FetchConfig
 from ..storage.prefetch import Prefetcher
 from ..types import Sample
+from .index import ShardInfo
 from .shard import AnyShard, open_shard
 from .shard_files import shard_at_hand, try_fetch_shard
 from .shard_list import SourcedShards
@@ -132,7 +134,7 @@ class ShardReader:
         limited = self._config.cache_limit is not None  # under a limit, a shard may be deleted again
         needed = [shard_id for shard_id in dict.fromkeys(shard_ids.tolist()) if not self._fetched[shard_id]]
         with self._held():
-            missing = [shard_id for shard_id in needed if self._path_at_hand(shard_id) is None]
+            missing = [each for each in needed if self._path_at_hand(each, *self.shards[each]) is None]
         for shard_id in missing:
             self._fetching().take(shard_id)
         if not limited:
@@ -156,26 +158,26 @@ class ShardReader:
         """Open those of some shards that are there."""
         with self._held():
             for shard_id in shard_ids:
-                path = self._path_at_hand(shard_id)
+                cache, info = self.shards[shard_id]
+                path = self._path_at_hand(shard_id, cache, info)
                 if path is not None:
-                    self._open_shard(shard_id, path)
+                    self._open_shard(shard_id, info, path)
 
     def shard(self, shard_id: int) -> AnyShard:
         """A shard, open; it is fetched first when it is not on this node."""
         self._own()
         shard = self._open.get(shard_id)
         if shard is None:
-            shard = self._open_shard(shard_id)
+            shard = self._open_shard(shard_id, self.shards[shard_id][1])
         if self._config.cache_limit is not None:
             self._note_use(shard_id, shard)
         return shard
 
-    def _open_shard(self, shard_id: int, path: Path | None = None) -> AnyShard:
+    def _open_shard(self, shard_id: int, info: ShardInfo, path: Path | None = None) -> AnyShard:
         """path: where it is, if that is known."""
-        info = self.shards[shard_id][1]
         deadline = time.monotonic() + self._config.timeout_s
         while True:
-            path = path or self._path_of(shard_id)
+            path = path or self._path_at_hand(shard_id, *self.shards[shard_id]) or self._fetching().take(shard_id)
             try:
                 shard = open_shard(path, info, columns=self._columns)
                 break
@@ -190,15 +192,10 @@ class ShardReader:
         self._addresses[shard_id] = shard.address
         return shard
 
-    def _path_of(self, shard_id: int) -> Path:
-        """The file of a shard, fetched first if need be."""
-        return self._path_at_hand(shard_id) or self._fetching().take(shard_id)
-
-    def _path_at_hand(self, shard_id: int) -> Path | None:
+    def _path_at_hand(self, shard_id: int, cache: LocalCache, info: ShardInfo) -> Path | None:
         """The file of a shard that is there: mostly it is, and a look is faster than what passes between threads."""
         if self._prefetcher is not None and self._prefetcher.is_begun(shard_id):
             return self._prefetcher.take(shard_id) if self._prefetcher.has(shard_id) else None
-        cache, info = self.shards[shard_id]
         path = shard_at_hand(cache, info)
         if path is None or self._prefetcher is None:
             return path
