@@ -38,7 +38,9 @@ class SourceTurns:
         self.epochs = [at.epoch for at in cursors]
         self._packs = np.array([at.packs for at in cursors], np.int64)
         self._credits = np.array([at.credit for at in cursors], np.int64)
-        self._left = np.array([num_packs(name, at.epoch) - at.packs for name, at in zip(names, cursors, strict=True)])
+        self._left = np.array(
+            [num_packs(name, at.epoch) - at.packs for name, at in zip(names, cursors, strict=True)], np.int64
+        )
         self._ended: int | None = None  # the number of the one that came to the end of its epoch last
 
     def go_on(self) -> bool:
