@@ -15,6 +15,7 @@ from ..storage.sizes import shown_bytes
 from .console import console, shown_seconds
 
 NUM_NODES = 16  # shown in a table; all are in --json and on the page
+NAME_WIDTH, COLUMN_WIDTH = 32, 24  # characters that figures' names take, and a column at least; more are further tables
 
 
 def rows_of(simulations: Mapping[str, Simulation]) -> list[Row]:
@@ -53,12 +54,16 @@ def _rows(of: Simulation) -> dict[str, str]:
 
 
 def print_simulations(simulations: Mapping[str, Simulation], *, title: str, advice: str) -> None:
-    """Figures side by side, the nodes of the first, and the advice."""
-    table = Table("", *(Column(Text(visible(name))) for name in simulations), title=Text(visible(title)))
-    for row in rows_of(simulations):
-        table.add_row(row.name, *row.values)
-    console.print(table)
-    first = next(iter(simulations.values()))
+    """Figures side by side with the first, as many as fit beside it, the nodes of the first, and the advice."""
+    first_name, first = next(iter(simulations.items()))
+    others = [name for name in simulations if name != first_name]
+    at_once = max(1, (console.width - NAME_WIDTH) // COLUMN_WIDTH - 1)
+    for begin in range(0, max(1, len(others)), at_once):
+        names = [first_name, *others[begin : begin + at_once]]
+        table = Table("", *(Column(Text(visible(name))) for name in names), title=Text(visible(title)))
+        for row in rows_of({name: simulations[name] for name in names}):
+            table.add_row(row.name, *row.values)
+        console.print(table)
     nodes = Table("node", "shards", "again", "bytes", title="nodes")
     for each in first.nodes[:NUM_NODES]:
         nodes.add_row(

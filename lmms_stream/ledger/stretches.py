@@ -115,9 +115,9 @@ def open_stretches(saved: Sequence[Mapping[str, Any]], sources: OpenedSources, *
 
 
 def _opened(saved: Mapping[str, Any], sources: OpenedSources) -> Stretch:
-    followed = saved["cursor"]["sources"]
+    cursor = Cursor.from_dict(saved["cursor"])
     plans = {
-        name: sources.plan(name, source, followed=str(followed[name]["plan"]))
+        name: sources.plan(name, source, followed=cursor.sources[name].plan)
         for name, source in saved["sources"].items()
     }
     weights = saved["weights"]
@@ -128,7 +128,7 @@ def _opened(saved: Mapping[str, Any], sources: OpenedSources) -> Stretch:
     )
     return Stretch(
         mixture=mixture,
-        cursor=mixture.adopt(Cursor.from_dict(saved["cursor"])),
+        cursor=mixture.adopt(cursor),
         global_batch=saved["global_batch"],
         world=World(**saved["world"]),
         skipped=[(first, stop) for first, stop in saved["skip_steps"]],

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,18 +32,21 @@ from ..processors.measured import (
     measures_media,
     sample_bytes,
 )
-from ..storage.cache import LocalCache, home_folder
+from ..storage.cache import LocalCache, default_cache_folder, home_folder
 from ..storage.locks import locked
 from ..storage.storage import Storage
 from ..types import Sample
-from .index import INDEX_NAME, ShardInfo, parse_index
+from .index import INDEX_NAME, ShardInfo
 from .lengths import LengthIndex
 from .shard import Shard
 from .shard_files import fetch_shard
 from .shard_lengths import MEDIA_KINDS, ShardLengths
+from .shard_list import ShardList
+from .stored_index import read_index
 
 _DIGEST_BYTES = 16
 _REPORT_INTERVAL_S = 0.2
+_INDEX_TIMEOUT_S = 600.0  # for another process that makes the table of a long index
 _Task = tuple[ShardInfo, int]  # a shard, and the sample id of its first sample
 
 
@@ -75,23 +78,43 @@ def measured_dataset(
     tasks = _read_tasks(storage)
     fingerprint = processor_fingerprint(processor)
     with _work_folder(storage.url, fingerprint, work) as (folder, downloads):
-        missing = [(info, first_id) for info, first_id in tasks if _read_lengths(folder, info) is None]
-        on_start([info.num_samples for info, _ in tasks], [info.num_samples for info, _ in missing])
+        missing = [number for number, (info, _) in enumerate(tasks) if _read_lengths(folder, info) is None]
+        on_start(tasks.samples.tolist(), tasks.samples[missing].tolist())
         measurer = _Measurer(processor, LocalCache(storage, downloads))
         num_processes = max(1, min(num_workers or num_cores(), len(missing)))
         with open_pool(measurer, num_processes, name=lambda task: task[0].name, on_progress=on_samples) as pool:
-            for (info, _), of_shard in do_all(pool, missing):
+            for (info, _), of_shard in do_all(pool, map(tasks.__getitem__, missing)):
                 _keep_lengths(folder, info, of_shard)
         yield _join_lengths(folder, tasks, processor), folder
 
 
-def _read_tasks(storage: Storage) -> list[_Task]:
-    source = f"{storage.url}/{INDEX_NAME}"
-    infos = parse_index(storage.read(INDEX_NAME), source=source)
-    first_ids = list(accumulate((info.num_samples for info in infos), initial=0))
-    if not first_ids[-1]:
-        raise DataError(f"{source} lists no samples: convert the dataset again")
-    return list(zip(infos, first_ids, strict=False))
+class _Tasks(Sequence[_Task]):
+    """The shards of a dataset, each with the id of its first sample; of a long index each entry is read when asked."""
+
+    def __init__(self, shards: ShardList):
+        self._shards = shards
+        self.samples = shards.samples
+        self._first_ids = np.cumsum(self.samples) - self.samples
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, index: int) -> _Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[_Task]: ...
+    def __getitem__(self, index: int | slice) -> _Task | Sequence[_Task]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        return self._shards[index], int(self._first_ids[index])
+
+
+def _read_tasks(storage: Storage) -> _Tasks:
+    folder = default_cache_folder(storage.url)
+    tasks = _Tasks(read_index(storage, folder, validate_hash=None, timeout_s=_INDEX_TIMEOUT_S).shards)
+    if not tasks.samples.any():
+        raise DataError(f"{storage.url}/{INDEX_NAME} lists no samples: convert the dataset again")
+    return tasks
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 
 from ..errors import StorageError
 from ..plan.order import shards_of
+from ..storage.cache import LocalCache
 from ..storage.fetch_config import FetchConfig
 from ..storage.prefetch import Prefetcher
 from ..types import Sample
+from .index import ShardInfo
 from .shard import AnyShard, open_shard
 from .shard_files import shard_at_hand, try_fetch_shard
 from .shard_list import SourcedShards
@@ -129,10 +132,13 @@ class ShardReader:
         """Return when these shards are on this node and checked; they are not opened."""
         self._own()
         limited = self._config.cache_limit is not None  # under a limit, a shard may be deleted again
-        for shard_id in dict.fromkeys(shard_ids.tolist()):
-            if not self._fetched[shard_id]:
-                self._fetching().take(shard_id)
-                self._fetched[shard_id] = not limited
+        needed = [shard_id for shard_id in dict.fromkeys(shard_ids.tolist()) if not self._fetched[shard_id]]
+        with self._held():
+            missing = [each for each in needed if self._path_at_hand(each, *self.shards[each]) is None]
+        for shard_id in missing:
+            self._fetching().take(shard_id)
+        if not limited:
+            self._fetched[needed] = True
 
     def addresses(self, shard_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where these shards lie in memory (see Shard), fetched and open until the next call: int64."""
@@ -141,28 +147,37 @@ class ShardReader:
         if self._config.cache_limit is not None or not addresses.all():
             needed = dict.fromkeys(shard_ids.tolist())
             self._max_open = max(self._max_open, 2 * len(needed))
+            self._open_at_hand(shard_id for shard_id in needed if shard_id not in self._open)
             while not addresses.all():
                 for shard_id in needed:
                     self.shard(shard_id)
                 addresses = self._addresses[shard_ids]
         return addresses
 
+    def _open_at_hand(self, shard_ids: Iterable[int]) -> None:
+        """Open those of some shards that are there."""
+        with self._held():
+            for shard_id in shard_ids:
+                cache, info = self.shards[shard_id]
+                path = self._path_at_hand(shard_id, cache, info)
+                if path is not None:
+                    self._open_shard(shard_id, info, path)
+
     def shard(self, shard_id: int) -> AnyShard:
         """A shard, open; it is fetched first when it is not on this node."""
         self._own()
         shard = self._open.get(shard_id)
         if shard is None:
-            shard = self._open_shard(shard_id)
+            shard = self._open_shard(shard_id, self.shards[shard_id][1])
         if self._config.cache_limit is not None:
             self._note_use(shard_id, shard)
         return shard
 
-    def _open_shard(self, shard_id: int) -> AnyShard:
-        info = self.shards[shard_id][1]
+    def _open_shard(self, shard_id: int, info: ShardInfo, path: Path | None = None) -> AnyShard:
+        """path: where it is, if that is known."""
         deadline = time.monotonic() + self._config.timeout_s
         while True:
-            path = shard_at_hand(*self.shards[shard_id]) if self._prefetcher is None else None  # mostly it is there
-            path = path or self._fetching().take(shard_id)
+            path = path or self._path_at_hand(shard_id, *self.shards[shard_id]) or self._fetching().take(shard_id)
             try:
                 shard = open_shard(path, info, columns=self._columns)
                 break
@@ -171,10 +186,28 @@ class ShardReader:
                     raise StorageError(
                         f"{path} was deleted again and again before it could be read: raise cache_limit"
                     ) from error
+                path = None
         self._let_go()
         self._open[shard_id] = shard
         self._addresses[shard_id] = shard.address
         return shard
+
+    def _path_at_hand(self, shard_id: int, cache: LocalCache, info: ShardInfo) -> Path | None:
+        """The file of a shard that is there: mostly it is, and a look is faster than what passes between threads."""
+        if self._prefetcher is not None and self._prefetcher.is_begun(shard_id):
+            return self._prefetcher.take(shard_id) if self._prefetcher.has(shard_id) else None
+        path = shard_at_hand(cache, info)
+        if path is None or self._prefetcher is None:
+            return path
+        if not self._prefetcher.leave(shard_id):
+            return self._prefetcher.take(shard_id)
+        if path.is_relative_to(cache.folder):
+            cache.tally.add(hits=1)
+        return path
+
+    def _held(self) -> AbstractContextManager[None]:
+        """For looking at many shards that are there; see Prefetcher."""
+        return nullcontext() if self._prefetcher is None else self._prefetcher.held()
 
     def _let_go(self) -> None:
         """Close shards that are too many, and under a limit those whose files are gone, to free their room."""

@@ -38,6 +38,11 @@ class ShardList(Sequence[ShardInfo]):
 
     @property
     @abstractmethod
+    def index_bytes(self) -> int:
+        """Bytes of the index that lists them, or about as many."""
+
+    @property
+    @abstractmethod
     def identity(self) -> str:
         """What the samples of these shards are known by; see Identity."""
 
@@ -105,6 +110,10 @@ class ListedShards(ShardList):
     @property
     def zip_sizes(self) -> NDArray[np.int64]:
         return np.array([info.zip_size or 0 for info in self._infos], np.int64)
+
+    @property
+    def index_bytes(self) -> int:
+        return sum(len(str(dict(info.entry))) for info in self._infos)
 
     @property
     def identity(self) -> str:

@@ -106,6 +106,10 @@ class ShardTable(ShardList):
         return np.asarray(self._rows["zip_size"], np.int64)
 
     @property
+    def index_bytes(self) -> int:
+        return len(self._entries)
+
+    @property
     def identity(self) -> str:
         return self.about.identity if len(self) == self._num_listed else identity_of(self)
 

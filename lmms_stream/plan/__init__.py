@@ -13,6 +13,7 @@ measured_block, lane_state, lanes   the same where lengths are measured on the w
 next_use        when each shard is needed next
 weights         shares of several sources along a run
 source_ranges   packs of several sources and epochs
+source_turns    sources in turn, as arrays
 mixture         several plans and weights -> the packs of each step
 assign          the packs of a step -> ranks, by cost
 cursor, lane_cursor     where training stands

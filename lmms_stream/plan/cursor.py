@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import CursorError
 
 CURSOR_VERSION = 2  # 1: shares began anew in each phase of a mixture, and order had other canonical nodes unshuffled
+MANY_SOURCES = 64  # more of them are written in one string
+MAX_PACKED_BYTES = 1 << 28  # of that string's text
+_FIELDS = ("plan", "epoch", "packs", "credit")
 SOURCE = "data"  # the name of the only source of a run
 FINGERPRINT_FIELDS = (  # of a plan's fingerprint, between its dashes
     "the plan version (release)",
@@ -25,8 +31,7 @@ _OF_GROWTH = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceCursor:
+class SourceCursor(NamedTuple):
     """The next pack of one source: `packs` packs of epoch `epoch` of its plan are consumed.
 
     plan: fingerprint of the plan. credit: how much the source lacks of its share in the mixture (below 0: it is ahead),
@@ -60,12 +65,16 @@ class Cursor:
         return _unpickled, (self.step, sources)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain ints and strings, for JSON; see from_dict."""
+        """Plain ints and strings, for JSON; see from_dict. Of more than MANY_SOURCES the sources are one packed string.
+
+        Of a thousand sources they would be 250 KB in a checkpoint, which holds them once a stretch of the run.
+        """
         sources = {
             name: {"plan": at.plan, "epoch": at.epoch, "packs": at.packs, "credit": at.credit}
             for name, at in self.sources.items()
         }
-        return {"version": CURSOR_VERSION, "step": self.step, "sources": sources}
+        written = {"sources": sources} if len(sources) <= MANY_SOURCES else {"packed_sources": _packed(sources)}
+        return {"version": CURSOR_VERSION, "step": self.step, **written}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Cursor:
@@ -80,6 +89,8 @@ class Cursor:
         version = data.get("version")
         check_version(version)
         try:
+            packed = data.get("packed_sources")
+            sources = data["sources"] if packed is None else _unpacked(packed)
             found = {
                 str(name): SourceCursor(
                     plan=_text(at["plan"]),
@@ -87,7 +98,7 @@ class Cursor:
                     packs=_count(at["packs"]),
                     credit=_credit(at["credit"]),
                 )
-                for name, at in data["sources"].items()
+                for name, at in sources.items()
             }
             return Cursor(step=_count(data["step"]), sources=found)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -99,6 +110,25 @@ class Cursor:
             saved = self.sources[name].plan if name in self.sources else built
             if saved != built:
                 raise CursorError(explain_other_plan(name, saved, built))
+
+
+def _packed(sources: Mapping[str, Mapping[str, Any]]) -> str:
+    """The sources as text: each field's values together, which are alike, compressed."""
+    columns = [list(sources), *([at[field] for at in sources.values()] for field in _FIELDS)]
+    return base64.b64encode(zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 9)).decode()
+
+
+def _unpacked(packed: str) -> dict[str, dict[str, Any]]:
+    """What _packed wrote; ValueError or TypeError for what it cannot have written."""
+    reader = zlib.decompressobj()
+    try:
+        text = reader.decompress(base64.b64decode(packed, validate=True), MAX_PACKED_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"packed_sources cannot be read: {error}") from error
+    if not reader.eof:
+        raise ValueError("packed_sources is cut short, or too long")
+    names, *columns = json.loads(text)
+    return {str(name): dict(zip(_FIELDS, values, strict=True)) for name, *values in zip(names, *columns, strict=True)}
 
 
 def _unpickled(step: int, sources: Sequence[tuple[str, str, int, int, int]]) -> Cursor:

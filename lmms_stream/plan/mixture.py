@@ -24,13 +24,15 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from .cursor import Cursor, SourceCursor
-from .kernels.turns import NEVER, take_turns
+from .kernels.turns import NEVER
 from .pack_plan import PackPlan
 from .pack_range import PackRange, ends_of
 from .source_ranges import SourceBlock, SourceRange, by_epoch, join, join_patches
-from .weights import UNIT, Weights, parse_schedule, passed_on, share_out, to_quotas
+from .source_turns import SourceTurns
+from .weights import UNIT, Weights, parse_schedule, passed_on, to_quotas
 
 MAX_PHASES_AHEAD = 64  # of a schedule, that deadlines are looked for in
+_QuotasKey = tuple[tuple[str, ...], tuple[int, ...]]  # sources, and without weights their epochs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +73,7 @@ class Mixture:
         if self.schedule is not None:
             self._weighted = tuple(n for n in self.names if any(weights.get(n) for _, weights in self.schedule))
             self._phase_starts = np.array([first for first, _ in self.schedule], np.int64)
-        self._quotas: dict[tuple[str, ...], NDArray[np.int64]] = {}  # of the schedule, by the sources with packs left
+        self._quotas: tuple[_QuotasKey, NDArray[np.int64]] | None = None  # of the sources that had packs left last
         self.max_epochs = dict(max_epochs or {})
         for name, count in self.max_epochs.items():
             if name not in self.plans:
@@ -199,21 +201,23 @@ class Mixture:
         `sources` are moved behind them. until: a range of one pack, which is the last to be taken.
         """
         ranges: list[SourceRange] = []
-        done = 0
-        while done < count:
+        done, is_found = 0, False
+        turns = SourceTurns(
+            sources,
+            [name for name in self._weighted if self._has_packs(name, sources[name])],
+            num_packs=lambda name, epoch: self.plans[name].num_packs(epoch),
+            num_epochs=None if self.schedule is None else self._num_epochs,
+        )
+        while done < count and not is_found and turns.go_on():
             left_in_step = global_batch - done % global_batch
             rows, ends = self._phases(step + done // global_batch, left_in_step, global_batch=global_batch)
             most = min(count - done, int(ends[0]))  # phases further ahead are looked for when the first one is over
-            taken = self._take_turns(sources, most, phases=(rows, ends), until=until)
-            if not taken:
-                break
-            for name, number in taken.items():
-                at = sources[name]
-                ranges.append(SourceRange(source=name, epoch=at.epoch, first=at.packs, stop=at.packs + number))
-                sources[name] = self._advance(name, at, number)
-                done += number
-            if until is not None and _at(sources[until.source]) > (until.epoch, until.first):
-                break
+            quotas = self._quotas_of(tuple(turns.names), tuple(turns.epochs))[rows]
+            least = UNIT // max(2, 2 * len(self._weighted) - 2)
+            taken, is_found = turns.take(most, quotas, ends, least=least, until=until)
+            ranges += taken
+            done += _count(taken)
+        turns.write()
         return ranges
 
     def packs(self, ranges: Sequence[SourceRange]) -> PackRange:
@@ -274,58 +278,28 @@ class Mixture:
         ends = (self._phase_starts[first + 1 : rows.stop] - step - 1) * global_batch + left
         return rows, np.append(ends, NEVER)
 
-    def _take_turns(
-        self,
-        sources: dict[str, SourceCursor],
-        count: int,
-        *,
-        phases: tuple[slice, NDArray[np.int64]],
-        until: SourceRange | None = None,
-    ) -> dict[str, int]:
-        """How many packs each source gives, until `count` are taken or one comes to the end of its epoch, or to a pack.
-
-        Notes in `sources` what each lacks then. Nothing: everything is consumed.
-        """
-        names = tuple(name for name in self._weighted if self._has_packs(name, sources[name]))
-        if not names:
-            return {}
-        left = np.array([self._left_in_epoch(name, sources[name]) for name in names], np.int64)
-        if until is not None and until.source in names and sources[until.source].epoch == until.epoch:
-            left[names.index(until.source)] = until.stop - sources[until.source].packs
-        credits = np.array([sources[name].credit for name in names], np.int64)
-        taken = np.zeros(len(names), np.int64)
-        if len(names) == 1:
-            taken[0], credits[0] = min(count, int(left[0])), 0
-        else:
-            rows, ends = phases
-            quotas = self._quotas_of(names, sources)[rows]
-            credits += share_out(-int(credits.sum()), quotas[0])
-            least = UNIT // max(2, 2 * len(self._weighted) - 2)
-            take_turns(count, left, credits, quotas, ends, UNIT, least, taken)
-        for name, credit in zip(names, credits.tolist(), strict=True):
-            sources[name] = dataclasses.replace(sources[name], credit=credit)
-        return {name: number for name, number in zip(names, taken.tolist(), strict=True) if number}
-
     def _has_packs(self, name: str, at: SourceCursor) -> bool:
         if self.schedule is None:
             return self._left_in_epoch(name, at) > 0
         return self._has_epochs_left(name, at)
 
-    def _quotas_of(self, names: tuple[str, ...], sources: Mapping[str, SourceCursor]) -> NDArray[np.int64]:
-        """The shares of these sources in each phase, where no others have packs left: int64[phases, len(names)]."""
-        if self.schedule is None:
-            return to_quotas([Fraction(self.plans[name].num_packs(sources[name].epoch)) for name in names])[None]
-        if names not in self._quotas:
-            weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
-            self._quotas[names] = np.stack([to_quotas(shares) for shares in passed_on(weights)])
-        return self._quotas[names]
+    def _quotas_of(self, names: tuple[str, ...], epochs: tuple[int, ...]) -> NDArray[np.int64]:
+        """The shares of these sources in each phase, where no others have packs left: int64[phases, len(names)].
 
-    def _advance(self, name: str, at: SourceCursor, count: int) -> SourceCursor:
-        """The cursor after `count` more packs of the epoch; with weights, the next epoch follows at once."""
-        packs = at.packs + count
-        if self.schedule is not None and packs == self.plans[name].num_packs(at.epoch):
-            return dataclasses.replace(at, epoch=at.epoch + 1, packs=0)
-        return dataclasses.replace(at, packs=packs)
+        Without weights they are the packs of the sources' epochs.
+        """
+        key = names, epochs if self.schedule is None else ()
+        if self._quotas is None or self._quotas[0] != key:
+            self._quotas = key, self._new_quotas(names, epochs)
+        return self._quotas[1]
+
+    def _new_quotas(self, names: tuple[str, ...], epochs: tuple[int, ...]) -> NDArray[np.int64]:
+        if self.schedule is None:
+            return to_quotas([self.plans[name].num_packs(epoch) for name, epoch in zip(names, epochs, strict=True)])[
+                None
+            ]
+        weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
+        return np.stack([to_quotas(shares) for shares in passed_on(weights)])
 
 
 def _at(source: SourceCursor) -> tuple[int, int]:

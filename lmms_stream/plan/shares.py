@@ -79,7 +79,8 @@ def _exact(value: float | None) -> Fraction:
 
 
 def _share_out(total: int, weights: Sequence[Fraction]) -> list[int]:
-    exact = [total * weight / sum(weights) for weight in weights]
+    of_all = sum(weights)
+    exact = [total * weight / of_all for weight in weights]
     counts = [math.floor(share) for share in exact]
     by_remainder = sorted(range(len(weights)), key=lambda stream: counts[stream] - exact[stream])
     for stream in by_remainder[: total - sum(counts)]:

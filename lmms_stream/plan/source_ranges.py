@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +11,7 @@ from numpy.typing import NDArray
 from .pack_range import PackRange, ends_of, runs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceRange:
+class SourceRange(NamedTuple):
     """Packs [first, stop) of an epoch of a source."""
 
     source: str

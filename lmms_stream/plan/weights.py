@@ -36,15 +36,17 @@ def parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[str
     return checked
 
 
-def to_quotas(shares: Sequence[Fraction]) -> NDArray[np.int64]:
+def to_quotas(shares: Sequence[Fraction | int]) -> NDArray[np.int64]:
     """Shares in whole numbers that add up to UNIT: int64[len(shares)]; what rounding leaves goes to the most rounded.
 
     >>> to_quotas([Fraction(3), Fraction(1)]).tolist() == [3 * UNIT // 4, UNIT // 4]
     True
     """
-    exact = [share * UNIT / sum(shares) for share in shares]
-    quotas = [math.floor(quota) for quota in exact]
-    by_rest = sorted(range(len(shares)), key=lambda number: (quotas[number] - exact[number], number))
+    denominator = math.lcm(*(share.denominator for share in shares))
+    numbers = [share.numerator * (denominator // share.denominator) for share in shares]
+    total = sum(numbers)
+    quotas, rests = map(list, zip(*(divmod(number * UNIT, total) for number in numbers), strict=True))
+    by_rest = sorted(range(len(shares)), key=lambda number: (-rests[number], number))
     for number in by_rest[: UNIT - sum(quotas)]:
         quotas[number] += 1
     return np.array(quotas, np.int64)

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage.sizes import shown_bytes
 from .figures import Series, Simulation
 
-WIDTH, HEIGHT, MARGIN = 640, 200, 52
+WIDTH, HEIGHT, MARGIN = 640, 200, 64
 NUM_POINTS = 480
 _STYLE = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #fff; --ink: #1c2127; --dim: #59636e; --line: #d5dae0;
@@ -26,11 +27,14 @@ h1 { font-size: 1.15rem; } h2 { font-size: 1rem; margin: 0 0 4px; }
 .charts { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; margin: 12px 0;
   overflow-x: auto; }
-svg { display: block; width: 100%; } svg text { fill: var(--dim); font-size: 11px; }
+svg { display: block; width: 100%; } svg text { fill: var(--dim); font-size: 12px; }
+@media (max-width: 700px) { svg text { font-size: 19px; } }
 .axis { stroke: var(--line); } .c0 { stroke: var(--c0); } .c1 { stroke: var(--c1); }
 .curve { fill: none; stroke-width: 1.6; } .key { font-size: .85rem; color: var(--dim); }
 .key .c0 { color: var(--c0); } .key .c1 { color: var(--c1); }
-table { border-collapse: collapse; } td, th { padding: 3px 14px 3px 0; text-align: left; font-weight: 400; }
+.charts .card { margin: 0; }
+table { border-collapse: collapse; }
+td, th { padding: 3px 14px 3px 0; min-width: 7em; text-align: left; font-weight: 400; }
 td { font-variant-numeric: tabular-nums; } th { color: var(--dim); }
 """
 
@@ -71,7 +75,7 @@ def _charts(series: Series, simulation: Simulation) -> list[str]:
         ),
         _chart("seconds waited so far", steps, {"all nodes together": np.cumsum(series.wait_s)}),
         _chart("shards that nodes read in a step", steps, {"all nodes": series.shards.astype(np.float64)}),
-        _chart("cost of the busiest rank over the mean", steps, {"imbalance": series.imbalance}),
+        _chart("cost of the busiest rank over the mean", steps, {"imbalance": series.imbalance}, base=1.0),
     ]
 
 
@@ -80,15 +84,17 @@ def _so_far(values: NDArray[np.float64], steps: NDArray[np.int64]) -> NDArray[np
     return total
 
 
-def _chart(title: str, steps: NDArray[np.int64], curves: Mapping[str, NDArray[np.float64]]) -> str:
-    """A plot over steps as SVG."""
-    top = max(1e-9, *(float(values.max(initial=0)) for values in curves.values()))
+def _chart(
+    title: str, steps: NDArray[np.int64], curves: Mapping[str, NDArray[np.float64]], *, base: float = 0.0
+) -> str:
+    """A plot over steps as SVG. base: the value at the bottom."""
+    top = max(base + 1e-9, *(float(values.max(initial=0)) for values in curves.values()))
     last = max(1, int(steps[-1]))
     right, bottom = WIDTH - 8, HEIGHT - 22
     lines = "".join(
         f'<polyline class="curve c{number}" points="'
         + " ".join(
-            f"{MARGIN + (right - MARGIN) * step / last:.1f},{bottom - (bottom - 8) * value / top:.1f}"
+            f"{MARGIN + (right - MARGIN) * step / last:.1f},{bottom - (bottom - 8) * (value - base) / (top - base):.1f}"
             for step, value in zip(steps.tolist(), values.tolist(), strict=True)
         )
         + '"/>'
@@ -99,15 +105,25 @@ def _chart(title: str, steps: NDArray[np.int64], curves: Mapping[str, NDArray[np
         f'<section class="card"><h2>{html.escape(title)}</h2><div class="key">{keys}</div>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">'
         f'<path class="axis" fill="none" d="M{MARGIN} 8V{bottom}H{right}"/>{lines}'
-        f'<text x="{MARGIN - 6}" y="14" text-anchor="end">{top:,.3g}</text>'
-        f'<text x="{MARGIN - 6}" y="{bottom}" text-anchor="end">0</text>'
+        f'<text x="{MARGIN - 6}" y="14" text-anchor="end">{_shown(top)}</text>'
+        f'<text x="{MARGIN - 6}" y="{bottom}" text-anchor="end">{_shown(base)}</text>'
         f'<text x="{MARGIN}" y="{HEIGHT - 6}">step 0</text>'
         f'<text x="{right}" y="{HEIGHT - 6}" text-anchor="end">step {last:,}</text></svg></section>'
     )
 
 
-def _table(columns: Sequence[str], rows: Sequence[Row]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("", *columns))
+def _shown(value: float) -> str:
+    """A number at an axis.
+
+    >>> _shown(2412.7), _shown(1.0163), _shown(0.0)
+    ('2,413', '1.016', '0')
+    """
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Row], *, of_rows: str = "") -> str:
+    """of_rows: what the first column names."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in (of_rows, *columns))
     body = "".join(
         f"<tr><th>{html.escape(row.name)}</th>{''.join(f'<td>{html.escape(value)}</td>' for value in row.values)}</tr>"
         for row in rows
@@ -118,10 +134,10 @@ def _table(columns: Sequence[str], rows: Sequence[Row]) -> str:
 def _nodes(simulation: Simulation) -> str:
     """The nodes as a table."""
     rows = [
-        Row(str(each.node), [f"{each.num_downloads:,}", f"{each.num_again:,}", f"{each.download_bytes:,}"])
+        Row(str(each.node), [f"{each.num_downloads:,}", f"{each.num_again:,}", shown_bytes(each.download_bytes)])
         for each in simulation.nodes
     ]
-    return _table(["shards downloaded", "of these again", "bytes"], rows)
+    return _table(["shards downloaded", "of these again", "bytes"], rows, of_rows="node")
 
 
 def as_json(simulation: Simulation) -> dict[str, object]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError
 from ..mds.core import HasCore, PackedDataset, core_of
 from ..mds.index import ShardInfo
+from ..mds.shard_list import ShardList
 from ..plan.cursor import SOURCE
 from ..plan.mixture import Mixture
 from ..plan.order import OrderConfig
@@ -67,13 +68,13 @@ class Sources:
                     f"packs of lanes are not known beforehand ({name!r}): set packing_mode plan, and write a lengths "
                     "index with lmms-stream index"
                 )
-        infos = {name: core.shard_infos for name, core in cores.items()}
+        listed = {name: core.one.shards for name, core in cores.items()}
         plans = {name: core.plan for name, core in cores.items()}
-        num_bytes = sum(len(str(dict(info.entry))) for each in infos.values() for info in each)
+        num_bytes = sum(each.index_bytes for each in listed.values())
         return Sources(
             plans=plans,
-            shards={name: _shards(each) for name, each in infos.items()},
-            zip_bytes={name: max(info.zip_size or 0 for info in each) for name, each in infos.items()},
+            shards={name: _shards(each) for name, each in listed.items()},
+            zip_bytes={name: int(each.zip_sizes.max()) for name, each in listed.items()},
             index_bytes=num_bytes + sum(plan.lengths.nbytes for plan in plans.values()),
             fills=all(_fills(core) for core in cores.values()),
             reads_media=any(plan.index.patches is not None for plan in plans.values()),
@@ -133,10 +134,18 @@ def _fills(core: PackedDataset) -> bool:
     """Whether packs are made straight from the shards; without a processor: whether they hold tokens."""
     if core.processor is not None:
         return isinstance(core.processor, PackFiller)
-    return "input_ids" in core.shard_infos[0].columns.names
+    return "input_ids" in core.one.shards[0].columns.names
 
 
-def _shards(infos: Sequence[ShardInfo]) -> Shards:
+def _shards(listed: ShardList) -> Shards:
+    if listed[0].meta is not None:  # shards of two files, which few datasets have: entry by entry
+        return _shards_of_two_files(listed)
+    sizes, zip_sizes = listed.sizes, listed.zip_sizes
+    loaded = np.where(zip_sizes > 0, zip_sizes, sizes)
+    return Shards(stored=sizes, loaded=loaded, requests=np.ones(len(sizes), np.int64))
+
+
+def _shards_of_two_files(infos: Sequence[ShardInfo]) -> Shards:
     files = [[info, *([] if info.meta is None else [info.meta])] for info in infos]
     return Shards(
         stored=np.array([sum(each.size for each in mine) for mine in files], np.int64),

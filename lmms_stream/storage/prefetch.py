@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import StorageError
@@ -33,6 +34,7 @@ class Prefetcher:
         self._done: dict[int, Path | Exception] = {}
         self._needed: set[int] = set()  # shards that a reader waits for
         self._num_threads = 0
+        self._num_holds = 0
 
     def request(self, shard_ids: Iterable[int]) -> None:
         """Fetch these shards in the background, after those requested before."""
@@ -54,6 +56,39 @@ class Prefetcher:
             if self._queue:
                 self._start_threads()
                 self._changed.notify_all()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While a reader looks at many shards that are there, nothing is begun here but what one waits for.
+
+        Threads that look at shards, too, would have the reader wait for the interpreter at each of its own.
+        """
+        with self._changed:
+            self._num_holds += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_holds -= 1
+                if self._queue:
+                    self._start_threads()
+                    self._changed.notify_all()
+
+    def is_begun(self, shard_id: int) -> bool:
+        """Whether a shard is here, or under way: then `take` it."""
+        return shard_id in self._done or shard_id in self._under_way
+
+    def has(self, shard_id: int) -> bool:
+        """Whether `take` returns at once."""
+        return shard_id in self._done
+
+    def leave(self, shard_id: int) -> bool:
+        """Ask for a shard no more, which its reader has found; False for one that is begun, and to be taken."""
+        with self._changed:
+            if self.is_begun(shard_id):
+                return False
+            self._queue.pop(shard_id, None)
+            return True
 
     def take(self, shard_id: int) -> Path:
         """The file of a shard, at once or when it is there; StorageError when it cannot be had in time."""
@@ -122,8 +157,8 @@ class Prefetcher:
         for shard_id in self._needed:
             if self._queue.get(shard_id, now + 1) <= now:
                 return shard_id, None
-        wait_s = min((at - now for shard_id, at in self._queue.items() if shard_id in self._needed), default=None)
-        if len(self._done) + len(self._under_way) < self._config.ahead:
+        wait_s = min((self._queue[each] - now for each in self._needed if each in self._queue), default=None)
+        if not self._num_holds and len(self._done) + len(self._under_way) < self._config.ahead:
             for shard_id, at in self._queue.items():
                 if at <= now:
                     return shard_id, None

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,3 +126,35 @@ def test_a_cursor_of_the_release_before_is_refused_by_name() -> None:
     lanes = {"version": 1, "plan": "lanes1-a", "num_lanes": 1, "step": 0, "packs": 0, "lanes": {}}
     with pytest.raises(CursorError, match=r"has version 1, this release reads 2, .* start the data anew"):
         LaneCursor.from_dict(lanes)
+
+
+def _of_thousand_sources() -> Cursor:
+    rng = np.random.default_rng(0)
+    shared = "0d98acbef052877c-eca03c76a98fec87-9b2f0c7d1e5a6b48"  # settings, which a run's sources mostly share
+    return Cursor(
+        step=250_000,
+        sources={
+            f"commoncrawl-{2013 + number // 100}-{number % 100:02}-en": SourceCursor(
+                plan=f"2-{rng.bytes(8).hex()}-{rng.bytes(8).hex()}-{shared}",
+                epoch=int(rng.integers(4)),
+                packs=int(rng.integers(10**7)),
+                credit=int(rng.integers(-(1 << 40), 1 << 40)),
+            )
+            for number in range(1000)
+        },
+    )
+
+
+def test_the_cursor_of_a_thousand_sources_takes_at_most_64_kib_in_a_checkpoint() -> None:
+    cursor = _of_thousand_sources()
+    written = json.dumps(cursor.to_dict(), indent=1)  # as a checkpoint has it
+    assert len(written) <= 64 << 10
+    assert Cursor.from_dict(json.loads(written)) == cursor
+
+
+def test_a_cursor_of_many_sources_that_is_damaged_is_refused() -> None:
+    written = _of_thousand_sources().to_dict()
+    packed = written["packed_sources"]
+    for damaged in (packed[:-40], packed[:100] + "AAAA" + packed[104:], "no base64", 7, packed[:100]):
+        with pytest.raises(CursorError, match=r"^the saved cursor is damaged \((Value|Type|)Error\(.*use another"):
+            Cursor.from_dict(written | {"packed_sources": damaged})

@@ -128,3 +128,35 @@ def test_threads_end_when_there_is_nothing_to_do_and_come_back(monkeypatch: pyte
     wait_until(lambda: num_threads() == 0)
     assert [ahead.take(shard_id) for shard_id in range(9)] == [Path(str(n)) for n in range(9)]
     wait_until(lambda: num_threads() == 0)
+
+
+def test_while_a_reader_looks_nothing_is_begun_but_what_it_waits_for() -> None:
+    fetched: list[int] = []
+
+    def fetch(shard_id: int) -> Path:
+        fetched.append(shard_id)
+        return Path(str(shard_id))
+
+    ahead = prefetcher(fetch, threads=1, ahead=4)
+    with ahead.held():
+        ahead.request(range(10, 14))
+        assert ahead.take(12) == Path("12")
+        time.sleep(0.05)
+        assert fetched == [12]
+        assert ahead.leave(10)  # its reader found it
+        assert not ahead.has(11)
+    wait_until(lambda: ahead.has(11) and ahead.has(13))
+    assert fetched == [12, 11, 13]
+    assert not ahead.leave(11)  # fetched meanwhile: it is taken, so that there is room for others
+    assert ahead.take(11) == Path("11")
+
+
+def test_a_shard_that_is_under_way_is_not_left() -> None:
+    go = threading.Event()
+    ahead = prefetcher(lambda shard_id: Path(str(shard_id)) if go.wait(20) else None)
+    ahead.request([1])
+    wait_until(lambda: ahead.is_begun(1))
+    assert not ahead.leave(1)
+    assert not ahead.has(1)
+    go.set()
+    assert ahead.take(1) == Path("1")

@@ -1,4 +1,9 @@
-"""The compiled loop by which the sources of a mixture take turns."""
+"""The compiled loop by which the sources of a mixture take turns.
+
+With a thousand sources, looking at each of them for every pack would take most of a step. A source that lacks too
+little for a turn waits in a heap, by the turn in which it lacks enough; one that lacks enough is in another, by its
+deadline. What a source lacks is brought up to date when it is looked at.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,11 @@ from numpy.typing import NDArray
 
 NEVER = np.int64(1) << 62
 
+_Numbers = NDArray[np.int64]
+
 
 @njit(cache=True, nogil=True)
-def _deadline(
-    source: int, lack: int, turn: int, most: int, quotas: NDArray[np.int64], ends: NDArray[np.int64], phase: int
-) -> int:
+def _deadline(source: int, lack: int, turn: int, most: int, quotas: _Numbers, ends: _Numbers, phase: int) -> int:
     """The last turn to which a source can wait that lacks so much before `turn`, and may lack no more than `most`."""
     for row in range(phase, len(ends)):
         stop = ends[row]
@@ -27,47 +32,107 @@ def _deadline(
 
 
 @njit(cache=True, nogil=True)
+def _eligible(lack: int, quota: int, turn: int, least: int) -> int:
+    """The turn in which a source lacks `least` or more that lacks so much before `turn`, if the phase goes on."""
+    if lack + quota >= least:
+        return turn
+    return turn + (least - lack + quota - 1) // quota - 1 if quota > 0 else NEVER
+
+
+@njit(cache=True, nogil=True)
+def _push(heap: _Numbers, size: int, key: int, source: int) -> None:
+    """Add a source to a heap of `size` of them: int64[sources, 2], keys and sources, ties to the first source."""
+    here = size
+    while here > 0:
+        parent = (here - 1) // 2
+        if heap[parent, 0] < key or (heap[parent, 0] == key and heap[parent, 1] < source):
+            break
+        heap[here, 0], heap[here, 1] = heap[parent, 0], heap[parent, 1]
+        here = parent
+    heap[here, 0], heap[here, 1] = key, source
+
+
+@njit(cache=True, nogil=True)
+def _pop(heap: _Numbers, size: int) -> None:
+    """Take the first source out of a heap of `size` of them."""
+    size -= 1
+    key, source = heap[size, 0], heap[size, 1]
+    here = 0
+    while True:
+        child = 2 * here + 1
+        if child >= size:
+            break
+        other = child + 1
+        if other < size and (
+            heap[other, 0] < heap[child, 0] or (heap[other, 0] == heap[child, 0] and heap[other, 1] < heap[child, 1])
+        ):
+            child = other
+        if key < heap[child, 0] or (key == heap[child, 0] and source < heap[child, 1]):
+            break
+        heap[here, 0], heap[here, 1] = heap[child, 0], heap[child, 1]
+        here = child
+    heap[here, 0], heap[here, 1] = key, source
+
+
+@njit(cache=True, nogil=True)
 def take_turns(
     count: int,
-    left: NDArray[np.int64],
-    credits: NDArray[np.int64],
-    quotas: NDArray[np.int64],
-    ends: NDArray[np.int64],
+    left: _Numbers,
+    credits: _Numbers,
+    quotas: _Numbers,
+    ends: _Numbers,
     unit: int,
     least: int,
-    taken: NDArray[np.int64],
+    taken: _Numbers,
 ) -> int:
     """Let k sources give `count` packs in turn, or fewer: it stops when one has none left. Returns how many they gave.
 
     left: int64[k], packs that each has, 1 or more; credits: int64[k], what each lacks of its share, in `unit`ths of a
-    pack; taken: int64[k]. All three are changed. quotas: int64[phases, k], the shares in each phase, which add up to
-    `unit`. ends: int64[phases], the turn with which each phase ends, NEVER for the last. Each turn goes to the source
-    with the earliest deadline, of those that lack `least` or more (see mixture.py).
+    pack, in all 0; taken: int64[k]. All three are changed. quotas: int64[phases, k], the shares in each phase, which
+    add up to `unit`. ends: int64[phases], the turn with which each phase ends, NEVER for the last. Each turn goes to
+    the source with the earliest deadline, of those that lack `least` or more (see mixture.py). least: at most unit / k,
+    so that one does.
     """
     num_sources = len(left)
-    phase = 0
-    deadlines = np.empty(num_sources, np.int64)
     most = unit - least
+    phase = turn = num_ready = 0
+    known = np.zeros(num_sources, np.int64)  # the turn before which a source lacks what credits says
+    waiting = np.empty((num_sources, 2), np.int64)
+    ready = np.empty((num_sources, 2), np.int64)
+    deadlines = np.empty(num_sources, np.int64)
     for source in range(num_sources):
         deadlines[source] = _deadline(source, credits[source], 0, most, quotas, ends, 0)
-    for turn in range(count):
-        while turn >= ends[phase]:
+        _push(waiting, source, _eligible(credits[source], quotas[0, source], 0, least), source)
+    num_waiting = num_sources
+    is_done = False
+    while turn < count and not is_done:
+        if turn >= ends[phase]:
+            for source in range(num_sources):
+                credits[source] += quotas[phase, source] * (ends[phase] - known[source])
+                known[source] = ends[phase]
             phase += 1
-        chosen = fallback = 0
-        is_found = False
-        for source in range(num_sources):
-            credits[source] += quotas[phase, source]
-            if credits[source] >= least and (not is_found or deadlines[source] < deadlines[chosen]):
-                chosen = source
-                is_found = True
-            if credits[source] > credits[fallback]:
-                fallback = source
-        if not is_found:
-            chosen = fallback
-        credits[chosen] -= unit
-        taken[chosen] += 1
-        left[chosen] -= 1
-        if left[chosen] == 0:
-            return turn + 1
-        deadlines[chosen] = _deadline(chosen, credits[chosen], turn + 1, most, quotas, ends, phase)
-    return count
+            for at in range(num_waiting):  # each prefix is a heap before the next is pushed behind it
+                source = waiting[at, 1]
+                _push(waiting, at, _eligible(credits[source], quotas[phase, source], known[source], least), source)
+            continue
+        while num_waiting > 0 and waiting[0, 0] <= turn:
+            source = waiting[0, 1]
+            _pop(waiting, num_waiting)
+            num_waiting -= 1
+            _push(ready, num_ready, deadlines[source], source)
+            num_ready += 1
+        source = ready[0, 1]
+        _pop(ready, num_ready)
+        num_ready -= 1
+        turn += 1
+        credits[source] += quotas[phase, source] * (turn - known[source]) - unit
+        known[source] = turn
+        taken[source] += 1
+        left[source] -= 1
+        is_done = left[source] == 0
+        deadlines[source] = _deadline(source, credits[source], turn, most, quotas, ends, phase)
+        _push(waiting, num_waiting, _eligible(credits[source], quotas[phase, source], turn, least), source)
+        num_waiting += 1
+    for source in range(num_sources):
+        credits[source] += quotas[phase, source] * (turn - known[source])
+    return turn

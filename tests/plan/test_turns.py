@@ -1,0 +1,73 @@
+"""Turns by heaps, against a plain loop that looks at every source in every turn."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.plan.kernels.turns import NEVER, take_turns
+from lmms_stream.plan.weights import UNIT, to_quotas
+
+from ..strategies import examples
+
+
+def _deadline(lack: int, turn: int, most: int, quotas: list[int], ends: list[int], phase: int) -> int:
+    for quota, stop in list(zip(quotas, ends, strict=True))[phase:]:
+        if quota > 0 and stop > turn:
+            if (waits := (most - lack) // quota - 1) < stop - turn:
+                return turn + waits
+            lack += quota * (stop - turn)
+        turn = max(turn, stop)
+    return int(NEVER)
+
+
+def turns_one_by_one(
+    count: int, left: list[int], credits: list[int], quotas: list[list[int]], ends: list[int], least: int
+) -> list[int]:
+    """The source of each turn, until `count` turns were taken or a source has none left; credits are changed."""
+    found: list[int] = []
+    of_source = list(map(list, zip(*quotas, strict=True)))
+    deadlines = [_deadline(lack, 0, UNIT - least, of_source[n], ends, 0) for n, lack in enumerate(credits)]
+    for turn in range(count):
+        phase = next(number for number, end in enumerate(ends) if turn < end)
+        for source, quota in enumerate(quotas[phase]):
+            credits[source] += quota
+        chosen = min((n for n, lack in enumerate(credits) if lack >= least), key=lambda n: (deadlines[n], n))
+        credits[chosen] -= UNIT
+        found.append(chosen)
+        if found.count(chosen) == left[chosen]:
+            break
+        deadlines[chosen] = _deadline(credits[chosen], turn + 1, UNIT - least, of_source[chosen], ends, phase)
+    return found
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]], list[int]]:
+    """left, credits, quotas and ends of 2 to 12 sources in up to 4 phases."""
+    num_sources = draw(st.integers(2, 12))
+    shares = st.lists(st.integers(0, 9), min_size=num_sources, max_size=num_sources).filter(any)
+    phases = draw(st.lists(shares, min_size=1, max_size=4))
+    quotas = [to_quotas([Fraction(share) for share in each]).tolist() for each in phases]
+    ends = sorted(draw(st.lists(st.integers(1, 60), min_size=len(phases) - 1, max_size=len(phases) - 1)))
+    left = draw(st.lists(st.integers(1, 40), min_size=num_sources, max_size=num_sources))
+    credits = draw(st.lists(st.integers(-UNIT, UNIT), min_size=num_sources, max_size=num_sources))
+    credits[0] -= sum(credits)
+    return left, credits, quotas, [*ends, int(NEVER)]
+
+
+@examples(100)
+@given(case=cases(), count=st.integers(1, 90))
+def test_turns_by_heaps_are_those_of_a_look_at_every_source(
+    case: tuple[list[int], list[int], list[list[int]], list[int]], count: int
+) -> None:
+    left, credits, quotas, ends = case
+    least = UNIT // max(2, 2 * len(left) - 2)
+    expected, lacks = turns_one_by_one(count, left, after := [*credits], quotas, ends, least), np.array(credits)
+    counts, taken = np.array(left), np.zeros(len(left), np.int64)
+    num = take_turns(count, counts, lacks, np.array(quotas), np.array(ends), UNIT, least, taken)
+    assert num == len(expected)
+    assert taken.tolist() == np.bincount(expected, minlength=len(left)).tolist()
+    assert counts.tolist() == [a - b for a, b in zip(left, taken.tolist(), strict=True)]
+    assert lacks.tolist() == after
