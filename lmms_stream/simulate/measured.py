@@ -13,26 +13,34 @@ from ..plan.planner import StepConfig
 from ..storage.room import least_cache_limit
 from .cluster import Cluster
 from .figures import NodeFigures, Series, Simulation
-from .kernels import wait_for_links
+from .links import Link, wait_for_links
 from .memory import worker_bytes
 from .replay import Downloads
 from .sources import Sources
 
+PAYLOAD = 1448 / 1514  # of what a link carries: a packet of 1500 bytes has 52 of TCP and IP, and 14 of Ethernet
 NO_WAIT = 0.01  # of the time: a link with which steps wait no longer is fast enough
 
 _Floats = NDArray[np.float64]
 
 
 class Measured:
-    """The downloads of windows one after another. weights: float64[steps], how many steps each one stands for."""
+    """The downloads of windows one after another. weights: float64[steps], how many steps each one stands for.
 
-    def __init__(self, sources: Sources, cluster: Cluster, downloads: list[Downloads], weights: _Floats):
+    taken_ahead: steps from the one at hand whose shards loaders have taken.
+    """
+
+    def __init__(
+        self, sources: Sources, cluster: Cluster, downloads: list[Downloads], weights: _Floats, *, taken_ahead: int
+    ):
         self._sources, self._cluster, self._downloads = sources, cluster, downloads
+        self._taken_ahead = taken_ahead
         self._weights = weights
         self._seen = len(weights)
         self._steps = np.concatenate([each.steps for each in downloads])
         self._nodes = np.concatenate([each.nodes for each in downloads])
         self._released = np.concatenate([each.released for each in downloads])
+        self._begins = np.concatenate([each.begins for each in downloads])
         self._again = np.concatenate([each.again for each in downloads])
         self._shards = np.concatenate([each.shards for each in downloads])
         self._bytes = sources.all_shards.loaded[self._shards]
@@ -106,12 +114,15 @@ class Measured:
 
     def _waits(self, bytes_per_s: float, *, latency_s: float) -> _Floats:
         """Seconds before each step."""
-        starts, waits = np.zeros(self._seen), np.zeros(self._seen)
-        wait_for_links(
-            self._steps, self._nodes, self._released, self._bytes, bytes_per_s, latency_s, self._cluster.step_time_s,
-            np.zeros(self._cluster.num_nodes), starts, waits,
+        cluster, at_once = self._cluster, self._sources.downloads_at_once
+        link = Link(
+            PAYLOAD * bytes_per_s, latency_s, at_once * cluster.gpus_per_node * max(1, cluster.num_workers),
+            self._sources.shards_ahead, self._taken_ahead,
         )  # fmt: skip
-        return waits
+        return wait_for_links(
+            self._steps, self._nodes, self._released, self._bytes, self._begins, link=link,
+            num_nodes=cluster.num_nodes, step_time_s=cluster.step_time_s,
+        )  # fmt: skip
 
     def _needed_bandwidth(self) -> float:
         """Bytes a second of each link with which steps after the first wait less than NO_WAIT of the time."""

@@ -40,12 +40,13 @@ class Stretch:
     """What some successive steps need. Steps count from where the simulation began; shards through all sources.
 
     steps, nodes, shards: int64[n], one for each shard that a node reads in a step, by step and node. entered: in the
-    order of steps. imbalance: float64[num_steps], cost of the busiest group of ranks over the mean. num_spilled: packs
+    order of steps. begins: loaders begin anew with the first step, as they do with each epoch. imbalance: float64[num_steps], cost of the busiest group of ranks over the mean. num_spilled: packs
     read on another node than the one that serves their canonical node. num_segments: samples, and pieces of them.
     """
 
     first: int
     num_steps: int
+    begins: bool
     steps: _Numbers
     nodes: _Numbers
     shards: _Numbers
@@ -76,6 +77,7 @@ class Needs:
         first: the number of the first of them.
         """
         waiting: list[Step] = []
+        begins = cursor.step == 0
         per_stretch = self._steps_per_stretch(cursor)
         for number in range(num_steps):
             step = self.mixture.step(cursor, global_batch=self.config.global_batch)
@@ -86,18 +88,18 @@ class Needs:
             if not (is_short and self.config.drop_last):
                 waiting.append(step)
             if waiting and (step.ends_epoch or len(waiting) >= per_stretch or number == num_steps - 1):
-                yield self._stretch(waiting, first)
+                yield self._stretch(waiting, first, begins)
                 first += len(waiting)
-                waiting = []
+                waiting, begins = [], step.ends_epoch
         if waiting:
-            yield self._stretch(waiting, first)
+            yield self._stretch(waiting, first, begins)
 
     def _steps_per_stretch(self, cursor: Cursor) -> int:
         plans = self.mixture.plans
         per_pack = max(plan.num_samples / plan.num_packs(cursor.sources[name].epoch) for name, plan in plans.items())
         return max(1, int(STRETCH_SEGMENTS / per_pack) // self.config.global_batch)
 
-    def _stretch(self, stretch: Sequence[Step], first: int) -> Stretch:
+    def _stretch(self, stretch: Sequence[Step], first: int, begins: bool) -> Stretch:
         ranges = [taken for step in stretch for taken in step.ranges]
         packs = self.mixture.packs(ranges)
         dealt = deal_to_groups(packs, self.mixture, global_batch=self.config.global_batch, world=self.config.world)
@@ -105,6 +107,7 @@ class Needs:
         return Stretch(
             first=first,
             num_steps=len(stretch),
+            begins=begins,
             steps=first + steps,
             nodes=nodes,
             shards=shards,

@@ -30,7 +30,8 @@ class Downloads:
     again: bool[n], of a shard that the node had before. live_bytes: the most that a node has in use at once, counting
     each shard from its first step to its last. asked_only: shards that a node asks for with their block and never
     reads, so that it may have fetched them or not when it comes to the next one.
-    reads: int64[num_steps], shards that all nodes read. imbalance: float64[num_steps].
+    reads: int64[num_steps], shards that all nodes read. begins: bool[num_steps], loaders begin anew with the step.
+    imbalance: float64[num_steps].
     """
 
     steps: _Numbers
@@ -41,6 +42,7 @@ class Downloads:
     live_bytes: int
     asked_only: int
     reads: _Numbers
+    begins: NDArray[np.bool_]
     imbalance: NDArray[np.float64]
     num_spilled: int
     num_segments: int
@@ -66,6 +68,7 @@ class Replay:
         self._last_use = np.full((num_nodes, num_shards), -1, np.int32)
         self._asked = np.full(num_shards, -1, np.int64)  # the step that a shard is requested with, by its block
         self._home = np.full(num_shards, EVERY_NODE, np.int64)
+        self._begun = -steps_ahead  # the step that loaders began with
         self._is_asked = np.zeros((num_nodes, num_shards), bool)
         self._before = self._after = np.empty((0, 0), np.int32)
         self._used = np.zeros(num_nodes, np.int64)
@@ -77,11 +80,14 @@ class Replay:
     def run(self, stretches: Iterable[Stretch]) -> Downloads:
         """What is downloaded in some steps, from what was there before."""
         found: list[tuple[NDArray[np.generic], ...]] = []
-        reads, imbalance, spilled, segments = [], [], 0, 0
+        reads, begins, imbalance, spilled, segments = [], [], [], 0, 0
         for stretch in stretches:
+            if stretch.begins:
+                self._begun = stretch.first
             self._ask(stretch.entered)
             found.append(self._read(stretch))
             reads.append(np.bincount(stretch.steps - stretch.first, minlength=stretch.num_steps))
+            begins.append(np.arange(stretch.num_steps) < stretch.begins)  # the first, if any
             imbalance.append(stretch.imbalance)
             spilled += stretch.num_spilled
             segments += stretch.num_segments
@@ -90,8 +96,8 @@ class Replay:
             steps=steps, nodes=nodes, shards=shards, released=released, again=again,
             live_bytes=self._live_bytes(),
             asked_only=int(np.count_nonzero(self._is_asked & (self._first_use < 0))),
-            reads=np.concatenate(reads), imbalance=np.concatenate(imbalance), num_spilled=spilled,
-            num_segments=segments,
+            reads=np.concatenate(reads), begins=np.concatenate(begins), imbalance=np.concatenate(imbalance),
+            num_spilled=spilled, num_segments=segments,
         )  # fmt: skip
 
     def _ask(self, entered: Iterable[Entered]) -> None:
@@ -125,6 +131,7 @@ class Replay:
         asked = self._asked[shards]
         is_asked = (asked >= 0) & ((self._home[shards] == nodes) | (self._home[shards] == EVERY_NODE))
         released = np.minimum(steps, np.where(is_asked, asked, steps)) - self._steps_ahead
+        released = np.maximum(released, self._begun)
         return steps, nodes, shards, released, self._first_use[nodes, shards] < steps
 
     def _live_bytes(self) -> int:

@@ -94,11 +94,13 @@ def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simula
     needs = Needs(sources.mixture, config)
     list(needs.walk(sources.mixture.start(), 1))
     planned_s = time.monotonic() - started
-    ahead = packs_ahead(config, num_workers=cluster.num_workers, num_items=_items_ahead(sources, cluster, config))
+    num_items = _items_ahead(sources, cluster, config)
+    ahead = packs_ahead(config, num_workers=cluster.num_workers, num_items=num_items)
+    taken_ahead = num_items * config.packs_per_item * max(1, cluster.num_workers) // config.micro_batches
     windows = _windows(sources, steps, total)
     downloads = _look(sources, cluster, needs, windows, steps_ahead=ahead * cluster.num_nodes // steps.global_batch)
     weights = np.repeat([each.weight for each in windows], [len(each.reads) for each in downloads])
-    measured = Measured(sources, cluster, downloads, weights)
+    measured = Measured(sources, cluster, downloads, weights, taken_ahead=taken_ahead)
     return measured.figures(config, num_steps=total, packs_ahead=ahead, planned_s=planned_s, counted_s=counted_s)
 
 

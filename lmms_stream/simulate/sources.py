@@ -32,6 +32,7 @@ class Sources:
     """Plans by name, with the shards of all of them. zip_bytes: of the largest compressed shard of each plan.
 
     fills: workers only fetch shards, for their processors read packs straight from them. reads_media: of any source.
+    downloads_at_once, shards_ahead: of each worker, see FetchConfig's threads and ahead.
     """
 
     plans: Mapping[str, PackPlan]
@@ -40,6 +41,8 @@ class Sources:
     index_bytes: int
     fills: bool
     reads_media: bool
+    downloads_at_once: int
+    shards_ahead: int
     weights: Weights | Mapping[int, Weights] | None = None
     max_epochs: Mapping[str, int] | None = None
 
@@ -69,6 +72,8 @@ class Sources:
             index_bytes=num_bytes + sum(plan.lengths.nbytes for plan in plans.values()),
             fills=all(_fills(core) for core in cores.values()),
             reads_media=any(plan.index.patches is not None for plan in plans.values()),
+            downloads_at_once=sum(core.fetch.threads for core in cores.values()),
+            shards_ahead=sum(core.fetch.ahead for core in cores.values()),
             weights=weights,
             max_epochs=max_epochs,
         )

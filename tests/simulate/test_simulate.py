@@ -21,7 +21,8 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.simulate import Cluster, simulate
 from lmms_stream.simulate.cluster import parse_bandwidth, parse_seconds
 from lmms_stream.simulate.compare import parse_settings
-from lmms_stream.simulate.kernels import use_least_recent, wait_for_links
+from lmms_stream.simulate.kernels import use_least_recent
+from lmms_stream.simulate.links import Link, wait_for_links
 from lmms_stream.simulate.sources import Sources
 
 from ..conftest import write_tokens
@@ -61,11 +62,20 @@ def test_the_shards_used_least_recently_give_way(shards: list[int], limit: int, 
         kept.move_to_end(shard)
 
 
-def waits_of(downloads: list[tuple[int, int, int, int]], *, num_steps: int, latency_s: float = 0.0) -> list[float]:
+def waits_of(
+    downloads: list[tuple[int, int, int, int]],
+    *,
+    num_steps: int,
+    latency_s: float = 0.0,
+    at_once: int = 4,
+    ahead: int = 64,
+    begins: tuple[int, ...] = (0,),
+) -> list[float]:
     """Of downloads (step, node, step of the request, bytes), with links of 10 bytes a second and steps of 1 s."""
     steps, nodes, released, sizes = np.array(downloads, np.int64).T
-    starts, waits = np.zeros(num_steps), np.zeros(num_steps)
-    wait_for_links(steps, nodes, released, sizes, 10.0, latency_s, 1.0, np.zeros(2), starts, waits)
+    link = Link(10.0, latency_s, at_once, ahead, 0)
+    anew = np.isin(np.arange(num_steps), begins)
+    waits = wait_for_links(steps, nodes, released, sizes, anew, link=link, num_nodes=2, step_time_s=1.0)
     return [round(each, 6) for each in waits.tolist()]
 
 
@@ -74,6 +84,27 @@ def test_steps_wait_for_the_slowest_link() -> None:
     assert waits_of([(0, 0, 0, 5), (1, 0, 1, 5)], num_steps=2) == [0.5, 0.5]  # asked for when it is needed
     assert waits_of([(0, 0, 0, 5), (2, 0, 1, 25)], num_steps=3) == [0.5, 0.0, 1.5]  # one step ahead
     assert waits_of([(0, 0, 0, 5)], num_steps=1, latency_s=0.25) == [0.75]
+
+
+def test_downloads_share_a_link_and_those_that_steps_wait_for_begin_first() -> None:
+    both = [(0, 0, 0, 10), (1, 0, 0, 10)]
+    assert waits_of(both, num_steps=2) == [2.0, 0.0]  # they end together
+    assert waits_of(both, num_steps=2, at_once=1) == [1.0, 0.0]
+    assert waits_of([(2, 0, 0, 10), (0, 0, 0, 10)], num_steps=3, at_once=1) == [1.0, 0.0, 0.0]
+    assert waits_of([(0, 0, 0, 10), (3, 0, 0, 10), (2, 0, 1, 10)], num_steps=4, at_once=1) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_node_that_has_fetched_enough_ahead_goes_on_when_it_has_come_to_it() -> None:
+    later = [(0, 0, 0, 10), (1, 0, 0, 10), (2, 0, 0, 40)]
+    assert waits_of(later, num_steps=3, at_once=1) == [1.0, 0.0, 3.0]
+    assert waits_of(later, num_steps=3, at_once=1, ahead=1) == [1.0, 0.0, 4.0 - 1.0]  # the last begins with step 1
+    assert waits_of([(0, 0, 0, 10), (2, 0, 0, 10), (3, 0, 0, 40)], num_steps=4, at_once=1, ahead=1)[3] == 3.0
+
+
+def test_loaders_that_begin_anew_ask_for_nothing_before() -> None:
+    assert waits_of([(0, 0, 0, 5), (1, 0, 0, 20)], num_steps=2, at_once=1) == [0.5, 1.0]
+    assert waits_of([(0, 0, 0, 5), (1, 0, 1, 20)], num_steps=2, at_once=1, begins=(0, 1)) == [0.5, 2.0]
+    assert waits_of([(1, 0, 1, 5), (2, 0, 1, 5)], num_steps=3, begins=(0, 1)) == [0.0, 1.0, 0.0]
 
 
 def test_a_link_that_is_fast_enough_makes_no_step_wait_and_half_of_it_does(folder: Path) -> None:
