@@ -56,8 +56,7 @@ class Measured:
         total_s = num_steps * cluster.step_time_s + float(waits[0]) + wait_s
         of_steps = np.bincount(self._steps, weights=shards.requests[self._shards], minlength=self._seen)
         num_requests = float((of_steps * self._weights).sum())
-        first_bytes = self._by_node(self._bytes * (self._steps == 0)).max(initial=0)
-        to_first = (sources.index_bytes + float(first_bytes)) / cluster.bytes_per_s + cluster.latency_s
+        to_first = sources.index_bytes / (PAYLOAD * cluster.bytes_per_s) + cluster.latency_s + float(waits[0])
         num_bytes = sum(each.download_bytes for each in self._of_nodes)
         num_spilled = sum(
             each.num_spilled * float(weight) for each, weight in zip(self._downloads, self._of_windows, strict=True)
@@ -79,7 +78,7 @@ class Measured:
             num_shared_shards=int(np.count_nonzero(self._copies > 1)),
             num_again=sum(each.num_again for each in self._of_nodes),
             num_asked_only=sum(each.asked_only for each in self._downloads) if len(self._downloads) == 1 else None,
-            least_cache_bytes=self._least_cache(packs_ahead),
+            least_cache_limits=self._least_caches(packs_ahead),
             live_bytes=max(each.live_bytes for each in self._downloads),
             mean_bandwidth=num_bytes / cluster.num_nodes / total_s,
             needed_bandwidth=self._needed_bandwidth(),
@@ -154,10 +153,10 @@ class Measured:
             for node, (count, again, num_bytes) in enumerate(zip(*rounded, strict=True))
         )
 
-    def _least_cache(self, num_packs: int) -> int:
-        """Of all sources together. num_packs: that the workers of a node look ahead."""
-        return sum(
-            least_cache_limit(
+    def _least_caches(self, num_packs: int) -> dict[str, int]:
+        """Of each source. num_packs: that the workers of a node look ahead."""
+        return {
+            name: least_cache_limit(
                 self._sources.shards[name].stored,
                 plan.samples_per_shard,
                 zip_bytes=self._sources.zip_bytes[name],
@@ -167,7 +166,7 @@ class Measured:
                 samples_ahead=num_packs * plan.num_samples // plan.num_packs(0),
             )
             for name, plan in self._sources.plans.items()
-        )
+        }
 
     def _worker_bytes(self, config: StepConfig) -> int:
         sources = self._sources

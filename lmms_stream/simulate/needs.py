@@ -27,10 +27,14 @@ _Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entered:
-    """A shuffle block that packs of a step come from first: the node that fetches its shards, and theirs."""
+    """A shuffle block that packs of a step come from first: the node that fetches its shards, and theirs.
+
+    source: its number.
+    """
 
     step: int
     node: int
+    source: int
     shards: _Numbers
     following: _Numbers  # those of the block after it
 
@@ -40,8 +44,9 @@ class Stretch:
     """What some successive steps need. Steps count from where the simulation began; shards through all sources.
 
     steps, nodes, shards: int64[n], one for each shard that a node reads in a step, by step and node. entered: in the
-    order of steps. begins: loaders begin anew with the first step, as they do with each epoch. imbalance: float64[num_steps], cost of the busiest group of ranks over the mean. num_spilled: packs
-    read on another node than the one that serves their canonical node. num_segments: samples, and pieces of them.
+    order of steps. begins: whether loaders begin anew with the first step, as they do with each epoch. imbalance:
+    float64[num_steps], cost of the busiest group of ranks over the mean. num_spilled: packs read on another node than
+    the one that serves their canonical node. num_segments: samples, and pieces of them.
     """
 
     first: int
@@ -144,9 +149,11 @@ class Needs:
     def _entered(self, step: int, source: str, epoch: int, node: int, block: int) -> Entered:
         plan, world = self.mixture.plans[source], self.config.world
         home = home_nodes(np.array(node), num_nodes=world.num_group_nodes, num_canonical_nodes=plan.num_canonical_nodes)
-        offset = self._first_shards[self.mixture.names.index(source)]
+        number = self.mixture.names.index(source)
+        offset = self._first_shards[number]
         return Entered(
             step=step,
+            source=number,
             node=int(home) if world.num_group_nodes == world.num_nodes else EVERY_NODE,
             shards=plan.shards_of_block(epoch, node, block) + offset,
             following=plan.shards_of_block(epoch, node, block + 1) + offset,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,34 +48,60 @@ class Downloads:
     num_segments: int
 
 
-class Replay:
-    """The caches of nodes while steps are read.
+class _Cache:
+    """What each node keeps of the shards [first, stop), in at most limit_bytes."""
 
-    steps_ahead: by how many steps workers ask for shards before they are needed. with_following: whether a block's
-    shards are requested with the block before it, as is done without a limit. limit_bytes: of each cache.
+    def __init__(self, sizes: _Numbers, first: int, stop: int, *, num_nodes: int, limit_bytes: int):
+        self._sizes, self._first, self._stop, self._limit = sizes[first:stop], first, stop, limit_bytes
+        self._before = np.full((num_nodes, stop - first + 1), -1, np.int32)
+        self._before[:, -1] = stop - first
+        self._after = self._before.copy()
+        self._used = np.zeros(num_nodes, np.int64)
+
+    def use(self, nodes: _Numbers, shards: _Numbers, missed: NDArray[np.bool_]) -> None:
+        """Read shards on nodes, in turn, and fill in which readings of these shards download them."""
+        here = np.flatnonzero((shards >= self._first) & (shards < self._stop))
+        found = np.empty(len(here), np.bool_)
+        use_least_recent(
+            nodes[here], shards[here] - self._first, self._sizes, self._limit, self._before, self._after, self._used,
+            found,
+        )  # fmt: skip
+        missed[here] = found
+
+
+class Replay:
+    """The caches of nodes while steps are read, one of each source.
+
+    counts: shards of each source. limits: of its cache on a node, in bytes. steps_ahead: by how many steps workers ask
+    for shards before they are needed. Without a limit a block's shards are requested with the block before it, too.
     """
 
     def __init__(
-        self, shards: Shards, *, num_nodes: int, steps_ahead: int, with_following: bool, limit_bytes: int | None
+        self,
+        shards: Shards,
+        *,
+        counts: Sequence[int],
+        limits: Sequence[int | None],
+        num_nodes: int,
+        steps_ahead: int,
     ):
         num_shards = len(shards.stored)
         self._shards = shards
         self._num_nodes = num_nodes
         self._steps_ahead = steps_ahead
-        self._with_following = with_following
-        self._limit = limit_bytes
+        self._limits = limits
         self._first_use = np.full((num_nodes, num_shards), -1, np.int32)
         self._last_use = np.full((num_nodes, num_shards), -1, np.int32)
         self._asked = np.full(num_shards, -1, np.int64)  # the step that a shard is requested with, by its block
         self._home = np.full(num_shards, EVERY_NODE, np.int64)
         self._begun = -steps_ahead  # the step that loaders began with
         self._is_asked = np.zeros((num_nodes, num_shards), bool)
-        self._before = self._after = np.empty((0, 0), np.int32)
-        self._used = np.zeros(num_nodes, np.int64)
-        if limit_bytes is not None:
-            self._before = np.full((num_nodes, num_shards + 1), -1, np.int32)
-            self._after = self._before.copy()
-            self._before[:, -1] = self._after[:, -1] = num_shards
+        bounds = np.cumsum([0, *counts]).tolist()
+        self._caches = [
+            _Cache(shards.stored, first, stop, num_nodes=num_nodes, limit_bytes=limit)
+            for first, stop, limit in zip(bounds[:-1], bounds[1:], limits, strict=True)
+            if limit is not None
+        ]
 
     def run(self, stretches: Iterable[Stretch]) -> Downloads:
         """What is downloaded in some steps, from what was there before."""
@@ -104,7 +130,8 @@ class Replay:
         """Workers of a node request the shards of a block when they come to it."""
         for each in entered:
             nodes = slice(None) if each.node == EVERY_NODE else each.node
-            for shards in (each.shards, each.following)[: 1 + self._with_following]:
+            is_limited = self._limits[each.source] is not None
+            for shards in (each.shards,) if is_limited else (each.shards, each.following):
                 self._asked[shards] = np.where(self._is_recent(shards, each.step), self._asked[shards], each.step)
                 self._home[shards] = each.node
                 self._is_asked[nodes, shards] = True
@@ -123,10 +150,8 @@ class Replay:
         self._last_use[nodes, shards] = steps  # the last one counts
         self._first_use[nodes[order][~known[order]], shards[order][~known[order]]] = steps[order][~known[order]]
         missed = self._first_use[nodes, shards] == steps
-        if self._limit is not None:
-            use_least_recent(
-                nodes, shards, self._shards.stored, self._limit, self._before, self._after, self._used, missed
-            )
+        for cache in self._caches:
+            cache.use(nodes, shards, missed)
         steps, nodes, shards = steps[missed], nodes[missed], shards[missed]
         asked = self._asked[shards]
         is_asked = (asked >= 0) & ((self._home[shards] == nodes) | (self._home[shards] == EVERY_NODE))

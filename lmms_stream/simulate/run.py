@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import ConfigError
-from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead
+from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead, steps_asked_ahead
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import Cursor
 from ..plan.planner import StepConfig
@@ -96,9 +96,10 @@ def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simula
     planned_s = time.monotonic() - started
     num_items = _items_ahead(sources, cluster, config)
     ahead = packs_ahead(config, num_workers=cluster.num_workers, num_items=num_items)
+    asked_ahead = steps_asked_ahead(config, num_workers=cluster.num_workers, num_items=num_items)
     taken_ahead = num_items * config.packs_per_item * max(1, cluster.num_workers) // config.micro_batches
     windows = _windows(sources, steps, total)
-    downloads = _look(sources, cluster, needs, windows, steps_ahead=ahead * cluster.num_nodes // steps.global_batch)
+    downloads = _look(sources, cluster, needs, windows, steps_ahead=asked_ahead)
     weights = np.repeat([each.weight for each in windows], [len(each.reads) for each in downloads])
     measured = Measured(sources, cluster, downloads, weights, taken_ahead=taken_ahead)
     return measured.figures(config, num_steps=total, packs_ahead=ahead, planned_s=planned_s, counted_s=counted_s)
@@ -177,10 +178,10 @@ def _look(
     for window in windows:
         replay = Replay(
             sources.all_shards,
+            counts=[len(each.stored) for each in sources.shards.values()],
+            limits=list(sources.limits_on(cluster).values()),
             num_nodes=cluster.num_nodes,
             steps_ahead=steps_ahead,
-            with_following=cluster.cache is None,
-            limit_bytes=cluster.cache_bytes,
         )
         batch = needs.config.global_batch
         cursor: Cursor = mixture.skip(mixture.start(), window.warm, global_batch=batch)

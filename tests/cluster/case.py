@@ -12,6 +12,8 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.simulate.cluster import Cluster
 
 PACKING_LENGTH = 2048
+NUM_SAMPLES = 16000  # of the dataset: 50 shards of 1 MiB
+LATENCY_S = 0.01  # of the store: the time that its server takes for a request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,7 @@ class Case:
     epochs: int = 1
     cache: int | None = None
     num_canonical_nodes: int = 4
-    shuffle_block_size: int = 1500
+    shuffle_block_size: int = 600
     global_batch: int = 64
     ranks: int = 2
     num_workers: int = 2
@@ -44,9 +46,19 @@ class Case:
     def cluster(self) -> Cluster:
         return Cluster(
             num_nodes=self.num_nodes, gpus_per_node=self.ranks, num_workers=self.num_workers, bandwidth=self.rate,
-            cache=self.cache, step_time_s=self.step_time_s, latency_s=0.01,
+            cache=self.cache, step_time_s=self.step_time_s, latency_s=LATENCY_S,
         )  # fmt: skip
 
     def open(self, folder: Path) -> PackedDataset:
         """The dataset as it is simulated, in a folder."""
         return PackedDataset([StreamConfig(remote=folder)], packing=self.packing, order=self.order)
+
+
+CASES = (
+    Case(name="2 nodes", num_nodes=2, rate="6mbit", step_time_s=0.1),
+    Case(name="4 nodes, 2 epochs", num_nodes=4, rate="6mbit", step_time_s=0.1, epochs=2),
+    Case(
+        name="2 nodes, 2 epochs, 15 MiB of cache", num_nodes=2, rate="10mbit", step_time_s=0.1, epochs=2, cache=15 << 20
+    ),
+    Case(name="4 nodes, 2 epochs, 8 MiB of cache", num_nodes=4, rate="8mbit", step_time_s=0.1, epochs=2, cache=8 << 20),
+)

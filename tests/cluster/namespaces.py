@@ -69,7 +69,6 @@ class Node:
                 env={**os.environ, **ENVIRONMENT, **environment}, cwd=ROOT, start_new_session=True,
             )  # fmt: skip
 
-
     def enter(self) -> None:
         """Have this process, which has no threads yet, and what it starts be of the node."""
         libc = ctypes.CDLL(None, use_errno=True)

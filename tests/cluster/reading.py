@@ -24,7 +24,6 @@ from .case import Case
 from .lock_step import Barrier
 from .namespaces import Node
 
-
 BARRIER, RESULT = "barrier", "result.json"
 
 
