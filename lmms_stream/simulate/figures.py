@@ -68,7 +68,8 @@ class Simulation:
     in an epoch, but those on a cut between canonical nodes and those of packs read away from home;
     live_bytes: the most that one node has between first and last use at once, the least that any cache could do with.
     mean_bandwidth, needed_bandwidth: bytes a second of one node's link, on the average, and without waiting after the
-    first step. wait_s: of all steps but the first, which waits first_wait_s. requests_per_s, peak_requests_per_s: of
+    first step. wait_s: of all steps but the first, which waits first_wait_s;
+    that loaders start their workers is in neither. requests_per_s, peak_requests_per_s: of
     all nodes, on the average and in the busiest step.
 
     worker_bytes: private memory of a loader worker (see memory.py). first_batch_warm_s: the time that the first step

@@ -56,7 +56,7 @@ class Case:
 
 CASES = (
     Case(name="2 nodes", num_nodes=2, rate="6mbit", step_time_s=0.1),
-    Case(name="4 nodes, 2 epochs", num_nodes=4, rate="6mbit", step_time_s=0.1, epochs=2),
+    Case(name="4 nodes, 2 epochs", num_nodes=4, rate="4mbit", step_time_s=0.1, epochs=2),
     Case(
         name="2 nodes, 2 epochs, 15 MiB of cache", num_nodes=2, rate="10mbit", step_time_s=0.1, epochs=2, cache=15 << 20
     ),

@@ -16,14 +16,17 @@ from lmms_stream.__main__ import main
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.plan.ahead import steps_asked_ahead
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.planner import StepConfig
 from lmms_stream.simulate import Cluster, simulate
 from lmms_stream.simulate.cluster import parse_bandwidth, parse_seconds
 from lmms_stream.simulate.compare import parse_settings
 from lmms_stream.simulate.kernels import use_least_recent
 from lmms_stream.simulate.links import Link, wait_for_links
 from lmms_stream.simulate.sources import Sources
+from lmms_stream.types import World
 
 from ..conftest import write_tokens
 
@@ -105,6 +108,17 @@ def test_loaders_that_begin_anew_ask_for_nothing_before() -> None:
     assert waits_of([(0, 0, 0, 5), (1, 0, 0, 20)], num_steps=2, at_once=1) == [0.5, 1.0]
     assert waits_of([(0, 0, 0, 5), (1, 0, 1, 20)], num_steps=2, at_once=1, begins=(0, 1)) == [0.5, 2.0]
     assert waits_of([(1, 0, 1, 5), (2, 0, 1, 5)], num_steps=3, begins=(0, 1)) == [0.0, 1.0, 0.0]
+
+
+def test_loaders_ask_as_far_ahead_as_their_workers_have_come() -> None:
+    """A rank's workers have two items each, and have asked for 32 packs more, in whole items."""
+    two_nodes = StepConfig(global_batch=64, world=World(world_size=4, num_nodes=2), packs_per_item=16)
+    four_nodes = StepConfig(global_batch=64, world=World(world_size=8, num_nodes=4), packs_per_item=8)
+    assert steps_asked_ahead(two_nodes, num_workers=2, num_items=2) == (2 + 2) * 2
+    assert steps_asked_ahead(four_nodes, num_workers=2, num_items=2) == (4 + 2) * 2
+    assert steps_asked_ahead(four_nodes, num_workers=0, num_items=2) == 4
+    single_packs = StepConfig(global_batch=64, world=World(world_size=8), packs_per_item=1)
+    assert steps_asked_ahead(single_packs, num_workers=1, num_items=8) == (32 + 8) // 8
 
 
 def test_a_link_that_is_fast_enough_makes_no_step_wait_and_half_of_it_does(folder: Path) -> None:
