@@ -95,12 +95,14 @@ def wait_for_links(
         bounds, steps[order], released[order], sizes[order].astype(np.int64), np.lexsort((steps[order], nodes[order]))
     )
     slots = (num_nodes, max(1, min(link.at_once, len(steps))))
-    numbers = [bounds[:-1].copy() for _ in range(5)]
     state = _State(
-        np.zeros(len(steps), np.int8), np.zeros(len(steps)), np.zeros(num_nodes), np.zeros(num_nodes),
-        np.zeros(num_nodes, np.int64), np.zeros(slots, np.int64), np.zeros(slots), np.zeros(num_nodes, np.int64),
-        np.zeros(num_nodes, np.int64), np.zeros(slots, np.int64), np.zeros(slots), *numbers,
-        np.zeros(num_nodes, np.int64),
+        kinds=np.zeros(len(steps), np.int8), ended=np.zeros(len(steps)),
+        now=np.zeros(num_nodes), served=np.zeros(num_nodes),
+        num_under_way=np.zeros(num_nodes, np.int64), under_way=np.zeros(slots, np.int64), until=np.zeros(slots),
+        num_waiting=np.zeros(num_nodes, np.int64), first_waiting=np.zeros(num_nodes, np.int64),
+        waiting=np.zeros(slots, np.int64), begins=np.zeros(slots),
+        asked=bounds[:-1].copy(), front=bounds[:-1].copy(), urgent=bounds[:-1].copy(), needed=bounds[:-1].copy(),
+        taken=bounds[:-1].copy(), untaken=np.zeros(num_nodes, np.int64),
     )  # fmt: skip
     waits: _Floats = np.zeros(len(begins))
     _wait(queues, state, link, begins, step_time_s, waits)
