@@ -114,9 +114,14 @@ def _wait(
     queues: _Queues, state: _State, link: Link, begins: NDArray[np.bool_], step_time_s: float, waits: _Floats
 ) -> None:
     now = 0.0
+    busy = np.ones(len(state.now), np.bool_)  # nodes whose links have something to do; of many most have not
     for step in range(len(waits)):
         ready = now
         for node in range(len(state.now)):
+            busy[node] = _is_busy(queues, state, node, step)
+            if not busy[node]:
+                state.now[node] = now
+                continue
             _run(queues, state, link, node, step, now)
             if begins[step]:
                 _ask(queues, state, node, step)
@@ -124,11 +129,22 @@ def _wait(
             _fill(queues, state, link, node, step)
             ready = max(ready, _have(queues, state, link, node, step))
         waits[step] = ready - now
-        for node in range(len(state.now)):
+        for node in np.flatnonzero(busy):
             _run(queues, state, link, node, step, ready)
             _ask(queues, state, node, step)
             _fill(queues, state, link, node, step)
         now = ready + step_time_s
+
+
+@njit(cache=True, nogil=True)
+def _is_busy(queues: _Queues, state: _State, node: int, step: int) -> bool:
+    """Whether a link carries something, or something is asked for, or will be with a step."""
+    end = queues.bounds[node + 1]
+    if state.num_under_way[node] or state.num_waiting[node] or state.front[node] < state.asked[node]:
+        return True
+    if state.asked[node] < end and queues.released[state.asked[node]] <= step:
+        return True
+    return state.needed[node] < end and queues.steps[queues.by_step[state.needed[node]]] <= step
 
 
 @njit(cache=True, nogil=True)

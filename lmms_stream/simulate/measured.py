@@ -124,11 +124,11 @@ class Measured:
         )  # fmt: skip
 
     def _needed_bandwidth(self) -> float:
-        """Bytes a second of each link with which steps after the first wait less than NO_WAIT of the time."""
+        """Bytes a second of each link with which steps wait less than NO_WAIT of the time, but the first of epochs."""
         time_s = self._seen * self._cluster.step_time_s
 
         def is_enough(bytes_per_s: float) -> bool:
-            return float(self._waits(bytes_per_s, latency_s=0.0)[1:].sum()) <= NO_WAIT * time_s
+            return float(self._waits(bytes_per_s, latency_s=0.0)[~self._begins].sum()) <= NO_WAIT * time_s
 
         high = max(1.0, float(self._by_node(self._bytes).max(initial=0)) / time_s)
         low = high / 2
