@@ -22,10 +22,12 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import StepConfig
 from lmms_stream.simulate import Cluster, simulate
 from lmms_stream.simulate.cluster import parse_bandwidth, parse_seconds
-from lmms_stream.simulate.compare import parse_settings
+from lmms_stream.simulate.compare import advise, parse_settings
 from lmms_stream.simulate.kernels import use_least_recent
 from lmms_stream.simulate.links import Link, wait_for_links
+from lmms_stream.simulate.run import Steps, simulate_sources
 from lmms_stream.simulate.sources import Sources
+from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.types import World
 
 from ..conftest import write_tokens
@@ -155,6 +157,21 @@ def test_shards_cut_anew_hold_the_same_samples_and_bytes(folder: Path) -> None:
         assert plan.samples_per_shard.min() > 0
         assert int(shards.stored.sum()) == int(ours.stored.sum())
         assert len(shards.stored) == len(plan.samples_per_shard)
+
+
+def test_advice_names_the_source_whose_cache_is_too_small(folder: Path) -> None:
+    limited = PackedDataset(
+        [StreamConfig(remote=folder)],
+        packing=PackingConfig(packing_length=256, window=64),
+        order=OrderConfig(num_canonical_nodes=4, shuffle_block_size=150),
+        fetch=FetchConfig(cache_limit="20kb"),
+    )
+    sources = Sources.of({"free": dataset_of(folder), "limited": limited})
+    cluster, steps = Cluster(gpus_per_node=2), Steps(global_batch=8)
+    told = simulate_sources(sources, cluster, steps)
+    assert told.least_cache_bytes == sum(told.least_cache_limits.values())
+    advice = advise(told, sources, cluster, steps, compared={})
+    assert re.search(r"cache [\d.]+ \w+ for limited: loaders refuse less with this order, or lower", advice)
 
 
 def test_without_shuffle_all_nodes_read_all_shards_and_nothing_else_is_advised(folder: Path) -> None:
