@@ -188,9 +188,7 @@ def convert_sources(
     ):
         measured = options if measures(options, carried) else replace(options, processor=None)
         made = (encoded.storage, num_units) if encoded is not None and num_units is not None else None
-        reading, laying = _write_shards(
-            opened, measured, begun, workers, num_workers, progress, columns, dropped, made
-        )
+        reading, laying = _write_shards(opened, measured, begun, workers, num_workers, progress, columns, dropped, made)
         check_processor(options.processor, reading.mapper)
         check_unchanged(opened, look(scratch))
         check_code(asked["code"], opened, options)

@@ -175,5 +175,5 @@ def last_words(text: str) -> str:
 
 
 def run_cli(*arguments: str, timeout_s: float = 120, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `lmms-stream` to its end, in a forked process: what interpreters that start anew do, docs/test_pages.py shows."""
+    """Run `lmms-stream` to its end, in a forked process: docs/test_pages.py shows what new interpreters do."""
     return run_module("lmms_stream", *arguments, timeout_s=timeout_s, cwd=cwd or Path.cwd())

@@ -23,8 +23,8 @@ from lmms_stream.train.run.settings import ProfileConfig, TrainConfig
 HEAD = """# Settings of a run
 
 A run is one YAML file with the sections `dataset` (or `datasets`, by name), `model`, `train`, and where they are wanted
-`eval_dataset` and `task`. Any of them is set on the command line, too: `lmms-stream train run.yaml train.max_steps=20`. A
-key that is not in a table is an error that names the nearest one. This page is made from the code.
+`eval_dataset` and `task`. Any of them is set on the command line, too: `lmms-stream train run.yaml train.max_steps=20`.
+A key that is not in a table is an error that names the nearest one. This page is made from the code.
 
 The settings of `dataset` are those of [a `DatasetConfig`](datasets.md).
 """

@@ -38,7 +38,11 @@ def add_commands(commands: Commands) -> None:
     add("--gpus", type=int, default=8, metavar="N", help="put N ranks on each node; default 8")
     add("--workers", type=int, metavar="N", help="give each rank N loader workers; default: the run's, or 2")
     add("--bandwidth", metavar="RATE", help="give each node a link of RATE to the store, as 5gbit; default: no limit")
-    add("--cache", metavar="SIZE", help="keep at most SIZE of shards on each node, as 500gb; default: all")
+    add(
+        "--cache",
+        metavar="SIZE",
+        help="keep at most SIZE of each source's shards on a node, as 500gb; default: its cache_limit, or all",
+    )
     add("--step-time", default="1s", metavar="TIME", help="take TIME for a step whose batches are there; default 1s")
     add("--latency", default="50ms", metavar="TIME", help="wait TIME for the first byte of a request; default 50ms")
     add(

@@ -46,8 +46,8 @@ def _listed(line: str, *, where: str) -> ListedSample:
     if line.startswith("{"):
         try:
             entry = json.loads(line)
-            name, number, dataset = str(entry["source"]), int(entry["sample_id"]), entry.get(DATASET)
-            return ListedSample(name=name, number=number, is_id=True, where=where, dataset=dataset)
+            source, sample_id, dataset = str(entry["source"]), int(entry["sample_id"]), entry.get(DATASET)
+            return ListedSample(name=source, number=sample_id, is_id=True, where=where, dataset=dataset)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{where}: {line} is no JSON with source and sample_id ({error!r})") from error
     name, _, number = line.rpartition(":")

@@ -32,6 +32,15 @@ def steps_ahead(steps: StepConfig, *, num_workers: int) -> int:
     return -(-of_worker * max(1, num_workers) // steps.micro_batches) + 1
 
 
+def steps_asked_ahead(steps: StepConfig, *, num_workers: int, num_items: int) -> int:
+    """How many steps after the one that a rank has taken its workers have asked for shards of.
+
+    Workers have num_items of items_ahead each, and ask for PREFETCH_PACKS in whole items before they make the next.
+    """
+    items = PREFETCH_PACKS // steps.packs_per_item + (num_items if num_workers else 0)
+    return items * steps.packs_per_item * max(1, num_workers) // steps.micro_batches
+
+
 def packs_ahead(steps: StepConfig, *, num_workers: int, num_items: int) -> int:
     """Packs that all workers of a node look ahead together, num_items of items_ahead each."""
     of_worker = PREFETCH_PACKS + (num_items + 1) * steps.packs_per_item

@@ -17,7 +17,8 @@ class ImageSettings:
 
     # Images that are to be made
     image_size: int | None = None  # its sides, in pixels
-    # "center": the largest square in its middle; "random": a square of the image whose shorter side is half as long again
+    # "center": the largest square in its middle; "random": a square of the image, whose shorter side is half as long
+    # again
     crop: Crop | None = None
     flip: bool | None = None  # whether half of the images are mirrored
     augment_seed: int | None = None  # of what is drawn

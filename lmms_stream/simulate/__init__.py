@@ -4,7 +4,8 @@ cluster     nodes, links, caches and prices
 sources     the datasets of a run -> plans and shards
 needs       mixture + step config -> the shards that each node reads in each step
 outlook     blocks entered -> when a node needs its shards next
-replay      needs + caches -> downloads; kernels: its compiled loops, and those of links
+replay      needs + caches -> downloads; kernels: its compiled loops
+links       downloads + links -> waiting
 memory      what a loader worker keeps
 measured    downloads -> figures
 run         simulate(): datasets + cluster -> figures

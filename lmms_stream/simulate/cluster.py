@@ -18,10 +18,10 @@ class Cluster:
     """Nodes, what they have of each, and what a request costs.
 
     num_workers: of each GPU's loader. bandwidth: between the store and one node, as "5gbit", or as bytes a second
-    ("600mb"); None: without limit. cache: room for shards on each node, as "500gb"; None: for all of them. step_time_s:
-    of a step whose batches are there. latency_s: from a request to its first byte. request_price: dollars for 1000
-    requests; egress_price: dollars for 10**9 bytes that leave the store. The default prices are those of S3 in the
-    same region.
+    ("600mb"), headers of packets among them; None: without limit. cache: room for the shards of each source on each
+    node, as "500gb", which is its cache_limit; None: what each dataset was opened with. step_time_s: of a step whose
+    batches are there. latency_s: from a request to its first byte. request_price: dollars for 1000 requests;
+    egress_price: dollars for 10**9 bytes that leave the store. The default prices are those of S3 in the same region.
     """
 
     num_nodes: int = 1

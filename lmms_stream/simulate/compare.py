@@ -68,12 +68,14 @@ def advise(
     compared: Mapping[str, Simulation],
 ) -> str:
     """What to change, in one line; where canonical nodes do not divide among nodes, the run is simulated with some."""
-    limit = cluster.cache_bytes
-    if limit is not None and limit < min(simulation.least_cache_bytes, simulation.dataset_bytes):
-        return (
-            f"cache {shown_bytes(simulation.least_cache_bytes)}: loaders refuse less with this order, or lower "
-            "shuffle_block_size or num_canonical_nodes"
-        )
+    for name, limit in sources.limits_on(cluster).items():
+        least = simulation.least_cache_limits[name]
+        if limit is not None and limit < least:
+            of_source = f" for {name}" if len(sources.plans) > 1 else ""
+            return (
+                f"cache {shown_bytes(least)}{of_source}: loaders refuse less with this order, or lower "
+                "shuffle_block_size or num_canonical_nodes"
+            )
     best = _with_fewest_bytes(simulation, sources, cluster, steps, compared)
     if best is not None:
         name, times = best

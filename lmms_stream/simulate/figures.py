@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,11 +64,12 @@ class Simulation:
     the real downloads are at most so many more (None where windows were looked at). shard_downloads: of each shard, in
     the steps that were looked at, int64[num_shards].
 
-    least_cache_bytes: the cache_limit that loaders ask for, with which a node downloads no shard twice in an
-    epoch, but those on a cut between canonical nodes and those of packs read away from home;
+    least_cache_limits: the cache_limit that loaders ask for, of each source, with which a node downloads no shard twice
+    in an epoch, but those on a cut between canonical nodes and those of packs read away from home;
     live_bytes: the most that one node has between first and last use at once, the least that any cache could do with.
     mean_bandwidth, needed_bandwidth: bytes a second of one node's link, on the average, and without waiting after the
-    first step. wait_s: of all steps but the first, which waits first_wait_s. requests_per_s, peak_requests_per_s: of
+    first step. wait_s: of all steps but the first, which waits first_wait_s;
+    that loaders start their workers is in neither. requests_per_s, peak_requests_per_s: of
     all nodes, on the average and in the busiest step.
 
     worker_bytes: private memory of a loader worker (see memory.py). first_batch_warm_s: the time that the first step
@@ -92,7 +94,7 @@ class Simulation:
     num_shared_shards: int
     num_again: int
     num_asked_only: int | None
-    least_cache_bytes: int
+    least_cache_limits: Mapping[str, int]
     live_bytes: int
     mean_bandwidth: float
     needed_bandwidth: float
@@ -111,6 +113,11 @@ class Simulation:
     nodes: tuple[NodeFigures, ...]
     series: Series
     shard_downloads: NDArray[np.int64]
+
+    @property
+    def least_cache_bytes(self) -> int:
+        """What the caches of a node need together."""
+        return sum(self.least_cache_limits.values())
 
     @property
     def is_sampled(self) -> bool:

@@ -1,4 +1,4 @@
-"""The compiled loops of the simulation: a cache of each node, and its link."""
+"""The compiled loops of the simulation's caches."""
 
 from __future__ import annotations
 
@@ -50,38 +50,3 @@ def use_needed_last(
             used += sizes[shard]
         used_at[shard] = steps[number]
     return used
-
-
-@njit(cache=True, nogil=True)
-def wait_for_links(
-    steps: _Numbers,
-    nodes: _Numbers,
-    released: _Numbers,
-    sizes: _Numbers,
-    bytes_per_s: float,
-    latency_s: float,
-    step_time_s: float,
-    links: NDArray[np.float64],
-    starts: NDArray[np.float64],
-    waits: NDArray[np.float64],
-) -> float:
-    """Wait, in each step, until the last node has its shards; the time at which the last step ends.
-
-    steps, nodes, sizes: of each download, the step that needs it, by step: it is requested when step released[i]
-    begins, or before the first. A node's link carries one download after another. links: zeros, one for each node.
-    starts, waits: seconds, of each step, which are filled in.
-    """
-    number = 0
-    now = 0.0
-    for step in range(len(starts)):
-        ready = now
-        while number < len(steps) and steps[number] == step:
-            node = nodes[number]
-            asked = starts[released[number]] if 0 < released[number] < step else (0.0 if released[number] <= 0 else now)
-            links[node] = max(links[node], asked) + sizes[number] / bytes_per_s
-            ready = max(ready, links[node] + latency_s, asked + latency_s)
-            number += 1
-        waits[step] = ready - now
-        starts[step] = ready
-        now = ready + step_time_s
-    return now

@@ -13,26 +13,34 @@ from ..plan.planner import StepConfig
 from ..storage.room import least_cache_limit
 from .cluster import Cluster
 from .figures import NodeFigures, Series, Simulation
-from .kernels import wait_for_links
+from .links import Link, wait_for_links
 from .memory import worker_bytes
 from .replay import Downloads
 from .sources import Sources
 
+PAYLOAD = 1448 / 1514  # of what a link carries: a packet of 1500 bytes has 52 of TCP and IP, and 14 of Ethernet
 NO_WAIT = 0.01  # of the time: a link with which steps wait no longer is fast enough
 
 _Floats = NDArray[np.float64]
 
 
 class Measured:
-    """The downloads of windows one after another. weights: float64[steps], how many steps each one stands for."""
+    """The downloads of windows one after another. weights: float64[steps], how many steps each one stands for.
 
-    def __init__(self, sources: Sources, cluster: Cluster, downloads: list[Downloads], weights: _Floats):
+    taken_ahead: steps from the one at hand whose shards loaders have taken.
+    """
+
+    def __init__(
+        self, sources: Sources, cluster: Cluster, downloads: list[Downloads], weights: _Floats, *, taken_ahead: int
+    ):
         self._sources, self._cluster, self._downloads = sources, cluster, downloads
+        self._taken_ahead = taken_ahead
         self._weights = weights
         self._seen = len(weights)
         self._steps = np.concatenate([each.steps for each in downloads])
         self._nodes = np.concatenate([each.nodes for each in downloads])
         self._released = np.concatenate([each.released for each in downloads])
+        self._begins = np.concatenate([each.begins for each in downloads])
         self._again = np.concatenate([each.again for each in downloads])
         self._shards = np.concatenate([each.shards for each in downloads])
         self._bytes = sources.all_shards.loaded[self._shards]
@@ -48,8 +56,7 @@ class Measured:
         total_s = num_steps * cluster.step_time_s + float(waits[0]) + wait_s
         of_steps = np.bincount(self._steps, weights=shards.requests[self._shards], minlength=self._seen)
         num_requests = float((of_steps * self._weights).sum())
-        first_bytes = self._by_node(self._bytes * (self._steps == 0)).max(initial=0)
-        to_first = (sources.index_bytes + float(first_bytes)) / cluster.bytes_per_s + cluster.latency_s
+        to_first = sources.index_bytes / (PAYLOAD * cluster.bytes_per_s) + cluster.latency_s + float(waits[0])
         num_bytes = sum(each.download_bytes for each in self._of_nodes)
         num_spilled = sum(
             each.num_spilled * float(weight) for each, weight in zip(self._downloads, self._of_windows, strict=True)
@@ -71,7 +78,7 @@ class Measured:
             num_shared_shards=int(np.count_nonzero(self._copies > 1)),
             num_again=sum(each.num_again for each in self._of_nodes),
             num_asked_only=sum(each.asked_only for each in self._downloads) if len(self._downloads) == 1 else None,
-            least_cache_bytes=self._least_cache(packs_ahead),
+            least_cache_limits=self._least_caches(packs_ahead),
             live_bytes=max(each.live_bytes for each in self._downloads),
             mean_bandwidth=num_bytes / cluster.num_nodes / total_s,
             needed_bandwidth=self._needed_bandwidth(),
@@ -106,19 +113,22 @@ class Measured:
 
     def _waits(self, bytes_per_s: float, *, latency_s: float) -> _Floats:
         """Seconds before each step."""
-        starts, waits = np.zeros(self._seen), np.zeros(self._seen)
-        wait_for_links(
-            self._steps, self._nodes, self._released, self._bytes, bytes_per_s, latency_s, self._cluster.step_time_s,
-            np.zeros(self._cluster.num_nodes), starts, waits,
+        cluster, at_once = self._cluster, self._sources.downloads_at_once
+        link = Link(
+            PAYLOAD * bytes_per_s, latency_s, at_once * cluster.gpus_per_node * max(1, cluster.num_workers),
+            self._sources.shards_ahead, self._taken_ahead,
         )  # fmt: skip
-        return waits
+        return wait_for_links(
+            self._steps, self._nodes, self._released, self._bytes, self._begins, link=link,
+            num_nodes=cluster.num_nodes, step_time_s=cluster.step_time_s,
+        )  # fmt: skip
 
     def _needed_bandwidth(self) -> float:
-        """Bytes a second of each link with which steps after the first wait less than NO_WAIT of the time."""
+        """Bytes a second of each link with which steps wait less than NO_WAIT of the time, but the first of epochs."""
         time_s = self._seen * self._cluster.step_time_s
 
         def is_enough(bytes_per_s: float) -> bool:
-            return float(self._waits(bytes_per_s, latency_s=0.0)[1:].sum()) <= NO_WAIT * time_s
+            return float(self._waits(bytes_per_s, latency_s=0.0)[~self._begins].sum()) <= NO_WAIT * time_s
 
         high = max(1.0, float(self._by_node(self._bytes).max(initial=0)) / time_s)
         low = high / 2
@@ -143,10 +153,10 @@ class Measured:
             for node, (count, again, num_bytes) in enumerate(zip(*rounded, strict=True))
         )
 
-    def _least_cache(self, num_packs: int) -> int:
-        """Of all sources together. num_packs: that the workers of a node look ahead."""
-        return sum(
-            least_cache_limit(
+    def _least_caches(self, num_packs: int) -> dict[str, int]:
+        """Of each source. num_packs: that the workers of a node look ahead."""
+        return {
+            name: least_cache_limit(
                 self._sources.shards[name].stored,
                 plan.samples_per_shard,
                 zip_bytes=self._sources.zip_bytes[name],
@@ -156,7 +166,7 @@ class Measured:
                 samples_ahead=num_packs * plan.num_samples // plan.num_packs(0),
             )
             for name, plan in self._sources.plans.items()
-        )
+        }
 
     def _worker_bytes(self, config: StepConfig) -> int:
         sources = self._sources

@@ -28,11 +28,15 @@ _Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entered:
-    """A shuffle block that packs of a step come from first: the node that fetches its shards, and theirs."""
+    """A shuffle block that packs of a step come from first: the node that fetches its shards, and theirs.
+
+    source: its number.
+    """
 
     step: int
     block: SourceBlock
     node: int
+    source: int
     shards: _Numbers
     following: _Numbers  # those of the block after it
 
@@ -42,12 +46,14 @@ class Stretch:
     """What some successive steps need. Steps count from where the simulation began; shards through all sources.
 
     steps, nodes, shards: int64[n], one for each shard that a node reads in a step, by step and node. entered: in the
-    order of steps. imbalance: float64[num_steps], cost of the busiest group of ranks over the mean. num_spilled: packs
-    read on another node than the one that serves their canonical node. num_segments: samples, and pieces of them.
+    order of steps. begins: whether loaders begin anew with the first step, as they do with each epoch. imbalance:
+    float64[num_steps], cost of the busiest group of ranks over the mean. num_spilled: packs read on another node than
+    the one that serves their canonical node. num_segments: samples, and pieces of them.
     """
 
     first: int
     num_steps: int
+    begins: bool
     steps: _Numbers
     nodes: _Numbers
     shards: _Numbers
@@ -78,6 +84,7 @@ class Needs:
         first: the number of the first of them.
         """
         waiting: list[Step] = []
+        begins = cursor.step == 0
         per_stretch = self._steps_per_stretch(cursor)
         for number in range(num_steps):
             step = self.mixture.step(cursor, global_batch=self.config.global_batch)
@@ -88,18 +95,18 @@ class Needs:
             if not (is_short and self.config.drop_last):
                 waiting.append(step)
             if waiting and (step.ends_epoch or len(waiting) >= per_stretch or number == num_steps - 1):
-                yield self._stretch(waiting, first)
+                yield self._stretch(waiting, first, begins)
                 first += len(waiting)
-                waiting = []
+                waiting, begins = [], step.ends_epoch
         if waiting:
-            yield self._stretch(waiting, first)
+            yield self._stretch(waiting, first, begins)
 
     def _steps_per_stretch(self, cursor: Cursor) -> int:
         plans = self.mixture.plans
         per_pack = max(plan.num_samples / plan.num_packs(cursor.sources[name].epoch) for name, plan in plans.items())
         return max(1, int(STRETCH_SEGMENTS / per_pack) // self.config.global_batch)
 
-    def _stretch(self, stretch: Sequence[Step], first: int) -> Stretch:
+    def _stretch(self, stretch: Sequence[Step], first: int, begins: bool) -> Stretch:
         ranges = [taken for step in stretch for taken in step.ranges]
         packs = self.mixture.packs(ranges)
         dealt = deal_to_groups(packs, self.mixture, global_batch=self.config.global_batch, world=self.config.world)
@@ -107,6 +114,7 @@ class Needs:
         return Stretch(
             first=first,
             num_steps=len(stretch),
+            begins=begins,
             steps=first + steps,
             nodes=nodes,
             shards=shards,
@@ -144,10 +152,12 @@ class Needs:
         source, epoch, node, block = entered
         plan, world = self.mixture.plans[source], self.config.world
         home = home_nodes(np.array(node), num_nodes=world.num_group_nodes, num_canonical_nodes=plan.num_canonical_nodes)
-        offset = self._first_shards[self.mixture.names.index(source)]
+        number = self.mixture.names.index(source)
+        offset = self._first_shards[number]
         return Entered(
             step=step,
             block=entered,
+            source=number,
             node=int(home) if world.num_group_nodes == world.num_nodes else EVERY_NODE,
             shards=plan.shards_of_block(epoch, node, block) + offset,
             following=plan.shards_of_block(epoch, node, block + 1) + offset,

@@ -149,4 +149,5 @@ def as_json(simulation: Simulation) -> dict[str, object]:
     }
     series = simulation.series.thinned(NUM_POINTS)
     of_steps = {field.name: getattr(series, field.name).tolist() for field in dataclasses.fields(series)}
+    values["least_cache_bytes"] = simulation.least_cache_bytes
     return values | {"nodes": [dataclasses.asdict(each) for each in simulation.nodes], "series": of_steps}

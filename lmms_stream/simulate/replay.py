@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from ..plan.next_use import NOW
 from ..plan.source_ranges import SourceBlock
 from .kernels import use_needed_last
 from .needs import EVERY_NODE, Entered, Stretch
-from .outlook import NodeOutlook
+from .outlook import Outlook
 from .sources import Shards
 
 _Numbers = NDArray[np.int64]
@@ -25,7 +25,8 @@ class Downloads:
     again: bool[n], of a shard that the node had before. live_bytes: the most that a node has in use at once, counting
     each shard from its first step to its last. asked_only: shards that a node asks for with their block and never
     reads, so that it may have fetched them or not when it comes to the next one.
-    reads: int64[num_steps], shards that all nodes read. imbalance: float64[num_steps].
+    reads: int64[num_steps], shards that all nodes read. begins: bool[num_steps], loaders begin anew with the step.
+    imbalance: float64[num_steps].
     """
 
     steps: _Numbers
@@ -36,54 +37,98 @@ class Downloads:
     live_bytes: int
     asked_only: int
     reads: _Numbers
+    begins: NDArray[np.bool_]
     imbalance: NDArray[np.float64]
     num_spilled: int
     num_segments: int
 
 
-class Replay:
-    """The caches of nodes while steps are read.
+class Cache:
+    """What each node keeps of the shards [first, stop) of a source, in at most limit_bytes.
 
-    steps_ahead: by how many steps workers ask for shards before they are needed. with_following: whether a block's
-    shards are requested with the block before it, as is done without a limit. limit_bytes: of each cache; then outlooks
-    say what it lets go of, one for each node.
+    outlooks: of each node, which say what its cache lets go of.
     """
 
-    def __init__(
+    def __init__(self, sizes: _Numbers, first: int, *, limit_bytes: int, outlooks: Sequence[Outlook]):
+        self._sizes, self._first, self._limit, self._outlooks = sizes, first, limit_bytes, outlooks
+        self._used_at = np.full((len(outlooks), len(sizes)), -1, np.int32)
+        self._is_held = np.zeros((len(outlooks), len(sizes)), bool)
+        self._used = [0] * len(outlooks)
+
+    def use(self, stretch: Stretch, entered: Sequence[tuple[int, SourceBlock]], missed: NDArray[np.bool_]) -> None:
+        """Read the shards of a stretch, in turn, and fill in which readings of this source download them."""
+        is_here = (stretch.shards >= self._first) & (stretch.shards < self._first + len(self._sizes))
+        for node, outlook in enumerate(self._outlooks):
+            mine = np.flatnonzero(is_here & (stretch.nodes == node))
+            steps, shards = stretch.steps[mine], stretch.shards[mine] - self._first
+            missed[mine] = self._use_on(node, outlook, entered, steps, shards)
+
+    def _use_on(
         self,
-        shards: Shards,
-        *,
-        num_nodes: int,
-        steps_ahead: int,
-        with_following: bool,
-        limit_bytes: int | None,
-        outlooks: Sequence[NodeOutlook] = (),
-    ):
+        node: int,
+        outlook: Outlook,
+        entered: Sequence[tuple[int, SourceBlock]],
+        steps: _Numbers,
+        shards: _Numbers,
+    ) -> NDArray[np.bool_]:
+        """Which readings of a node download, by what its cache lets go of."""
+        missed = np.empty(len(steps), bool)
+        changes = [step for step in outlook.changes(entered) if not len(steps) or step <= steps[-1]]
+        cuts = np.searchsorted(steps, changes).tolist()
+        for step, begin, end in zip([-1, *changes], [0, *cuts], [*cuts, len(steps)], strict=True):
+            if step >= 0:
+                outlook.move_to(step)
+            if begin == end:
+                continue
+            here = slice(begin, end)
+            self._used[node] = use_needed_last(
+                steps[here], shards[here], self._sizes, self._limit, self._used_at[node], self._is_held[node],
+                self._victims(node, outlook, shards[here]), outlook.since, self._used[node], missed[here],
+            )  # fmt: skip
+        return missed
+
+    def _victims(self, node: int, outlook: Outlook, shards: _Numbers) -> _Numbers:
+        """The shards that a node holds and does not need now, in the order in which they give way."""
+        held, new = self._is_held[node], np.unique(shards)
+        if self._used[node] + int(self._sizes[new[~held[new]]].sum()) <= self._limit:
+            return np.empty(0, np.int64)  # there is room for all
+        times = outlook.times()
+        found = np.flatnonzero(held & (times > NOW))
+        victims: _Numbers = found[np.lexsort((self._used_at[node, found], -times[found]))]
+        return victims
+
+
+class Replay:
+    """The caches of nodes while steps are read, one of each source.
+
+    caches: of each source, by its number, where its cache has a limit. steps_ahead: by how many steps workers ask for
+    shards before they are needed. Without a limit a block's shards are requested with the block before it, too.
+    """
+
+    def __init__(self, shards: Shards, *, caches: Mapping[int, Cache], num_nodes: int, steps_ahead: int):
         num_shards = len(shards.stored)
         self._shards = shards
         self._num_nodes = num_nodes
         self._steps_ahead = steps_ahead
-        self._with_following = with_following
-        self._limit = limit_bytes
+        self._caches = caches
         self._first_use = np.full((num_nodes, num_shards), -1, np.int32)
         self._last_use = np.full((num_nodes, num_shards), -1, np.int32)
         self._asked = np.full(num_shards, -1, np.int64)  # the step that a shard is requested with, by its block
         self._home = np.full(num_shards, EVERY_NODE, np.int64)
+        self._begun = -steps_ahead  # the step that loaders began with
         self._is_asked = np.zeros((num_nodes, num_shards), bool)
-        self._outlooks = outlooks
-        if limit_bytes is not None:
-            self._used_at = self._last_use.copy()
-            self._is_held = np.zeros((num_nodes, num_shards), bool)
-            self._used = [0] * num_nodes
 
     def run(self, stretches: Iterable[Stretch]) -> Downloads:
         """What is downloaded in some steps, from what was there before."""
         found: list[tuple[NDArray[np.generic], ...]] = []
-        reads, imbalance, spilled, segments = [], [], 0, 0
+        reads, begins, imbalance, spilled, segments = [], [], [], 0, 0
         for stretch in stretches:
+            if stretch.begins:
+                self._begun = stretch.first
             self._ask(stretch.entered)
             found.append(self._read(stretch))
             reads.append(np.bincount(stretch.steps - stretch.first, minlength=stretch.num_steps))
+            begins.append(np.arange(stretch.num_steps) < stretch.begins)  # the first, if any
             imbalance.append(stretch.imbalance)
             spilled += stretch.num_spilled
             segments += stretch.num_segments
@@ -92,15 +137,16 @@ class Replay:
             steps=steps, nodes=nodes, shards=shards, released=released, again=again,
             live_bytes=self._live_bytes(),
             asked_only=int(np.count_nonzero(self._is_asked & (self._first_use < 0))),
-            reads=np.concatenate(reads), imbalance=np.concatenate(imbalance), num_spilled=spilled,
-            num_segments=segments,
+            reads=np.concatenate(reads), begins=np.concatenate(begins), imbalance=np.concatenate(imbalance),
+            num_spilled=spilled, num_segments=segments,
         )  # fmt: skip
 
     def _ask(self, entered: Iterable[Entered]) -> None:
         """Workers of a node request the shards of a block when they come to it."""
         for each in entered:
             nodes = slice(None) if each.node == EVERY_NODE else each.node
-            for shards in (each.shards, each.following)[: 1 + self._with_following]:
+            is_limited = each.source in self._caches
+            for shards in (each.shards,) if is_limited else (each.shards, each.following):
                 self._asked[shards] = np.where(self._is_recent(shards, each.step), self._asked[shards], each.step)
                 self._home[shards] = each.node
                 self._is_asked[nodes, shards] = True
@@ -119,51 +165,15 @@ class Replay:
         self._last_use[nodes, shards] = steps  # the last one counts
         self._first_use[nodes[order][~known[order]], shards[order][~known[order]]] = steps[order][~known[order]]
         missed = self._first_use[nodes, shards] == steps
-        if self._limit is not None:
-            entered = [(each.step, each.block) for each in stretch.entered]
-            for node, outlook in enumerate(self._outlooks):
-                mine = np.flatnonzero(nodes == node)
-                missed[mine] = self._cache(node, outlook, entered, steps[mine], shards[mine], self._limit)
+        entered = [(each.step, each.block) for each in stretch.entered]
+        for cache in self._caches.values():
+            cache.use(stretch, entered, missed)
         steps, nodes, shards = steps[missed], nodes[missed], shards[missed]
         asked = self._asked[shards]
         is_asked = (asked >= 0) & ((self._home[shards] == nodes) | (self._home[shards] == EVERY_NODE))
         released = np.minimum(steps, np.where(is_asked, asked, steps)) - self._steps_ahead
+        released = np.maximum(released, self._begun)
         return steps, nodes, shards, released, self._first_use[nodes, shards] < steps
-
-    def _cache(
-        self,
-        node: int,
-        outlook: NodeOutlook,
-        entered: Sequence[tuple[int, SourceBlock]],
-        steps: _Numbers,
-        shards: _Numbers,
-        limit: int,
-    ) -> NDArray[np.bool_]:
-        """Which readings of a node in a stretch download, by what its cache lets go of."""
-        missed = np.empty(len(steps), bool)
-        changes = [step for step in outlook.changes(entered) if not len(steps) or step <= steps[-1]]
-        cuts = np.searchsorted(steps, changes).tolist()
-        for step, begin, end in zip([-1, *changes], [0, *cuts], [*cuts, len(steps)], strict=True):
-            if step >= 0:
-                outlook.move_to(step)
-            if begin == end:
-                continue
-            here = slice(begin, end)
-            self._used[node] = use_needed_last(
-                steps[here], shards[here], self._shards.stored, limit, self._used_at[node], self._is_held[node],
-                self._victims(node, outlook, shards[here], limit), outlook.since, self._used[node], missed[here],
-            )  # fmt: skip
-        return missed
-
-    def _victims(self, node: int, outlook: NodeOutlook, shards: _Numbers, limit: int) -> _Numbers:
-        """The shards that a node holds and does not need now, in the order in which they give way."""
-        held, new = self._is_held[node], np.unique(shards)
-        if self._used[node] + int(self._shards.stored[new[~held[new]]].sum()) <= limit:
-            return np.empty(0, np.int64)  # there is room for all
-        times = outlook.times()
-        found = np.flatnonzero(held & (times > NOW))
-        victims: _Numbers = found[np.lexsort((self._used_at[node, found], -times[found]))]
-        return victims
 
     def _live_bytes(self) -> int:
         """The most bytes that a node has between their first and their last use."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import ConfigError
-from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead, steps_ahead
+from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead, steps_ahead, steps_asked_ahead
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import Cursor
 from ..plan.planner import StepConfig
@@ -23,8 +23,8 @@ from .cluster import Cluster
 from .figures import Simulation
 from .measured import Measured
 from .needs import Needs
-from .outlook import NodeOutlook
-from .replay import Downloads, Replay
+from .outlook import Outlook
+from .replay import Cache, Downloads, Replay
 from .sources import Datasets, Sources
 
 MAX_SAMPLES = 1 << 25  # of a run that is looked at step by step
@@ -95,11 +95,14 @@ def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simula
     needs = Needs(sources.mixture, config)
     list(needs.walk(sources.mixture.start(), 1))
     planned_s = time.monotonic() - started
-    ahead = packs_ahead(config, num_workers=cluster.num_workers, num_items=_items_ahead(sources, cluster, config))
+    num_items = _items_ahead(sources, cluster, config)
+    ahead = packs_ahead(config, num_workers=cluster.num_workers, num_items=num_items)
+    asked_ahead = steps_asked_ahead(config, num_workers=cluster.num_workers, num_items=num_items)
+    taken_ahead = num_items * config.packs_per_item * max(1, cluster.num_workers) // config.micro_batches
     windows = _windows(sources, steps, total)
-    downloads = _look(sources, cluster, needs, windows, ahead=ahead * cluster.num_nodes // steps.global_batch)
+    downloads = _look(sources, cluster, needs, windows, asked_ahead=asked_ahead)
     weights = np.repeat([each.weight for each in windows], [len(each.reads) for each in downloads])
-    measured = Measured(sources, cluster, downloads, weights)
+    measured = Measured(sources, cluster, downloads, weights, taken_ahead=taken_ahead)
     return measured.figures(config, num_steps=total, packs_ahead=ahead, planned_s=planned_s, counted_s=counted_s)
 
 
@@ -166,24 +169,29 @@ def _windows(sources: Sources, steps: Steps, total: int) -> list[_Window]:
     ]
 
 
-def _outlooks(sources: Sources, cluster: Cluster, needs: Needs) -> list[NodeOutlook]:
-    """What each node's cache is told of shards to come; none without a limit."""
-    if cluster.cache_bytes is None:
-        return []
+def _caches(sources: Sources, cluster: Cluster, needs: Needs) -> dict[int, Cache]:
+    """Those that have a limit, by the number of their source."""
     group_nodes = cluster.world.num_group_nodes
-    return [
-        NodeOutlook(
-            sources,
-            node * group_nodes // cluster.num_nodes,
-            num_nodes=group_nodes,
-            limit_bytes=cluster.cache_bytes,
-            margin_steps=steps_ahead(needs.config, num_workers=cluster.num_workers),
-        )
-        for node in range(cluster.num_nodes)
-    ]
+    margin = steps_ahead(needs.config, num_workers=cluster.num_workers)
+    found, first = {}, 0
+    for number, (name, limit) in enumerate(sources.limits_on(cluster).items()):
+        sizes = sources.shards[name].stored
+        if limit is not None:
+            outlooks = [
+                Outlook(
+                    sources, name, node * group_nodes // cluster.num_nodes,
+                    num_nodes=group_nodes, limit_bytes=limit, margin_steps=margin,
+                )
+                for node in range(cluster.num_nodes)
+            ]  # fmt: skip
+            found[number] = Cache(sizes, first, limit_bytes=limit, outlooks=outlooks)
+        first += len(sizes)
+    return found
 
 
-def _look(sources: Sources, cluster: Cluster, needs: Needs, windows: list[_Window], *, ahead: int) -> list[Downloads]:
+def _look(
+    sources: Sources, cluster: Cluster, needs: Needs, windows: list[_Window], *, asked_ahead: int
+) -> list[Downloads]:
     """The downloads of each window; its steps count through the windows."""
     found = []
     seen = 0
@@ -191,11 +199,9 @@ def _look(sources: Sources, cluster: Cluster, needs: Needs, windows: list[_Windo
     for window in windows:
         replay = Replay(
             sources.all_shards,
+            caches=_caches(sources, cluster, needs),
             num_nodes=cluster.num_nodes,
-            steps_ahead=ahead,
-            with_following=cluster.cache is None,
-            limit_bytes=cluster.cache_bytes,
-            outlooks=_outlooks(sources, cluster, needs),
+            steps_ahead=asked_ahead,
         )
         batch = needs.config.global_batch
         cursor: Cursor = mixture.skip(mixture.start(), window.warm, global_batch=batch)

@@ -22,6 +22,7 @@ from ..plan.packing import PackingConfig
 from ..plan.weights import Weights
 from ..processors.base import PackFiller
 from ..storage.sizes import parse_bytes
+from .cluster import Cluster
 
 Datasets = PackedDataset | HasCore | Mapping[str, PackedDataset | HasCore]
 COMPARED = ("num_canonical_nodes", "shuffle_block_size", "packing_length", "shard_bytes")
@@ -38,17 +39,22 @@ class Shards:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Plans by name, with the shards of all of them. zip_bytes: of the largest compressed shard of each plan.
+    """Plans by name, with the shards of all of them. limits: the cache_limit of each, in bytes.
 
-    fills: workers only fetch shards, for their processors read packs straight from them. reads_media: of any source.
+    zip_bytes: of the largest compressed shard of each plan. fills: workers only fetch shards, for their processors read
+    packs straight from them. reads_media: of any source. downloads_at_once, shards_ahead: of each worker, see
+    FetchConfig's threads and ahead.
     """
 
     plans: Mapping[str, PackPlan]
     shards: Mapping[str, Shards]
+    limits: Mapping[str, int | None]
     zip_bytes: Mapping[str, int]
     index_bytes: int
     fills: bool
     reads_media: bool
+    downloads_at_once: int
+    shards_ahead: int
     weights: Weights | Mapping[int, Weights] | None = None
     max_epochs: Mapping[str, int] | None = None
 
@@ -74,10 +80,13 @@ class Sources:
         return Sources(
             plans=plans,
             shards={name: _shards(each) for name, each in listed.items()},
+            limits={name: core.fetch.limit_bytes for name, core in cores.items()},
             zip_bytes={name: int(each.zip_sizes.max()) for name, each in listed.items()},
             index_bytes=num_bytes + sum(plan.lengths.nbytes for plan in plans.values()),
             fills=all(_fills(core) for core in cores.values()),
             reads_media=any(plan.index.patches is not None for plan in plans.values()),
+            downloads_at_once=sum(core.fetch.threads for core in cores.values()),
+            shards_ahead=sum(core.fetch.ahead for core in cores.values()),
             weights=weights,
             max_epochs=max_epochs,
         )
@@ -91,6 +100,10 @@ class Sources:
         """Those of one source after another."""
         columns = zip(*(dataclasses.astuple(each) for each in self.shards.values()), strict=True)
         return Shards(*map(np.concatenate, columns))
+
+    def limits_on(self, cluster: Cluster) -> Mapping[str, int | None]:
+        """The cache_limit of each source on a cluster: of caches of their own, as those of loaders are."""
+        return self.limits if cluster.cache is None else dict.fromkeys(self.plans, cluster.cache_bytes)
 
     @property
     def num_samples(self) -> int:

@@ -2,5 +2,9 @@
 
 namespaces      the nodes, their links and the switch between them
 ray_cluster     a Ray cluster over the nodes
+case            a run on a cluster, as it is simulated and as it is done
+reading         a rank that reads a case; lock_step: what holds ranks together
+truth           a case done by real loaders: what they downloaded, and how long they took
+test_truth      it is what was foretold
 test_namespaces links are as fast as they say, and can be cut
 """

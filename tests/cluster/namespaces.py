@@ -6,6 +6,7 @@ files of the machine, so what nodes must not share (caches, outputs) gets a fold
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -28,6 +29,7 @@ STORE_ADDRESS = "10.77.0.1"
 STORE_PORT = 9000
 START_S = 60.0
 COMMAND_S = 30.0
+CLONE_NEWNET = 0x40000000  # of setns(2), which Python has from 3.12 on
 _numbers = count()
 
 
@@ -66,6 +68,13 @@ class Node:
                 stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
                 env={**os.environ, **ENVIRONMENT, **environment}, cwd=ROOT, start_new_session=True,
             )  # fmt: skip
+
+    def enter(self) -> None:
+        """Have this process, which has no threads yet, and what it starts be of the node."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with Path("/run/netns", self.name).open() as file:
+            if libc.setns(file.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter {self.name}")
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def _serve(connection: Connection, folder: Path, environment: dict[str, str]) ->
         linecache.cache[source] = (len(text), None, text.splitlines(keepends=True), source)
         try:
             exec(compile(text, source, "exec"), namespace)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - it is told to the process that asked
             connection.send(traceback.format_exc())
         else:
             connection.send(None)

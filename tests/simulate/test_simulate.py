@@ -16,13 +16,19 @@ from lmms_stream.__main__ import main
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.plan.ahead import steps_asked_ahead
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.planner import StepConfig
 from lmms_stream.simulate import Cluster, simulate
 from lmms_stream.simulate.cluster import parse_bandwidth, parse_seconds
-from lmms_stream.simulate.compare import parse_settings
-from lmms_stream.simulate.kernels import use_needed_last, wait_for_links
+from lmms_stream.simulate.compare import advise, parse_settings
+from lmms_stream.simulate.kernels import use_needed_last
+from lmms_stream.simulate.links import Link, wait_for_links
+from lmms_stream.simulate.run import Steps, simulate_sources
 from lmms_stream.simulate.sources import Sources
+from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.types import World
 
 from ..conftest import write_tokens
 
@@ -63,11 +69,20 @@ def test_what_is_needed_last_gives_way_then_what_was_used_least_recently(
     assert used == sum(sizes[each] for each in kept)
 
 
-def waits_of(downloads: list[tuple[int, int, int, int]], *, num_steps: int, latency_s: float = 0.0) -> list[float]:
+def waits_of(
+    downloads: list[tuple[int, int, int, int]],
+    *,
+    num_steps: int,
+    latency_s: float = 0.0,
+    at_once: int = 4,
+    ahead: int = 64,
+    begins: tuple[int, ...] = (0,),
+) -> list[float]:
     """Of downloads (step, node, step of the request, bytes), with links of 10 bytes a second and steps of 1 s."""
     steps, nodes, released, sizes = np.array(downloads, np.int64).T
-    starts, waits = np.zeros(num_steps), np.zeros(num_steps)
-    wait_for_links(steps, nodes, released, sizes, 10.0, latency_s, 1.0, np.zeros(2), starts, waits)
+    link = Link(10.0, latency_s, at_once, ahead, 0)
+    anew = np.isin(np.arange(num_steps), begins)
+    waits = wait_for_links(steps, nodes, released, sizes, anew, link=link, num_nodes=2, step_time_s=1.0)
     return [round(each, 6) for each in waits.tolist()]
 
 
@@ -76,6 +91,38 @@ def test_steps_wait_for_the_slowest_link() -> None:
     assert waits_of([(0, 0, 0, 5), (1, 0, 1, 5)], num_steps=2) == [0.5, 0.5]  # asked for when it is needed
     assert waits_of([(0, 0, 0, 5), (2, 0, 1, 25)], num_steps=3) == [0.5, 0.0, 1.5]  # one step ahead
     assert waits_of([(0, 0, 0, 5)], num_steps=1, latency_s=0.25) == [0.75]
+
+
+def test_downloads_share_a_link_and_those_that_steps_wait_for_begin_first() -> None:
+    both = [(0, 0, 0, 10), (1, 0, 0, 10)]
+    assert waits_of(both, num_steps=2) == [2.0, 0.0]  # they end together
+    assert waits_of(both, num_steps=2, at_once=1) == [1.0, 0.0]
+    assert waits_of([(2, 0, 0, 10), (0, 0, 0, 10)], num_steps=3, at_once=1) == [1.0, 0.0, 0.0]
+    assert waits_of([(0, 0, 0, 10), (3, 0, 0, 10), (2, 0, 1, 10)], num_steps=4, at_once=1) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_node_that_has_fetched_enough_ahead_goes_on_when_it_has_come_to_it() -> None:
+    later = [(0, 0, 0, 10), (1, 0, 0, 10), (2, 0, 0, 40)]
+    assert waits_of(later, num_steps=3, at_once=1) == [1.0, 0.0, 3.0]
+    assert waits_of(later, num_steps=3, at_once=1, ahead=1) == [1.0, 0.0, 4.0 - 1.0]  # the last begins with step 1
+    assert waits_of([(0, 0, 0, 10), (2, 0, 0, 10), (3, 0, 0, 40)], num_steps=4, at_once=1, ahead=1)[3] == 3.0
+
+
+def test_loaders_that_begin_anew_ask_for_nothing_before() -> None:
+    assert waits_of([(0, 0, 0, 5), (1, 0, 0, 20)], num_steps=2, at_once=1) == [0.5, 1.0]
+    assert waits_of([(0, 0, 0, 5), (1, 0, 1, 20)], num_steps=2, at_once=1, begins=(0, 1)) == [0.5, 2.0]
+    assert waits_of([(1, 0, 1, 5), (2, 0, 1, 5)], num_steps=3, begins=(0, 1)) == [0.0, 1.0, 0.0]
+
+
+def test_loaders_ask_as_far_ahead_as_their_workers_have_come() -> None:
+    """A rank's workers have two items each, and have asked for 32 packs more, in whole items."""
+    two_nodes = StepConfig(global_batch=64, world=World(world_size=4, num_nodes=2), packs_per_item=16)
+    four_nodes = StepConfig(global_batch=64, world=World(world_size=8, num_nodes=4), packs_per_item=8)
+    assert steps_asked_ahead(two_nodes, num_workers=2, num_items=2) == (2 + 2) * 2
+    assert steps_asked_ahead(four_nodes, num_workers=2, num_items=2) == (4 + 2) * 2
+    assert steps_asked_ahead(four_nodes, num_workers=0, num_items=2) == 4
+    single_packs = StepConfig(global_batch=64, world=World(world_size=8), packs_per_item=1)
+    assert steps_asked_ahead(single_packs, num_workers=1, num_items=8) == (32 + 8) // 8
 
 
 def test_a_link_that_is_fast_enough_makes_no_step_wait_and_half_of_it_does(folder: Path) -> None:
@@ -112,6 +159,21 @@ def test_shards_cut_anew_hold_the_same_samples_and_bytes(folder: Path) -> None:
         assert plan.samples_per_shard.min() > 0
         assert int(shards.stored.sum()) == int(ours.stored.sum())
         assert len(shards.stored) == len(plan.samples_per_shard)
+
+
+def test_advice_names_the_source_whose_cache_is_too_small(folder: Path) -> None:
+    limited = PackedDataset(
+        [StreamConfig(remote=folder)],
+        packing=PackingConfig(packing_length=256, window=64),
+        order=OrderConfig(num_canonical_nodes=4, shuffle_block_size=150),
+        fetch=FetchConfig(cache_limit="20kb"),
+    )
+    sources = Sources.of({"free": dataset_of(folder), "limited": limited})
+    cluster, steps = Cluster(gpus_per_node=2), Steps(global_batch=8)
+    told = simulate_sources(sources, cluster, steps)
+    assert told.least_cache_bytes == sum(told.least_cache_limits.values())
+    advice = advise(told, sources, cluster, steps, compared={})
+    assert re.search(r"cache [\d.]+ \w+ for limited: loaders refuse less with this order, or lower", advice)
 
 
 def test_without_shuffle_all_nodes_read_all_shards_and_nothing_else_is_advised(folder: Path) -> None:

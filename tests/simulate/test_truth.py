@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from lmms_stream.errors import ConfigError
+from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.simulate.cluster import Cluster
 from lmms_stream.simulate.run import simulate
@@ -125,3 +127,26 @@ def test_requests_to_a_real_server_are_those_foretold(s3_folder: str, tmp_path: 
     assert [node.download_bytes for node in told.nodes] == [
         sum(sizes[name] * count for name, count in each.items()) for each in found
     ]
+
+
+def test_each_source_has_a_cache_of_its_own(folder: Path, tmp_path: Path) -> None:
+    """One of two sources is limited, and the other, which is read as often, takes none of its room."""
+    order = OrderConfig(seed=5, num_canonical_nodes=1, shuffle_block_size=100)
+    cluster = Cluster(gpus_per_node=1, num_workers=0)
+    alone = open_node(LocalStorage(folder), tmp_path / "alone", order=order)
+    least = simulate(alone, cluster, global_batch=24).least_cache_bytes
+    sources = {
+        name: open_node(LocalStorage(folder), tmp_path / name, order=order, cache_limit=limit, world=World())
+        for name, limit in (("limited", least), ("free", None))
+    }
+    told = simulate(sources, cluster, global_batch=24, epochs=2)
+    loader = PackedLoader(sources, global_batch=24, world=World())
+    for _ in range(2):
+        assert sum(1 for _ in loader)
+    logs = [(tmp_path / f"{name}.log").read_text().split() for name in sources]
+    limited, free = (sum(line.endswith(".mds") for line in log) for log in logs)
+    assert told.shard_downloads[len(told.shard_downloads) // 2 :].tolist() == [1] * free
+    assert limited == pytest.approx(int(told.shard_downloads[: len(told.shard_downloads) // 2].sum()), rel=0.1)
+    assert limited > 1.5 * free
+    shared = simulate(sources, dataclasses.replace(cluster, cache=least), global_batch=24, epochs=2)
+    assert shared.shard_downloads[free:].sum() == shared.shard_downloads[:free].sum() > 1.5 * free

@@ -1,0 +1,257 @@
+"""How long steps wait for the links of nodes. Downloads, and what asks for them -> seconds; compiled.
+
+The loaders of a node fetch `at_once` shards at a time, which have equal shares of its link. A thread that is free takes
+a shard that a step waits for, else the one that was asked for first, unless as many as `ahead` lie there that nobody
+has come to yet (see storage/prefetch.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+_Numbers = NDArray[np.int64]
+_Floats = NDArray[np.float64]
+_ASKED, _UNDER_WAY, _DONE = 0, 1, 2
+
+
+class Link(NamedTuple):
+    """Of every node. bytes_per_s: that its link carries. latency_s: from a request to its first byte.
+
+    taken_ahead: steps from the one at hand whose shards loaders have taken, which count as `ahead` no more.
+    """
+
+    bytes_per_s: float
+    latency_s: float
+    at_once: int
+    ahead: int
+    taken_ahead: int
+
+
+class _Queues(NamedTuple):
+    """The downloads of each node, in the order in which they are asked for. bounds: of each node's, int64[nodes + 1].
+
+    by_step: their numbers in the order of the steps that need them, node after node.
+    """
+
+    bounds: _Numbers
+    steps: _Numbers
+    released: _Numbers
+    sizes: _Numbers
+    by_step: _Numbers
+
+
+class _State(NamedTuple):
+    """How far the links are. kinds, ended: of each download. The others have a row a node.
+
+    now: as of when. served: bytes that a download would have that began with the simulation. under_way, until: slots
+    of downloads, and `served` at which each ends. waiting, begins: those that wait for their first byte, a ring.
+    asked, front: downloads that were asked for, and those of them that were looked at. urgent, needed, taken: numbers
+    in by_step up to which downloads have begun, have ended, and were taken. untaken: begun and not taken.
+    """
+
+    kinds: NDArray[np.int8]
+    ended: _Floats
+    now: _Floats
+    served: _Floats
+    num_under_way: _Numbers
+    under_way: _Numbers
+    until: _Floats
+    num_waiting: _Numbers
+    first_waiting: _Numbers
+    waiting: _Numbers
+    begins: _Floats
+    asked: _Numbers
+    front: _Numbers
+    urgent: _Numbers
+    needed: _Numbers
+    taken: _Numbers
+    untaken: _Numbers
+
+
+def wait_for_links(
+    steps: _Numbers,
+    nodes: _Numbers,
+    released: _Numbers,
+    sizes: _Numbers,
+    begins: NDArray[np.bool_],
+    *,
+    link: Link,
+    num_nodes: int,
+    step_time_s: float,
+) -> _Floats:
+    """Seconds that each step waits until the last node has its shards.
+
+    steps, nodes, sizes: of each download, the step that needs it: it is asked for when step released[i] begins, or
+    before the first. begins: bool[num_steps], whether loaders begin anew with a step, and ask for what it needs only
+    when the one before it has ended.
+    """
+    order = np.lexsort((steps, released, nodes))
+    bounds = np.searchsorted(nodes[order], np.arange(num_nodes + 1))
+    queues = _Queues(
+        bounds, steps[order], released[order], sizes[order].astype(np.int64), np.lexsort((steps[order], nodes[order]))
+    )
+    slots = (num_nodes, max(1, min(link.at_once, len(steps))))
+    state = _State(
+        kinds=np.zeros(len(steps), np.int8), ended=np.zeros(len(steps)),
+        now=np.zeros(num_nodes), served=np.zeros(num_nodes),
+        num_under_way=np.zeros(num_nodes, np.int64), under_way=np.zeros(slots, np.int64), until=np.zeros(slots),
+        num_waiting=np.zeros(num_nodes, np.int64), first_waiting=np.zeros(num_nodes, np.int64),
+        waiting=np.zeros(slots, np.int64), begins=np.zeros(slots),
+        asked=bounds[:-1].copy(), front=bounds[:-1].copy(), urgent=bounds[:-1].copy(), needed=bounds[:-1].copy(),
+        taken=bounds[:-1].copy(), untaken=np.zeros(num_nodes, np.int64),
+    )  # fmt: skip
+    waits: _Floats = np.zeros(len(begins))
+    _wait(queues, state, link, begins, step_time_s, waits)
+    return waits
+
+
+@njit(cache=True, nogil=True)
+def _wait(
+    queues: _Queues, state: _State, link: Link, begins: NDArray[np.bool_], step_time_s: float, waits: _Floats
+) -> None:
+    now = 0.0
+    busy = np.ones(len(state.now), np.bool_)  # nodes whose links have something to do; of many most have not
+    for step in range(len(waits)):
+        ready = now
+        for node in range(len(state.now)):
+            busy[node] = _is_busy(queues, state, node, step)
+            if not busy[node]:
+                state.now[node] = now
+                continue
+            _run(queues, state, link, node, step, now)
+            if begins[step]:
+                _ask(queues, state, node, step)
+            _take(queues, state, link, node, step)
+            _fill(queues, state, link, node, step)
+            ready = max(ready, _have(queues, state, link, node, step))
+        waits[step] = ready - now
+        for node in np.flatnonzero(busy):
+            _run(queues, state, link, node, step, ready)
+            _ask(queues, state, node, step)
+            _fill(queues, state, link, node, step)
+        now = ready + step_time_s
+
+
+@njit(cache=True, nogil=True)
+def _is_busy(queues: _Queues, state: _State, node: int, step: int) -> bool:
+    """Whether a link carries something, or something is asked for, or will be with a step."""
+    end = queues.bounds[node + 1]
+    if state.num_under_way[node] or state.num_waiting[node] or state.front[node] < state.asked[node]:
+        return True
+    if state.asked[node] < end and queues.released[state.asked[node]] <= step:
+        return True
+    return state.needed[node] < end and queues.steps[queues.by_step[state.needed[node]]] <= step
+
+
+@njit(cache=True, nogil=True)
+def _ask(queues: _Queues, state: _State, node: int, step: int) -> None:
+    """Loaders ask for what is asked for with a step."""
+    while state.asked[node] < queues.bounds[node + 1] and queues.released[state.asked[node]] <= step:
+        state.asked[node] += 1
+
+
+@njit(cache=True, nogil=True)
+def _take(queues: _Queues, state: _State, link: Link, node: int, step: int) -> None:
+    """Loaders take the shards of steps up to taken_ahead after this one, which make room for others ahead."""
+    while state.taken[node] < queues.bounds[node + 1]:
+        number = queues.by_step[state.taken[node]]
+        if queues.steps[number] > step + link.taken_ahead:
+            break
+        state.untaken[node] -= state.kinds[number] != _ASKED
+        state.taken[node] += 1
+
+
+@njit(cache=True, nogil=True)
+def _have(queues: _Queues, state: _State, link: Link, node: int, step: int) -> float:
+    """Let the link carry what a step needs; when the last of it was there."""
+    ready = 0.0
+    while state.needed[node] < queues.bounds[node + 1]:
+        number = queues.by_step[state.needed[node]]
+        if queues.steps[number] > step:
+            break
+        while state.kinds[number] != _DONE:
+            _go_on(queues, state, link, node, step, np.inf)
+        ready = max(ready, state.ended[number])
+        state.needed[node] += 1
+    return ready
+
+
+@njit(cache=True, nogil=True)
+def _run(queues: _Queues, state: _State, link: Link, node: int, step: int, until: float) -> None:
+    while state.now[node] < until and _go_on(queues, state, link, node, step, until):
+        pass
+
+
+@njit(cache=True, nogil=True)
+def _go_on(queues: _Queues, state: _State, link: Link, node: int, step: int, until: float) -> bool:
+    """What happens next on a link: a first byte, or the end of a download; False where that is not before `until`."""
+    now, count, slots = state.now[node], state.num_under_way[node], state.under_way.shape[1]
+    slot, ends = -1, np.inf
+    for each in range(count):
+        if slot < 0 or state.until[node, each] < state.until[node, slot]:
+            slot = each
+    if slot >= 0:
+        ends = now + (state.until[node, slot] - state.served[node]) * count / link.bytes_per_s
+    begins = state.begins[node, state.first_waiting[node]] if state.num_waiting[node] else np.inf
+    soonest = min(ends, begins)
+    if soonest > until or soonest == np.inf:
+        if count and until > now:
+            state.served[node] += (until - now) * link.bytes_per_s / count
+        state.now[node] = until
+        return False
+    if begins <= ends:
+        if count and begins > now:
+            state.served[node] += (begins - now) * link.bytes_per_s / count
+        number = state.waiting[node, state.first_waiting[node]]
+        state.first_waiting[node] = (state.first_waiting[node] + 1) % slots
+        state.num_waiting[node] -= 1
+        state.under_way[node, count] = number
+        state.until[node, count] = state.served[node] + queues.sizes[number]
+        state.num_under_way[node] += 1
+        state.now[node] = max(now, begins)
+        return True
+    number = state.under_way[node, slot]
+    state.kinds[number], state.ended[number] = _DONE, ends
+    state.served[node], state.now[node] = state.until[node, slot], ends
+    state.under_way[node, slot] = state.under_way[node, count - 1]
+    state.until[node, slot] = state.until[node, count - 1]
+    state.num_under_way[node] -= 1
+    _fill(queues, state, link, node, step)
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _fill(queues: _Queues, state: _State, link: Link, node: int, step: int) -> None:
+    """Threads without a download take the next ones."""
+    slots = state.under_way.shape[1]
+    while state.num_under_way[node] + state.num_waiting[node] < slots:
+        number = _next(queues, state, link, node, step)
+        if number < 0:
+            return
+        state.kinds[number] = _UNDER_WAY
+        state.untaken[node] += queues.steps[number] > step + link.taken_ahead
+        last = (state.first_waiting[node] + state.num_waiting[node]) % slots
+        state.waiting[node, last] = number
+        state.begins[node, last] = state.now[node] + link.latency_s
+        state.num_waiting[node] += 1
+
+
+@njit(cache=True, nogil=True)
+def _next(queues: _Queues, state: _State, link: Link, node: int, step: int) -> int:
+    """The download that a thread takes; -1 for none."""
+    end = queues.bounds[node + 1]
+    while state.urgent[node] < end and queues.steps[queues.by_step[state.urgent[node]]] <= step:
+        number = queues.by_step[state.urgent[node]]
+        if state.kinds[number] == _ASKED:
+            return number
+        state.urgent[node] += 1
+    if state.untaken[node] < link.ahead:
+        while state.front[node] < state.asked[node]:
+            if state.kinds[state.front[node]] == _ASKED:
+                return state.front[node]
+            state.front[node] += 1
+    return -1
