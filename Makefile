@@ -41,7 +41,7 @@ test-long: check $(AZURITE)
 
 # The site, in build/site: strict, and of files that need no network.
 docs: setup
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"

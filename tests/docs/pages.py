@@ -2,8 +2,8 @@
 
 What a block is says its fence: `bash` is typed, line by line; `python` is run, all of a page in one namespace; a block
 with a title is a file of that name; `yaml` without one is a part of a run's YAML file. Others are there to look at,
-`sh` among them (commands of a cluster, which tests/cluster gives in its own way) and `py` (with objects of the reader's). What a page needs beforehand is in its
-head: `setup`, commands.
+`sh` among them (commands of a cluster, which tests/cluster gives in its own way) and `py` (with objects of the
+reader's). What a page needs beforehand is in its head: `setup`, commands.
 """
 
 from __future__ import annotations
