@@ -21,7 +21,7 @@ from .pages import ROOT, Block, Page, pages
 from .session import Session, session
 
 COMMAND_S = 240.0
-SHORT = ("README.md", "docs/start.md", "docs/index.md", "docs/how/plan.md")  # whose blocks run in short rounds, too
+SHORT = ("README.md", "docs/how/plan.md")  # whose blocks run in short rounds, too
 RUN: dict[str, dict[str, Any]] = {
     "dataset": {"remote": "build/chats", "packing_length": 4096, "processor": {"tokenizer": "build/tokenizer"}},
     "model": {"config": {"model_type": "llama"}},

@@ -23,6 +23,7 @@ from lmms_stream.storage.local import LocalStorage
 
 from tests.conftest import run_cli
 
+from ..rounds import LONG
 from .test_names import MEASURED, write_config, write_rows
 
 NUM_ROWS = 120
@@ -74,7 +75,9 @@ def in_splits(data: Path, to: Path) -> None:
     shutil.copytree(to.parent / "splits" / "x", to)
 
 
-@pytest.mark.parametrize("make", [resharded, recompressed, reshuffled, merged, in_splits])
+@pytest.mark.parametrize(
+    "make", [resharded, recompressed, reshuffled, merged, in_splits] if LONG else [resharded, merged]
+)
 def test_samples_of_a_dataset_that_is_stored_anew_are_found_by_their_rows(
     data: Path, tmp_path: Path, make: Callable[[Path, Path], None]
 ) -> None:
