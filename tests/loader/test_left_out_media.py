@@ -71,10 +71,10 @@ def open_dataset(folder: Path, processor: Any, *, mode: PackingMode = "plan", le
     )
 
 
-FAMILIES = [("qwen3_vl", 1), *([("qwen2_5_vl", 0), ("qwen2_audio", 0)] if LONG else [])]
+CASES = [("qwen3_vl", 1), *([("qwen2_5_vl", 0), ("qwen2_audio", 0)] if LONG else [])]
 
 
-@pytest.mark.parametrize(("family", "num_workers"), FAMILIES)
+@pytest.mark.parametrize(("family", "num_workers"), CASES)
 def test_nothing_of_the_media_of_bad_samples_is_left_in_a_batch(family: str, num_workers: int, tmp_path: Path) -> None:
     save, media = FAMILIES[family]
     save(tmp_path / "processor", family)
