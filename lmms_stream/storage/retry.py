@@ -93,9 +93,10 @@ def persist(
     if thread.is_alive():
         given_up.set()
         cause = f", the last error was: {failure[-1]}" if failure else ""
+        of_all = f" of {retry.attempts}" if num_attempts <= retry.attempts else ""  # more where it could not be reached
         raise StorageError(
-            f"{where}: no complete answer within {retry.timeout_s:g} s (attempt {num_attempts} of {retry.attempts}"
-            f"{cause}): {remedy}, or raise timeout_s"
+            f"{where}: no complete answer within {retry.timeout_s:g} s (attempt {num_attempts}{of_all}{cause}): "
+            f"{remedy}, or raise timeout_s"
         )
     error = failure[-1]
     raise refusal(error) or StorageError(f"{where}: {error} (after {num_attempts} attempts): {remedy}") from error
