@@ -33,10 +33,9 @@ def good_chats(count: int, *, large: int) -> list[dict[str, Any]]:
 
 
 def cut_short(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """Half of the image is zeros, as of a download that broke off."""
+    """Half of the image is there, as of a download that broke off."""
     media: bytes = chat["media"]
-    half = len(media) // 2
-    return {**chat, "media": media[:half] + bytes(len(media) - half)}
+    return _with_image(chat, media[: len(media) // 2])
 
 
 def no_image(chat: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,13 +64,17 @@ def endless(chat: Mapping[str, Any]) -> dict[str, Any]:
     """
     media = plain_jpeg()
     scan = _last_scan(media)
-    endless = media[:-2] + scan * NUM_SCANS + media[-2:]
+    return _with_image(chat, media[:-2] + scan * NUM_SCANS + media[-2:])
+
+
+def _with_image(chat: Mapping[str, Any], image: bytes) -> dict[str, Any]:
+    """The chat with another image, whose facts are said to be those of the first."""
     messages = json.loads(chat["messages"])
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else []:
             if part["type"] == "image":
-                part["span"] = [0, len(endless)]
-    return {**chat, "messages": json.dumps(messages), "media": endless}
+                part["span"] = [0, len(image)]
+    return {**chat, "messages": json.dumps(messages), "media": image}
 
 
 def plain_jpeg() -> bytes:
