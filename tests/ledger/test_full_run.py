@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import yaml
 from lmms_stream.ledger.run import Ledger
 from lmms_stream.train.report.train_log import read_log
@@ -49,6 +50,7 @@ def write_config(folder: Path, settings: dict[str, Any], *, max_steps: int) -> P
 
 
 @in_long_rounds
+@pytest.mark.timeout(1800)
 def test_a_run_on_one_to_four_ranks_resumed_elsewhere_is_told_as_it_logged_itself(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for name, (num_samples, longest) in SIZES.items():
