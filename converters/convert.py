@@ -16,7 +16,6 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..processors.base import cut_media
-from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
 from ..version import VERSION
 from .again import carried_over, check_targets, measures
@@ -46,7 +45,7 @@ from .writing.reading import Reading
 from .writing.row_counts import RowCounts
 from .writing.run import Encoder, Job, Run, task_name
 from .writing.shards import ShardMaker, entry_bytes
-from .writing.work import Work, open_work, work_folder
+from .writing.work import Work, from_anywhere, open_work, work_folder
 
 
 @dataclass(slots=True)
@@ -239,7 +238,7 @@ def _write_shards(
     encoder: Encoder = (
         unit_encoder(work.units, format, options)
         if made is None
-        else UnitCollector(folder=work.units, storage=_wherever(made[0]))
+        else UnitCollector(folder=work.units, storage=from_anywhere(made[0]))
     )
     job = Job(encoder, _shard_makers(work, format))
     with (
@@ -332,11 +331,6 @@ def unit_encoder(folder: Path, format: ShardFormat, options: ConvertOptions) -> 
 
 def _shard_makers(work: Work, format: ShardFormat) -> list[ShardMaker]:
     return [
-        ShardMaker(folder=work.units, staging=work.staging, format=format, storage=_wherever(target))
+        ShardMaker(folder=work.units, staging=work.staging, format=format, storage=from_anywhere(target))
         for target in work.targets
     ]
-
-
-def _wherever(target: Storage) -> Storage:
-    """The same for a worker in another folder."""
-    return LocalStorage(target.folder.absolute()) if isinstance(target, LocalStorage) else target

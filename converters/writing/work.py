@@ -286,3 +286,8 @@ def _check_claims(
             f"{targets[0].url} holds a conversion that was begun with other {', '.join(changed)}: run the command that "
             "began it, or pass --overwrite to begin anew"
         )
+
+
+def from_anywhere(target: Storage) -> Storage:
+    """The same for a worker in another folder."""
+    return LocalStorage(target.folder.absolute()) if isinstance(target, LocalStorage) else target
