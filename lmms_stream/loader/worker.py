@@ -93,6 +93,8 @@ class PackWorker(IterableDataset[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
+        for dataset in self.datasets.values():
+            dataset.pack_reader.pass_over()  # what an iteration that ended early had asked for
         if worker is None:
             yield from self._items(self._planned(self._told(worker=0), worker=0, num_workers=1), is_sent=False)
             return

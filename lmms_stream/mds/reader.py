@@ -123,10 +123,10 @@ class ShardReader:
         if needed.any():
             self._fetching().request(dict.fromkeys(shard_ids[needed].tolist()))
 
-    def pass_over(self, shard_ids: NDArray[np.int64]) -> None:
-        """These shards are not needed any more, whether they were prefetched or not."""
+    def pass_over(self, shard_ids: NDArray[np.int64] | None = None) -> None:
+        """These shards, or all, are not needed any more, whether they were prefetched or not."""
         if self._prefetcher is not None and self._pid == os.getpid():
-            self._prefetcher.forget(shard_ids.tolist())
+            self._prefetcher.forget(None if shard_ids is None else shard_ids.tolist())
 
     def wait_for(self, shard_ids: NDArray[np.int64]) -> None:
         """Return when these shards are on this node and checked; they are not opened."""

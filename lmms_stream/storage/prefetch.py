@@ -31,6 +31,7 @@ class Prefetcher:
         self._changed = threading.Condition()
         self._queue: dict[int, float] = {}  # shard -> when it may be tried, in the order of need
         self._under_way: set[int] = set()
+        self._stale: set[int] = set()  # those under way that were forgotten since: their outcome is nobody's
         self._done: dict[int, Path | Exception] = {}
         self._needed: set[int] = set()  # shards that a reader waits for
         self._num_threads = 0
@@ -42,17 +43,19 @@ class Prefetcher:
             for shard_id in shard_ids:
                 if isinstance(self._done.get(shard_id), Exception):
                     del self._done[shard_id]  # nobody took it: ask the store again
-                if shard_id not in self._done and shard_id not in self._under_way:
+                if shard_id not in self._done and (shard_id not in self._under_way or shard_id in self._stale):
                     self._queue.setdefault(shard_id, 0.0)
             self._start_threads()
             self._changed.notify_all()
 
-    def forget(self, shard_ids: Iterable[int]) -> None:
-        """Requests of these shards that were not taken are no longer needed."""
+    def forget(self, shard_ids: Iterable[int] | None = None) -> None:
+        """Requests of these shards, or of all, that were not taken are no longer needed."""
         with self._changed:
-            for shard_id in shard_ids:
+            for shard_id in [*self._queue, *self._done, *self._under_way] if shard_ids is None else shard_ids:
                 self._queue.pop(shard_id, None)
                 self._done.pop(shard_id, None)
+                if shard_id in self._under_way:
+                    self._stale.add(shard_id)
             if self._queue:
                 self._start_threads()
                 self._changed.notify_all()
@@ -144,7 +147,9 @@ class Prefetcher:
                 result = error
             with self._changed:
                 self._under_way.discard(shard_id)
-                if result is None:  # back to the front of the queue, before all that is requested later
+                if shard_id in self._stale:
+                    self._stale.discard(shard_id)
+                elif result is None:  # back to the front of the queue, before all that is requested later
                     again_s = _NEEDED_S if shard_id in self._needed else _BUSY_S
                     self._queue = {shard_id: time.monotonic() + again_s} | self._queue
                 else:
@@ -154,12 +159,13 @@ class Prefetcher:
     def _next(self) -> tuple[int | None, float | None]:
         """The shard to fetch now; or None, and how long to wait at most."""
         now = time.monotonic()
+        queue = {each: at for each, at in self._queue.items() if each not in self._stale} if self._stale else self._queue
         for shard_id in self._needed:
-            if self._queue.get(shard_id, now + 1) <= now:
+            if queue.get(shard_id, now + 1) <= now:
                 return shard_id, None
-        wait_s = min((self._queue[each] - now for each in self._needed if each in self._queue), default=None)
+        wait_s = min((queue[each] - now for each in self._needed if each in queue), default=None)
         if not self._num_holds and len(self._done) + len(self._under_way) < self._config.ahead:
-            for shard_id, at in self._queue.items():
+            for shard_id, at in queue.items():
                 if at <= now:
                     return shard_id, None
                 wait_s = min(wait_s or _BUSY_S, at - now)

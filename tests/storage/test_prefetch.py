@@ -100,6 +100,37 @@ def test_a_failure_is_raised_to_its_reader_alone_and_may_be_tried_again() -> Non
     assert ahead.take(1) == Path("1")
 
 
+def test_a_failure_under_way_when_all_was_forgotten_is_nobodys() -> None:
+    failing, go = [True], threading.Event()
+
+    def fetch(shard_id: int) -> Path:
+        if failing[0]:
+            go.wait(20)
+            raise StorageError(f"s3://b/{shard_id}: gone")
+        return Path(str(shard_id))
+
+    ahead = prefetcher(fetch, threads=2, ahead=2)
+    ahead.request(range(2))
+    wait_until(lambda: ahead.is_begun(0) and ahead.is_begun(1))
+    ahead.forget()
+    ahead.request([1])
+    failing[0] = False
+    threading.Timer(0.1, go.set).start()
+    assert [ahead.take(shard_id) for shard_id in (1, 0)] == [Path("1"), Path("0")]
+
+
+def test_what_was_forgotten_takes_no_room_of_what_is_asked_for_next() -> None:
+    go = threading.Event()
+    ahead = prefetcher(lambda shard_id: Path(str(shard_id)) if go.wait(20) else None, threads=2, ahead=2)
+    ahead.request(range(10))
+    wait_until(lambda: ahead.is_begun(0) and ahead.is_begun(1))
+    ahead.forget()
+    go.set()
+    ahead.request([10, 11])
+    wait_until(lambda: ahead.has(10) and ahead.has(11))
+    assert not any(ahead.is_begun(shard_id) for shard_id in range(10))
+
+
 def test_the_wait_for_a_shard_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmms_stream.storage.prefetch._GRACE_S", 0.1)
     ahead = prefetcher(lambda shard_id: None, timeout_s=0.2)
