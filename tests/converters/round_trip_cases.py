@@ -10,6 +10,7 @@ Row = dict[str, Any]
 
 LONG = "Ein langer Satz über Füße, 日本語 und 🦊; " * 2000
 ODD = 'quotes " and \' and , and \\ and\ttabs\r\n\n  é 👩‍👧‍👦 العربية \u2028 </s> {"no": [json]} <image'
+ON_A_LINE = " \t" + ODD.replace("\r\n\n", " ") + " "
 JSON, TABLES, CSV, TAR, TEXTS, LINES, IMAGES = "json", "tables", "csv", "tar", "texts", "lines", "images"
 
 
@@ -179,8 +180,8 @@ TEXT_CASES = [
     ),
     Case(
         name="text-on-a-line",
-        rows=[{"text": " \t" + ODD.replace("\r\n", " ")[:-1] + " "}, {"text": LONG}],
-        wanted=[{"text": " \t" + ODD.replace("\r\n", " ")[:-1] + " "}, {"text": LONG}],
+        rows=[{"text": ON_A_LINE}, {"text": LONG}],
+        wanted=[{"text": ON_A_LINE}, {"text": LONG}],
         carried_by=(LINES,),
     ),
     Case(
