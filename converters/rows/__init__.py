@@ -10,7 +10,7 @@ row_kind        what a kind is: detection, columns, reading
 fields          which column of a row plays which role
 chat            what all kinds of chats share: turns -> stored messages; answers: a chat for each answer of one
 content         content of turns -> text and media parts
-tokens, messages, alpaca, prompts, text, image_label, image, columns     the kinds, a file a kind or a family of them
+tokens, messages, alpaca, prompts, dialog, text, image_label, image, columns     the kinds: a file a kind or a family
 tags            messages whose keys and speakers have names of their own -> OpenAI's
 llama_factory   rows as LLaMA-Factory's dataset_info.json describes them -> rows of a kind
 preferences     rows whose answers are not all good, as chats; preference_kinds: as answers that are compared

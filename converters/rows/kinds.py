@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .alpaca import ALPACA
 from .columns import COLUMNS
+from .dialog import DIALOG
 from .image import IMAGE
 from .image_label import IMAGE_LABEL
 from .messages import MESSAGES, SHAREGPT
@@ -28,6 +29,7 @@ _IN_ORDER: tuple[RowKind, ...] = (
     CAPTION,
     TEXT,
     IMAGE_LABEL,
+    DIALOG,
     IMAGE,
     COLUMNS,
 )

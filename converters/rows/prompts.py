@@ -66,7 +66,7 @@ def _has_media(fields: Fields) -> bool:
 PROMPT_RESPONSE = chat_kind(
     "prompt-response",
     _read_prompt,
-    needs={"prompt": ("prompt",), "response": ("response", "completion")},
+    needs={"prompt": ("prompt", "inputs"), "response": ("response", "completion", "targets")},
     media_in_front=True,
 )
 QUESTION_ANSWER = chat_kind(

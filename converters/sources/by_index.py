@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .table import json_row
+from .table import RowOf, json_row
 from .units import Row, Unit
 
 
@@ -48,16 +48,17 @@ class ParsedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class JsonTexts:
-    """texts: the number of a row and its JSON object."""
+class RowTexts:
+    """texts: the number of a row and its text. row_of: what makes the row of them."""
 
     texts: Sequence[tuple[int, bytes]]
+    row_of: RowOf = json_row
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def rows(self, indices: Sequence[int]) -> Iterator[Row]:
-        return (json_row(*self.texts[index]) for index in indices)
+        return (self.row_of(*self.texts[index]) for index in indices)
 
 
 @dataclass(frozen=True, slots=True)

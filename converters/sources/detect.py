@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
 from pathlib import PurePosixPath
 
 import orjson
 
 from ...errors import DataError
-from .arrow import ArrowTable, ParquetTable
 from .compression import PlainStream
-from .csv import DelimitedTable
 from .files import HEAD_BYTES, File, LocalFile
-from .json_array import JsonTable
-from .jsonl import LinesTable
-from .table import BOM, Delimited, Location, Table
-from .webdataset import TarTable
+from .formats import EXTENSIONS, FORMATS, QUOTES
+from .table import BOM, Delimited
 
-EXTENSIONS = {
-    ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
-    ".arrow": "arrow", ".feather": "arrow", ".tar": "webdataset", ".txt": "text", ".jpg": "images", ".jpeg": "images",
-    ".png": "images", ".webp": "images", ".gif": "images", ".bmp": "images", ".tif": "images", ".tiff": "images",
-}  # fmt: skip
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bzip2", ".xz": "xz"}
-QUOTES = {"csv": '"', "tsv": ""}  # what fields stand in, unless it is said
-TABLES: dict[str, Callable[[Location], Table]] = {
-    "json": JsonTable,
-    "jsonl": LinesTable,
-    "csv": partial(DelimitedTable, delimiter=",", quote=QUOTES["csv"]),
-    "tsv": partial(DelimitedTable, delimiter="\t", quote=QUOTES["tsv"]),
-    "parquet": ParquetTable,
-    "arrow": ArrowTable,
-    "webdataset": TarTable,
-}
-FILE_FORMATS = (*TABLES, "text", "images", "hf_dataset", "yaml")
 CONTENT = {"object": "a JSON object", "text": "other text", "binary": "binary data of an unknown kind"}
-CHOICES = {"object": "json or jsonl", "text": "csv, tsv or text", "binary": "of what it is"}
-STREAMED = ("json", "jsonl", "csv", "tsv")  # which may be compressed
+CHOICES = {"object": "json or jsonl", "text": "csv, tsv, lines or text", "binary": "of what it is"}
 
 
 def named_format(name: str) -> tuple[str | None, str | None]:
@@ -52,7 +29,7 @@ def reads_ranges(format: str | None, delimited: Delimited) -> bool:
     """Whether units of a plain file of this format read ranges of it; of delimited text, UTF-8 without quotes alone."""
     if format in QUOTES:
         return delimited.is_utf8 and not (QUOTES[format] if delimited.quote is None else delimited.quote)
-    return format in ("jsonl", "parquet")
+    return format in FORMATS and FORMATS[format].by_ranges
 
 
 def format_of(file: File, *, name: str, insisted: str | None, encoding: str | None = None) -> str:
@@ -78,9 +55,9 @@ def format_of(file: File, *, name: str, insisted: str | None, encoding: str | No
     chosen = told or {"object": "jsonl", "text": None, "binary": None}.get(found, found)
     if chosen is None:
         raise DataError(
-            f"{name}: of unknown kind ({CONTENT.get(found, found)}): pass --format, one of {', '.join(TABLES)}"
+            f"{name}: of unknown kind ({CONTENT.get(found, found)}): pass --format, one of {', '.join(FORMATS)}"
         )
-    if compression and chosen not in STREAMED:
+    if compression and not (chosen in FORMATS and FORMATS[chosen].may_be_compressed):
         raise DataError(f"{name}: {chosen} is not read from {compression} data: decompress it first")
     return chosen
 

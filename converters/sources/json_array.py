@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 
 from ...errors import DataError
-from .by_index import JsonTexts
+from .by_index import RowTexts
 from .compression import PlainStream
 from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, excerpt, in_units, json_row
 from .units import Row, Unit
@@ -167,8 +167,8 @@ class ElementBlock:
     def rows(self) -> Iterator[Row]:
         return (json_row(number, text) for number, text in self._texts())
 
-    def by_index(self) -> JsonTexts:
-        return JsonTexts(list(self._texts()))
+    def by_index(self) -> RowTexts:
+        return RowTexts(list(self._texts()))
 
     def _texts(self) -> Iterator[tuple[int, bytes]]:
         payload, at = carried(self.payload), 0

@@ -1,4 +1,4 @@
-"""JSON lines -> units: byte ranges of a plain file, blocks of lines of a compressed one."""
+"""Lines, of JSON or of text -> units: byte ranges of a plain file, blocks of lines of a compressed one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO
 
-from .by_index import JsonTexts
+from .by_index import RowTexts
 from .compression import PlainStream
 from .files import REST_BYTES, File
-from .table import BOM, MAX_ROW_BYTES, Location, carried, carry, in_units, json_row
+from .table import BOM, MAX_ROW_BYTES, Location, RowOf, carried, carry, in_units, json_row
 from .units import UNIT_ROWS, Row, Unit
 
 CHUNK_BYTES = 1 << 20
@@ -28,6 +28,7 @@ class LineRange:
     start: int
     stop: int
     folder: str | None
+    row_of: RowOf = json_row
     num_lines: int = -1
 
     @property
@@ -35,10 +36,10 @@ class LineRange:
         return self.stop - self.start
 
     def rows(self) -> Iterator[Row]:
-        return (json_row(number, line) for number, line in self._lines())
+        return (self.row_of(number, line) for number, line in self._lines())
 
-    def by_index(self) -> JsonTexts:
-        return JsonTexts(list(self._lines()))
+    def by_index(self) -> RowTexts:
+        return RowTexts(list(self._lines()), self.row_of)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         number = -1
@@ -59,13 +60,14 @@ class LineBlock:
     payload: bytes | Path
     num_bytes: int
     folder: str | None
+    row_of: RowOf = json_row
     num_lines: int = -1
 
     def rows(self) -> Iterator[Row]:
-        return (json_row(number, line) for number, line in self._lines())
+        return (self.row_of(number, line) for number, line in self._lines())
 
-    def by_index(self) -> JsonTexts:
-        return JsonTexts(list(self._lines()))
+    def by_index(self) -> RowTexts:
+        return RowTexts(list(self._lines()), self.row_of)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         number, payload = -1, carried(self.payload)
@@ -122,10 +124,11 @@ def _pass_line(file: IO[bytes], limit: int | None) -> int:
 
 
 class LinesTable:
-    """A file of JSON lines. Every line counts as a row, blank ones too."""
+    """A file of lines, each JSON or what row_of makes of it. Every line counts as a row, blank ones too."""
 
-    def __init__(self, location: Location):
+    def __init__(self, location: Location, *, row_of: RowOf = json_row):
         self._location = location
+        self._row_of = row_of
 
     def num_rows(self) -> int:
         with PlainStream(self._location.file, name=self._location.name) as stream:
@@ -148,7 +151,7 @@ class LinesTable:
                 first = _offset_of_line(file, start)
                 last = last if stop is None else first + _offset_of_line(file, max(0, stop - start))
         for begin, end in line_ranges(location, first, last):
-            yield LineRange(location.file, begin, end, location.folder)
+            yield LineRange(location.file, begin, end, location.folder, self._row_of)
 
     def _blocks(self, start: int, stop: int | None) -> Iterator[Unit]:
         location, before = self._location, 0
@@ -157,7 +160,8 @@ class LinesTable:
             lines = islice(lines_between(file, start=0, stop=ENDLESS), start, stop)
             for block in in_units(lines, len, unit_bytes=location.unit_bytes):
                 payload = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in block)
-                yield LineBlock(carry(payload, location), stream.position() - before, location.folder)
+                num_bytes = stream.position() - before
+                yield LineBlock(carry(payload, location), num_bytes, location.folder, self._row_of)
                 before = stream.position()
 
 

@@ -16,7 +16,7 @@ from .detect import format_of, named_format
 from .table import Location
 
 ALIKE = {  # formats -> what files of them are often named as
-    "jsonl": "json", "json": "jsonl", "tsv": "csv", "csv": "tsv"
+    "jsonl": "json", "json": "jsonl", "tsv": "csv", "csv": "tsv", "lines": "text"
 }  # fmt: skip
 
 

@@ -15,9 +15,10 @@ from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
 from .dataset_info import DATASET_INFO, dataset_info_specs, is_dataset_info
-from .detect import FILE_FORMATS, QUOTES, TABLES, named_format, reads_ranges
+from .detect import named_format, reads_ranges
 from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, image_unit, text_unit
+from .formats import FILE_FORMATS, FORMATS, QUOTES
 from .hub import HubDataset, HubSpec
 from .listing import checked_format, data_files, identity_of, is_shown, matching_files
 from .lists import LISTS, is_list, yaml_specs
@@ -195,7 +196,7 @@ class Opener:
                 f"them one by one, such as {spec.path.rstrip('/')}/{datasets[0]}"
             )
         chosen = data_files(spec.path, files, insisted=spec.format)
-        of_texts = spec.format == "text" or named_format(chosen[0].key)[0] == "text"
+        of_texts = (spec.format or named_format(chosen[0].key)[0]) == "text"
         chosen = files_of_split(spec.path.rstrip("/"), chosen, wanted=spec.split, only_if_all=of_texts)
         self._open_files(spec, store, chosen, base=spec.path.rstrip("/"))
 
@@ -227,14 +228,14 @@ class Opener:
             self._add_folder(spec, store, [file], str(told), name=name)
             return
         is_described = spec.is_remote and spec.format is None and name.endswith(DATASET_INFO)
-        if is_described or (told not in TABLES and (told or PurePosixPath(name).suffix.lower() in LISTS)):
+        if is_described or (told not in FORMATS and (told or PurePosixPath(name).suffix.lower() in LISTS)):
             raise DataError(f"{name}: a list of sources is read from a file of this machine: download it first")
         fetch: Fetch | None = None
         if isinstance(store, LocalStorage):
             path = store.folder / file.key
             location = self._location(path, spec, name=name, num_bytes=file.num_bytes, folder=path.parent)
             format = checked_format(location, insisted=spec.format)
-            open_table = partial(TABLES[format], location)
+            open_table = partial(FORMATS[format].table, location)
         else:
             prefix, _, last = file.key.rpartition("/")
             folder = f"{store.url}/{prefix}" if prefix else store.url
@@ -316,4 +317,4 @@ class Opener:
 
 def _found_table(location: Location, insisted: str | None) -> Table:
     """The table of an object, by its name and what it holds."""
-    return TABLES[checked_format(location, insisted=insisted)](location)
+    return FORMATS[checked_format(location, insisted=insisted)].table(location)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...errors import DataError
 from ...storage.disk_errors import disk_errors
-from .detect import FILE_FORMATS
+from .formats import FILE_FORMATS
 from .opener import Opener, UnitBytes
 from .specs import Spec, parse_spec
 from .table import USUAL, Delimited

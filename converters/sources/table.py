@@ -19,6 +19,7 @@ MAX_CARRIED_BYTES = 30 << 20  # of rows in a unit; what is longer waits in a fil
 BOM = b"\xef\xbb\xbf"
 EXCERPT_BYTES = 60
 Item = TypeVar("Item")
+RowOf = Callable[[int, bytes], Row]  # number and text of a row -> the row, with an error where the text is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,14 +125,19 @@ def _json_error(text: bytes, error: orjson.JSONDecodeError) -> str:
     try:
         text.decode()
     except UnicodeDecodeError as invalid:
-        return (
-            f"not valid UTF-8 (byte {text[invalid.start]:#04x} at byte {invalid.start + 1}): write it as UTF-8, "
-            f"near {excerpt(text, invalid.start)}"
-        )
+        return not_utf8(text, invalid)
     if not text.strip():
         return "not valid JSON (nothing stands here): remove the comma too many"
     offset = len(error.doc[: error.pos].encode())
     return f"not valid JSON ({error.msg} at byte {offset + 1}): correct it, near {excerpt(text, offset)}"
+
+
+def not_utf8(text: bytes, error: UnicodeDecodeError) -> str:
+    """What is wrong with text that is not UTF-8, where and near what."""
+    return (
+        f"not valid UTF-8 (byte {text[error.start]:#04x} at byte {error.start + 1}): write it as UTF-8, "
+        f"near {excerpt(text, error.start)}"
+    )
 
 
 def excerpt(text: bytes, offset: int) -> str:

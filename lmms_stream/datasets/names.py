@@ -19,7 +19,7 @@ from ..processors.base import Processor
 
 SHARDS = "mds"  # the format of datasets that are shards
 LIST = "yaml"
-SOURCE_FORMATS = ("json", "jsonl", "csv", "tsv", "arrow", "parquet", "hf_dataset", "webdataset")
+SOURCE_FORMATS = ("json", "jsonl", "csv", "tsv", "arrow", "parquet", "hf_dataset", "webdataset", "lines")
 FORMATS = (*SOURCE_FORMATS, LIST, SHARDS)
 BACKENDS = ("qwen_vl_utils", "decord", "qwen_omni_utils", "lmms_video_utils")
 STORES = {"none": "", "azure": "azure", "gcs": "gs", "s3": "s3"}  # object_storage -> the scheme of a bucket's URL

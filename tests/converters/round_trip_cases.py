@@ -10,7 +10,8 @@ Row = dict[str, Any]
 
 LONG = "Ein langer Satz über Füße, 日本語 und 🦊; " * 2000
 ODD = 'quotes " and \' and , and \\ and\ttabs\r\n\n  é 👩‍👧‍👦 العربية \u2028 </s> {"no": [json]} <image'
-JSON, TABLES, CSV, TAR, TEXTS, IMAGES = "json", "tables", "csv", "tar", "texts", "images"
+ON_A_LINE = " \t" + ODD.replace("\r\n\n", " ") + " "
+JSON, TABLES, CSV, TAR, TEXTS, LINES, IMAGES = "json", "tables", "csv", "tar", "texts", "lines", "images"
 
 
 def says(role: str, content: Any, **others: Any) -> Row:
@@ -168,6 +169,20 @@ TEXT_CASES = [
         name="question-answer",
         rows=[{"question": ODD, "answer": LONG}, {"question": "hi", "answer": "hello"}],
         wanted=chats([says("user", ODD), says("assistant", LONG)], HELLO),
+    ),
+    Case(
+        name="dialog",
+        rows=[{"dialog": [ODD, LONG, "?", ODD], "system": None}, {"dialog": ["hi", "hello"], "system": "S"}],
+        wanted=chats(
+            [says("user", ODD), says("assistant", LONG), says("user", "?"), says("assistant", ODD)],
+            [says("system", "S"), *HELLO],
+        ),
+    ),
+    Case(
+        name="text-on-a-line",
+        rows=[{"text": ON_A_LINE}, {"text": LONG}],
+        wanted=[{"text": ON_A_LINE}, {"text": LONG}],
+        carried_by=(LINES,),
     ),
     Case(
         name="text",

@@ -14,7 +14,7 @@ import orjson
 import pyarrow
 from lmms_stream.storage.storage import Storage
 
-from .round_trip_cases import CSV, IMAGES, JSON, TABLES, TAR, TEXTS, Row
+from .round_trip_cases import CSV, IMAGES, JSON, LINES, TABLES, TAR, TEXTS, Row
 from .round_trip_media import FILES
 from .sources.source_rows import json_lines, write
 from .sources.test_folders import write_tar
@@ -154,6 +154,13 @@ def texts(rows: Rows, folder: Path) -> Written:
     return str(folder / "texts"), {}
 
 
+def lines(rows: Rows, folder: Path) -> Written:
+    """The only format that is told by the user alone: an entry of a list tells it."""
+    write(folder / "lines.txt.gz", gzip.compress(b"\n\n" + "\r\n".join(row["text"] for row in rows).encode()))
+    entries = orjson.dumps({"datasets": [{"path": "lines.txt.gz", "data_type": "lines"}]})
+    return str(write(folder / "lines.yaml", entries)), {}
+
+
 def images(rows: Rows, folder: Path) -> Written:
     for row in rows:
         write(folder / "classes" / row["image"], FILES[row["image"]])
@@ -178,6 +185,7 @@ LOCAL: Mapping[str, tuple[str, Callable[[Rows, Path], Written]]] = {
     "tsv": (CSV, tab_separated),
     "tar": (TAR, tar),
     "texts": (TEXTS, texts),
+    "lines": (LINES, lines),
     "images": (IMAGES, images),
 }
 REMOTE: Mapping[str, tuple[str, Callable[[Rows, Path, Storage, str], Written]]] = {

@@ -28,3 +28,10 @@ def test_every_folder_of_the_tree_is_named() -> None:
     tree = (ROOT / "CONTRIBUTING.md").read_text().split("## Where things are")[1].split("##")[0]
     named = set(re.findall(r"(?:converters|lmms_stream)(?:/\w+)*(?=/)", tree))
     assert named == {str(path.parent.relative_to(ROOT)) for path in files().values()}
+
+
+def test_every_file_that_the_map_and_the_recipes_name_is_there() -> None:
+    named = re.findall(r"`((?:[\w.]+/)+(?:[\w.]+\.\w+)?)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 30
+    rooms = [ROOT, ROOT / "lmms_stream"]  # paths below the package are named without it in the way of a step
+    assert [name for name in named if not any((room / name).exists() for room in rooms)] == []

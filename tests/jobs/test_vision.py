@@ -50,6 +50,7 @@ PAIRS: dict[str, list[tuple[str, str]]] = {
     "llava_onevision": [("image", "video"), ("both", "text"), ("images", "text")],
     "smolvlm": [("video", "text"), ("both", "text"), ("images", "video")],
     "internvl": [("images", "text"), ("both", "text"), ("image", "video")],
+    "aya_vision": [("image", "text"), ("images", "text")],
     "idefics3": [("image", "text"), ("images", "text")],
     "gemma3": [("image", "text"), ("images", "text")],
     "llama4": [("image", "text"), ("images", "text")],

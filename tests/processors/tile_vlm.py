@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 from lmms_stream.processors.families.smolvlm import in_words
 from transformers import (
+    AyaVisionConfig,
+    AyaVisionProcessor,
     Gemma3Config,
     Gemma3ImageProcessor,
     Gemma3ImageProcessorFast,
@@ -91,6 +93,26 @@ def _internvl(ids: dict[str, int]) -> PretrainedConfig:
     text = {**TEXT, "model_type": "qwen2"}
     return InternVLConfig(
         vision_config=tower, text_config=text, image_token_id=ids["<IMG_CONTEXT>"], image_seq_length=4
+    )
+
+
+def _save_aya_vision(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
+    size = {"height": 28, "width": 28}
+    images = GotOcr2ImageProcessorFast(size=size, min_patches=1, max_patches=6, crop_to_patches=True)
+    return AyaVisionProcessor(images, tokenizer, patch_size=14, img_size=28, chat_template=template)
+
+
+def _aya_vision(ids: dict[str, int]) -> PretrainedConfig:
+    tower = {
+        "model_type": "siglip_vision_model", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 32, "image_size": 28, "patch_size": 7,
+    }  # fmt: skip
+    text = {
+        **TEXT, "model_type": "cohere2", "head_dim": 8, "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }  # fmt: skip
+    return AyaVisionConfig(
+        vision_config=tower, text_config=text, image_token_index=ids["<|IMG_PATCH|>"], downsample_factor=2
     )
 
 
@@ -207,6 +229,12 @@ TINY: dict[str, Tiny] = {
         checked=("image_token_id", "vision_config.image_size", "image_seq_length"),
         refused=("video_max_pixels", "video_min_pixels"),
         unfollowed=[("size", {"height": 28, "width": 56}, r"has tiles of size .*, and only squares are read here")],
+    ),
+    "aya_vision": Tiny(
+        ("<image>", "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"), "<image>", "", _save_aya_vision,
+        _aya_vision, GotOcr2ImageProcessor.from_pretrained,
+        checked=("image_token_index", "vision_config.image_size"),
+        refused=("video_max_pixels", "video_min_pixels"),
     ),
     "llava_onevision": Tiny(
         ("<image>", "<video>"), "<image>\n", "<video>\n", _save_llava, _llava,

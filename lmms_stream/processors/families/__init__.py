@@ -8,6 +8,6 @@ vision     images and frames -> patches; frames: which frames of a video are rea
 qwen_vl    what the Qwen-VL families share
 qwen2_vl, qwen2_5_vl, qwen3_vl; qwen2_audio
 tiles      what families share whose towers read square tiles; tile_settings: how these are set
-internvl, llava_onevision, idefics3, smolvlm, gemma3, llama4
+internvl, aya_vision, llava_onevision, idefics3, smolvlm, gemma3, llama4
 omni       what the Qwen-Omni families share; qwen2_5_omni, qwen3_omni, with short_clips
 """

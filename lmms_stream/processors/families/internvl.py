@@ -15,7 +15,7 @@ from .family import Layout, TokenIds
 from .files import ProcessorFiles
 from .frames import Section, middles_of_equal_parts
 from .settings import MediaSettings
-from .tile_settings import choice_of, refuse_pixels, square_side
+from .tile_settings import choice_of, numbers_of_tiles, refuse_pixels, square_side
 from .tiles import Shape, TiledFamily, Tiles
 from .vision import CLIP_MEAN, CLIP_STD
 
@@ -53,13 +53,7 @@ class InternVL(TiledFamily):
         """See FamilyMaker."""
         refuse_pixels(settings, ("video_min_pixels", "video_max_pixels"), family=cls.name)
         side = square_side(files.image.get("size"), name=files.name, default=_SIDE)
-        lowest, highest = int(files.image.get("min_patches", 1)), int(files.image.get("max_patches", 12))
-        if settings.image_max_pixels is not None:
-            highest = max(1, settings.image_max_pixels // side**2)
-            lowest = min(lowest, highest)  # the folder's limit gives way to the user's
-        if settings.image_min_pixels is not None:
-            lowest = math.ceil(settings.image_min_pixels / side**2)
-            highest = max(lowest, highest)
+        lowest, highest = numbers_of_tiles(files, settings, side=side)
         return cls(
             tiles=Tiles.of({**_DEFAULTS, **files.image}, side=side, name=files.name),
             video_tiles=Tiles.of({**_DEFAULTS, **files.video}, side=side, name=files.name),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,18 @@ def square_side(size: Mapping[str, Any] | int | None, *, name: str, default: int
     if len(sides) > 1:
         raise ConfigError(f"processor {name!r} has tiles of size {said}, and only squares are read here: save it anew")
     return next(iter(sides), default)
+
+
+def numbers_of_tiles(files: ProcessorFiles, settings: MediaSettings, *, side: int) -> tuple[int, int]:
+    """The least and the most tiles that an image is cut into: the folder's limits, which give way to the user's."""
+    lowest, highest = int(files.image.get("min_patches", 1)), int(files.image.get("max_patches", 12))
+    if settings.image_max_pixels is not None:
+        highest = max(1, settings.image_max_pixels // side**2)
+        lowest = min(lowest, highest)
+    if settings.image_min_pixels is not None:
+        lowest = math.ceil(settings.image_min_pixels / side**2)
+        highest = max(lowest, highest)
+    return lowest, highest
 
 
 def refuse_pixels(settings: MediaSettings, names: Sequence[str] = _LIMITS_OF_PIXELS, *, family: str) -> None:

@@ -51,7 +51,7 @@ ROWS = (
     honoured("eval_packing", "packing, of the eval_dataset"),
     honoured("completion_only_loss", "whether the prompt is learnt too"),
     honoured("assistant_only_loss", "whether only what the assistant says is learnt"),
-    refused("loss_type", "the loss is the cross entropy of the targets: give a compute_loss_func", lambda value: value in ("nll", "chunked_nll")),
+    refused("loss_type", "the loss is the cross entropy of the targets: for dft give task=DynamicFineTuning()", lambda value: value in ("nll", "chunked_nll")),
     refused("activation_offloading", "activations stay on the device: set gradient_checkpointing"),
     moot("pad_token", "no batch is padded"),
 )  # fmt: skip

@@ -2,7 +2,8 @@
 
 task     what a task is
 noise    what a task draws at random for a sample
-causal   causal language modelling, of text or of media and text: the task of a run that names no other
+causal   causal language modelling, of text or of media and text: the task of a run that names no other; dft: the same,
+         each token weighted by its probability
 images   what tasks on images share; latents: images <-> what a frozen autoencoder makes of them
 flow_matching   a model learns the way from noise to an image; sampling: that model -> images
 reconstruction  a decoder learns to make the image of what a frozen encoder makes of it; encoder: that; terms: by which

@@ -42,13 +42,17 @@ class CausalLanguageModelling:
 
     def losses(self, model: PackedModel, batch: Batch, packs: Sequence[Batch]) -> Mapping[str, LossSum]:
         made = model(batch, packs)
-        sums = {TOKENS: LossSum.of(made.tokens, [pack.num_loss_tokens for pack in packs])}
+        sums = {TOKENS: LossSum.of(self.of_tokens(made.tokens), [pack.num_loss_tokens for pack in packs])}
         nowhere = torch.empty(0)  # these are not logged
         if self.z_loss:
             sums[Z] = LossSum(self.z_loss * made.logs.square().sum(), nowhere)
         if made.router is not None:
             sums[ROUTER] = LossSum(made.router, nowhere)
         return sums
+
+    def of_tokens(self, losses: torch.Tensor) -> torch.Tensor:
+        """What is learnt of each loss token, float32[n], from its cross entropy: that itself."""
+        return losses
 
     def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
         prove = prove_compiled if is_compiled else prove_packing

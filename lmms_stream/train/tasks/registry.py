@@ -16,6 +16,7 @@ from .task import Task
 CAUSAL = "causal"
 TASKS: Mapping[str, tuple[str, str]] = {  # name -> module and class, imported when it is used
     CAUSAL: ("causal", "CausalLanguageModelling"),
+    "dft": ("dft", "DynamicFineTuning"),
     "flow_matching": ("flow_matching", "FlowMatching"),
     "reconstruction": ("reconstruction", "Reconstruction"),
     "bagel": ("bagel", "Bagel"),

@@ -117,7 +117,11 @@ def test_the_format_is_found_by_content_where_no_extension_says_it(tmp_path: Pat
         ("a.jsonl", b"PAR1 and so on", r"says jsonl, its content is parquet: .*--format parquet"),
         ("a.parquet", json_lines(MESSY), r"\.parquet says parquet, its content is jsonl"),
         ("a.csv", json_lines(MESSY), r"\.csv says csv, its content is jsonl"),
-        ("a.json", b"<html></html>", r"\.json says json, its content is other text: .*--format csv, tsv or text"),
+        (
+            "a.json",
+            b"<html></html>",
+            r"\.json says json, its content is other text: .*--format csv, tsv, lines or text",
+        ),
         ("a.arrow", b'{"a": 1}', r"says arrow, its content is a JSON object: .*--format json or jsonl"),
         ("a.jsonl.gz", json_lines(MESSY), r"\.jsonl\.gz says jsonl in gzip, its content is not compressed: rename it"),
         ("b.x.jsonl", gzip.compress(json_lines(MESSY)), r"\.jsonl says jsonl, its content is gzip: .*--format jsonl"),

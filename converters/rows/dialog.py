@@ -1,0 +1,35 @@
+"""Rows that hold a conversation as a list of texts, which the user and the assistant say by turns. Pure."""
+
+from __future__ import annotations
+
+from ...errors import DataError
+from .chat import Roles, chat_kind
+from .content import Turn
+from .fields import Fields, unpacked
+
+_SPEAKERS = ("user", "assistant")
+
+
+def _read_dialog(fields: Fields, roles: Roles) -> list[Turn]:
+    """The user says the first text, the assistant the second, and so on."""
+    texts = fields.items("dialog", "texts")
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            name = fields.column("dialog")
+            raise DataError(f"turn {number} in column {name!r} must be text, found {type(text).__name__}: correct it")
+    return [{"role": _SPEAKERS[number % 2], "content": text} for number, text in enumerate(texts)]
+
+
+def _begins_with_text(fields: Fields) -> bool:
+    """A list of texts, and not of messages."""
+    value = unpacked(fields.get("dialog"))
+    return isinstance(value, list) and bool(value) and isinstance(value[0], str)
+
+
+DIALOG = chat_kind(
+    "dialog",
+    _read_dialog,
+    needs={"dialog": ("dialog", "dialogue", "utterances")},
+    accepts=_begins_with_text,
+    needs_text="dialog (or dialogue, utterances), a list of texts",
+)
