@@ -172,7 +172,7 @@ def _print_tokens(sample: SampleView) -> None:
     """The sample as a model reads it; what is trained on is in another style than the rest."""
     tokens = sample.tokens
     assert tokens is not None
-    begin, end = ("", "") if console.color_system else PLAIN_MARKS
+    begin, end = ("", "") if console.color_system and not console.no_color else PLAIN_MARKS
     told = f"{tokens.num_trained:,} of them trained on{f', between {begin} and {end}' if begin else ''}"
     console.print(Text.assemble(f"{tokens.num_tokens:,} tokens, ", (told, TRAINED_STYLE)))
     text = Text()

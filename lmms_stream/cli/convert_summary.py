@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..converters.stored.inspect.visible import visible
 from ..storage.sizes import shown_bytes
-from .console import console, print_records, shown_seconds
+from .console import console, print_next, print_records, shown_seconds
 
 if TYPE_CHECKING:
     from ..converters.report import ConvertReport, RowCounts
@@ -41,7 +41,12 @@ def print_summary(target: str, report: ConvertReport) -> None:
     if report.splits:
         left_out = () if report.num_documents is not None else _OF_DOCUMENTS
         print_records("splits", list(report.splits.items()), left_out=left_out)
-    console.print(Text(f"next: {visible(_next_command(first, report))}"), soft_wrap=True)
+    print_next(_next_command(first, report))
+
+
+def plan_command(target: str) -> str:
+    """The command that says what packs of a dataset amount to."""
+    return f"lmms-stream plan {quote(target)} --packing-length 4096 --overlong drop"
 
 
 def left_out_lines(counts: RowCounts) -> list[str]:
@@ -75,7 +80,7 @@ def _time(report: ConvertReport) -> str:
 def _next_command(target: str, report: ConvertReport) -> str:
     """Tokens first, since packs are planned by them."""
     if report.num_tokens is not None:
-        return f"lmms-stream plan {quote(target)} --packing-length 4096 --overlong drop"
+        return plan_command(target)
     if report.schema in _COUNTED_BY:
         return f"lmms-stream index {quote(target)}{_COUNTED_BY[report.schema]}"
     return f"lmms-stream inspect {quote(target)}"
