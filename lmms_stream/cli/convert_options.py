@@ -234,9 +234,9 @@ def _add_tokens(group: Group) -> None:
         "--concat",
         type=int,
         metavar="TOKENS",
-        help="store the tokens of all documents end to end, as samples of so many TOKENS, the last of fewer, with where "
-        "documents begin; options that choose, count or shuffle samples are then about documents; between texts stand "
-        "the special tokens of --tokenizer, or what --setting text_prefix=TEXT text_suffix=TEXT says",
+        help="store the tokens of all documents end to end, as samples of so many TOKENS, the last of fewer, with "
+        "where documents begin; options that choose, count or shuffle samples are then about documents; between texts "
+        "stand the special tokens of --tokenizer, or what --setting text_prefix=TEXT text_suffix=TEXT says",
     )
     group.add_argument(
         "--drop-tail",
