@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .plan_report import EpochReport, KindsReport, StepsReport
 
 console = Console()
+BAR_WIDTH = 40  # columns, where there is room
 _WHOLE = Column(no_wrap=True)  # of a bar: it is the bar that gives way in a narrow terminal
 COMPARED_FIELDS = ("num_packs", "lower_bound", "efficiency", "samples_per_pack")
 
@@ -39,6 +40,11 @@ _LABELS = {
     "shards_per_step_median": "shards of a step, median",
     "shards_per_step_max": "shards of a step, most",
     "num_spilled_packs": "packs of other nodes",
+    "num_seen": "samples seen",
+    "num_unseen": "samples to come",
+    "num_overlong": "overlong samples",
+    "num_quarantined": "quarantined samples",
+    "num_dropped": "dropped samples",
 }
 
 
@@ -88,15 +94,16 @@ class Bar:
 @contextmanager
 def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
     """A bar with count, rate and remaining time, on one line of a terminal, shown from its `begin` on."""
+    is_narrow = console.width < 2 * BAR_WIDTH + 20
     columns = (
         TextColumn("{task.description}", table_column=_WHOLE),
-        BarColumn(bar_width=None),
+        BarColumn(bar_width=None if is_narrow else BAR_WIDTH),
         _CountColumn(unit),
         _RateColumn(unit),
         TextColumn("{task.fields[also]}", table_column=_WHOLE),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=_WHOLE),
     )
-    with Progress(*columns, console=console, expand=True, disable=not (shown and console.is_terminal)) as progress:
+    with Progress(*columns, console=console, expand=is_narrow, disable=not (shown and console.is_terminal)) as progress:
         yield Bar(progress, progress.add_task(description, total=0, visible=False, num_rows=0, also=""))
 
 
@@ -107,12 +114,18 @@ def print_record(
 
     labels: what fields are called where their names do not say it.
     """
-    table = Table("", "", title=Text(visible(title)), show_header=False)
+    table = Table("", "", show_header=False)
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if field.name not in left_out and (value is None or isinstance(value, int | float | str)):
             label = (labels or {}).get(field.name, _label(field.name))
             table.add_row(label, Text(visible(_format(field.name, value))))
+    print_table(title, table)
+
+
+def print_table(title: str, table: Table) -> None:
+    """A table below its title, which is a line of its own: a long one is not squeezed into the table's width."""
+    console.print(Text(visible(title), style="bold"), soft_wrap=True)
     console.print(table)
 
 
@@ -148,10 +161,10 @@ def print_plan(
         print_records("text and media", [(report.source, report) for report in kinds])
     print_record("steps", steps, left_out=of_media, labels={"num_seen": "steps looked at"})
     if comparison:
-        table = Table("", *map(_label, COMPARED_FIELDS), title="strategies, epoch 0")
+        table = Table("", *map(_label, COMPARED_FIELDS))
         for record in comparison:
             table.add_row(record.source, *(_format(name, getattr(record, name)) for name in COMPARED_FIELDS))
-        console.print(table)
+        print_table("strategies, epoch 0", table)
 
 
 def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: Sequence[str] = ()) -> None:
@@ -159,12 +172,12 @@ def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: S
 
     left_out: fields that are not shown.
     """
-    table = Table("", *(Column(Text(visible(name))) for name, _ in records), title=title)
+    table = Table("", *(Column(Text(visible(name))) for name, _ in records))
     for field in dataclasses.fields(records[0][1]):
         if field.name not in ("source", *left_out):
             values = (_format(field.name, getattr(record, field.name)) for _, record in records)
             table.add_row(_label(field.name), *values)
-    console.print(table)
+    print_table(title, table)
 
 
 def shown_seconds(seconds: float) -> str:

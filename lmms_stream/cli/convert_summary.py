@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..converters.stored.inspect.visible import visible
 from ..storage.sizes import shown_bytes
-from .console import console, print_next, print_records, shown_seconds
+from .console import print_next, print_records, print_table, shown_seconds
 
 if TYPE_CHECKING:
     from ..converters.report import ConvertReport, RowCounts
@@ -23,7 +23,7 @@ _OF_DOCUMENTS = ("num_documents", "num_tail_tokens", "num_dropped_tokens")  # of
 def print_summary(target: str, report: ConvertReport) -> None:
     """A table of what lies at the target now, what was left out in yellow, and the next command."""
     first = f"{target.rstrip('/')}/{next(iter(report.splits))}" if report.splits else target
-    table = Table("", "", title=Text(visible(target)), show_header=False)
+    table = Table("", "", show_header=False)
     table.add_row("rows", Text(visible(report.kind)))
     if report.num_documents is not None:
         table.add_row("documents", f"{report.num_documents:,}")
@@ -37,7 +37,7 @@ def print_summary(target: str, report: ConvertReport) -> None:
     if report.num_dropped_tokens:
         reason = "after the last whole sample, dropped by --drop-tail"
         table.add_row("left out", f"{_counted(report.num_dropped_tokens, 'token')} {reason}", style="yellow")
-    console.print(table)
+    print_table(target, table)
     if report.splits:
         left_out = () if report.num_documents is not None else _OF_DOCUMENTS
         print_records("splits", list(report.splits.items()), left_out=left_out)

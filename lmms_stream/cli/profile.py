@@ -95,9 +95,9 @@ def _show(found: dict[str, object], *, as_json: bool) -> None:
 def _print_table(rates: Rates) -> None:
     from rich.table import Table
 
-    from .console import console
+    from .console import print_table
 
-    table = Table("", "tokens/s", "rounds", "steps/s", "waits for data", "MFU", title="what limits the run")
+    table = Table("", "tokens/s", "rounds", "steps/s", "waits for data", "MFU")
     for each in _loaders(rates):
         tokens = each.tokens_per_s
         table.add_row(f"loader, {each.num_workers} workers a rank", f"{tokens.mean:,.0f}", _rounds(tokens), "", "", "")
@@ -105,7 +105,7 @@ def _print_table(rates: Rates) -> None:
         waits, mfu = f"{steps.wait_share.mean:.0%}", "" if steps.mfu is None else f"{steps.mfu:.1%}"
         tokens, rate = steps.tokens_per_s, f"{steps.steps_per_s.mean:,.2f}"
         table.add_row(name, f"{tokens.mean:,.0f}", _rounds(tokens), rate, waits, mfu)
-    console.print(table)
+    print_table("what limits the run", table)
     for each in _loaders(rates):
         sys.stdout.write(
             f"{each.num_workers} workers a rank: {each.packs_per_s.mean:,.1f} packs/s, busy on {each.busy_cpus:.1f} "

@@ -36,7 +36,7 @@ def _unload(options: argparse.Namespace) -> int:
             on_start=progress.begin,
             on_samples=progress.advance,
         )
-    print_record(options.out, report, left_out=["back"])
+    print_record(options.out, report, left_out=["back"], labels={"num_skipped": "files there before"})
     if report.back is not None:
         print_next(report.back)
     return 0
