@@ -13,9 +13,9 @@ beforehand. Figures are downloads in epochs 2 to 4, as parts of the shards read 
 from __future__ import annotations
 
 import argparse
-import heapq
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -25,18 +25,15 @@ from data import write_tokens
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
-from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
-from lmms_stream.plan.planner import StepConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.simulate.needs import Needs
 from lmms_stream.storage.fetch_config import FetchConfig
-from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.room import CacheRoom
 from lmms_stream.types import World
 from measure import print_table, verdict
 
+ROOT = str(Path(__file__).resolve().parent.parent)
 EPOCHS = 4
 GLOBAL_BATCH = 8
 MOST = 1.1  # times the least
@@ -44,26 +41,11 @@ PARTS = (0.25, 0.5, 0.9)  # of the dataset's bytes
 SETUPS = ((1, 0), (2, 2))  # ranks, workers of each
 
 
-class CountingStore:
-    """A folder that is not read where it lies, but as a store is, and writes a line per download."""
-
-    def __init__(self, folder: Path):
-        self.url = f"counted://{folder}"
-        self._log = folder / "downloads"
-        storage = self._storage = LocalStorage(folder)
-        self.read, self.read_range, self.stat = storage.read, storage.read_range, storage.stat
-        self.write, self.upload, self.delete = storage.write, storage.upload, storage.delete
-        self.list_objects = storage.list_objects
-
-    def download(self, key: str, path: Path) -> None:
-        with self._log.open("a") as log:
-            log.write(f"{key}\n")
-        self._storage.download(key, path)
-
-
 def open_dataset(folder: Path, cache: Path, *, block: int, limit: int | None) -> PackedDataset:
+    from tests.storage.counting import CountingStorage
+
     return PackedDataset(
-        [StreamConfig(source=CountingStore(folder), remote="counted", local=cache)],
+        [StreamConfig(source=CountingStorage(folder), remote="counted", local=cache)],
         processor=TokensProcessor(),
         packing=PackingConfig(packing_length=256),
         order=OrderConfig(seed=1, num_canonical_nodes=1, shuffle_block_size=block),
@@ -99,47 +81,12 @@ def downloads(folder: Path, *, block: int, limit: int, ranks: int, num_workers: 
     return [after - before for before, after in pairwise(found)]
 
 
-def accesses(dataset: PackedDataset) -> tuple[list[int], list[int]]:
-    """The shards that a machine reads in each step of each epoch, one after another; and where each epoch ends."""
-    mixture = Mixture({"data": dataset.plan})
-    needs = Needs(mixture, StepConfig(global_batch=GLOBAL_BATCH, world=World()))
-    cursor, shards, ends = mixture.start(), [], []
-    for epoch in range(EPOCHS):
-        num_steps = -(-dataset.plan.num_packs(epoch) // GLOBAL_BATCH)
-        shards += [shard for stretch in needs.walk(cursor, num_steps) for shard in stretch.shards.tolist()]
-        cursor = mixture.skip(cursor, num_steps, global_batch=GLOBAL_BATCH)
-        ends.append(len(shards))
-    return shards, ends
-
-
-def least_downloads(shards: Sequence[int], sizes: Sequence[int], limit: int) -> list[int]:
-    """The numbers of the accesses that download, when what is needed last gives way, accesses being known."""
-    following = [len(shards)] * len(shards)
-    last: dict[int, int] = {}
-    for at in reversed(range(len(shards))):
-        following[at] = last.get(shards[at], len(shards))
-        last[shards[at]] = at
-    held: dict[int, int] = {}  # shard -> its next access
-    heap: list[tuple[int, int]] = []
-    used, missed = 0, []
-    for at, shard in enumerate(shards):
-        if shard not in held:
-            missed.append(at)
-            used += sizes[shard]
-            while used > limit:
-                needed, other = heapq.heappop(heap)
-                if held.get(other) == -needed:
-                    used -= sizes[other]
-                    del held[other]
-        held[shard] = following[at]
-        heapq.heappush(heap, (-following[at], shard))
-    return missed
-
-
 def measure(folder: Path, *, block: int) -> bool:
+    from tests.simulate.accesses import accesses, least_downloads
+
     dataset = open_dataset(folder, folder.parent / "plan", block=block, limit=None)
     sizes = [info.size for info in dataset.shard_infos]
-    shards, ends = accesses(dataset)
+    shards, ends = accesses(dataset, global_batch=GLOBAL_BATCH, epochs=EPOCHS)
     read = (EPOCHS - 1) * len(sizes)
     print(f"{len(sizes)} shards, {dataset.num_samples:,} samples in blocks of {block}")
     rows, met = [], True
@@ -177,6 +124,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=400, help="samples of a shuffle block")
     parser.add_argument("--folder", type=Path, help="where the dataset is written and removed again")
     options = parser.parse_args()
+    sys.path.insert(0, ROOT)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         lengths = np.random.default_rng(7).integers(20, 60, options.samples).astype(np.uint32)
         write_tokens(Path(folder) / "stored", lengths, shard_bytes=1 << 14)

@@ -119,11 +119,6 @@ def convert_part(
     )
 
 
-def parse_part(text: str) -> Part:
-    """Of "3/16"; ConfigError for anything else."""
-    return Part.parse(text)
-
-
 def _check_free(targets: Sequence[Storage], asked: dict[str, Any], *, overwrite: bool) -> bool:
     """Whether the whole dataset is there already; StorageError where something else is."""
     if overwrite:

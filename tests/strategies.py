@@ -20,11 +20,11 @@ STRATEGIES = ("best_fit", "first_fit", "next_fit", "window_7", "window_128")
 
 
 def examples(count: int, *, many: int | None = None) -> settings:
-    """Settings of a property that is tried `count` times, the same examples in every run.
+    """Settings of a property that is tried with a third of `count` examples, the same in every run.
 
-    many: the number in `make test-long`; four times as many by default.
+    many: the number in `make test-long`; four times `count` by default.
     """
-    num = rounds(count, many or 4 * count)
+    num = rounds(-(-count // 3), many or 4 * count)
     return settings(deadline=None, max_examples=num, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 

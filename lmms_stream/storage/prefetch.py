@@ -159,7 +159,9 @@ class Prefetcher:
     def _next(self) -> tuple[int | None, float | None]:
         """The shard to fetch now; or None, and how long to wait at most."""
         now = time.monotonic()
-        queue = {each: at for each, at in self._queue.items() if each not in self._stale} if self._stale else self._queue
+        queue = self._queue
+        if self._stale:  # one that is asked for again is begun when it has ended
+            queue = {shard_id: at for shard_id, at in queue.items() if shard_id not in self._stale}
         for shard_id in self._needed:
             if queue.get(shard_id, now + 1) <= now:
                 return shard_id, None

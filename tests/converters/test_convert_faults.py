@@ -132,7 +132,9 @@ SHARD = r"/shard\.00003\.mds"
 FAULTS = [
     pytest.param(Rule(path=SHARD, method="PUT", reset=True), "4mb", id="reset", marks=in_long_rounds),
     pytest.param(Rule(path=SHARD, method="PUT", status=503), "4mb", id="slow down", marks=in_long_rounds),
-    pytest.param(Rule(path=r"/shard\.00001\.mds", method="PUT", reset=True), "12mb", id="reset of a part"),
+    pytest.param(
+        Rule(path=r"/shard\.00001\.mds", method="PUT", reset=True), "12mb", id="reset of a part", marks=in_long_rounds
+    ),
     pytest.param(
         Rule(path=r"/_lmms/unfinished\.json", method="PUT", status=503), "4mb", id="at the start", marks=in_long_rounds
     ),

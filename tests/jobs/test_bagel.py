@@ -20,6 +20,7 @@ from lmms_stream.train.tasks.noise import Draw
 
 from tests.conftest import last_words
 from tests.datasets.streamed import Readers
+from tests.rounds import in_long_rounds
 from tests.train.bagel import (
     build_model,
     build_processor,
@@ -120,6 +121,7 @@ def test_a_run_that_is_killed_goes_on_bit_by_bit_and_with_one_process_on_the_sam
     assert [record["step"] for record in read_log(tmp_path / "one")] == list(range(4, NUM_STEPS + 1))
 
 
+@in_long_rounds
 def test_a_streamed_run_is_killed_and_goes_on_with_one_process_and_no_row_is_lost_or_read_twice(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from lmms_stream.train.report.train_log import read_log
 from numpy.typing import NDArray
 
 from tests.conftest import TokensAndSpans, write_samples
-from tests.rounds import rounds
+from tests.rounds import in_long_rounds, rounds
 from tests.train.runs import write_run
 
 from .runs import train
@@ -80,6 +80,7 @@ def last_loss(folder: Path, output: Path, *overrides: str) -> float:
     return loss
 
 
+@in_long_rounds
 def test_a_model_learns_in_packs_of_many_samples_as_in_packs_of_one(folder: Path, tmp_path: Path) -> None:
     of_tokens, of_chain = entropies(draw_samples(100, seed=3))
     assert of_tokens - of_chain > 2

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import write_tokens
+from tests.rounds import in_long_rounds
 from tests.train.runs import MODEL, VOCABULARY, write_run
 
 from .runs import differences, last_step, train
@@ -37,6 +38,7 @@ def adapter_in(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter_model.safetensors")
 
 
+@in_long_rounds
 def test_an_adapter_that_was_killed_goes_on_is_merged_and_loaded_by_peft_and_transformers(tmp_path: Path) -> None:
     base, data, output = tmp_path / "base", tmp_path / "data", tmp_path / "killed"
     ModelConfig(config=MODEL, seed=7).build().save_pretrained(base)

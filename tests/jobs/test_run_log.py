@@ -22,6 +22,7 @@ from lmms_stream.types import World
 from numpy.typing import NDArray
 
 from tests.conftest import last_words, run_command, write_tokens
+from tests.rounds import in_long_rounds
 
 from .runs import train
 
@@ -204,6 +205,7 @@ def test_waiting_downloads_and_memory_are_logged(
     assert single[0]["data/wait_p50_s"] == pytest.approx(longest)  # of one step
 
 
+@in_long_rounds
 def test_a_resumed_run_goes_on_in_every_report(
     config: Path, single: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

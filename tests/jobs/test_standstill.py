@@ -46,6 +46,7 @@ def test_a_rank_that_sleeps_in_its_data_is_named_with_the_function(tmp_path: Pat
     assert "in begin_step\n" in stacks["rank-0.txt"]
 
 
+@in_long_rounds
 def test_a_rank_that_is_stopped_is_named_and_the_others_leave_their_stacks(tmp_path: Path) -> None:
     said, stacks = stand_still(tmp_path, "stop")
     assert (
@@ -64,6 +65,7 @@ def test_a_rank_that_fails_is_named_with_its_error_by_those_that_waited_for_it(t
     assert stacks == {}
 
 
+@in_long_rounds
 def test_a_rank_that_stands_still_as_the_model_is_built_is_named(tmp_path: Path) -> None:
     said, stacks = stand_still(tmp_path, "build")
     assert "rank 0 has not moved for 1" in said

@@ -18,6 +18,7 @@ from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import STOPPED_STATUS
 
 from tests.conftest import last_words, run_command, write_tokens
+from tests.rounds import in_long_rounds
 from tests.train.runs import write_run
 
 from ..processes import ROOT, Job
@@ -89,6 +90,7 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(tmp_path: Path) -> N
     assert differences(tmp_path / "whole", tmp_path / "out", last_step=last, tolerance=float("inf")) == []
 
 
+@in_long_rounds
 def test_a_run_of_several_ranks_saves_when_its_command_gets_the_signal_of_a_scheduler(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=300)
     config = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4000)
@@ -121,6 +123,7 @@ def test_an_error_of_one_rank_ends_the_job_with_its_traceback(
         assert "a loader worker died" in ranks.stderr.read_text()
 
 
+@in_long_rounds
 def test_a_rank_that_stands_still_ends_the_job_when_the_others_have_waited_long_enough(
     dataset_folder: Path, tokenizer: Path, tmp_path: Path
 ) -> None:

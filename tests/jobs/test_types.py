@@ -37,7 +37,7 @@ CASES = [
     for dataset_type in (name, f"{name}_iterable")
     for family in families
 ]
-FEW = [("llava_video", "llava_onevision"), ("sit", "")]
+FEW = [("llava_video", "llava_onevision")]
 
 
 def run(config: Path, output: Path, *overrides: str, nproc: int = 2) -> str:

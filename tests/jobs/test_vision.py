@@ -23,11 +23,7 @@ pytestmark = pytest.mark.timeout(2 * JOB_S + 100)
 ON = [1, 2] if LONG else [2]
 CASES: dict[str, dict[str, Any]] = {
     "images-text": {"model": "qwen2_5_vl", "sources": ["images", "text"], "on": [1, 2]},
-    "deepstack": {"model": "qwen3_vl", "sources": ["text", "both"], "on": ON},
     "together": {"model": "qwen2_vl", "sources": ["video", "text"], "train": {"per_device_batch": 2}, "on": [1]},
-    "frozen": {
-        "model": "qwen2_5_vl", "sources": ["images", "text"], "train": {"frozen": ["model.visual.*"]}, "on": [2]
-    },
     "mixed": {"model": "qwen2_5_vl", "sources": ["images", "text"], "train": {"bf16": True}, "on": [2]},
     "again": {
         "model": "qwen3_vl", "sources": ["images", "video"], "train": {"gradient_checkpointing": True}, "on": [2]
@@ -35,6 +31,13 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 if LONG:  # llava_onevision-image-video and together, below and above, try the same of other models
     CASES |= {
+        "deepstack": {"model": "qwen3_vl", "sources": ["text", "both"], "on": ON},
+        "frozen": {
+            "model": "qwen2_5_vl",
+            "sources": ["images", "text"],
+            "train": {"frozen": ["model.visual.*"]},
+            "on": [2],
+        },
         "images-video": {"model": "qwen2_5_vl", "sources": ["images", "video"], "on": ON},
         "first": {"model": "qwen2_vl", "sources": ["video", "text"], "on": [2]},
     }

@@ -14,6 +14,7 @@ from streaming import MDSWriter
 
 from tests.conftest import run_cli
 from tests.processors.tiny_vlm import film, picture, save_processor, stored, tiny_config
+from tests.rounds import in_long_rounds
 
 from .runs import differences, steps_of, train
 
@@ -103,6 +104,7 @@ def test_a_run_with_media_resumes_to_the_same_losses_and_on_other_numbers_of_ran
         assert differences(whole, output, tolerance=tolerance) == []
 
 
+@in_long_rounds
 def test_lanes_train_on_the_same_packs_of_media_and_resume_on_more_ranks(
     config: Path, whole: Path, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,17 +10,15 @@ import numpy as np
 import pytest
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackedDataset
-from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
-from lmms_stream.plan.planner import StepConfig
 from lmms_stream.simulate.cluster import Cluster
-from lmms_stream.simulate.needs import Needs
 from lmms_stream.simulate.run import simulate
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.types import World
 
 from ..conftest import write_tokens
 from ..rounds import LONG, rounds
+from ..simulate.accesses import accesses, least_downloads
 from ..simulate.cluster_of_loaders import open_node
 
 GLOBAL_BATCH, EPOCHS = 8, 3
@@ -46,18 +43,6 @@ def downloads(cache: Path) -> int:
     return sum(line.endswith(".mds") for line in cache.with_suffix(".log").read_text().split())
 
 
-def accesses(dataset: PackedDataset) -> list[int]:
-    """The shards that are read in each step, one after another."""
-    mixture = Mixture({"data": dataset.plan})
-    needs = Needs(mixture, StepConfig(global_batch=GLOBAL_BATCH, world=World()))
-    cursor, shards = mixture.start(), []
-    for epoch in range(EPOCHS):
-        num_steps = -(-dataset.plan.num_packs(epoch) // GLOBAL_BATCH)
-        shards += [shard for stretch in needs.walk(cursor, num_steps) for shard in stretch.shards.tolist()]
-        cursor = mixture.skip(cursor, num_steps, global_batch=GLOBAL_BATCH)
-    return shards
-
-
 def by_least_recent_use(shards: Sequence[int], sizes: Sequence[int], limit: int) -> int:
     kept: OrderedDict[int, int] = OrderedDict()
     missed = 0
@@ -68,26 +53,6 @@ def by_least_recent_use(shards: Sequence[int], sizes: Sequence[int], limit: int)
                 kept.popitem(last=False)
         kept[shard] = sizes[shard]
         kept.move_to_end(shard)
-    return missed
-
-
-def least_possible(shards: Sequence[int], sizes: Sequence[int], limit: int) -> int:
-    """What is needed last gives way, all accesses being known."""
-    following, last = [len(shards)] * len(shards), dict[int, int]()
-    for at in reversed(range(len(shards))):
-        following[at], last[shards[at]] = last.get(shards[at], len(shards)), at
-    kept, heap = dict[int, int](), list[tuple[int, int]]()
-    missed = used = 0
-    for at, shard in enumerate(shards):
-        if shard not in kept:
-            missed, used = missed + 1, used + sizes[shard]
-            while used > limit:
-                needed, other = heapq.heappop(heap)
-                if kept.get(other) == -needed:
-                    used -= sizes[other]
-                    del kept[other]
-        kept[shard] = following[at]
-        heapq.heappush(heap, (-following[at], shard))
     return missed
 
 
@@ -106,10 +71,11 @@ def test_epochs_download_hardly_more_than_is_possible_and_as_foretold(
         for _ in zip(*loaders, strict=True):
             pass
     found = downloads(tmp_path / "cache")
-    shards, sizes = accesses(dataset), [info.size for info in dataset.shard_infos]
+    shards, _ = accesses(dataset, global_batch=GLOBAL_BATCH, epochs=EPOCHS)
+    sizes = [info.size for info in dataset.shard_infos]
     limit = dataset.fetch.limit_bytes
     assert limit is not None
-    least = least_possible(shards, sizes, limit)
+    least = len(least_downloads(shards, sizes, limit))
     assert least <= found <= 1.1 * least
     assert found < 0.9 * by_least_recent_use(shards, sizes, limit)
     cluster = Cluster(gpus_per_node=ranks, num_workers=num_workers, cache=limit)
@@ -139,7 +105,7 @@ def test_batches_are_those_without_a_limit_and_from_a_resume_in_the_middle(folde
     again.load_state_dict(state)
     found = found[: state["step"] * GLOBAL_BATCH] + [batch.sample_ids.tolist() for batch in again]
     assert found == expected
-    assert downloads(tmp_path / "cache") <= len(np.unique(accesses(free))) + 3  # an epoch needs each shard once
+    assert downloads(tmp_path / "cache") <= len(free.shard_infos) + 3  # an epoch needs each shard once
 
 
 def test_without_a_plan_what_was_used_least_recently_gives_way(folder: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from ..conftest import run_command, write_tokens
 from ..processes import run_module
-from ..rounds import LONG, rounds
+from ..rounds import LONG, in_long_rounds, rounds
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -56,7 +56,7 @@ def run(program: str, folder: Path, method: str, report: Path) -> list[str]:
     return run_with(environment, str(path), str(folder), method)
 
 
-@pytest.mark.parametrize("method", ["server", "forked", *(["spawn"] if LONG else [])])
+@pytest.mark.parametrize("method", ["server", *(["forked", "spawn"] if LONG else [])])
 def test_a_worker_imports_neither_streaming_nor_models_of_transformers(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +132,7 @@ def test_nothing_is_left_of_a_program_that_is_killed_with_workers_at_work(number
         assert alive == []
 
 
+@in_long_rounds
 def test_the_server_and_its_workers_outlive_a_stop_signal_to_the_whole_job(tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=60)
     script = (

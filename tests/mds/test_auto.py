@@ -29,7 +29,7 @@ from lmms_stream.types import World
 
 from ..conftest import write_tokens
 from ..processes import ENVIRONMENT, ROOT
-from ..rounds import rounds
+from ..rounds import in_long_rounds, rounds
 from .auto_job import Logged, breaks, dies, fails, stored_dataset, tells_of_it
 from .test_plain_datasets import read_only
 
@@ -229,6 +229,7 @@ print(sum(len(batch.sample_ids) for batch in PackedLoader(dataset, global_batch=
 """
 
 
+@in_long_rounds
 @pytest.mark.parametrize("name", ["TokensProcessor", "Own"][: rounds(1, 2)])
 def test_a_script_that_does_not_guard_its_main_part_measures_all_the_same(name: str, tmp_path: Path) -> None:
     num_samples = auto._FEW_SAMPLES + 500  # enough for processes, where the processor is not of the script

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from ..conftest import last_words
+from ..rounds import in_long_rounds
 from .rows import prompts, write_lines
 
 PROGRAM = """
@@ -40,6 +41,7 @@ print(json.dumps({"expected": expected, "found": found, "put_back": told(groups[
 """
 
 
+@in_long_rounds
 def test_a_data_source_is_a_ray_actor_that_goes_on_after_it_was_killed(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rows.jsonl", prompts(10))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

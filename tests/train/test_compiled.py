@@ -39,6 +39,7 @@ def _compiled_anew() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@in_long_rounds
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at FSDP's parameters
 def test_blocks_are_not_compiled_again_for_each_pack_and_give_the_same_losses(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..conftest import write_tokens
+from ..rounds import in_long_rounds
 from .runs import trainer_of, write_run
 from .test_attention import CPU, build
 
@@ -65,6 +66,7 @@ class RoundedInPacks(PackedModel):
             return super().logits(batch)
 
 
+@in_long_rounds
 def test_roundings_that_a_deep_model_amplifies_are_no_fault() -> None:
     model = RoundedInPacks(build("llama", attention="sdpa", dtype="bfloat16", **DEEP).model)
     prove_packing(model, device=CPU)

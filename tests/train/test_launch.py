@@ -18,7 +18,7 @@ from lmms_stream.train.run.distributed import STOPPED_STATUS
 from lmms_stream.train.torchrun import starts_again
 
 from ..conftest import run_cli, run_command, write_tokens
-from ..rounds import rounds
+from ..rounds import in_long_rounds, rounds
 from .runs import write_run
 
 LIMIT_S = 120
@@ -103,6 +103,7 @@ def test_an_error_of_one_process_is_one_line(config: Path) -> None:
     assert "unknown key 'train.smell'" in line
 
 
+@in_long_rounds
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1][: rounds(1, 2)])
 def test_one_process_that_is_told_to_stop_saves_and_says_so_by_its_status(
     number: signal.Signals, config: Path, tmp_path: Path

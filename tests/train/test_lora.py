@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from ..conftest import run_cli, write_tokens
+from ..rounds import in_long_rounds
 from .runs import MODEL, VOCABULARY, trainer_of, write_run
 from .test_override_points import parts_of
 
@@ -125,6 +126,7 @@ def test_an_adapter_is_trained_alone_saved_alone_loaded_by_peft_and_merged(
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in whole.state_dict().items())
 
 
+@in_long_rounds
 def test_an_adapter_goes_on_bit_by_bit_on_its_own_base_alone(data: Path, base: Path, tmp_path: Path) -> None:
     run, overrides = lora_run(tmp_path, data, base, max_steps=6, save_steps=3, lr_scheduler_type="constant")
     trainer_of(run, *overrides, f"train.output_dir={tmp_path / 'whole'}").train()

@@ -24,7 +24,7 @@ from streaming import MDSWriter
 from tests.jobs.runs import differences, steps_of
 from tests.processors.tile_vlm import NUM2WORDS, TINY, save_tile_processor, tile_config
 from tests.processors.tiny_vlm import film, picture, stored
-from tests.rounds import LONG
+from tests.rounds import LONG, in_long_rounds
 
 from .runs import trainer_of, write_run
 
@@ -56,7 +56,8 @@ def tiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return config
 
 
-@pytest.mark.parametrize("name", [*TINY] if LONG else ["llava_onevision"])
+@in_long_rounds
+@pytest.mark.parametrize("name", [*TINY])
 def test_a_run_of_each_family_goes_on_from_its_checkpoint_to_the_same_losses(
     name: str, tiled: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

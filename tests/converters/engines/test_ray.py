@@ -119,6 +119,7 @@ def test_relative_paths_mean_the_same_on_a_cluster(
     assert written(str(tmp_path / "a")) == written(str(tmp_path / "b"))
 
 
+@in_long_rounds
 def test_a_node_that_joins_takes_part_and_one_that_is_lost_is_an_error(
     chats: Path, cluster: tuple[str, psutil.Process], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_worker_that_is_killed_ends_the_command_and_the_next_goes_on(
     assert written(target) == bytes_of_many
 
 
+@in_long_rounds
 def test_an_interrupted_command_ends_at_once_and_leaves_no_worker(
     many_chats: Path, bytes_of_many: dict[str, bytes], cluster: tuple[str, psutil.Process], tmp_path: Path
 ) -> None:
@@ -197,6 +199,7 @@ def connections_of(process: psutil.Process) -> list[Any]:
         return []
 
 
+@in_long_rounds
 def test_a_cluster_of_the_commands_own_is_private_and_ends_with_it_however_it_ends(
     many_chats: Path, bytes_of_many: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -267,6 +270,7 @@ def test_errors_and_progress_of_workers_arrive(cluster: tuple[str, psutil.Proces
             pass
 
 
+@in_long_rounds
 def test_a_cluster_without_room_is_an_error_in_time_that_leaves_nothing(
     chats: Path, cluster: tuple[str, psutil.Process], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from lmms_stream.train.run.distributed import end_distributed
 from lmms_stream.types import Batch
 
 from ...conftest import run_cli, write_samples
+from ...rounds import in_long_rounds
 from ..runs import trainer_of, write_run
 
 MEASURED = MeasureConfig(steps=1, warmup_steps=1, seconds=30)
@@ -48,6 +49,7 @@ def collate_slowly(*args: Any, **options: Any) -> Batch:
     return collate(*args, **options)
 
 
+@in_long_rounds
 def test_a_run_whose_model_takes_long_is_not_limited_by_data(config: Path, tmp_path: Path) -> None:
     """By the command, as users type it; on more steps than the run has. Nothing is written."""
     output = tmp_path / "out"
