@@ -1,23 +1,69 @@
-"""What every command of the command line is made with."""
+"""What every command of the command line is made with: its help, its examples, its errors."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import shutil
+import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]  # argparse gives it no public name
 
+MAX_WIDTH = 100  # columns of help: longer lines are hard to read
+
+
+def help_width() -> int:
+    """Columns that help takes: the terminal's, at most MAX_WIDTH; where there is no terminal 80, or COLUMNS."""
+    return min(shutil.get_terminal_size().columns, MAX_WIDTH)
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=help_width())
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """An option's help in lines that leave the names of options whole."""
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose help ends with what `more` gives, which is asked for when help is."""
+    """A parser whose help is as wide as the terminal and ends with examples, and whose errors are one line.
 
+    examples: command lines. more: gives what else its help lists, asked for when help is. page: of docs/, which tells
+    of the command.
+    """
+
+    examples: Sequence[str] = ()
     more: Callable[[], str] | None = None
+    page: str | None = None
+
+    def format_usage(self) -> str:
+        self.usage = _usage(self)
+        return super().format_usage()
 
     def format_help(self) -> str:
-        shown = super().format_help()
-        return f"{shown}\n{self.more()}" if self.more else shown
+        self.usage = _usage(self)
+        parts = [super().format_help().rstrip("\n")]
+        if self.more:
+            parts.append(self.more())
+        parts.append(shown_examples(self.examples))
+        if self.page:
+            parts.append(f"more: docs/{self.page}")
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def error(self, message: str) -> NoReturn:
+        """One line on stderr and exit status 2."""
+        self.exit(2, f"error: {message}: see {self.prog} --help\n")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """The error of arguments that the command does not know; it names the option that one may be meant to be."""
+        known = [name for action in self._actions for name in action.option_strings]
+        meant = [name for word in unknown for name in difflib.get_close_matches(word.partition("=")[0], known, n=1)]
+        hint = f" (did you mean {meant[0]}?)" if meant else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def add_command(
@@ -27,16 +73,44 @@ def add_command(
     summary: str,
     *,
     example: str | Sequence[str],
+    page: str,
 ) -> CommandParser:
     """The parser of a command; `run` gives its exit status. example: a command line, or several."""
-    lines = [example] if isinstance(example, str) else example
-    heading = "example" if len(lines) == 1 else "examples"
-    parser = commands.add_parser(
-        name,
-        help=summary,
-        description=summary,
-        epilog="\n  ".join([f"{heading}:", *lines]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser(name, help=summary, description=summary, formatter_class=HelpFormatter)
     parser.set_defaults(run=run)
+    parser.examples = [example] if isinstance(example, str) else example
+    parser.page = page
     return parser
+
+
+def shown_examples(examples: Sequence[str]) -> str:
+    """Command lines below a heading; a long one goes on in the next line, after a backslash."""
+    if not examples:
+        return ""
+    heading = "example:" if len(examples) == 1 else "examples:"
+    return "\n".join([heading, *(shown_command(each, width=help_width()) for each in examples)])
+
+
+def shown_command(command: str, *, width: int) -> str:
+    r"""A command line in lines of at most `width` columns, which a shell takes as one.
+
+    >>> print(shown_command("lmms-stream train run.yaml train.max_steps=100", width=32))
+      lmms-stream train run.yaml \
+          train.max_steps=100
+    """
+    wrapper = textwrap.TextWrapper(
+        width=width - 2, break_long_words=False, break_on_hyphens=False, initial_indent="  ", subsequent_indent="      "
+    )
+    return " \\\n".join(wrapper.wrap(command))
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """What a command line of the parser looks like: what it needs by name, its options in one word."""
+    words = [parser.prog]
+    for action in parser._actions:
+        name = str(action.metavar or action.dest)
+        if not action.option_strings:
+            words.append({"+": f"{name} [{name} ...]", "*": f"[{name} ...]"}.get(str(action.nargs), name))
+        elif action.required:
+            words.append(f"{action.option_strings[-1]} {name}")
+    return " ".join([*words, "[OPTION ...]"]).replace("%", "%%")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,27 +29,45 @@ if TYPE_CHECKING:
     from .plan_report import EpochReport, KindsReport, StepsReport
 
 console = Console()
+BAR_WIDTH = 40  # columns, where there is room
+_WHOLE = Column(no_wrap=True)  # of a bar: it is the bar that gives way in a narrow terminal
 COMPARED_FIELDS = ("num_packs", "lower_bound", "efficiency", "samples_per_pack")
+
+_LABELS = {
+    "num_bytes": "size",
+    "seconds": "time",
+    "lower_bound": "fewest packs possible",
+    "shards_per_step_median": "shards of a step, median",
+    "shards_per_step_max": "shards of a step, most",
+    "num_spilled_packs": "packs of other nodes",
+    "num_seen": "samples seen",
+    "num_unseen": "samples to come",
+    "num_overlong": "overlong samples",
+    "num_quarantined": "quarantined samples",
+    "num_dropped": "dropped samples",
+}
 
 
 class _RateColumn(ProgressColumn):
     def __init__(self, unit: str):
-        super().__init__()
+        super().__init__(_WHOLE)
         self._unit = unit
 
     def render(self, task: Task) -> Text:
         rate = task.finished_speed or task.speed
-        return Text(f"{rate:,.0f} {self._unit}/s" if rate else "")
+        return Text(f"{_amount(rate, self._unit)}/s" if rate else "")
 
 
 class _CountColumn(ProgressColumn):
     def __init__(self, unit: str):
-        super().__init__()
+        super().__init__(_WHOLE)
         self._unit = unit
 
     def render(self, task: Task) -> Text:
-        end = f" of {task.total:,.0f}" if task.total else ""
-        return Text(f"{task.completed:,.0f}{end} {self._unit}")
+        if not task.total:
+            return Text(_amount(task.completed, self._unit))
+        done = shown_bytes(task.completed) if self._unit == "bytes" else f"{task.completed:,.0f}"
+        return Text(f"{done} of {_amount(task.total, self._unit)}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,32 +88,50 @@ class Bar:
         task = self._progress.tasks[self._task]
         num_rows = task.fields["num_rows"] + count
         rate = f", {num_rows / task.elapsed:,.0f}/s" if task.elapsed else ""
-        self._progress.update(self._task, num_rows=num_rows, also=f"{num_rows:,} rows{rate}")
+        self._progress.update(self._task, num_rows=num_rows, also=f"{num_rows:,} row{'s' * (num_rows != 1)}{rate}")
 
 
 @contextmanager
 def bar(description: str, *, unit: str, shown: bool = True) -> Iterator[Bar]:
-    """A bar with count, rate and remaining time, shown from its `begin` on."""
+    """A bar with count, rate and remaining time, on one line of a terminal, shown from its `begin` on."""
+    is_narrow = console.width < 2 * BAR_WIDTH + 20
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        TextColumn("{task.description}", table_column=_WHOLE),
+        BarColumn(bar_width=None if is_narrow else BAR_WIDTH),
         _CountColumn(unit),
         _RateColumn(unit),
-        TextColumn("{task.fields[also]}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        TextColumn("{task.fields[also]}", table_column=_WHOLE),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=_WHOLE),
     )
-    with Progress(*columns, console=console, disable=not shown) as progress:
+    with Progress(*columns, console=console, expand=is_narrow, disable=not (shown and console.is_terminal)) as progress:
         yield Bar(progress, progress.add_task(description, total=0, visible=False, num_rows=0, also=""))
 
 
-def print_record(title: str, record: Any, *, left_out: Sequence[str] = ()) -> None:
-    """The fields of a dataclass as a table of two columns; arrays, mappings and `left_out` are left out."""
-    table = Table("", "", title=Text(visible(title)), show_header=False)
+def print_record(
+    title: str, record: Any, *, left_out: Sequence[str] = (), labels: Mapping[str, str] | None = None
+) -> None:
+    """The fields of a dataclass as a table of two columns; arrays, mappings and `left_out` are left out.
+
+    labels: what fields are called where their names do not say it.
+    """
+    table = Table("", "", show_header=False)
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if field.name not in left_out and (value is None or isinstance(value, int | float | str)):
-            table.add_row(_label(field.name), Text(visible(_format(field.name, value))))
+            label = (labels or {}).get(field.name, _label(field.name))
+            table.add_row(label, Text(visible(_format(field.name, value))))
+    print_table(title, table)
+
+
+def print_table(title: str, table: Table) -> None:
+    """A table below its title, which is a line of its own: a long one is not squeezed into the table's width."""
+    console.print(Text(visible(title), style="bold"), soft_wrap=True)
     console.print(table)
+
+
+def print_next(command: str) -> None:
+    """What to type next, on one line of any length, so that it can be copied."""
+    console.print(Text(f"next: {visible(command)}"), soft_wrap=True)
 
 
 def print_found(text: str) -> None:
@@ -123,12 +159,12 @@ def print_plan(
     print_records("epochs", [(report.source, report) for report in epochs], left_out=of_media)
     if kinds:
         print_records("text and media", [(report.source, report) for report in kinds])
-    print_record("steps", steps, left_out=of_media)
+    print_record("steps", steps, left_out=of_media, labels={"num_seen": "steps looked at"})
     if comparison:
-        table = Table("", *map(_label, COMPARED_FIELDS), title="strategies, epoch 0")
+        table = Table("", *map(_label, COMPARED_FIELDS))
         for record in comparison:
             table.add_row(record.source, *(_format(name, getattr(record, name)) for name in COMPARED_FIELDS))
-        console.print(table)
+        print_table("strategies, epoch 0", table)
 
 
 def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: Sequence[str] = ()) -> None:
@@ -136,12 +172,12 @@ def print_records(title: str, records: Sequence[tuple[str, Any]], *, left_out: S
 
     left_out: fields that are not shown.
     """
-    table = Table("", *(Column(Text(visible(name))) for name, _ in records), title=title)
+    table = Table("", *(Column(Text(visible(name))) for name, _ in records))
     for field in dataclasses.fields(records[0][1]):
         if field.name not in ("source", *left_out):
             values = (_format(field.name, getattr(record, field.name)) for _, record in records)
             table.add_row(_label(field.name), *values)
-    console.print(table)
+    print_table(title, table)
 
 
 def shown_seconds(seconds: float) -> str:
@@ -157,8 +193,12 @@ def shown_seconds(seconds: float) -> str:
     return f"{hours}{minutes % 60} min {rest} s"
 
 
+def _amount(value: float, unit: str) -> str:
+    return shown_bytes(value) if unit == "bytes" else f"{value:,.0f} {unit}"
+
+
 def _label(name: str) -> str:
-    return {"num_bytes": "size", "seconds": "time"}.get(name, name.replace("_", " ").removeprefix("num "))
+    return _LABELS.get(name, name.replace("_", " ").removeprefix("num "))
 
 
 def _format(name: str, value: int | float | str | None) -> str:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..converters.stored.inspect.visible import clip, visible
-from .console import console, print_found, print_record
+from .console import console, print_found, print_record, print_table
 from .convert_summary import left_out_lines
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ def print_inspection(inspection: Inspection, saved: Sequence[Path], *, as_json: 
         return
     from ..converters.stored.inspect.summary import describe_lengths, summary
 
-    _print_table(inspection.url, summary(inspection))
-    _print_table("columns", inspection.columns)
+    _print_rows(inspection.url, summary(inspection))
+    _print_rows("columns", inspection.columns)
     for lengths in inspection.lengths:
-        _print_table("lengths", describe_lengths(lengths))
+        _print_rows("lengths", describe_lengths(lengths))
         _print_bars(lengths)
     print_notes(inspection.notes)
     for sample in inspection.samples:
@@ -109,11 +109,11 @@ def _without_bytes(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: value for key, value in pairs if not isinstance(value, bytes)}
 
 
-def _print_table(title: str, rows: Mapping[str, str]) -> None:
-    table = Table("", "", title=Text(visible(title)), show_header=False)
+def _print_rows(title: str, rows: Mapping[str, str]) -> None:
+    table = Table("", "", show_header=False)
     for name, value in rows.items():
         table.add_row(Text(visible(name)), Text(visible(value)))
-    console.print(table)
+    print_table(title, table)
 
 
 def _print_bars(lengths: LengthsView) -> None:
@@ -172,7 +172,7 @@ def _print_tokens(sample: SampleView) -> None:
     """The sample as a model reads it; what is trained on is in another style than the rest."""
     tokens = sample.tokens
     assert tokens is not None
-    begin, end = ("", "") if console.color_system else PLAIN_MARKS
+    begin, end = ("", "") if console.color_system and not console.no_color else PLAIN_MARKS
     told = f"{tokens.num_trained:,} of them trained on{f', between {begin} and {end}' if begin else ''}"
     console.print(Text.assemble(f"{tokens.num_tokens:,} tokens, ", (told, TRAINED_STYLE)))
     text = Text()

@@ -179,8 +179,13 @@ def _shown(pack: PackEntry, rows: Sequence[SourceRow] | None) -> str:
     """The first samples of a pack, each with its row where that is known."""
     most, ids = SHOWN_IDS if rows is None else SHOWN_ROWS, pack.sample_ids.tolist()
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
-    shown = map(str, ids) if rows is None else (f"{id} ({row})" for id, row in zip(ids, rows, strict=True))
+    shown = map(str, ids) if rows is None else (f"{id} ({_short(row)})" for id, row in zip(ids, rows, strict=True))
     return f"{len(ids)}: {', '.join(list(shown)[:most])}{more}"
+
+
+def _short(row: SourceRow) -> str:
+    """A row by the name of its file; its path is in --json, and where --sample tells of the sample."""
+    return str(row).rsplit("/", 1)[-1]
 
 
 def _ranks(ledger: Ledger, step: int, group: int) -> str:

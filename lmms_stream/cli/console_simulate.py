@@ -12,7 +12,7 @@ from ..simulate.cluster import shown_bandwidth
 from ..simulate.figures import Simulation
 from ..simulate.page import Row
 from ..storage.sizes import shown_bytes
-from .console import console, shown_seconds
+from .console import console, print_table, shown_seconds
 
 NUM_NODES = 16  # shown in a table; all are in --json and on the page
 NAME_WIDTH, COLUMN_WIDTH = 32, 24  # characters that figures' names take, and a column at least; more are further tables
@@ -49,7 +49,7 @@ def _rows(of: Simulation) -> dict[str, str]:
         "first batch, shards there": shown_seconds(of.first_batch_warm_s),
         "first batch, nothing there": shown_seconds(of.first_batch_cold_s),
         "imbalance of ranks": f"{of.imbalance:.4f}",
-        "packs read away from home": f"{of.num_spilled:,}",
+        "packs of other nodes": f"{of.num_spilled:,}",
     }
 
 
@@ -60,16 +60,16 @@ def print_simulations(simulations: Mapping[str, Simulation], *, title: str, advi
     at_once = max(1, (console.width - NAME_WIDTH) // COLUMN_WIDTH - 1)
     for begin in range(0, max(1, len(others)), at_once):
         names = [first_name, *others[begin : begin + at_once]]
-        table = Table("", *(Column(Text(visible(name))) for name in names), title=Text(visible(title)))
+        table = Table(Column("", no_wrap=True), *(Column(Text(visible(name))) for name in names))
         for row in rows_of({name: simulations[name] for name in names}):
             table.add_row(row.name, *row.values)
-        console.print(table)
-    nodes = Table("node", "shards", "again", "bytes", title="nodes")
+        print_table(title, table)
+    nodes = Table("node", "shards", "again", "bytes")
     for each in first.nodes[:NUM_NODES]:
         nodes.add_row(
             str(each.node), f"{each.num_downloads:,}", f"{each.num_again:,}", shown_bytes(each.download_bytes)
         )
     if len(first.nodes) > NUM_NODES:
         nodes.add_row(f"… {len(first.nodes) - NUM_NODES} more", "", "", "")
-    console.print(nodes)
+    print_table("nodes", nodes)
     console.print(Text(f"advice: {advice}"), soft_wrap=True)

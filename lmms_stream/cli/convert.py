@@ -30,7 +30,7 @@ DESCRIPTION = "Write datasets of any kind as MDS shards; the same command goes o
 
 
 def add_commands(commands: Commands) -> None:
-    parser = add_command(commands, "convert", _run, DESCRIPTION, example=EXAMPLES)
+    parser = add_command(commands, "convert", _run, DESCRIPTION, example=EXAMPLES, page="converting.md")
     parser.more = kinds_and_roles
     add_arguments(parser)
 
@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
     from ..converters.part import convert_part
     from ..converters.writing.shares import Part
     from ..processors.parallelism import tokenize_in_one_thread
-    from .console import bar, print_found, print_record
+    from .console import bar, print_found, print_next, print_record
     from .console_datasets import print_notes
     from .convert_summary import print_summary
 
@@ -82,6 +82,7 @@ def _run(options: argparse.Namespace) -> int:
             report = convert(options.sources, options.target, **asked, **on_engine)
     if options.part:
         print_record(options.target, part)
+        print_next("the other parts; when all are there, the same command without --part")
         return 0
     if not options.append:
         print_summary(options.target, report)

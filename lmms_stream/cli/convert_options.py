@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from textwrap import fill
 
+from .command import help_width
 from .processor import add_options
 
 Group = argparse._ArgumentGroup  # argparse gives it no public name
@@ -16,16 +17,24 @@ def kinds_and_roles() -> str:
     from ..converters.rows.chat import ROLES
     from ..converters.rows.kinds import COLUMN_ROLES, KINDS
 
-    width = max(map(len, KINDS))
-    kinds = (f"  {name:{width}}  {kind.needed or 'only where it is asked for'}" for name, kind in KINDS.items())
+    width, columns = help_width(), max(map(len, KINDS)) + 4
+    kinds = (
+        fill(
+            kind.needed or "only where --kind says so",
+            width,
+            initial_indent=f"  {name}".ljust(columns),
+            subsequent_indent=" " * columns,
+        )
+        for name, kind in KINDS.items()
+    )
     return "\n".join(
         [
             "kinds of rows (--kind), and the columns that one is found by:",
             *kinds,
             "\nroles of columns (--columns ROLE=COLUMN):",
-            fill(", ".join(COLUMN_ROLES), width=78, initial_indent="  ", subsequent_indent="  "),
+            fill(", ".join(COLUMN_ROLES), width, initial_indent="  ", subsequent_indent="  "),
             "\nroles of speakers (--roles NAME=ROLE):",
-            f"  {', '.join(ROLES)}\n",
+            f"  {', '.join(ROLES)}",
         ]
     )
 
@@ -84,7 +93,7 @@ def _add_engine(group: Group) -> None:
         default=ENGINES[0],
         help="use processes of this machine, or workers on a Ray cluster, as many as it has CPUs; then all nodes must "
         "see --work, local sources and media, the tokenizer and a local TARGET under the same paths (object stores: "
-        "each node needs access)",
+        "each node needs access); default: %(default)s",
     )
     group.add_argument(
         "--ray-address",
@@ -102,7 +111,9 @@ def _add_engine(group: Group) -> None:
 
 
 def _add_rows(group: Group) -> None:
-    group.add_argument("--format", help="read all sources as this: jsonl, json, csv, tsv, parquet, arrow, …")
+    group.add_argument(
+        "--format", metavar="FORMAT", help="read all sources as this: jsonl, json, csv, tsv, parquet, arrow, …"
+    )
     group.add_argument(
         "--kind",
         "--schema",
@@ -172,12 +183,14 @@ def _add_media(group: Group) -> None:
     group.add_argument(
         "--media-root", metavar="FOLDER", help="start paths of media from FOLDER; default: where their source lies"
     )
-    group.add_argument("--max-image-pixels", type=int, metavar="N", help="make images of more than N pixels smaller")
+    group.add_argument(
+        "--max-image-pixels", type=int, metavar="PIXELS", help="make images of more than so many PIXELS smaller"
+    )
     group.add_argument(
         "--check-media",
         choices=("header", "decode"),
         default="header",
-        help="read headers alone, where they tell what is stored of media, or decode all to find what is broken; "
+        help="read headers alone, where they tell what is stored of media, or decode all media to find what is broken; "
         "default: %(default)s",
     )
 
@@ -185,7 +198,7 @@ def _add_media(group: Group) -> None:
 def _add_written(group: Group) -> None:
     _add_sizes(group)
     group.add_argument("--compression", metavar="KIND", help="compress shards as zstd, zstd:7, gz, …")
-    group.add_argument("--limit", type=int, metavar="N", help="write N samples at most")
+    group.add_argument("--limit", type=int, metavar="N", help="write at most N samples")
     group.add_argument("--shuffle-seed", type=int, metavar="SEED", help="put all samples in the random order of SEED")
     group.add_argument(
         "--split",
@@ -199,7 +212,7 @@ def _add_written(group: Group) -> None:
 
 
 def _add_sizes(group: Group) -> None:
-    group.add_argument("--shard-size", metavar="BYTES", help="fill shards up to BYTES; default: 64mb")
+    group.add_argument("--shard-size", metavar="SIZE", help="fill shards up to SIZE, as 256mb; default: 64mb")
     group.add_argument("--num-shards", type=int, metavar="N", help="write N shards of equally many samples")
     group.add_argument(
         "--samples-per-shard", type=int, metavar="N", help="write shards of N samples, the last of fewer"
@@ -220,18 +233,18 @@ def _add_tokens(group: Group) -> None:
     group.add_argument(
         "--concat",
         type=int,
-        metavar="N",
-        help="store the tokens of all documents end to end, as samples of N tokens, the last of fewer, with where "
-        "documents begin; options that choose, count or shuffle samples are then about documents; between texts stand "
-        "the special tokens of --tokenizer, or what --setting text_prefix=TEXT text_suffix=TEXT says",
+        metavar="TOKENS",
+        help="store the tokens of all documents end to end, as samples of so many TOKENS, the last of fewer, with "
+        "where documents begin; options that choose, count or shuffle samples are then about documents; between texts "
+        "stand the special tokens of --tokenizer, or what --setting text_prefix=TEXT text_suffix=TEXT says",
     )
     group.add_argument(
         "--drop-tail",
         action="store_true",
-        help="leave out what remains after the last sample of N tokens, and count it",
+        help="leave out what remains after the last whole sample of --concat, and count it",
     )
-    group.add_argument("--min-tokens", type=int, metavar="N", help="leave out samples of fewer tokens, and count them")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="leave out samples of more tokens, and count them")
+    group.add_argument("--min-tokens", type=int, metavar="TOKENS", help="leave out shorter samples, and count them")
+    group.add_argument("--max-tokens", type=int, metavar="TOKENS", help="leave out longer samples, and count them")
 
 
 def _add_user_code(group: Group) -> None:

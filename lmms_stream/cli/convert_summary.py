@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..converters.stored.inspect.visible import visible
 from ..storage.sizes import shown_bytes
-from .console import console, print_records, shown_seconds
+from .console import print_next, print_records, print_table, shown_seconds
 
 if TYPE_CHECKING:
     from ..converters.report import ConvertReport, RowCounts
@@ -23,7 +23,7 @@ _OF_DOCUMENTS = ("num_documents", "num_tail_tokens", "num_dropped_tokens")  # of
 def print_summary(target: str, report: ConvertReport) -> None:
     """A table of what lies at the target now, what was left out in yellow, and the next command."""
     first = f"{target.rstrip('/')}/{next(iter(report.splits))}" if report.splits else target
-    table = Table("", "", title=Text(visible(target)), show_header=False)
+    table = Table("", "", show_header=False)
     table.add_row("rows", Text(visible(report.kind)))
     if report.num_documents is not None:
         table.add_row("documents", f"{report.num_documents:,}")
@@ -37,11 +37,16 @@ def print_summary(target: str, report: ConvertReport) -> None:
     if report.num_dropped_tokens:
         reason = "after the last whole sample, dropped by --drop-tail"
         table.add_row("left out", f"{_counted(report.num_dropped_tokens, 'token')} {reason}", style="yellow")
-    console.print(table)
+    print_table(target, table)
     if report.splits:
         left_out = () if report.num_documents is not None else _OF_DOCUMENTS
         print_records("splits", list(report.splits.items()), left_out=left_out)
-    console.print(Text(f"next: {visible(_next_command(first, report))}"), soft_wrap=True)
+    print_next(_next_command(first, report))
+
+
+def plan_command(target: str) -> str:
+    """The command that says what packs of a dataset amount to."""
+    return f"lmms-stream plan {quote(target)} --packing-length 4096 --overlong drop"
 
 
 def left_out_lines(counts: RowCounts) -> list[str]:
@@ -75,7 +80,7 @@ def _time(report: ConvertReport) -> str:
 def _next_command(target: str, report: ConvertReport) -> str:
     """Tokens first, since packs are planned by them."""
     if report.num_tokens is not None:
-        return f"lmms-stream plan {quote(target)} --packing-length 4096 --overlong drop"
+        return plan_command(target)
     if report.schema in _COUNTED_BY:
         return f"lmms-stream index {quote(target)}{_COUNTED_BY[report.schema]}"
     return f"lmms-stream inspect {quote(target)}"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from .command import add_command
@@ -41,40 +42,48 @@ def add_commands(commands: Commands) -> None:
 
 def _add_index(commands: Commands) -> None:
     summary = "Measure a dataset's samples and write its lengths index."
-    parser = add_command(commands, "index", _index, summary, example=INDEX)
-    parser.add_argument("remote", help="measure the dataset in this folder or URL")
-    parser.add_argument("--tokenizer", metavar="PATH", help="take this folder or hub id (not for a tokenized dataset)")
+    parser = add_command(commands, "index", _index, summary, example=INDEX, page="streaming.md")
+    parser.add_argument("remote", metavar="DATASET", help="measure the dataset in this folder or URL")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="measure with this folder or hub id; a tokenized dataset needs none"
+    )
     add_options(parser)
     parser.add_argument("--workers", type=int, metavar="N", help="measure in N processes; default: one for each core")
     parser.add_argument(
         "--work",
         type=Path,
         metavar="FOLDER",
-        help="keep here what a run that was ended had measured (default: in the system's temporary folder)",
+        help="keep in FOLDER what a later run goes on with; default: one in the system's temporary folder",
     )
 
 
 def _add_verify(commands: Commands) -> None:
     summary = "Check a dataset's files, and list all that is wrong; exit status 1 if anything is."
-    parser = add_command(commands, "verify", _verify, summary, example=VERIFY)
-    parser.add_argument("remote", help="check the dataset in this folder or URL")
-    parser.add_argument("--deep", action="store_true", help="decode every sample, too, measure and process it again")
+    parser = add_command(commands, "verify", _verify, summary, example=VERIFY, page="start.md")
+    parser.add_argument("remote", metavar="DATASET", help="check the dataset in this folder or URL")
+    parser.add_argument("--deep", action="store_true", help="decode, measure and process every sample, too")
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="measure with this folder or hub id, as the lengths index was (--deep)",
+        help="measure with this folder or hub id, by which the lengths index was made (with --deep)",
     )
     add_options(parser)
-    parser.add_argument("--workers", type=int, metavar="N", help="check N shards at once; default: 8, deep: the cores")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="check N shards at once; default: 8, with --deep one for each core"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def _add_inspect(commands: Commands) -> None:
     summary = "Show what a dataset holds: columns, sizes, lengths, samples."
-    parser = add_command(commands, "inspect", _inspect, summary, example=INSPECT)
-    parser.add_argument("remote", help="show the dataset in this folder or URL")
-    parser.add_argument("-i", "--sample", type=int, default=0, metavar="N", help="show sample N; -1 is the last")
-    parser.add_argument("--samples", type=int, default=1, metavar="K", help="show K samples from N on; default 1")
+    parser = add_command(commands, "inspect", _inspect, summary, example=INSPECT, page="start.md")
+    parser.add_argument("remote", metavar="DATASET", help="show the dataset in this folder or URL")
+    parser.add_argument(
+        "-i", "--sample", type=int, default=0, metavar="N", help="show sample N, -1 for the last; default: %(default)s"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=1, metavar="K", help="show K samples from N on; default: %(default)s"
+    )
     parser.add_argument(
         "--source", metavar="FILE:ROW", help="show what was made of this row of this source, counted from 1"
     )
@@ -84,13 +93,15 @@ def _add_inspect(commands: Commands) -> None:
     add_options(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write all of it as one page, too")
     parser.add_argument("--save-media", type=Path, metavar="FOLDER", help="write the shown samples' media as files")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def _add_merge(commands: Commands) -> None:
     summary = "Make one dataset of those in folders below it, without copying shards."
-    parser = add_command(commands, "merge", _merge, summary, example=MERGE)
-    parser.add_argument("target", help="write the common index to this folder or URL, which lies above all sources")
+    parser = add_command(commands, "merge", _merge, summary, example=MERGE, page="growing.md")
+    parser.add_argument(
+        "target", metavar="TARGET", help="write the common index to this folder or URL, which lies above all sources"
+    )
     parser.add_argument(
         "sources",
         nargs="+",
@@ -106,7 +117,8 @@ def _index(options: argparse.Namespace) -> int:
     from ..processors.base import cut_media
     from ..processors.parallelism import tokenize_in_one_thread
     from ..processors.text import TokensProcessor
-    from .console import bar, console, print_found, print_record
+    from .console import bar, console, print_found, print_next, print_record
+    from .convert_summary import plan_command
 
     started = time.monotonic()
     tokenize_in_one_thread()
@@ -136,6 +148,7 @@ def _index(options: argparse.Namespace) -> int:
     print_record(options.remote, report)
     if index.num_cut:
         print_found(cut_media(index.num_cut))
+    print_next(plan_command(options.remote))
     return 0
 
 
@@ -185,7 +198,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _merge(options: argparse.Namespace) -> int:
     from ..converters.stored.merge import merge_datasets
-    from .console import bar, print_record
+    from .console import bar, print_next, print_record
     from .console_datasets import print_notes
 
     with bar("reading", unit="sources") as progress:
@@ -198,4 +211,5 @@ def _merge(options: argparse.Namespace) -> int:
         )
     print_record(options.target, report)
     print_notes(report.dropped)
+    print_next(f"lmms-stream verify {quote(options.target)}")
     return 0

@@ -25,7 +25,7 @@ EXAMPLES = (
 
 def add_commands(commands: Commands) -> None:
     summary = "Say what was in a step of a run, where a sample was or will be, and what was read of each source."
-    parser = add_command(commands, "ledger", _ledger, summary, example=EXAMPLES)
+    parser = add_command(commands, "ledger", _ledger, summary, example=EXAMPLES, page="ledger.md")
     add = parser.add_argument
     add(
         "checkpoint",
@@ -33,7 +33,12 @@ def add_commands(commands: Commands) -> None:
         help="read this checkpoint, or the latest of this output_dir or checkpoint folder or URL; or the YAML file "
         "of a run before it begins",
     )
-    add("overrides", nargs="*", metavar="key.sub=value", help="change a setting of the YAML file")
+    add(
+        "overrides",
+        nargs="*",
+        metavar="SETTING=VALUE",
+        help="change a setting of the YAML file, as train.max_steps=100",
+    )
     add("--step", type=int, metavar="N", help="show the packs of step N, counted from 0, by rank and micro-batch")
     add(
         "--sample",
@@ -59,8 +64,10 @@ def add_commands(commands: Commands) -> None:
         metavar="SOURCE=URL",
         help="read SOURCE from URL, where it lies elsewhere than when it was trained on",
     )
-    add("--world-size", type=int, metavar="RANKS", help="share the steps of a YAML file among so many ranks; default 1")
-    add("--num-nodes", type=int, metavar="N", help="spread these ranks over N nodes; default 1")
+    add(
+        "--world-size", type=int, metavar="RANKS", help="share the steps of a YAML file among so many ranks; default: 1"
+    )
+    add("--num-nodes", type=int, metavar="N", help="spread these ranks over N nodes; default: 1")
     add("--json", action="store_true", help="print one JSON object instead of tables")
 
 

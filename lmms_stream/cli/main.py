@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import LmmsStreamError
 from ..version import VERSION
 from . import convert, datasets, ledger, plan, profile, runs, simulate, unload, watch
-from .command import CommandParser
+from .command import CommandParser, HelpFormatter, help_width, shown_examples
 
 if TYPE_CHECKING:
     from .command import Commands
@@ -21,17 +24,65 @@ OUR_COMMANDS = (
     convert.add_commands, datasets.add_commands, plan.add_commands, runs.add_commands, watch.add_commands,
     profile.add_commands, ledger.add_commands, unload.add_commands, simulate.add_commands,
 )  # fmt: skip
+DESCRIPTION = (
+    "Turn any dataset into MDS shards in object storage, stream them during training as full packs of samples, and "
+    "resume in the middle of an epoch, exactly."
+)
+GROUPS = {  # of the overview: in the order of the work
+    "make a dataset": ("convert", "index", "merge"),
+    "look into a dataset": ("inspect", "verify", "unload"),
+    "plan a run": ("plan", "simulate", "profile"),
+    "train": ("train", "watch", "plot", "ledger", "export"),
+    "try all of it on this machine": ("demo",),
+}
+FIRST_STEPS = (
+    "lmms-stream convert chats.jsonl chats --tokenizer path/to/tokenizer",
+    "lmms-stream plan chats --packing-length 4096 --overlong drop",
+    "lmms-stream train run.yaml",
+)
+
+
+class MainParser(CommandParser):
+    """The parser of all commands; its help shows them by what they are for."""
+
+    def format_help(self) -> str:
+        commands = _commands(self)
+        indent = 2 + max(map(len, commands)) + 2
+        parts = ["usage: lmms-stream COMMAND [OPTION ...]", textwrap.fill(DESCRIPTION, help_width())]
+        for group, names in GROUPS.items():
+            lines = [
+                textwrap.fill(
+                    str(commands[name].description),
+                    help_width(),
+                    initial_indent=f"  {name}".ljust(indent),
+                    subsequent_indent=" " * indent,
+                )
+                for name in names
+                if name in commands
+            ]
+            parts.append("\n".join([f"{group}:", *lines]))
+        parts.append(shown_examples(FIRST_STEPS))
+        parts.append("lmms-stream COMMAND --help tells all of a command, and has examples of it.")
+        parts.append("more: docs/start.md (five minutes, from a file of chats to a trained model)")
+        return "\n\n".join(parts) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands] = ()) -> int:
-    """Run a command; errors a user can act on are one line on stderr and exit status 1. others: more commands."""
+    """Run a command; errors a user can act on are one line on stderr and exit status 1. others: more commands.
+
+    Without arguments the overview is shown.
+    """
     parser = build_parser(others)
-    words = convert.one_value_an_option(sys.argv[1:] if arguments is None else list(arguments))
-    options, unknown = parser.parse_known_args(words)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if not given:
+        parser.print_help()
+        return 0
+    _check_command(parser, given[0])
+    options, unknown = parser.parse_known_args(convert.one_value_an_option(given))
     if options.command in ("train", "profile") and not any(each.startswith("-") for each in unknown):
         options.overrides += unknown  # argparse leaves those that follow an option
     elif unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        _commands(parser)[options.command].refuse(unknown)
     try:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
@@ -43,17 +94,30 @@ def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+    except BrokenPipeError:  # what reads this output, as head does, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
-def build_parser(others: Sequence[AddCommands] = ()) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lmms-stream",
-        description="Datasets to MDS shards, full packs of samples from object storage, exact resumption.",
-        epilog=f"example:\n  {convert.EXAMPLES[1]}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def build_parser(others: Sequence[AddCommands] = ()) -> MainParser:
+    parser = MainParser(prog="lmms-stream", formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=VERSION, help="show the release and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     for add in (*OUR_COMMANDS, *others):
         add(commands)
     return parser
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, CommandParser]:
+    """The parser of each command, by its name."""
+    (action,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+def _check_command(parser: MainParser, word: str) -> None:
+    """Exit with an error that names the command that a wrong one may be meant to be."""
+    commands = _commands(parser)
+    if word.startswith("-") or word in commands:
+        return
+    meant = difflib.get_close_matches(word, commands, n=1)
+    parser.error(f"there is no command {word}{f' (did you mean {meant[0]}?)' if meant else ''}")

@@ -24,38 +24,53 @@ OF_CHANGES = ("max_epochs", "steps")
 
 def add_commands(commands: Commands) -> None:
     summary = "Say what packs and steps amount to: efficiency, overlong samples, reach, balance, text and media."
-    parser = add_command(commands, "plan", _plan, summary, example=EXAMPLES)
+    parser = add_command(commands, "plan", _plan, summary, example=EXAMPLES, page="packing.md")
     add = parser.add_argument
     add(
         "remotes",
         nargs="+",
-        metavar="REMOTE",
-        help="read the lengths of these datasets: folders or URLs; with --from the YAML of a run",
+        metavar="DATASET",
+        help="read the lengths of these datasets, in folders or at URLs; with --from the YAML file of a run",
     )
     add("--packing-length", type=int, metavar="TOKENS", help="fill packs up to so many tokens; needed without --from")
-    add("--tokenizer", metavar="PATH", help="take the lengths that it measured (default: those written last)")
+    add(
+        "--tokenizer",
+        metavar="PATH",
+        help="take the lengths that this folder or hub id measured; default: those written last",
+    )
     add_options(parser)
-    add("--strategy", default="best_fit", help="pack by best_fit (default), first_fit, next_fit or window_N")
+    add(
+        "--strategy",
+        default="best_fit",
+        metavar="NAME",
+        help="pack by best_fit, first_fit, next_fit or window_N; default: %(default)s",
+    )
     add(
         "--overlong",
         choices=("error", "drop", "truncate", "split"),
         default="error",
-        help="do this with samples that are longer than a pack; default: error",
+        help="do this with samples that are longer than a pack; default: %(default)s",
     )
     add("--max-samples-per-pack", type=int, metavar="N", help="put at most N samples into a pack")
-    add("--global-batch", type=int, metavar="PACKS", help="read so many packs a step; default 64, or that of the run")
-    add("--world-size", type=int, default=1, metavar="RANKS", help="share a step among so many ranks; default 1")
-    add("--num-nodes", type=int, default=1, metavar="N", help="spread the ranks over N nodes; default 1")
-    add("--canonical-nodes", type=int, metavar="C", help="cut the order into C canonical nodes (default: by its size)")
+    add("--global-batch", type=int, metavar="PACKS", help="read so many packs a step; default: 64, or that of the run")
+    add(
+        "--world-size",
+        type=int,
+        default=1,
+        metavar="RANKS",
+        help="share a step among so many ranks; default: %(default)s",
+    )
+    add("--num-nodes", type=int, default=1, metavar="N", help="spread the ranks over N nodes; default: %(default)s")
+    add("--canonical-nodes", type=int, metavar="C", help="cut the order into C canonical nodes; default: by its size")
     add(
         "--weights",
         nargs="+",
         type=_weight,
         metavar="W",
-        help="mix by these shares of the tokens, one for each REMOTE; with --from NAME=W,…",
+        help="mix by these shares of the tokens, one for each DATASET; with --from NAME=W,…",
     )
-    add("--epochs", type=int, default=1, metavar="N", help="report N epochs; default 1")
-    add("--seed", type=int, default=0, metavar="SEED", help="shuffle by this seed; default 0")
+    add("--epochs", type=int, default=1, metavar="N", help="report N epochs; default: %(default)s")
+    add("--seed", type=int, default=0, metavar="SEED", help="shuffle by this seed; default: %(default)s")
     add("--compare", action="store_true", help="compare all packing strategies")
     add("--plot", type=Path, metavar="FILE", help="draw lengths and fill as .png, .svg or .pdf")
     add("--json", action="store_true", help="print one JSON object instead of tables")
@@ -108,7 +123,7 @@ def _check_options(options: argparse.Namespace) -> None:
 def _plan_datasets(options: argparse.Namespace) -> int:
     from ..plan.mixture import Mixture
     from ..types import World
-    from .console import print_plan
+    from .console import print_next, print_plan
     from .plan_report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_kinds, report_steps, with_strategy
 
     if options.epochs < 1:
@@ -135,7 +150,17 @@ def _plan_datasets(options: argparse.Namespace) -> int:
     print_plan(epochs, steps, comparison, kinds, as_json=options.json)
     if options.plot:
         plot_plans(compared or plans, options.plot)
+    if not options.json:
+        print_next(_next_step(options))
     return 0
+
+
+def _next_step(options: argparse.Namespace) -> str:
+    """How the packs that were planned are trained on."""
+    packed = f"packing_length: {options.packing_length}, overlong: {options.overlong}"
+    sections = [f"{{remote: {remote}, {packed}, processor: …}}" for remote in options.remotes]
+    section = f"dataset: {sections[0]}" if len(sections) == 1 else f"datasets: {{NAME: {sections[0]}, …}}"
+    return f"lmms-stream train run.yaml (docs/start.md), where run.yaml has {section}"
 
 
 def _share(text: str) -> float:

@@ -27,9 +27,9 @@ def add_options(
     parser.add_argument(
         "--processor",
         choices=("chat", "text", "vision", "audio", "omni", "image", "bagel", "preference"),
-        help="say what reads samples with --tokenizer; vision, audio, omni: chats with media, of which that names a "
-        "processor's folder or hub id; image: images that are to be made, without --tokenizer; bagel: chats with "
-        f"images to see and to make; preference: answers to compare; default: {default}",
+        help="read samples as this; vision, audio, omni: chats with media, where --tokenizer names a processor's "
+        "folder or hub id; image: images that are to be made, without --tokenizer; bagel: chats with images to see "
+        f"and to make; preference: answers to compare; default: {default}",
     )
     parser.add_argument(
         "--setting",

@@ -24,20 +24,34 @@ EXAMPLE = "lmms-stream profile run.yaml train.num_workers=4 --steps 20"
 
 def add_commands(commands: Commands) -> None:
     summary = "Measure a run's loader alone, its model alone, and both: which of them is the limit, and by how much."
-    parser = add_command(commands, "profile", _profile, summary, example=EXAMPLE)
-    parser.add_argument("config", type=Path, help="measure what this YAML file says: dataset, model, train")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="change a setting of the file")
-    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="start N processes, a GPU each; default 1")
+    parser = add_command(commands, "profile", _profile, summary, example=EXAMPLE, page="profiling.md")
     parser.add_argument(
-        "--steps", type=int, default=10, metavar="N", help="measure three rounds of N steps each; default 10"
+        "config", type=Path, metavar="RUN.yaml", help="measure what this YAML file says: dataset, model, train"
     )
     parser.add_argument(
-        "--warmup-steps", type=int, default=3, metavar="N", help="do N steps before each measurement; default 3"
+        "overrides", nargs="*", metavar="SETTING=VALUE", help="change a setting of the file, as train.num_workers=4"
     )
     parser.add_argument(
-        "--seconds", type=float, default=60.0, metavar="S", help="end each measurement after S seconds; default 60"
+        "--nproc", type=int, default=1, metavar="N", help="start N processes, a GPU each; default: %(default)s"
     )
-    parser.add_argument("--json", action="store_true", help="print the measurements and the verdict as JSON")
+    parser.add_argument(
+        "--steps", type=int, default=10, metavar="N", help="measure three rounds of N steps each; default: %(default)s"
+    )
+    parser.add_argument(
+        "--warmup-steps",
+        type=int,
+        default=3,
+        metavar="N",
+        help="do N steps before each measurement; default: %(default)s",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="end each measurement after SECONDS; default: %(default)g",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def _profile(options: argparse.Namespace) -> int:
@@ -81,9 +95,9 @@ def _show(found: dict[str, object], *, as_json: bool) -> None:
 def _print_table(rates: Rates) -> None:
     from rich.table import Table
 
-    from .console import console
+    from .console import print_table
 
-    table = Table("", "tokens/s", "rounds", "steps/s", "waits for data", "MFU", title="what limits the run")
+    table = Table("", "tokens/s", "rounds", "steps/s", "waits for data", "MFU")
     for each in _loaders(rates):
         tokens = each.tokens_per_s
         table.add_row(f"loader, {each.num_workers} workers a rank", f"{tokens.mean:,.0f}", _rounds(tokens), "", "", "")
@@ -91,7 +105,7 @@ def _print_table(rates: Rates) -> None:
         waits, mfu = f"{steps.wait_share.mean:.0%}", "" if steps.mfu is None else f"{steps.mfu:.1%}"
         tokens, rate = steps.tokens_per_s, f"{steps.steps_per_s.mean:,.2f}"
         table.add_row(name, f"{tokens.mean:,.0f}", _rounds(tokens), rate, waits, mfu)
-    console.print(table)
+    print_table("what limits the run", table)
     for each in _loaders(rates):
         sys.stdout.write(
             f"{each.num_workers} workers a rank: {each.packs_per_s.mean:,.1f} packs/s, busy on {each.busy_cpus:.1f} "

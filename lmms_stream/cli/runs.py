@@ -25,38 +25,57 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_train(commands: Commands) -> None:
-    parser = add_command(commands, "train", _train, "Train with FSDP2 on this machine.", example=TRAIN)
-    parser.add_argument("config", type=Path, help="run what this YAML file says: dataset, model, train")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="change a setting of the file")
-    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="start N processes, a GPU each; default 1")
+    parser = add_command(
+        commands,
+        "train",
+        _train,
+        "Train with FSDP2 on this machine; the same command goes on where a run was ended.",
+        example=TRAIN,
+        page="training.md",
+    )
+    parser.add_argument(
+        "config", type=Path, metavar="RUN.yaml", help="run what this YAML file says: dataset, model, train"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="SETTING=VALUE", help="change a setting of the file, as train.max_steps=100"
+    )
+    parser.add_argument(
+        "--nproc", type=int, default=1, metavar="N", help="start N processes, a GPU each; default: %(default)s"
+    )
 
 
 def _add_plot(commands: Commands) -> None:
     summary = "Draw what training runs logged: loss, rates and shares, side by side."
-    parser = add_command(commands, "plot", _plot, summary, example=PLOT)
+    parser = add_command(commands, "plot", _plot, summary, example=PLOT, page="run_log.md")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="draw these runs: an output_dir, or its log")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="write this .png, .svg or .pdf")
     parser.add_argument(
         "--metrics",
         type=lambda names: names.split(","),
         metavar="NAME,...",
-        help="draw these figures of the log (default: loss, learning rate, gradient norm, tokens/s, packing "
-        "efficiency, waiting)",
+        help="draw these figures of the log; default: loss, learning rate, gradient norm, tokens/s, packing "
+        "efficiency, waiting",
     )
     parser.add_argument(
         "--x",
         choices=("step", "tokens", "samples", "epoch", "hours"),
         default="step",
-        help="draw them over this; default: step",
+        help="draw them over this; default: %(default)s",
     )
-    parser.add_argument("--smooth", type=int, default=1, metavar="N", help="draw means of N records; default 1")
+    parser.add_argument(
+        "--smooth", type=int, default=1, metavar="N", help="draw means of N records; default: %(default)s"
+    )
 
 
 def _add_export(commands: Commands) -> None:
     summary = "Make a checkpoint a transformers folder: weights, config, tokenizer, processor."
-    parser = add_command(commands, "export", _export, summary, example=EXPORT)
-    parser.add_argument("checkpoint", help="take this step-NNNNNNNN of a run, in a folder or an object store")
-    parser.add_argument("out", type=Path, help="write this folder, which is new, empty, or an earlier export")
+    parser = add_command(commands, "export", _export, summary, example=EXPORT, page="checkpoints.md")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="take this step-NNNNNNNN of a run, in a folder or an object store"
+    )
+    parser.add_argument(
+        "out", type=Path, metavar="FOLDER", help="write this folder, which is new, empty, or an earlier export"
+    )
     parser.add_argument(
         "--merge",
         action="store_true",

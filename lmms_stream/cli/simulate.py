@@ -27,15 +27,15 @@ EXAMPLES = (
 
 def add_commands(commands: Commands) -> None:
     summary = "Say what a cluster would do with a run: downloads, waiting, requests, memory and cost; no shard is read."
-    parser = add_command(commands, "simulate", _simulate, summary, example=EXAMPLES)
+    parser = add_command(commands, "simulate", _simulate, summary, example=EXAMPLES, page="planning.md")
     add = parser.add_argument
     add(
         "dataset",
         metavar="DATASET",
         help="read the index and the lengths of this folder or URL, or of a run's YAML file",
     )
-    add("--nodes", type=int, default=1, metavar="N", help="spread the ranks over N nodes; default 1")
-    add("--gpus", type=int, default=8, metavar="N", help="put N ranks on each node; default 8")
+    add("--nodes", type=int, default=1, metavar="N", help="spread the ranks over N nodes; default: %(default)s")
+    add("--gpus", type=int, default=8, metavar="N", help="put N ranks on each node; default: %(default)s")
     add("--workers", type=int, metavar="N", help="give each rank N loader workers; default: the run's, or 2")
     add("--bandwidth", metavar="RATE", help="give each node a link of RATE to the store, as 5gbit; default: no limit")
     add(
@@ -43,21 +43,31 @@ def add_commands(commands: Commands) -> None:
         metavar="SIZE",
         help="keep at most SIZE of each source's shards on a node, as 500gb; default: its cache_limit, or all",
     )
-    add("--step-time", default="1s", metavar="TIME", help="take TIME for a step whose batches are there; default 1s")
-    add("--latency", default="50ms", metavar="TIME", help="wait TIME for the first byte of a request; default 50ms")
+    add(
+        "--step-time",
+        default="1s",
+        metavar="TIME",
+        help="take TIME for a step whose batches are there; default: %(default)s",
+    )
+    add(
+        "--latency",
+        default="50ms",
+        metavar="TIME",
+        help="wait TIME for the first byte of a request; default: %(default)s",
+    )
     add(
         "--request-price",
         type=float,
         default=0.0004,
         metavar="DOLLARS",
-        help="count DOLLARS for 1000 requests; default 0.0004",
+        help="count DOLLARS for 1000 requests; default: %(default)s",
     )
     add(
         "--egress-price",
         type=float,
         default=0.0,
         metavar="DOLLARS",
-        help="count DOLLARS for 10^9 bytes that leave the store; default 0",
+        help="count DOLLARS for 10^9 bytes that leave the store; default: %(default)g",
     )
     add("--epochs", type=int, metavar="N", help="run N epochs, caches kept; default: the run's, or 1")
     add("--max-steps", type=int, metavar="N", help="end after N steps; default: the run's")
@@ -65,7 +75,7 @@ def add_commands(commands: Commands) -> None:
         "--max-samples",
         type=int,
         metavar="N",
-        help="read every step of a run of at most N samples, and some of a longer one; default 2^25",
+        help="read every step of a run of at most N samples, and some of a longer one; default: 2^25",
     )
     add(
         "--compare",
@@ -82,11 +92,21 @@ def add_commands(commands: Commands) -> None:
     add("--packing-length", type=int, metavar="TOKENS", help="fill packs up to so many tokens")
     add("--global-batch", type=int, metavar="PACKS", help="read so many packs a step")
     add("--overlong", choices=("error", "drop", "truncate", "split"), default="error",
-        help="do this with samples that are longer than a pack; default: error")  # fmt: skip
-    add("--canonical-nodes", type=int, metavar="C", help="cut the order into C canonical nodes (default: by its size)")
-    add("--block-size", type=int, default=1 << 18, metavar="SAMPLES", help="shuffle blocks of so many; default 262144")
-    add("--seed", type=int, default=0, metavar="SEED", help="shuffle by this seed; default 0")
-    add("--tokenizer", metavar="PATH", help="take the lengths that it measured (default: those written last)")
+        help="do this with samples that are longer than a pack; default: %(default)s")  # fmt: skip
+    add("--canonical-nodes", type=int, metavar="C", help="cut the order into C canonical nodes; default: by its size")
+    add(
+        "--block-size",
+        type=int,
+        default=1 << 18,
+        metavar="SAMPLES",
+        help="shuffle blocks of so many; default: %(default)s",
+    )
+    add("--seed", type=int, default=0, metavar="SEED", help="shuffle by this seed; default: %(default)s")
+    add(
+        "--tokenizer",
+        metavar="PATH",
+        help="take the lengths that this folder or hub id measured; default: those written last",
+    )
     add_options(of_dataset)
 
 

@@ -21,7 +21,7 @@ REFRESH_S = 2.0
 
 def add_commands(commands: Commands) -> None:
     summary = "Show training runs while they train: in the terminal, and as a page on 127.0.0.1."
-    parser = add_command(commands, "watch", _watch, summary, example=EXAMPLE)
+    parser = add_command(commands, "watch", _watch, summary, example=EXAMPLE, page="watching.md")
     parser.add_argument(
         "runs",
         nargs="+",
@@ -29,7 +29,9 @@ def add_commands(commands: Commands) -> None:
         metavar="RUN",
         help="show these runs: an output_dir, its log, or the YAML file that a run is trained by, which samples need",
     )
-    parser.add_argument("--port", type=_port, default=0, help="give the page this port; default: one that is free")
+    parser.add_argument(
+        "--port", type=_port, default=0, metavar="PORT", help="give the page this port; default: one that is free"
+    )
     parser.add_argument("--once", action="store_true", help="print the runs as they are now, and end; without a page")
 
 

@@ -16,7 +16,7 @@ EXAMPLE = "lmms-stream demo --output demo-output"
 
 def add_commands(commands: Commands) -> None:
     summary = "Convert, stream from S3, train, kill and resume on this machine, and compare the runs step by step."
-    parser = add_command(commands, "demo", _demo, summary, example=EXAMPLE)
+    parser = add_command(commands, "demo", _demo, summary, example=EXAMPLE, page="start.md")
     parser.add_argument(
         "--kind",
         choices=("text", "vision"),
@@ -27,6 +27,7 @@ def add_commands(commands: Commands) -> None:
         "--output",
         type=Path,
         default=Path("demo-output"),
+        metavar="FOLDER",
         help="write all files here; default: %(default)s",
     )
 

@@ -58,7 +58,7 @@ class Shard:
         if missing:
             raise ShardError(
                 f"{self.path} has no column {sorted(missing)[0]!r}: it has {', '.join(info.column_names)}: choose a "
-                "processor that reads these, or convert the dataset with what it lacks"
+                "processor that reads these, or make rows of a known kind of them (lmms-stream convert … --kind KIND)"
             )
         return [
             (name, size, decoder(encoding) if name in columns else None)

@@ -198,7 +198,10 @@ def _load(path: str) -> PreTrainedTokenizerFast:
         tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         first_line = str(error).splitlines()[0]
-        raise ConfigError(f"tokenizer {path!r} cannot be loaded: {first_line}") from error
+        raise ConfigError(
+            f"tokenizer {path!r} cannot be loaded: {first_line.rstrip('.')}: name a folder with a tokenizer.json, or a "
+            "hub id that this machine can reach"
+        ) from error
     return tokenizer
 
 

@@ -14,10 +14,18 @@ from ..errors import LmmsStreamError
 from ..processes.ending import end_process
 from .prepared import lost_ranks_named, prepare, without_collections
 
-USAGE = """usage: torchrun [--nproc-per-node N …] -m lmms_stream.train CONFIG.yaml [key.sub=value …]
+USAGE = """usage: torchrun … -m lmms_stream.train RUN.yaml [SETTING=VALUE ...]
+
+Train what a YAML file says (dataset, model, train), on the ranks that torchrun
+starts; without torchrun on one. The same command goes on where a run was ended.
+
+  RUN.yaml       run what this file says
+  SETTING=VALUE  change a setting of the file, as train.max_steps=100
 
 example:
   torchrun --nproc-per-node 2 -m lmms_stream.train run.yaml train.max_steps=100
+
+more: docs/training.md, docs/settings.md
 """
 
 

@@ -103,7 +103,7 @@ def test_the_command_prints_tables_or_json(dataset_folder: Path, tmp_path: Path)
     assert found["epochs"][0]["num_packs"] == found["comparison"][0]["num_packs"]
     result = run_cli(*arguments, "--compare", "--strategy", "window_64")
     assert result.returncode == 0, result.stderr
-    for words in ("efficiency", "imbalance in order", "window_1024", "lower bound"):
+    for words in ("efficiency", "imbalance in order", "window_1024", "fewest packs possible"):
         assert words in result.stdout
 
 

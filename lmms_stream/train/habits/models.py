@@ -68,6 +68,8 @@ def _model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | 
                 f"model is a {type(given).__name__}: give a name, a folder, a ModelConfig or a model of transformers'"
             )
         if arguments is not None and arguments.use_liger_kernel:
+            if isinstance(given, ModelConfig):
+                return replace(given, use_liger_kernel=True)
             raise ConfigError("args.use_liger_kernel changes a model as it is built: give its name, or a ModelConfig")
         return given
     trusts = options.pop("trust_remote_code", None)

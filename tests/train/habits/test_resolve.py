@@ -158,6 +158,11 @@ def test_a_model_that_is_made_stays_as_it_is(
     assert isinstance(named, ModelConfig)
     assert named.use_liger_kernel
     assert named.trust_remote_code
+    described = ModelConfig(pretrained=str(model_folder))
+    args = rows.config(tmp_path, use_liger_kernel=True)
+    built = rows.resolved(model=described, args=args, train_dataset=rows.chats(4)).model
+    assert isinstance(built, ModelConfig)
+    assert built.use_liger_kernel
 
 
 @pytest.mark.filterwarnings("ignore:`pad_token` is deprecated")
