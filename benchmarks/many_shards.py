@@ -5,7 +5,7 @@ it. Measured in fresh processes: the open that makes the table, an open with the
 reading the index whole takes, by `parse_index` and by MosaicML Streaming's own class of a dataset, for a tenth of the
 shards. Then the seconds to a first batch at three positions of an epoch, as in resume.py, with the plan's packs
 counted before, and the private memory of a loader worker until then, for several numbers of canonical nodes: that of
-four workers of a rank, the largest, and that of a process that has opened the dataset for nothing but its imports.
+four workers of a rank, the largest. Last, what `lmms-stream simulate` takes over the same dataset.
 Private memory is RssAnon after the open less that before, of the table's making its peak.
 
 Wall time is what is claimed; beside it stand CPU seconds, which other processes change less.
@@ -33,6 +33,7 @@ import numpy as np
 import psutil
 from data import link_tokens, write_tokens
 from lmms_stream.mds.index import parse_index
+from lmms_stream.simulate import Cluster, Simulation, simulate
 from measure import MIB, in_fresh_process, keep_to_one_core, print_table, status_bytes, verdict
 from resume import IMPORTED, SAMPLE_TOKENS, SHARES, Resume, Setting, first_run, in_turns, open_dataset, resume
 
@@ -137,6 +138,24 @@ def show_resumes(setting: Setting, nodes: list[int], rounds: int) -> None:
     print(f"a worker takes at most {MAX_WORKER // MIB} MiB before its first batch: {met} ({largest / MIB:.0f} MiB)")
 
 
+def simulated(setting: Setting) -> tuple[float, float, Simulation]:
+    """Seconds and CPU seconds of simulating an epoch of the dataset on 8 nodes of 8 GPUs, and what is told."""
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    cluster = Cluster(num_nodes=8, gpus_per_node=8, bandwidth="10gbit")
+    told = simulate(open_dataset(setting), cluster, global_batch=512)
+    return time.perf_counter() - begin, time.process_time() - begin_cpu, told
+
+
+def show_simulation(setting: Setting, nodes: int) -> None:
+    mine = dataclasses.replace(setting, canonical_nodes=nodes)
+    (seconds, cpu_s, told), peak = in_fresh_process(simulated, mine, imported=IMPORTED, timeout_s=1800)
+    print(
+        f"\nsimulate, {nodes} canonical nodes, packs counted before: {told.num_steps_seen:,} of {told.num_steps:,} steps "
+        f"looked at in {seconds:.0f} s ({cpu_s:.0f} s of the CPU), {peak.anonymous / MIB:,.0f} MiB of private memory, "
+        f"{peak.resident / MIB:,.0f} with what is mapped; {told.copies:.2f} downloads of a shard"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=10**6)
@@ -165,6 +184,7 @@ def main() -> None:
             others["MosaicML Streaming"] = args.streaming_shards, partial(open_streaming, few)
         show_opens(setting, args.shards, others, args.rounds)
         show_resumes(setting, args.canonical_nodes, args.rounds)
+        show_simulation(setting, max(args.canonical_nodes))
 
 
 if __name__ == "__main__":
