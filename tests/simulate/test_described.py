@@ -20,13 +20,13 @@ from lmms_stream.simulate import Cluster, DescribedSource, describe, simulate
 from lmms_stream.simulate.described import COUNTED, TABLE, parse_count
 
 from ..conftest import write_tokens
+from ..rounds import in_long_rounds
 
 ORDER = OrderConfig(num_canonical_nodes=4, shuffle_block_size=2000)
 PACKING = PackingConfig(packing_length=1024, overlong="split")
 
 
-@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
-@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize(("overlong", "epoch"), [("drop", 0), ("truncate", 1), ("split", 0)])
 def test_a_block_has_the_packs_that_are_told_of_it_or_a_few_more(overlong: Any, epoch: int) -> None:
     num_samples = COUNTED + 12_345
     source = DescribedSource(samples=num_samples, mean_length=400)
@@ -104,6 +104,7 @@ def test_a_described_run_downloads_what_a_written_one_does(tmp_path: Path) -> No
     assert told.total_s == pytest.approx(real.total_s, rel=0.1)
 
 
+@in_long_rounds
 def test_ten_billion_samples_are_open_at_once_and_read_in_windows() -> None:
     source = DescribedSource(samples=10**10, mean_length=1500)
     order = OrderConfig(num_canonical_nodes=16, shuffle_block_size=8192)
