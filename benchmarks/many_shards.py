@@ -4,7 +4,11 @@ An index.json of that length (350 MB) is made into a table once a node, in 60 s 
 it. Measured in fresh processes: the open that makes the table, an open with the table there, and beside them what
 reading the index whole takes, by `parse_index` and by MosaicML Streaming's own class of a dataset, for a tenth of the
 shards. Then the seconds to a first batch at three positions of an epoch, as in resume.py, with the plan's packs
-counted before. Private memory is RssAnon after the open less that before, of the table's making its peak.
+counted before, and the private memory of a loader worker until then, for several numbers of canonical nodes: that of
+four workers of a rank, the largest. Last, what `lmms-stream simulate` takes over the same dataset.
+Private memory is RssAnon after the open less that before, of the table's making its peak.
+
+Wall time is what is claimed; beside it stand CPU seconds, which other processes change less.
 
 The shards are real ones under many hard-linked names.
 
@@ -15,6 +19,7 @@ The shards are real ones under many hard-linked names.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import tempfile
@@ -25,14 +30,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from data import link_tokens, write_tokens
 from lmms_stream.mds.index import parse_index
+from lmms_stream.simulate import Cluster, Simulation, simulate
 from measure import MIB, in_fresh_process, keep_to_one_core, print_table, status_bytes, verdict
-from resume import IMPORTED, SAMPLE_TOKENS, SHARES, Setting, first_run, in_turns, open_dataset, resume
+from resume import IMPORTED, SAMPLE_TOKENS, SHARES, Resume, Setting, first_run, in_turns, open_dataset, resume
 
 MAX_MAKING_S, MAX_MAKING = 60.0, 1024 * MIB
 MAX_OPEN_S, MAX_OPEN = 2.0, 50 * MIB
-MAX_RESUME_S = 1.5
+MAX_RESUME_S, MAX_WORKER = 1.5, 150 * MIB
+NUM_WORKERS, NODE_WORKERS = 4, 64  # loader workers of a rank, measured, and of a node of 8 ranks with 8 each
 REAL_SHARDS = 32  # a file has at most 65,000 names
 
 
@@ -75,18 +83,77 @@ def show_opens(setting: Setting, shards: int, others: dict[str, tuple[int, Calla
     print(f"opened in {MAX_OPEN_S:.0f} s and {MAX_OPEN // MIB} MiB: {verdict(found)}", flush=True)
 
 
-def show_resumes(setting: Setting, rounds: int) -> None:
-    (first, counting, num_packs), _ = in_fresh_process(first_run, setting, imported=IMPORTED, timeout_s=1800)
-    print(f"\nfirst run: {first:.1f} s, of which counting {num_packs:,} packs {counting:.1f} s")
-    seconds = in_turns({share: partial(resume, setting, share) for share in SHARES}, rounds, IMPORTED)
-    totals = {
-        share: [each.opened + each.planned + each.loaded + each.first_batch for each in results]
-        for share, results in seconds.items()
-    }
-    rows = [[f"resumed at {share:.0%}", f"{statistics.median(each):.2f}"] for share, each in totals.items()]
-    print_table("seconds to the first batch", ["", "in all"], rows)
-    slowest = max(statistics.median(each) for each in totals.values())
+def timed_resume(setting: Setting, share: float) -> tuple[Resume, float]:
+    """Where the seconds to a first batch go, and those of the CPU."""
+    begin = time.process_time()
+    return resume(setting, share), time.process_time() - begin
+
+
+def memory_of_workers(setting: Setting) -> int:
+    """Private bytes of the largest loader worker of a rank when the first batch is there."""
+    from lmms_stream.loader.loader import PackedLoader
+
+    loader = PackedLoader(
+        open_dataset(setting), global_batch=setting.global_batch, num_workers=NUM_WORKERS, start_method="server"
+    )
+    batches = iter(loader)
+    next(batches)
+    family = psutil.Process().children(recursive=True)
+    workers = [each for each in family if not each.children() and each.parent() != psutil.Process()]
+    return max(each.memory_full_info().uss - mapped_bytes(each.pid) for each in workers)
+
+
+def mapped_bytes(pid: int) -> int:
+    """Pages of files that a process alone has mapped: the page cache's, which the kernel takes back when it likes."""
+    fields = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
+    return 1024 * sum(int(field[1]) for field in fields if field[0] == "Private_Clean:")
+
+
+def show_resumes(setting: Setting, nodes: list[int], rounds: int) -> None:
+    rows, slowest, largest = [], 0.0, 0
+    for count in nodes:
+        mine = dataclasses.replace(setting, canonical_nodes=count)
+        (first, counting, num_packs), _ = in_fresh_process(first_run, mine, imported=IMPORTED, timeout_s=1800)
+        print(
+            f"\n{count} canonical nodes: first run {first:.1f} s, of which counting {num_packs:,} packs {counting:.1f}"
+        )
+        found = in_turns({share: partial(timed_resume, mine, share) for share in SHARES}, rounds, IMPORTED)
+        for share, results in found.items():
+            parts = [statistics.median(getattr(each, name) for each, _ in results) for name in Resume.__slots__]
+            total = statistics.median(sum(dataclasses.astuple(each)) for each, _ in results)
+            cpu_s = statistics.median(cpu_s for _, cpu_s in results)
+            slowest = max(slowest, total)
+            cells = [f"{seconds:.2f}" for seconds in (total, cpu_s, *parts)]
+            rows.append([f"{count} canonical nodes, resumed at {share:.0%}", *cells])
+        of_worker, _ = in_fresh_process(memory_of_workers, mine, imported=IMPORTED)
+        largest = max(largest, of_worker)
+        print(
+            f"{count} canonical nodes: private memory of a worker, the largest of {NUM_WORKERS}, {of_worker / MIB:.0f} "
+            f"MiB; of the {NODE_WORKERS} of a node as large {NODE_WORKERS * of_worker / (1 << 30):.1f} GiB"
+        )
+    columns = ["", "in all", "of the CPU", "dataset", "plan", "state", "first batch"]
+    print_table("seconds to the first batch", columns, rows)
     print(f"at most {MAX_RESUME_S} s anywhere: {verdict(slowest <= MAX_RESUME_S)} ({slowest:.2f} s)")
+    met = verdict(largest <= MAX_WORKER)
+    print(f"a worker takes at most {MAX_WORKER // MIB} MiB before its first batch: {met} ({largest / MIB:.0f} MiB)")
+
+
+def simulated(setting: Setting) -> tuple[float, float, Simulation]:
+    """Seconds and CPU seconds of simulating an epoch of the dataset on 8 nodes of 8 GPUs, and what is told."""
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    cluster = Cluster(num_nodes=8, gpus_per_node=8, bandwidth="10gbit")
+    told = simulate(open_dataset(setting), cluster, global_batch=512)
+    return time.perf_counter() - begin, time.process_time() - begin_cpu, told
+
+
+def show_simulation(setting: Setting, nodes: int) -> None:
+    mine = dataclasses.replace(setting, canonical_nodes=nodes)
+    (seconds, cpu_s, told), peak = in_fresh_process(simulated, mine, imported=IMPORTED, timeout_s=1800)
+    print(
+        f"\nsimulate, {nodes} canonical nodes, packs counted before: {told.num_steps_seen:,} of {told.num_steps:,} steps "
+        f"looked at in {seconds:.0f} s ({cpu_s:.0f} s of the CPU), {peak.anonymous / MIB:,.0f} MiB of private memory, "
+        f"{peak.resident / MIB:,.0f} with what is mapped; {told.copies:.2f} downloads of a shard"
+    )
 
 
 def main() -> None:
@@ -94,6 +161,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=10**6)
     parser.add_argument("--samples-per-shard", type=int, default=1000, help="of about 40 tokens")
     parser.add_argument("--streaming-shards", type=int, default=10**5, help="of the peers; 0: none are measured")
+    parser.add_argument("--canonical-nodes", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where the shards are written; default: the temporary folder")
     args = parser.parse_args()
@@ -115,7 +183,8 @@ def main() -> None:
             others["parse_index of the whole index"] = args.streaming_shards, partial(parse_whole, few / "index.json")
             others["MosaicML Streaming"] = args.streaming_shards, partial(open_streaming, few)
         show_opens(setting, args.shards, others, args.rounds)
-        show_resumes(setting, args.rounds)
+        show_resumes(setting, args.canonical_nodes, args.rounds)
+        show_simulation(setting, max(args.canonical_nodes))
 
 
 if __name__ == "__main__":

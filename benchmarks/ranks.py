@@ -6,8 +6,10 @@ each of them does in a run, and keeps its own. What they keep together is each p
 a rank is that of all it does between a cursor and the segments of its samples; `dealt` is the part of assign_steps.
 Beside it: the same, of 8 ranks with as many packs each.
 
-Times are CPU time of this thread, medians of steps; of all that a rank does the mean, because some steps are planned
-together. The blocks that packs come from are at hand, as they are in a run after its first step.
+Times are CPU time of this thread, medians of steps. Of all that a rank does they are means, because steps are planned
+together: one at first, so that the first batch comes soon, and later as many as have 2**18 segments, in which the
+calls for each canonical node and each source are made once. "First steps" are the first ten, "later" come after them.
+The blocks that packs come from are at hand there; what it takes to replay them is told by itself.
 
     python benchmarks/ranks.py
     python benchmarks/ranks.py --nodes 8 --sources 100
@@ -21,7 +23,7 @@ import pickle
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 from data import Lengths, sample_lengths
@@ -36,6 +38,7 @@ from lmms_stream.types import World
 from measure import keep_to_one_core, print_table, verdict
 
 MAX_DEALT_MS, MAX_TURNS_MS, MAX_CURSOR_BYTES = 1.0, 5.0, 64 << 10
+FIRST_STEPS, LATER_STEPS = 31, 60  # of a rank: with 2048 packs a step, 15 steps are planned together from step 31 on
 GPUS = 8
 SAMPLES_PER_SHARD = 16384
 
@@ -56,6 +59,14 @@ def plan_of(lengths: Lengths, *, nodes: int, seed: int) -> PackPlan:
     samples[-1] -= samples.sum() - len(lengths)
     order = OrderConfig(seed=seed, num_canonical_nodes=nodes)
     return PackPlan(lengths, samples, order=order, packing=PackingConfig(packing_length=4096))
+
+
+def later_ms(mixture: Mixture, config: StepConfig, *, steps: int = LATER_STEPS) -> tuple[float, float]:
+    """CPU milliseconds a step of all that a rank does, of steps that are planned together; and of all steps in all."""
+    works = StepPlanner(mixture, config).plan(mixture.start())
+    first_ms = cpu_ms(lambda: list(takewhile(lambda each: each.work.step < FIRST_STEPS, works)))
+    rest_ms = cpu_ms(lambda: list(takewhile(lambda each: each.work.step < FIRST_STEPS + steps, works)))
+    return rest_ms / steps, first_ms + rest_ms
 
 
 def show_ranks(args: argparse.Namespace) -> float:
@@ -92,8 +103,16 @@ def show_ranks(args: argparse.Namespace) -> float:
         if not np.array_equal(found, expected):
             raise SystemExit(f"{world_size} ranks do not read each pack of a step once")
         whole_ms = 1000 * float(np.mean(seconds))
-        rows.append([f"{world_size:,}", f"{batch:,}", f"{dealt_ms:.3f}", f"{whole_ms:.2f}", f"{len(expected):,}"])
-    columns = ["ranks", "packs a step", "dealt, ms a step", "all a rank does, ms a step", "samples, each once"]
+        fresh = Mixture({name: plan.keeping(1 << 21) for name, plan in mixture.plans.items()})
+        config = StepConfig(global_batch=batch, world=World(world_size=world_size, num_nodes=nodes))
+        _, with_replay_ms = later_ms(fresh, config)
+        later, without_ms = later_ms(fresh, config)
+        cells = [f"{dealt_ms:.3f}", f"{whole_ms:.2f}", f"{later:.2f}", f"{with_replay_ms - without_ms:.0f}"]
+        rows.append([f"{world_size:,}", f"{batch:,}", *cells, f"{len(expected):,}"])
+    columns = [
+        "ranks", "packs a step", "dealt, ms a step", "all a rank does, first steps", "later", "blocks replayed, ms once",
+        "samples, each once",
+    ]  # fmt: skip
     print_table(f"{args.steps} steps of {args.packs_per_rank} packs a rank, planned by each rank", columns, rows)
     return dealt_ms
 
@@ -127,8 +146,15 @@ def show_sources(args: argparse.Namespace) -> tuple[float, int]:
         if Cursor.from_dict(json.loads(written)) != cursor:
             raise SystemExit("the cursor does not come back from a checkpoint")
         turns_ms, num_bytes = 1000 * float(np.median(seconds)), len(written)
-        rows.append([name, f"{turns_ms:.2f}", f"{packs_ms:.1f}", f"{sent_ms:.2f}", f"{num_bytes:,}"])
-    columns = ["", "turns, ms a step", "packs of them, ms", "cursor to the loader, ms", "in a checkpoint, bytes"]
+        config = StepConfig(global_batch=batch, world=World(world_size=args.nodes * GPUS, num_nodes=args.nodes))
+        later_ms(mixture, config)  # replays the blocks
+        later, _ = later_ms(mixture, config)
+        cells = [f"{turns_ms:.2f}", f"{packs_ms:.1f}", f"{later:.1f}", f"{sent_ms:.2f}", f"{num_bytes:,}"]
+        rows.append([name, *cells])
+    columns = [
+        "", "turns, ms a step", "packs of a step by itself, ms", "all a rank does later, ms a step",
+        "cursor to the loader, ms", "in a checkpoint, bytes",
+    ]  # fmt: skip
     print_table(f"{args.sources:,} sources, {batch:,} packs a step", columns, rows)
     return turns_ms, int(num_bytes)
 

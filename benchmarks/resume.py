@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 from data import link_tokens, token_samples, write_tokens
 from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from measure import MIB, in_fresh_process, keep_to_one_core, print_table, verdict
@@ -60,6 +61,7 @@ class Setting:
     packing_length: int
     global_batch: int
     num_workers: int
+    canonical_nodes: int | None = None
 
     @property
     def remote(self) -> Path:
@@ -70,7 +72,7 @@ class Setting:
         return self.folder / f"{self.name}-cache"
 
     def state(self, who: str, share: float) -> Path:
-        return self.folder / f"{self.name}-{who}-{share}.json"
+        return self.folder / f"{self.name}-{who}-{self.canonical_nodes}-{share}.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +90,10 @@ class Resume:
 
 def open_dataset(setting: Setting) -> PackedStreamingDataset:
     packing = PackingConfig(packing_length=setting.packing_length)
-    return PackedStreamingDataset(setting.remote, setting.local, processor=TokensProcessor(), packing=packing)
+    order = OrderConfig(num_canonical_nodes=setting.canonical_nodes)
+    return PackedStreamingDataset(
+        setting.remote, setting.local, processor=TokensProcessor(), packing=packing, order=order
+    )
 
 
 def first_run(setting: Setting) -> tuple[float, float, int]:

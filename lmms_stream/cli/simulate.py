@@ -13,6 +13,8 @@ from .command import add_command
 from .processor import add_options, stored_processor
 
 if TYPE_CHECKING:
+    from ..plan.order import OrderConfig
+    from ..plan.packing import PackingConfig
     from ..simulate.cluster import Cluster
     from ..simulate.run import Steps
     from ..simulate.sources import Sources
@@ -22,17 +24,27 @@ EXAMPLES = (
     "lmms-stream simulate s3://bucket/chats --packing-length 4096 --global-batch 512 --nodes 16 --gpus 8 --workers 4 "
     "--bandwidth 5gbit --cache 500gb --step-time 1.2s --compare num_canonical_nodes=16,64 --html run.html",
     "lmms-stream simulate run.yaml --nodes 4 --gpus 8 --bandwidth 5gbit --json",
+    "lmms-stream simulate sources.yaml --packing-length 8192 --overlong split --global-batch 4096 --nodes 512 "
+    "--canonical-nodes 512 --block-size 65536 --bandwidth 10gbit --compare shard_bytes=32mb,256mb",
 )
+DESCRIPTION = """\
+a dataset that does not exist yet is described in a YAML file (sources.yaml above):
+  sources:
+    web: {tokens: 10t, percentiles: {5: 120, 50: 700, 95: 4600}, shard_bytes: 64mb}
+    code: {samples: 1.5b, mean_length: 2000, compression: 0.6}
+  weights: {web: 0.7, code: 0.3}  # as in a run; without, each is read once"""
 
 
 def add_commands(commands: Commands) -> None:
     summary = "Say what a cluster would do with a run: downloads, waiting, requests, memory and cost; no shard is read."
     parser = add_command(commands, "simulate", _simulate, summary, example=EXAMPLES, page="planning.md")
+    parser.more = lambda: DESCRIPTION
     add = parser.add_argument
     add(
         "dataset",
         metavar="DATASET",
-        help="read the index and the lengths of this folder or URL, or of a run's YAML file",
+        help="read the index and the lengths of this folder or URL, or of a run's YAML file; or take the sources that "
+        "a YAML file describes, which need not exist",
     )
     add("--nodes", type=int, default=1, metavar="N", help="spread the ranks over N nodes; default: %(default)s")
     add("--gpus", type=int, default=8, metavar="N", help="put N ranks on each node; default: %(default)s")
@@ -87,7 +99,7 @@ def add_commands(commands: Commands) -> None:
     )
     add("--html", type=Path, metavar="FILE", help="write one page with plots over the run")
     add("--json", action="store_true", help="print one JSON object instead of tables")
-    of_dataset = parser.add_argument_group("of a dataset; a run's file says these itself")
+    of_dataset = parser.add_argument_group("of a dataset, or described sources; a run's file says these itself")
     add = of_dataset.add_argument
     add("--packing-length", type=int, metavar="TOKENS", help="fill packs up to so many tokens")
     add("--global-batch", type=int, metavar="PACKS", help="read so many packs a step")
@@ -117,8 +129,7 @@ def _simulate(options: argparse.Namespace) -> int:
     from .console_simulate import print_simulations, rows_of
 
     settings = parse_settings(options.compare)
-    is_run = options.dataset.endswith((".yaml", ".yml"))
-    sources, cluster, steps = (_of_run if is_run else _of_dataset)(options)
+    sources, cluster, steps = _opened(options)
     simulation = simulate_sources(sources, cluster, steps)
     compared = dict(compare(sources, cluster, steps, settings=settings))
     advice = advise(simulation, sources, cluster, steps, compared=compared)
@@ -138,6 +149,15 @@ def _simulate(options: argparse.Namespace) -> int:
     else:
         print_simulations(everything, title=title, advice=advice)
     return 0
+
+
+def _opened(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
+    """What DATASET names, the cluster, and the steps."""
+    from ..config import load_mapping
+
+    if not options.dataset.endswith((".yaml", ".yml")):
+        return _of_dataset(options)
+    return _of_description(options) if "sources" in load_mapping(Path(options.dataset)) else _of_run(options)
 
 
 def _cluster(options: argparse.Namespace, *, num_workers: int, replication: int = 1) -> Cluster:
@@ -161,9 +181,32 @@ def _of_dataset(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
     """A dataset with the settings of the command line."""
     from ..mds.core import PackedDataset
     from ..mds.streams import StreamConfig
+    from ..simulate.sources import Sources
+
+    packing, order = _packing_and_order(options)
+    dataset = PackedDataset(
+        [StreamConfig(remote=options.dataset)],
+        processor=stored_processor(options.dataset, options),
+        packing=packing,
+        order=order,
+    )
+    return Sources.of(dataset), _cluster(options, num_workers=2), _steps(options, options.global_batch)
+
+
+def _of_description(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
+    """Sources that a file describes, with the settings of the command line."""
+    from ..config import load_config
+    from ..simulate.described import DescribedSources, describe
+
+    packing, order = _packing_and_order(options)
+    described = load_config(DescribedSources, Path(options.dataset))
+    sources = describe(described, packing=packing, order=order)
+    return sources, _cluster(options, num_workers=2), _steps(options, options.global_batch)
+
+
+def _packing_and_order(options: argparse.Namespace) -> tuple[PackingConfig, OrderConfig]:
     from ..plan.order import OrderConfig
     from ..plan.packing import PackingConfig
-    from ..simulate.sources import Sources
 
     for name in ("packing_length", "global_batch"):
         if getattr(options, name) is None:
@@ -171,13 +214,7 @@ def _of_dataset(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
     order = OrderConfig(
         seed=options.seed, num_canonical_nodes=options.canonical_nodes, shuffle_block_size=options.block_size
     )
-    dataset = PackedDataset(
-        [StreamConfig(remote=options.dataset)],
-        processor=stored_processor(options.dataset, options),
-        packing=PackingConfig(packing_length=options.packing_length, overlong=options.overlong),
-        order=order,
-    )
-    return Sources.of(dataset), _cluster(options, num_workers=2), _steps(options, options.global_batch)
+    return PackingConfig(packing_length=options.packing_length, overlong=options.overlong), order
 
 
 def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:

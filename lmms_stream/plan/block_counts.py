@@ -35,22 +35,22 @@ def block_counts(
     Where samples have media, a fourth column counts the overlong ones with media. num_threads: that count, one for each
     core unless given.
     """
-    blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
-    shape = len(blocks), 3 + (inputs.index.patches is not None)
+    num_blocks = sum(order.num_blocks(node) for node in range(order.num_canonical_nodes))
+    shape = num_blocks, 3 + (inputs.index.patches is not None)
     counts = counts_cache.get(key)
     if counts is not None and counts.shape == shape:
         return counts
     with counting(key):
         counts = counts_cache.get(key)  # another process may have counted meanwhile
         if counts is None or counts.shape != shape:
-            counted = _count(inputs, order, blocks, num_threads=num_threads)
+            counted = _count(inputs, order, num_threads=num_threads)
             counts = counts_cache[key] = counted[:, : shape[1]]
     return counts
 
 
-def _count(
-    inputs: PlanInputs, order: EpochOrder, blocks: list[tuple[int, int]], *, num_threads: int | None
-) -> NDArray[np.int64]:
+def _count(inputs: PlanInputs, order: EpochOrder, *, num_threads: int | None) -> NDArray[np.int64]:
+    blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
+
     def count(node_and_block: tuple[int, int]) -> tuple[int, int, int, int]:
         packs = pack_block(inputs, order, *node_and_block)
         return len(packs), packs.num_tokens, packs.num_overlong, packs.num_overlong_media

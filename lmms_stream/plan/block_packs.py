@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..freed_memory import give_back_memory
 from .lengths import Lengths
 from .order import EpochOrder, OrderConfig
 from .packing import (
@@ -108,17 +107,17 @@ class BlockPacks:
         self.offsets = np.zeros(1, np.int64)
         self._pieces: NDArray[np.int32] | None = None
 
-    def starts_of(self, segments: _Numbers) -> _Numbers | int:
+    def starts_of(self, segments: _Numbers | slice) -> _Numbers | int:
         """The token of its sample that each of some segments begins with."""
         if self._pieces is None:
             return 0
         starts: _Numbers = self._pieces[segments].astype(np.int64) * self._inputs.packing.packing_length
         return starts
 
-    def replay_to(self, number: int) -> None:
-        """Have a pack at hand, and of those that follow it as many as there is room for."""
+    def replay_to(self, number: int) -> bool:
+        """Have a pack at hand, and of those that follow it as many as there is room for; whether it was not."""
         if self.first <= number < self.stop:
-            return
+            return False
         ids = self._order.block(self._node, self.block)
         lengths, patches = self._inputs.index.lengths[ids], self._inputs.patches(ids)
         segments = to_segments(lengths, config=self._inputs.packing, patches=patches)
@@ -128,7 +127,7 @@ class BlockPacks:
             self._keep(ids, segments, packs.order, packs.offsets, first=0)
         else:
             self._keep(ids, segments, *self._stretch(segments, number), first=number)
-        give_back_memory()  # what packing a block took
+        return True
 
     def _stretch(self, segments: BlockSegments, number: int) -> tuple[_Numbers, _Numbers]:
         """The packs from `number` on that there is room for, as in _Window."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..freed_memory import give_back_memory
 from .block_packs import BlockPacks, PlanInputs, pack_block
 from .fixed_packs import Turns
 from .order import EpochOrder
 from .pack_range import PackRange, ends_of, runs
 
+_Numbers = NDArray[np.int64]
 _NODE_BITS = 40  # below a canonical node's number; its packs are fewer
 
 
@@ -31,6 +34,34 @@ class SamplePacks(NamedTuple):
     sample_ids: NDArray[np.int64]
 
 
+class _Taken(NamedTuple):
+    """Packs of a block: what they are called, the segments of each, and of each segment what PackRange has."""
+
+    numbers: _Numbers
+    counts: _Numbers
+    sample_ids: _Numbers
+    lengths: _Numbers
+    starts: _Numbers | int
+
+
+def _in_order(taken: list[_Taken]) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers]:
+    """Sample ids, lengths, starts and offsets of packs in the order of their numbers, which count from 0."""
+    if len(taken) == 1 and (len(taken[0].numbers) == 1 or (np.diff(taken[0].numbers) > 0).all()):
+        only = taken[0]
+        starts_of = np.zeros(len(only.lengths), np.int64) + only.starts
+        return only.sample_ids, only.lengths, starts_of, ends_of(only.counts)
+    counts = np.concatenate([each.counts for each in taken])
+    starts = [np.broadcast_to(np.int64(each.starts), len(each.lengths)) for each in taken]
+    numbers = np.concatenate([each.numbers for each in taken])
+    at = np.empty_like(numbers)
+    at[numbers] = np.arange(len(numbers))
+    begins, counts = ends_of(counts)[:-1][at], counts[at]
+    segments = runs(begins, counts)
+    columns = [each.sample_ids for each in taken], [each.lengths for each in taken], starts
+    sample_ids, lengths, starts_of = (np.concatenate(column)[segments] for column in columns)
+    return sample_ids, lengths, starts_of, ends_of(counts)
+
+
 class EpochPlan:
     """One epoch of a plan: the map from a pack's number to its node, block and position.
 
@@ -41,6 +72,7 @@ class EpochPlan:
         self._inputs = inputs
         self.order = order
         self._blocks: dict[int, BlockPacks] = {}  # of each canonical node one
+        self._has_replayed = False  # since memory was given back
         num_blocks = [self.order.num_blocks(node) for node in range(self.order.num_canonical_nodes)]
         self._turns = None if order.config.reshuffle else Turns(order.config, epoch, num_blocks)
         if self._turns is not None:
@@ -83,15 +115,22 @@ class EpochPlan:
 
     def _locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Canonical node, block and position in the block of each pack."""
-        nodes, positions = np.empty_like(numbers), np.empty_like(numbers)
-        phases = np.searchsorted(self._phase_starts, numbers, side="right") - 1
-        for phase in range(phases[0], phases[-1] + 1):
-            here = phases == phase
-            rounds, turns = np.divmod(numbers[here] - self._phase_starts[phase], len(self._phase_nodes[phase]))
-            nodes[here] = self._phase_nodes[phase][turns]
-            positions[here] = self._phase_rounds[phase] + rounds
+        phase, last = np.searchsorted(self._phase_starts, numbers[[0, -1]], side="right") - 1
+        if phase == last:
+            nodes, positions = self._in_phase(phase, numbers)
+        else:
+            nodes, positions = np.empty_like(numbers), np.empty_like(numbers)
+            phases = np.searchsorted(self._phase_starts, numbers, side="right") - 1
+            for phase in range(phase, last + 1):
+                here = phases == phase
+                nodes[here], positions[here] = self._in_phase(phase, numbers[here])
         found = np.searchsorted(self._block_keys, nodes << _NODE_BITS | positions, side="right") - 1
         return nodes, found - self._first_blocks[nodes], positions - self._packs_before_block[found]
+
+    def _in_phase(self, phase: int, numbers: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Canonical node of each pack, and the number of its node's packs before it."""
+        rounds, turns = np.divmod(numbers - self._phase_starts[phase], len(self._phase_nodes[phase]))
+        return self._phase_nodes[phase][turns], self._phase_rounds[phase] + rounds
 
     def blocks(self, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
         if not len(numbers):
@@ -108,30 +147,19 @@ class EpochPlan:
                 canonical_nodes=nothing, sources=nothing, patches=None if self._patches is None else nothing,
             )  # fmt: skip
         nodes, blocks, positions = self._locate(numbers)
-        copied = []  # of each stretch: which packs, and their segments, copied before the next one is replayed
-        counts = np.empty(len(numbers), np.int64)
-        for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
-            left = np.flatnonzero((nodes == node) & (blocks == block))
-            if self._turns is not None:
-                positions[left] = self._turned(node, block, positions[left])
-                left = left[np.argsort(positions[left])]
-            while len(left):
-                packs = self._block(node, block)
-                packs.replay_to(int(positions[left[0]]))
-                num_here = int(np.searchsorted(positions[left], packs.stop))
-                here, left = left[:num_here], left[num_here:]
-                begins = packs.offsets[positions[here] - packs.first]
-                counts[here] = packs.offsets[positions[here] - packs.first + 1] - begins
-                source = runs(begins, counts[here])
-                copied.append((here, packs.sample_ids[source], packs.lengths[source], packs.starts_of(source)))
-        offsets = ends_of(counts)
-        sample_ids, lengths = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
-        starts = np.zeros(offsets[-1], np.int64)
-        for here, ids_here, lengths_here, starts_here in copied:
-            target = runs(offsets[:-1][here], counts[here])
-            sample_ids[target] = ids_here
-            lengths[target] = lengths_here
-            starts[target] = starts_here
+        keys = nodes << _NODE_BITS | blocks
+        by_block, cuts = np.arange(len(keys)), []
+        if keys[0] != keys[-1] or (keys != keys[0]).any():
+            by_block = np.argsort(keys, kind="stable")
+            cuts = (np.flatnonzero(np.diff(keys[by_block])) + 1).tolist()
+        taken: list[_Taken] = []
+        for begin, end in pairwise((0, *cuts, len(keys))):
+            mine = by_block[begin:end]
+            taken += self._take(int(nodes[mine[0]]), int(blocks[mine[0]]), positions[mine], mine)
+        if self._has_replayed:
+            self._has_replayed = False
+            give_back_memory()  # what packing blocks took
+        sample_ids, lengths, starts, offsets = _in_order(taken)
         return PackRange(
             sample_ids=sample_ids,
             starts=starts,
@@ -143,6 +171,25 @@ class EpochPlan:
             if self._patches is None
             else np.add.reduceat(self._patches[sample_ids], offsets[:-1], dtype=np.int64),
         )
+
+    def _take(self, node: int, block: int, positions: _Numbers, numbers: _Numbers) -> Iterator[_Taken]:
+        """The packs at some positions of a block; numbers: what they are called. Copies: the next replay overwrites."""
+        if self._turns is not None:
+            positions = self._turned(node, block, positions)
+            order = np.argsort(positions)
+            positions, numbers = positions[order], numbers[order]
+        while len(numbers):
+            packs = self._block(node, block)
+            self._has_replayed |= packs.replay_to(int(positions[0]))
+            num_here = int(np.searchsorted(positions, packs.stop))
+            here = positions[:num_here] - packs.first
+            begins, ends = packs.offsets[here], packs.offsets[here + 1]
+            segments: slice | _Numbers = slice(int(begins[0]), int(ends[-1]))
+            if here[-1] - here[0] != num_here - 1:  # they do not follow one another
+                segments = runs(begins, ends - begins)
+            ids, lengths = packs.sample_ids[segments].copy(), packs.lengths[segments].copy()
+            yield _Taken(numbers[:num_here], ends - begins, ids, lengths, packs.starts_of(segments))
+            positions, numbers = positions[num_here:], numbers[num_here:]
 
     def shards_of_block(self, node: int, block: int) -> NDArray[np.int64]:
         if self._turns is not None and block < self._num_blocks[node]:

@@ -25,6 +25,10 @@ class Lengths:
     patches: NDArray[np.integer[Any]] | None = None
     patches_hash: str = ""
 
+    def view(self) -> NDArray[np.integer[Any]]:
+        """The lengths as an array that is quick to index, which a memory-mapped one is not."""
+        return np.asarray(self.lengths)
+
     def release(self) -> None:
         """Give memory back that reading all over the lengths took, where they can be read again."""
 

@@ -13,9 +13,8 @@ all have ended takes the weights of the next phase with packs left or, where non
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -68,6 +67,7 @@ class Mixture:
             raise ConfigError("a mixture needs at least one source")
         self.plans = dict(plans)
         self.names = tuple(self.plans)
+        self._numbers = {name: number for number, name in enumerate(self.names)}
         self.schedule = None if weights is None else parse_schedule(weights, self.names)
         self._weighted = self.names
         if self.schedule is not None:
@@ -222,27 +222,27 @@ class Mixture:
 
     def packs(self, ranges: Sequence[SourceRange]) -> PackRange:
         """The packs of some ranges in turn; canonical nodes count to this mixture's num_canonical_nodes."""
-        found = []
-        for of_epoch in by_epoch(ranges):
-            plan = self.plans[of_epoch.source]
-            packs = plan.take(of_epoch.epoch, of_epoch.numbers)
-            nodes = packs.canonical_nodes * (self.num_canonical_nodes // plan.num_canonical_nodes)
-            sources = np.full(len(packs), self.names.index(of_epoch.source))
-            epochs = np.full(len(packs), of_epoch.epoch)
-            found.append(dataclasses.replace(packs, canonical_nodes=nodes, sources=sources, epochs=epochs))
-        if len(found) == 1:
-            return found[0]
+        epochs = by_epoch(ranges)
+        found = [self.plans[each.source].take(each.epoch, each.numbers) for each in epochs]
+        counts = [len(each) for each in found]
+
+        def of_packs(values: Iterable[int]) -> NDArray[np.int64]:
+            return np.repeat(np.fromiter(values, np.int64, len(found)), counts)
+
+        parts = of_packs(self.num_canonical_nodes // self.plans[each.source].num_canonical_nodes for each in epochs)
         joined = PackRange(
             sample_ids=join(each.sample_ids for each in found),
             starts=join(each.starts for each in found),
             lengths=join(each.lengths for each in found),
             offsets=ends_of(join(np.diff(each.offsets) for each in found)),
-            canonical_nodes=join(each.canonical_nodes for each in found),
-            sources=join(each.sources for each in found),
+            canonical_nodes=parts * join(each.canonical_nodes for each in found),
+            sources=of_packs(self._numbers[each.source] for each in epochs),
             patches=join_patches(found),
-            epochs=join(each.epochs for each in found if each.epochs is not None),
+            epochs=of_packs(each.epoch for each in epochs),
         )
-        return joined.take(np.argsort(join(each.positions for each in by_epoch(ranges))))
+        if len(found) <= 1:
+            return joined
+        return joined.take(np.argsort(join(each.positions for each in epochs)))
 
     def blocks(self, ranges: Sequence[SourceRange]) -> list[tuple[int, SourceBlock]]:
         """The shuffle blocks that packs of some ranges come from, each with the position of its first pack."""

@@ -10,7 +10,7 @@ Canonical nodes and shuffle blocks are MosaicML Streaming's terms (py1b is the n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -165,6 +165,22 @@ class EpochOrder:
         shards = self._permutation[np.searchsorted(self._starts, cuts, side="right") - 1]
         nodes: NDArray[np.int64] = np.searchsorted(bounds[:, 1], cuts, side="right")
         return shards, nodes, (cuts - bounds[nodes, 0]) // span * blocks_together
+
+    def total_before(
+        self, positions: NDArray[np.int64], total_below: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
+        """What the samples before each position of the laid-out sequence have in all, of anything that adds up.
+
+        total_below: the same of all samples with smaller ids than given, int64[n] -> int64[n].
+        """
+        ends = self._first_ids + np.diff(self._starts, append=self.num_samples)
+        of_shards = total_below(ends) - total_below(self._first_ids)
+        before_shard = np.cumsum(of_shards) - of_shards
+        shards = np.searchsorted(self._starts, positions, side="right") - 1
+        first_ids = self._first_ids[shards]
+        ids = first_ids + positions - self._starts[shards]
+        found: NDArray[np.int64] = before_shard[shards] + total_below(ids) - total_below(first_ids)
+        return found
 
     def _runs(self, start: int, stop: int) -> slice:
         """The shards, by their index in the laid-out sequence, that hold its positions [start, stop)."""

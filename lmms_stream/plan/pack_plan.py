@@ -62,7 +62,7 @@ class PackPlan:
                 "samples: write it again with lmms-stream index"
             )
         self.index = index
-        self.lengths = np.asarray(index.lengths)  # a plain view: a memmap is slow to index
+        self.lengths = index.view()
         self.order = in_stored_order(order)
         self.packing = packing
         first_epoch = EpochOrder(self.samples_per_shard, config=self.order, epoch=0)
@@ -72,6 +72,18 @@ class PackPlan:
         self._counting = counting
         self._kept_segments = kept_segments or max(KEPT_SEGMENTS, LEAST_SEGMENTS * self.num_canonical_nodes)
         self._epochs: OrderedDict[int, EpochPlan] = OrderedDict()
+
+    def keeping(self, num_segments: int) -> PackPlan:
+        """The same plan, with so many segments kept in memory."""
+        return PackPlan(
+            self.index,
+            self.samples_per_shard,
+            order=self.order,
+            packing=self.packing,
+            counts_cache=self._counts_cache,
+            counting=self._counting,
+            kept_segments=num_segments,
+        )
 
     def num_packs(self, epoch: int) -> int:
         return self._epoch(epoch).num_packs

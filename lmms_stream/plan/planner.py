@@ -24,7 +24,8 @@ from .order import shards_of
 from .pack_range import PackRange
 from .source_ranges import SourceBlock, SourceRange
 
-STRETCH_PACKS = 1024  # packs of successive global batches that are planned together
+STRETCH_PACKS = 1024  # packs of successive global batches that are planned together at first
+MAX_STRETCH_SEGMENTS = 1 << 18  # in packs that are planned together later on: 6 MiB, and as much again for a moment
 _NOTHING = np.empty(0, np.int64)
 NO_SEGMENTS = Segments(*[_NOTHING] * 6)
 NO_BOUNDS = np.zeros(2, np.int64)
@@ -120,6 +121,7 @@ class StepPlanner:
         """The steps that have batches of the reader, some at a time."""
         config = self.config
         batches = np.arange(config.micro_batches)
+        most, at_once = self._stretch_packs(cursor), STRETCH_PACKS
         stretch: list[_ReaderStep] = []
         for number in count():
             step = self.mixture.step(cursor, global_batch=config.global_batch)
@@ -132,11 +134,20 @@ class StepPlanner:
                 stretch.append(_ReaderStep(number, step, mine))
             if step.ends_epoch:
                 break
-            if len(stretch) * config.global_batch >= STRETCH_PACKS:
+            if len(stretch) * config.global_batch >= at_once:
                 yield stretch
                 stretch = []
+                at_once = min(2 * at_once, most)  # the first batch comes soon, and later ones cost less
         if stretch:
             yield stretch
+
+    def _stretch_packs(self, cursor: Cursor) -> int:
+        """Packs that are planned together at most."""
+        plans = self.mixture.plans
+        per_pack = max(
+            plan.num_samples / max(1, plan.num_packs(cursor.sources[name].epoch)) for name, plan in plans.items()
+        )
+        return max(STRETCH_PACKS, int(MAX_STRETCH_SEGMENTS / max(1.0, per_pack)))
 
     def _plan_stretch(self, stretch: Sequence[_ReaderStep]) -> Iterator[Planned]:
         ranges = [taken for each in stretch for taken in each.step.ranges]

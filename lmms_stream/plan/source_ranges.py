@@ -46,10 +46,16 @@ def by_epoch(ranges: Sequence[SourceRange]) -> list[EpochPacks]:
     members: dict[tuple[str, int], list[int]] = {}
     for number, taken in enumerate(ranges):
         members.setdefault((taken.source, taken.epoch), []).append(number)
-    return [
-        EpochPacks(source, epoch, runs(firsts[mine], counts[mine]), runs(begins[mine], counts[mine]))
-        for (source, epoch), mine in members.items()
-    ]
+    found = []
+    for (source, epoch), mine in members.items():
+        if len(mine) == 1:  # as most of a thousand sources have in a step
+            taken, begin = ranges[mine[0]], int(begins[mine[0]])
+            count = taken.stop - taken.first
+            numbers, positions = np.arange(taken.first, taken.stop), np.arange(begin, begin + count)
+        else:
+            numbers, positions = (runs(each[mine], counts[mine]) for each in (firsts, begins))
+        found.append(EpochPacks(source, epoch, numbers, positions))
+    return found
 
 
 def join_patches(found: Sequence[PackRange]) -> NDArray[np.int64] | None:

@@ -2,6 +2,7 @@
 
 cluster     nodes, links, caches and prices
 sources     the datasets of a run -> plans and shards
+described   the same of sources that do not exist yet, from a few numbers
 needs       mixture + step config -> the shards that each node reads in each step
 outlook     blocks entered -> when a node needs its shards next
 replay      needs + caches -> downloads; kernels: its compiled loops
@@ -21,10 +22,18 @@ from ..lazy import lazy_names
 
 if TYPE_CHECKING:
     from .cluster import Cluster as Cluster
+    from .described import DescribedSource as DescribedSource
+    from .described import describe as describe
     from .figures import Simulation as Simulation
     from .run import simulate as simulate
 
-_HOME = {"Cluster": "cluster", "Simulation": "figures", "simulate": "run"}
+_HOME = {
+    "Cluster": "cluster",
+    "DescribedSource": "described",
+    "Simulation": "figures",
+    "describe": "described",
+    "simulate": "run",
+}
 
 __all__ = [*_HOME]
 

@@ -51,15 +51,18 @@ class Cache:
 
     def __init__(self, sizes: _Numbers, first: int, *, limit_bytes: int, outlooks: Sequence[Outlook]):
         self._sizes, self._first, self._limit, self._outlooks = sizes, first, limit_bytes, outlooks
-        self._used_at = np.full((len(outlooks), len(sizes)), -1, np.int32)
+        self._used_at = np.zeros((len(outlooks), len(sizes)), np.int32)  # of what is held
         self._is_held = np.zeros((len(outlooks), len(sizes)), bool)
         self._used = [0] * len(outlooks)
 
     def use(self, stretch: Stretch, entered: Sequence[tuple[int, SourceBlock]], missed: NDArray[np.bool_]) -> None:
         """Read the shards of a stretch, in turn, and fill in which readings of this source download them."""
         is_here = (stretch.shards >= self._first) & (stretch.shards < self._first + len(self._sizes))
+        here = np.flatnonzero(is_here)
+        here = here[np.argsort(stretch.nodes[here], kind="stable")]
+        cuts = np.searchsorted(stretch.nodes[here], np.arange(len(self._outlooks) + 1)).tolist()
         for node, outlook in enumerate(self._outlooks):
-            mine = np.flatnonzero(is_here & (stretch.nodes == node))
+            mine = here[cuts[node] : cuts[node + 1]]
             steps, shards = stretch.steps[mine], stretch.shards[mine] - self._first
             missed[mine] = self._use_on(node, outlook, entered, steps, shards)
 
@@ -111,8 +114,10 @@ class Replay:
         self._num_nodes = num_nodes
         self._steps_ahead = steps_ahead
         self._caches = caches
-        self._first_use = np.full((num_nodes, num_shards), -1, np.int32)
-        self._last_use = np.full((num_nodes, num_shards), -1, np.int32)
+        # Steps counted from 1, 0 for none: of many nodes and shards, most pairs are never touched and take no memory.
+        self._first_use = np.zeros((num_nodes, num_shards), np.int32)
+        self._last_use = np.zeros((num_nodes, num_shards), np.int32)
+        self._last_use_anywhere = np.zeros(num_shards, np.int64)
         self._asked = np.full(num_shards, -1, np.int64)  # the step that a shard is requested with, by its block
         self._home = np.full(num_shards, EVERY_NODE, np.int64)
         self._begun = -steps_ahead  # the step that loaders began with
@@ -136,7 +141,10 @@ class Replay:
         return Downloads(
             steps=steps, nodes=nodes, shards=shards, released=released, again=again,
             live_bytes=self._live_bytes(),
-            asked_only=int(np.count_nonzero(self._is_asked & (self._first_use < 0))),
+            asked_only=sum(
+                int(np.count_nonzero(first_use[is_asked] == 0))
+                for is_asked, first_use in zip(self._is_asked, self._first_use, strict=True)
+            ),
             reads=np.concatenate(reads), begins=np.concatenate(begins), imbalance=np.concatenate(imbalance),
             num_spilled=spilled, num_segments=segments,
         )  # fmt: skip
@@ -154,17 +162,16 @@ class Replay:
     def _is_recent(self, shards: _Numbers, step: int) -> NDArray[np.bool_]:
         """Whether shards were requested with the block before, and not in an earlier epoch: nobody read them yet."""
         asked = self._asked[shards]
-        recent: NDArray[np.bool_] = (asked >= 0) & (self._last_use[:, shards].max(axis=0) < asked) & (asked <= step)
+        recent: NDArray[np.bool_] = (asked >= 0) & (self._last_use_anywhere[shards] <= asked) & (asked <= step)
         return recent
 
     def _read(self, stretch: Stretch) -> tuple[NDArray[np.generic], ...]:
         """The downloads of a stretch: step, node, shard, step of the request, and whether it was there before."""
         steps, nodes, shards = stretch.steps, stretch.nodes, stretch.shards
-        known = self._first_use[nodes, shards] >= 0
-        order = np.arange(len(steps))[::-1]
-        self._last_use[nodes, shards] = steps  # the last one counts
-        self._first_use[nodes[order][~known[order]], shards[order][~known[order]]] = steps[order][~known[order]]
-        missed = self._first_use[nodes, shards] == steps
+        new = np.flatnonzero(self._first_use[nodes, shards] == 0)[::-1]
+        self._last_use[nodes, shards] = self._last_use_anywhere[shards] = steps + 1  # the last one counts
+        self._first_use[nodes[new], shards[new]] = steps[new] + 1
+        missed = self._first_use[nodes, shards] == steps + 1
         entered = [(each.step, each.block) for each in stretch.entered]
         for cache in self._caches.values():
             cache.use(stretch, entered, missed)
@@ -173,13 +180,13 @@ class Replay:
         is_asked = (asked >= 0) & ((self._home[shards] == nodes) | (self._home[shards] == EVERY_NODE))
         released = np.minimum(steps, np.where(is_asked, asked, steps)) - self._steps_ahead
         released = np.maximum(released, self._begun)
-        return steps, nodes, shards, released, self._first_use[nodes, shards] < steps
+        return steps, nodes, shards, released, self._first_use[nodes, shards] <= steps
 
     def _live_bytes(self) -> int:
         """The most bytes that a node has between their first and their last use."""
         most = 0
         for node in range(self._num_nodes):
-            shards = np.flatnonzero(self._first_use[node] >= 0)
+            shards = np.flatnonzero(self._first_use[node])
             changes = np.concatenate([self._first_use[node, shards], self._last_use[node, shards] + 1])
             sizes = self._shards.stored[shards]
             order = np.argsort(changes, kind="stable")

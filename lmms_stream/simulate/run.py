@@ -16,7 +16,6 @@ import numpy as np
 from ..errors import ConfigError
 from ..plan.ahead import in_whole_steps, items_ahead, packs_ahead, steps_ahead, steps_asked_ahead
 from ..plan.assign import check_global_batch, num_steps
-from ..plan.cursor import Cursor
 from ..plan.planner import StepConfig
 from ..plan.weights import Weights
 from .cluster import Cluster
@@ -61,7 +60,7 @@ class _Window:
 
 
 def simulate(
-    dataset: Datasets,
+    dataset: Datasets | Sources,
     cluster: Cluster,
     *,
     global_batch: int,
@@ -74,11 +73,19 @@ def simulate(
 ) -> Simulation:
     """What a cluster does with packs of a dataset, or of several by name, from their indexes and lengths alone.
 
+    dataset: or sources that are described only, as `describe` returns them, with weights and max_epochs of their own.
     weights, max_epochs, global_batch, drop_last: as PackedLoader takes them. epochs: simulated one after another, each
     node keeping its cache; max_steps: at most so many steps. max_samples: see Steps. Raises ConfigError for what a
     loader refuses too, LengthsError for a dataset without lengths index.
     """
-    sources = Sources.of(dataset, weights=weights, max_epochs=max_epochs)
+    if isinstance(dataset, Sources):
+        sources = replace(
+            dataset,
+            weights=dataset.weights if weights is None else weights,
+            max_epochs=dataset.max_epochs if max_epochs is None else max_epochs,
+        )
+    else:
+        sources = Sources.of(dataset, weights=weights, max_epochs=max_epochs)
     steps = Steps(
         global_batch=global_batch, drop_last=drop_last, epochs=epochs, max_steps=max_steps, max_samples=max_samples
     )
@@ -100,7 +107,7 @@ def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simula
     asked_ahead = steps_asked_ahead(config, num_workers=cluster.num_workers, num_items=num_items)
     taken_ahead = num_items * config.packs_per_item * max(1, cluster.num_workers) // config.micro_batches
     windows = _windows(sources, steps, total)
-    downloads = _look(sources, cluster, needs, windows, asked_ahead=asked_ahead)
+    downloads = _look(sources, cluster, config, windows, asked_ahead=asked_ahead)
     weights = np.repeat([each.weight for each in windows], [len(each.reads) for each in downloads])
     measured = Measured(sources, cluster, downloads, weights, taken_ahead=taken_ahead)
     return measured.figures(config, num_steps=total, packs_ahead=ahead, planned_s=planned_s, counted_s=counted_s)
@@ -190,12 +197,15 @@ def _caches(sources: Sources, cluster: Cluster, needs: Needs) -> dict[int, Cache
 
 
 def _look(
-    sources: Sources, cluster: Cluster, needs: Needs, windows: list[_Window], *, asked_ahead: int
+    sources: Sources, cluster: Cluster, config: StepConfig, windows: list[_Window], *, asked_ahead: int
 ) -> list[Downloads]:
     """The downloads of each window; its steps count through the windows."""
     found = []
     seen = 0
-    mixture = sources.mixture
+    mixture = sources.walked
+    needs = Needs(mixture, config)
+    batch = config.global_batch
+    at, step = mixture.start(), 0  # how far turns are taken: of a long run that takes its time
     for window in windows:
         replay = Replay(
             sources.all_shards,
@@ -203,8 +213,8 @@ def _look(
             num_nodes=cluster.num_nodes,
             steps_ahead=asked_ahead,
         )
-        batch = needs.config.global_batch
-        cursor: Cursor = mixture.skip(mixture.start(), window.warm, global_batch=batch)
+        at = mixture.skip(at, window.warm - step, global_batch=batch)
+        cursor, step = at, window.warm
         if window.first > window.warm:
             replay.run(needs.walk(cursor, window.first - window.warm))
             cursor = mixture.skip(cursor, window.first - window.warm, global_batch=batch)

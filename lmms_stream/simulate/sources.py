@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,17 +14,18 @@ from ..errors import ConfigError
 from ..mds.core import HasCore, PackedDataset, core_of
 from ..mds.index import ShardInfo
 from ..mds.shard_list import ShardList
+from ..plan.block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS
 from ..plan.cursor import SOURCE
 from ..plan.mixture import Mixture
 from ..plan.order import OrderConfig
 from ..plan.pack_plan import PackPlan
-from ..plan.packing import PackingConfig
 from ..plan.weights import Weights
 from ..processors.base import PackFiller
 from ..storage.sizes import parse_bytes
 from .cluster import Cluster
 
 Datasets = PackedDataset | HasCore | Mapping[str, PackedDataset | HasCore]
+WALKED = 1 << 26  # segments of packs that are kept while steps are looked at: 1 GiB
 COMPARED = ("num_canonical_nodes", "shuffle_block_size", "packing_length", "shard_bytes")
 
 
@@ -43,7 +44,7 @@ class Sources:
 
     zip_bytes: of the largest compressed shard of each plan. fills: workers only fetch shards, for their processors read
     packs straight from them. reads_media: of any source. downloads_at_once, shards_ahead: of each worker, see
-    FetchConfig's threads and ahead.
+    FetchConfig's threads and ahead. make_plan: a plan of other settings, from what PackPlan takes.
     """
 
     plans: Mapping[str, PackPlan]
@@ -57,6 +58,7 @@ class Sources:
     shards_ahead: int
     weights: Weights | Mapping[int, Weights] | None = None
     max_epochs: Mapping[str, int] | None = None
+    make_plan: Callable[..., PackPlan] = PackPlan
 
     @staticmethod
     def of(
@@ -96,6 +98,19 @@ class Sources:
         return Mixture(self.plans, weights=self.weights, max_epochs=self.max_epochs)
 
     @cached_property
+    def walked(self) -> Mixture:
+        """The same mixture, to go through many steps: whole blocks are kept, as far as memory allows."""
+        return Mixture(
+            {name: plan.keeping(self._kept_segments(plan)) for name, plan in self.plans.items()},
+            weights=self.weights,
+            max_epochs=self.max_epochs,
+        )
+
+    def _kept_segments(self, plan: PackPlan) -> int:
+        of_blocks = plan.num_canonical_nodes * plan.order.shuffle_block_size
+        return max(KEPT_SEGMENTS, LEAST_SEGMENTS * plan.num_canonical_nodes, min(of_blocks, WALKED // len(self.plans)))
+
+    @cached_property
     def all_shards(self) -> Shards:
         """Those of one source after another."""
         columns = zip(*(dataclasses.astuple(each) for each in self.shards.values()), strict=True)
@@ -122,12 +137,8 @@ class Sources:
                 packing = dataclasses.replace(packing, packing_length=_count(name, value))
             else:
                 order = _with_order(order, name, _count(name, value))
-            plans[source] = _plan(plan, samples, order=order, packing=packing)
+            plans[source] = self.make_plan(plan.index, samples, order=order, packing=packing)
         return dataclasses.replace(self, plans=plans, shards=shards)
-
-
-def _plan(plan: PackPlan, samples: NDArray[np.int64], *, order: OrderConfig, packing: PackingConfig) -> PackPlan:
-    return PackPlan(plan.index, samples, order=order, packing=packing)
 
 
 def _with_order(order: OrderConfig, name: str, value: int) -> OrderConfig:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import xxhash
+from lmms_stream.converters.stored.index import index_dataset
 from lmms_stream.errors import ConfigError, ShardError, StorageError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.index import parse_index
@@ -19,6 +22,7 @@ from lmms_stream.mds.shard_list import identity_of
 from lmms_stream.mds.shard_table import ShardTable
 from lmms_stream.mds.stored_index import LONG_INDEX_BYTES, StoredIndex, read_index
 from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.storage.cache import default_cache_folder
 from lmms_stream.storage.locks import locked
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
@@ -98,6 +102,42 @@ def test_samples_are_read_through_a_table_in_this_process_and_in_another_from_it
     assert len(pickled) < 10_000
     assert pickle.loads(pickled).read([SHARDS * 4 + 2]) == [{"number": 40}]
     assert len(tables(tmp_path)) == 1
+
+
+class Numbers:
+    """Measures a sample by its number."""
+
+    columns: ClassVar[tuple[str, ...]] = ("number",)
+    schema: ClassVar[str] = "text"
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return {"class": "numbers"}
+
+    def measure(self, sample: Mapping[str, Any]) -> int:
+        return int(sample["number"])
+
+    def process(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+
+def test_samples_of_a_long_index_are_measured_through_its_table(
+    long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the table lies in the dataset's default cache folder
+    folder = tmp_path / "data"
+    shutil.copytree(long, folder, copy_function=os.link)
+    (folder / "_lmms/dataset.json").unlink()  # a plain dataset: nothing in it is written to
+    index = index_dataset(str(folder), Numbers(), num_workers=1)
+    numbers = [10 * count + number for count in (3, 4, 5) for number in range(count)]
+    assert index.lengths[:24].tolist() == 2 * numbers
+    assert len(index.lengths) == SHARDS * 4 - 1
+    cache = default_cache_folder(open_storage(folder).url)
+    (table,) = tables(cache)
+    made = (table / "about.json").stat().st_mtime_ns
+    read = PackedDataset([StreamConfig(remote=folder, local=cache)])
+    assert isinstance(read.one.shards, ShardTable)
+    assert (table / "about.json").stat().st_mtime_ns == made
 
 
 def test_a_grown_dataset_is_read_as_it_was_from_a_table(long: Path, tmp_path: Path) -> None:
