@@ -52,11 +52,12 @@ def main() -> None:
                     f"{case.name}, {case.rate}",
                     f"{told.num_downloads} / {num_found}",
                     f"{told.download_bytes / MB:.1f} / {sum(found.num_bytes) / MB:.1f}",
+                    f"{told.first_wait_s:.1f} / {found.waits_s[0]:.1f}",
                     *(f"{expected:.1f} / {real:.1f} ({real / expected - 1:+.1%})" for expected, real in (waits, times)),
                     f"{found.idle:.0%}",
                 ]
             )
-    columns = ["foretold / measured", "downloads", "MB", "waiting s", "time s", "CPU idle"]
+    columns = ["foretold / measured", "downloads", "MB", "first step s", "waiting s", "time s", "CPU idle"]
     print_table("Nodes x 2 ranks x 2 workers behind links of a rate", columns, rows)
     print(f"without a cache limit each node downloads the bytes that were foretold: {verdict(are_exact)}")
     print(f"waiting and time within 15 %: {verdict(max(differences) <= MAX_DIFFERENCE)} ({max(differences):.1%})")
