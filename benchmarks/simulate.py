@@ -3,12 +3,13 @@
 Nodes are network namespaces of this machine with links of a rate, and a real S3 server behind them; each has a cache of
 its own, and two ranks with two loader workers, which read real shards. A step is a sleep that all ranks begin
 together. Measured are the requests that the server lists, and the clock from the beginning of the first epoch, when
-workers are still to be started, to the end of the last step. Under a limit threads that fetch ahead decide what was
-used least recently, so the downloads differ a little.
+workers are still to be started, to the end of the last step. Under a limit what gives way depends on when each worker
+looks, so the downloads may differ a little. The first step is told by itself: it waits for the shuffle blocks at hand,
+and what starting workers takes is in what was measured of it.
 
 Needs root, and a machine with half of its CPU time to spare: how much there was is in the last column.
 
-    sudo python benchmarks/simulate.py
+    sudo python benchmarks/simulate.py             (on a machine that is busy: sudo chrt -r 1 python …)
     sudo python benchmarks/simulate.py --cases 2
 """
 
