@@ -40,7 +40,7 @@ def join_ranks(backend: str, device: torch.device, *, timeout_s: float) -> None:
     within(timeout_s, connect, what="connecting with the other ranks")
 
 
-def within(timeout_s: float, act: Callable[[], None], *, what: str) -> None:
+def within(timeout_s: float, act: Callable[[], object], *, what: str) -> None:
     """Do what may wait for too long in a thread; DistError if it does. The thread is left to it then."""
     outcome: Future[None] = Future()
 
