@@ -10,9 +10,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,14 +17,12 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-import boto3
-
 from ..conftest import S3_BUCKET
 from ..processes import ENVIRONMENT, ROOT
+from .bucket import START_S
 
 STORE_ADDRESS = "10.77.0.1"
 STORE_PORT = 9000
-START_S = 60.0
 COMMAND_S = 30.0
 # Outlives this process, however that ends: when its input ends, all in these namespaces is killed, and they go.
 WARDEN = """
@@ -148,7 +143,14 @@ def network(num_nodes: int, *, rate: str = "1gbit", log: Path) -> Iterator[Netwo
         command = [sys.executable, "-m", "moto.server", "-H", STORE_ADDRESS, "-p", str(STORE_PORT)]
         server = store.start(command, {}, log=log)
         try:
-            _run(*_inside(store.name), sys.executable, "-m", "tests.cluster.bucket", environment=found.environment)
+            _run(
+                *_inside(store.name),
+                sys.executable,
+                "-m",
+                "tests.cluster.bucket",
+                S3_BUCKET,
+                environment=found.environment,
+            )
             yield found
         finally:
             server.kill()
@@ -196,18 +198,3 @@ def _run(*command: str, environment: Mapping[str, str] | None = None) -> str:
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
-
-
-def make_bucket() -> None:
-    """Wait for the S3 server, and make the bucket; called within the store's namespace."""
-    url = os.environ["S3_ENDPOINT_URL"]
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            break
-        except (urllib.error.URLError, OSError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-    boto3.client("s3", endpoint_url=url).create_bucket(Bucket=S3_BUCKET)
