@@ -22,7 +22,7 @@ class BlocksAhead:
     """Follows packs through their blocks, for the canonical nodes that this machine serves.
 
     Packs of a block come from all over it, so all its shards are needed soon after the first; those of the next block
-    are requested behind them, so that they come while this one is read; under a cache_limit they are not.
+    are fetched when all of this one are here, while it is read; under a cache_limit they are not.
 
     margin_steps, epochs: see CacheOutlook; epochs of each source.
     """
@@ -74,7 +74,8 @@ class BlocksAhead:
             self._datasets[each.source].pack_reader.prefetch(self._shards(each))
         for each in entered:
             if self._datasets[each.source].fetch.cache_limit is None:  # the least cache_limit has room for two blocks
-                self._datasets[each.source].pack_reader.prefetch(self._shards(each._replace(block=each.block + 1)))
+                following = self._shards(each._replace(block=each.block + 1))
+                self._datasets[each.source].pack_reader.prefetch(following, later=True)
 
     def _shards(self, block: SourceBlock) -> NDArray[np.int64]:
         return self._datasets[block.source].plan.shards_of_block(block.epoch, block.node, block.block)

@@ -116,12 +116,15 @@ class ShardReader:
                 return
             yield located.popleft()
 
-    def prefetch(self, shard_ids: NDArray[np.int64]) -> None:
-        """Begin to fetch, in the background, those of these shards that are not open, in this order."""
+    def prefetch(self, shard_ids: NDArray[np.int64], *, later: bool = False) -> None:
+        """Begin to fetch, in the background, those of these shards that are not open, in this order.
+
+        later: when all that are asked for otherwise are here.
+        """
         self._own()
         needed = (self._addresses[shard_ids] == 0) & ~self._fetched[shard_ids]
         if needed.any():
-            self._fetching().request(dict.fromkeys(shard_ids[needed].tolist()))
+            self._fetching().request(dict.fromkeys(shard_ids[needed].tolist()), later=later)
 
     def pass_over(self, shard_ids: NDArray[np.int64] | None = None) -> None:
         """These shards, or all, are not needed any more, whether they were prefetched or not."""

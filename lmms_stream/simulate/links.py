@@ -1,8 +1,8 @@
 """How long steps wait for the links of nodes. Downloads, and what asks for them -> seconds; compiled.
 
 The loaders of a node fetch `at_once` shards at a time, which have equal shares of its link. A thread that is free takes
-a shard that a step waits for, else the one that was asked for first, unless as many as `ahead` lie there that nobody
-has come to yet (see storage/prefetch.py).
+a shard that a step waits for, else the first of those at hand, and when all of these are there the one that was asked
+for first, unless as many as `ahead` lie there that nobody has come to yet (see storage/prefetch.py).
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ class Link(NamedTuple):
 class _Queues(NamedTuple):
     """The downloads of each node, in the order in which they are asked for. bounds: of each node's, int64[nodes + 1].
 
-    by_step: their numbers in the order of the steps that need them, node after node.
+    by_step, by_hand: their numbers in the order of the steps that need them, and of those with which they are at hand,
+    node after node.
     """
 
     bounds: _Numbers
     steps: _Numbers
     released: _Numbers
+    at_hand: _Numbers
     sizes: _Numbers
     by_step: _Numbers
+    by_hand: _Numbers
 
 
 class _State(NamedTuple):
@@ -50,7 +53,8 @@ class _State(NamedTuple):
     now: as of when. served: bytes that a download would have that began with the simulation. under_way, until: slots
     of downloads, and `served` at which each ends. waiting, begins: those that wait for their first byte, a ring.
     asked, front: downloads that were asked for, and those of them that were looked at. urgent, needed, taken: numbers
-    in by_step up to which downloads have begun, have ended, and were taken. untaken: begun and not taken.
+    in by_step up to which downloads have begun, have ended, and were taken. hand, hand_begun, hand_ended: numbers in
+    by_hand up to which downloads are at hand, have begun, and have ended. untaken: begun and not taken.
     """
 
     kinds: NDArray[np.int8]
@@ -69,6 +73,9 @@ class _State(NamedTuple):
     urgent: _Numbers
     needed: _Numbers
     taken: _Numbers
+    hand: _Numbers
+    hand_begun: _Numbers
+    hand_ended: _Numbers
     untaken: _Numbers
 
 
@@ -76,6 +83,7 @@ def wait_for_links(
     steps: _Numbers,
     nodes: _Numbers,
     released: _Numbers,
+    at_hand: _Numbers,
     sizes: _Numbers,
     begins: NDArray[np.bool_],
     *,
@@ -86,14 +94,16 @@ def wait_for_links(
     """Seconds that each step waits until the last node has its shards.
 
     steps, nodes, sizes: of each download, the step that needs it: it is asked for when step released[i] begins, or
-    before the first. begins: bool[num_steps], whether loaders begin anew with a step, and ask for what it needs only
-    when the one before it has ended.
+    before the first, and from step at_hand[i] on others give way to it. begins: bool[num_steps], whether loaders begin
+    anew with a step, and ask for what it needs only when the one before it has ended.
     """
     order = np.lexsort((steps, released, nodes))
     bounds = np.searchsorted(nodes[order], np.arange(num_nodes + 1))
+    steps, nodes, released, at_hand = steps[order], nodes[order], released[order], at_hand[order]
     queues = _Queues(
-        bounds, steps[order], released[order], sizes[order].astype(np.int64), np.lexsort((steps[order], nodes[order]))
-    )
+        bounds, steps, released, at_hand, sizes[order].astype(np.int64),
+        np.lexsort((steps, nodes)), np.lexsort((steps, released, at_hand, nodes)),
+    )  # fmt: skip
     slots = (num_nodes, max(1, min(link.at_once, len(steps))))
     state = _State(
         kinds=np.zeros(len(steps), np.int8), ended=np.zeros(len(steps)),
@@ -102,7 +112,8 @@ def wait_for_links(
         num_waiting=np.zeros(num_nodes, np.int64), first_waiting=np.zeros(num_nodes, np.int64),
         waiting=np.zeros(slots, np.int64), begins=np.zeros(slots),
         asked=bounds[:-1].copy(), front=bounds[:-1].copy(), urgent=bounds[:-1].copy(), needed=bounds[:-1].copy(),
-        taken=bounds[:-1].copy(), untaken=np.zeros(num_nodes, np.int64),
+        taken=bounds[:-1].copy(), hand=bounds[:-1].copy(), hand_begun=bounds[:-1].copy(),
+        hand_ended=bounds[:-1].copy(), untaken=np.zeros(num_nodes, np.int64),
     )  # fmt: skip
     waits: _Floats = np.zeros(len(begins))
     _wait(queues, state, link, begins, step_time_s, waits)
@@ -149,9 +160,12 @@ def _is_busy(queues: _Queues, state: _State, node: int, step: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _ask(queues: _Queues, state: _State, node: int, step: int) -> None:
-    """Loaders ask for what is asked for with a step."""
-    while state.asked[node] < queues.bounds[node + 1] and queues.released[state.asked[node]] <= step:
+    """Loaders ask for what is asked for with a step, and have at hand what is at hand with it."""
+    end = queues.bounds[node + 1]
+    while state.asked[node] < end and queues.released[state.asked[node]] <= step:
         state.asked[node] += 1
+    while state.hand[node] < end and queues.at_hand[queues.by_hand[state.hand[node]]] <= step:
+        state.hand[node] += 1
 
 
 @njit(cache=True, nogil=True)
@@ -249,9 +263,19 @@ def _next(queues: _Queues, state: _State, link: Link, node: int, step: int) -> i
         if state.kinds[number] == _ASKED:
             return number
         state.urgent[node] += 1
-    if state.untaken[node] < link.ahead:
-        while state.front[node] < state.asked[node]:
-            if state.kinds[state.front[node]] == _ASKED:
-                return state.front[node]
-            state.front[node] += 1
+    if state.untaken[node] >= link.ahead:
+        return -1
+    while state.hand_begun[node] < state.hand[node]:
+        number = queues.by_hand[state.hand_begun[node]]
+        if state.kinds[number] == _ASKED:
+            return number
+        state.hand_begun[node] += 1
+    while state.hand_ended[node] < state.hand[node]:
+        if state.kinds[queues.by_hand[state.hand_ended[node]]] != _DONE:
+            return -1
+        state.hand_ended[node] += 1
+    while state.front[node] < state.asked[node]:
+        if state.kinds[state.front[node]] == _ASKED:
+            return state.front[node]
+        state.front[node] += 1
     return -1

@@ -40,6 +40,7 @@ class Measured:
         self._steps = np.concatenate([each.steps for each in downloads])
         self._nodes = np.concatenate([each.nodes for each in downloads])
         self._released = np.concatenate([each.released for each in downloads])
+        self._at_hand = np.concatenate([each.at_hand for each in downloads])
         self._begins = np.concatenate([each.begins for each in downloads])
         self._again = np.concatenate([each.again for each in downloads])
         self._shards = np.concatenate([each.shards for each in downloads])
@@ -119,7 +120,7 @@ class Measured:
             self._sources.shards_ahead, self._taken_ahead,
         )  # fmt: skip
         return wait_for_links(
-            self._steps, self._nodes, self._released, self._bytes, self._begins, link=link,
+            self._steps, self._nodes, self._released, self._at_hand, self._bytes, self._begins, link=link,
             num_nodes=cluster.num_nodes, step_time_s=cluster.step_time_s,
         )  # fmt: skip
 

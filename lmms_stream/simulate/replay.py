@@ -15,12 +15,14 @@ from .needs import EVERY_NODE, Entered, Stretch
 from .outlook import Outlook
 from .sources import Shards
 
+_LATER = 1 << 62  # a step that never comes
 _Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Downloads:
-    """Each download, by the step that needs it: int64[n] each. released: the step with which it is requested.
+    """Each download, by the step that needs it: int64[n] each. released: the step with which it is requested; at_hand:
+    that with which its block is entered, so that it gives way to none of a block that follows.
 
     again: bool[n], of a shard that the node had before. live_bytes: the most that a node has in use at once, counting
     each shard from its first step to its last. asked_only: shards that a node asks for with their block and never
@@ -33,6 +35,7 @@ class Downloads:
     nodes: _Numbers
     shards: _Numbers
     released: _Numbers
+    at_hand: _Numbers
     again: NDArray[np.bool_]
     live_bytes: int
     asked_only: int
@@ -119,6 +122,7 @@ class Replay:
         self._last_use = np.zeros((num_nodes, num_shards), np.int32)
         self._last_use_anywhere = np.zeros(num_shards, np.int64)
         self._asked = np.full(num_shards, -1, np.int64)  # the step that a shard is requested with, by its block
+        self._entered = np.full(num_shards, _LATER, np.int64)  # and that with which its block is entered
         self._home = np.full(num_shards, EVERY_NODE, np.int64)
         self._begun = -steps_ahead  # the step that loaders began with
         self._is_asked = np.zeros((num_nodes, num_shards), bool)
@@ -137,9 +141,9 @@ class Replay:
             imbalance.append(stretch.imbalance)
             spilled += stretch.num_spilled
             segments += stretch.num_segments
-        steps, nodes, shards, released, again = (np.concatenate(column) for column in zip(*found, strict=True))
+        steps, nodes, shards, released, at_hand, again = (np.concatenate(column) for column in zip(*found, strict=True))
         return Downloads(
-            steps=steps, nodes=nodes, shards=shards, released=released, again=again,
+            steps=steps, nodes=nodes, shards=shards, released=released, at_hand=at_hand, again=again,
             live_bytes=self._live_bytes(),
             asked_only=sum(
                 int(np.count_nonzero(first_use[is_asked] == 0))
@@ -154,8 +158,11 @@ class Replay:
         for each in entered:
             nodes = slice(None) if each.node == EVERY_NODE else each.node
             is_limited = each.source in self._caches
-            for shards in (each.shards,) if is_limited else (each.shards, each.following):
-                self._asked[shards] = np.where(self._is_recent(shards, each.step), self._asked[shards], each.step)
+            both = ((each.shards, each.step), (each.following, _LATER))
+            for shards, entered in both[:1] if is_limited else both:
+                is_recent = self._is_recent(shards, each.step)
+                self._asked[shards] = np.where(is_recent, self._asked[shards], each.step)
+                self._entered[shards] = np.where(is_recent, np.minimum(self._entered[shards], entered), entered)
                 self._home[shards] = each.node
                 self._is_asked[nodes, shards] = True
 
@@ -166,7 +173,7 @@ class Replay:
         return recent
 
     def _read(self, stretch: Stretch) -> tuple[NDArray[np.generic], ...]:
-        """The downloads of a stretch: step, node, shard, step of the request, and whether it was there before."""
+        """The downloads of a stretch, as Downloads has them."""
         steps, nodes, shards = stretch.steps, stretch.nodes, stretch.shards
         new = np.flatnonzero(self._first_use[nodes, shards] == 0)[::-1]
         self._last_use[nodes, shards] = self._last_use_anywhere[shards] = steps + 1  # the last one counts
@@ -178,9 +185,11 @@ class Replay:
         steps, nodes, shards = steps[missed], nodes[missed], shards[missed]
         asked = self._asked[shards]
         is_asked = (asked >= 0) & ((self._home[shards] == nodes) | (self._home[shards] == EVERY_NODE))
-        released = np.minimum(steps, np.where(is_asked, asked, steps)) - self._steps_ahead
-        released = np.maximum(released, self._begun)
-        return steps, nodes, shards, released, self._first_use[nodes, shards] <= steps
+        released, at_hand = (
+            np.maximum(np.minimum(steps, np.where(is_asked, each, steps)) - self._steps_ahead, self._begun)
+            for each in (asked, self._entered[shards])
+        )
+        return steps, nodes, shards, released, at_hand, self._first_use[nodes, shards] <= steps
 
     def _live_bytes(self) -> int:
         """The most bytes that a node has between their first and their last use."""

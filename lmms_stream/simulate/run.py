@@ -221,6 +221,7 @@ def _look(
         first = window.first - window.warm
         counted = replay.run(needs.walk(cursor, window.stop - window.first, first=first))
         shift = seen - first
-        found.append(replace(counted, steps=counted.steps + shift, released=counted.released + shift))
+        shifted = {name: getattr(counted, name) + shift for name in ("steps", "released", "at_hand")}
+        found.append(replace(counted, **shifted))
         seen += len(counted.reads)
     return found

@@ -1,4 +1,8 @@
-"""Downloads ahead of their reader, in the order of need, by a few threads."""
+"""Downloads ahead of their reader, in the order of need, by a few threads.
+
+All that are under way share a link. So what is needed later begins when what is needed soon is here, and not beside it:
+a reader that begins with nothing would wait for both.
+"""
 
 from __future__ import annotations
 
@@ -30,35 +34,50 @@ class Prefetcher:
         self._config = config
         self._changed = threading.Condition()
         self._queue: dict[int, float] = {}  # shard -> when it may be tried, in the order of need
+        self._later: dict[int, float] = {}  # the same of shards that are needed later
         self._under_way: set[int] = set()
+        self._begun_later: set[int] = set()  # those under way that are needed later
         self._stale: set[int] = set()  # those under way that were forgotten since: their outcome is nobody's
         self._done: dict[int, Path | Exception] = {}
         self._needed: set[int] = set()  # shards that a reader waits for
         self._num_threads = 0
         self._num_holds = 0
 
-    def request(self, shard_ids: Iterable[int]) -> None:
-        """Fetch these shards in the background, after those requested before."""
+    def request(self, shard_ids: Iterable[int], *, later: bool = False) -> None:
+        """Fetch these shards in the background, after those requested before.
+
+        later: and when all that were requested as needed soon are here.
+        """
         with self._changed:
             for shard_id in shard_ids:
                 if isinstance(self._done.get(shard_id), Exception):
                     del self._done[shard_id]  # nobody took it: ask the store again
-                if shard_id not in self._done and (shard_id not in self._under_way or shard_id in self._stale):
-                    self._queue.setdefault(shard_id, 0.0)
+                if shard_id not in self._done:
+                    self._ask_for(shard_id, later=later)
             self._start_threads()
             self._changed.notify_all()
+
+    def _ask_for(self, shard_id: int, *, later: bool) -> None:
+        if not later:
+            self._begun_later.discard(shard_id)
+        if shard_id in self._under_way and shard_id not in self._stale:
+            return
+        if not later:
+            self._queue.setdefault(shard_id, self._later.pop(shard_id, 0.0))
+        elif shard_id not in self._queue:
+            self._later.setdefault(shard_id, 0.0)
 
     def forget(self, shard_ids: Iterable[int] | None = None) -> None:
         """Requests of these shards, or of all, that were not taken are no longer needed."""
         with self._changed:
-            for shard_id in [*self._queue, *self._done, *self._under_way] if shard_ids is None else shard_ids:
+            known = [*self._queue, *self._later, *self._done, *self._under_way]
+            for shard_id in known if shard_ids is None else shard_ids:
                 self._queue.pop(shard_id, None)
+                self._later.pop(shard_id, None)
                 self._done.pop(shard_id, None)
                 if shard_id in self._under_way:
                     self._stale.add(shard_id)
-            if self._queue:
-                self._start_threads()
-                self._changed.notify_all()
+            self._go_on()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -73,9 +92,7 @@ class Prefetcher:
         finally:
             with self._changed:
                 self._num_holds -= 1
-                if self._queue:
-                    self._start_threads()
-                    self._changed.notify_all()
+                self._go_on()
 
     def is_begun(self, shard_id: int) -> bool:
         """Whether a shard is here, or under way: then `take` it."""
@@ -91,6 +108,7 @@ class Prefetcher:
             if self.is_begun(shard_id):
                 return False
             self._queue.pop(shard_id, None)
+            self._later.pop(shard_id, None)
             return True
 
     def take(self, shard_id: int) -> Path:
@@ -98,6 +116,9 @@ class Prefetcher:
         deadline = time.monotonic() + self._config.timeout_s + _GRACE_S
         with self._changed:
             self._needed.add(shard_id)
+            if shard_id in self._later:
+                self._queue[shard_id] = self._later.pop(shard_id)
+            self._begun_later.discard(shard_id)
             self._start_threads()
             self._changed.notify_all()
             try:
@@ -116,12 +137,16 @@ class Prefetcher:
             finally:
                 self._needed.discard(shard_id)
             result = self._done.pop(shard_id)
-            if self._queue:  # there may be room ahead again
-                self._start_threads()
-                self._changed.notify_all()
+            self._go_on()  # there may be room ahead again
         if isinstance(result, Exception):
             raise result
         return result
+
+    def _go_on(self) -> None:
+        """Have threads look for what they may begin now."""
+        if self._queue or self._later:
+            self._start_threads()
+            self._changed.notify_all()
 
     def _start_threads(self) -> None:
         while self._num_threads < self._config.threads:
@@ -138,7 +163,9 @@ class Prefetcher:
                         self._num_threads -= 1
                         return
                     shard_id, wait_s = self._next()
-                del self._queue[shard_id]
+                if self._queue.pop(shard_id, None) is None:
+                    del self._later[shard_id]
+                    self._begun_later.add(shard_id)
                 self._under_way.add(shard_id)
             result: Path | Exception | None
             try:
@@ -146,29 +173,44 @@ class Prefetcher:
             except Exception as error:  # noqa: BLE001 - it is raised by the reader
                 result = error
             with self._changed:
-                self._under_way.discard(shard_id)
-                if shard_id in self._stale:
-                    self._stale.discard(shard_id)
-                elif result is None:  # back to the front of the queue, before all that is requested later
-                    again_s = _NEEDED_S if shard_id in self._needed else _BUSY_S
-                    self._queue = {shard_id: time.monotonic() + again_s} | self._queue
-                else:
-                    self._done[shard_id] = result
+                self._end(shard_id, result)
+                if self._later:  # it may be their turn now
+                    self._start_threads()
                 self._changed.notify_all()
+
+    def _end(self, shard_id: int, result: Path | Exception | None) -> None:
+        """Note the outcome of a download."""
+        is_later = shard_id in self._begun_later
+        self._under_way.discard(shard_id)
+        self._begun_later.discard(shard_id)
+        if shard_id in self._stale:
+            self._stale.discard(shard_id)
+        elif result is not None:
+            self._done[shard_id] = result
+        else:  # back to the front of its queue, before all that is requested later
+            front = {shard_id: time.monotonic() + (_NEEDED_S if shard_id in self._needed else _BUSY_S)}
+            if is_later:
+                self._later = front | self._later
+            else:
+                self._queue = front | self._queue
 
     def _next(self) -> tuple[int | None, float | None]:
         """The shard to fetch now; or None, and how long to wait at most."""
         now = time.monotonic()
-        queue = self._queue
-        if self._stale:  # one that is asked for again is begun when it has ended
-            queue = {shard_id: at for shard_id, at in queue.items() if shard_id not in self._stale}
+        queue = self._without_stale(self._queue)
         for shard_id in self._needed:
             if queue.get(shard_id, now + 1) <= now:
                 return shard_id, None
         wait_s = min((queue[each] - now for each in self._needed if each in queue), default=None)
         if not self._num_holds and len(self._done) + len(self._under_way) < self._config.ahead:
+            if not self._queue and self._under_way <= self._begun_later | self._stale:
+                queue = self._without_stale(self._later)
             for shard_id, at in queue.items():
                 if at <= now:
                     return shard_id, None
                 wait_s = min(wait_s or _BUSY_S, at - now)
         return None, wait_s
+
+    def _without_stale(self, queue: dict[int, float]) -> dict[int, float]:
+        """One that is asked for again is begun when it has ended."""
+        return {each: at for each, at in queue.items() if each not in self._stale} if self._stale else queue

@@ -23,8 +23,10 @@ from .namespaces import STORE_ADDRESS, Network, Node, network
 
 COMMAND_S = 60.0
 STORE_NAME = "store"
+TEMPORARY = "/var/tmp"  # of each node a folder of its disk; sockets need a path that is short, wherever tests write
 _BE_A_MACHINE = (
-    'hostname "$1" && mount --bind "$2" /etc/hosts && mount --bind "$3" "$4" && mkdir -p "$4/tmp" && shift 4 '
+    'hostname "$1" && mount --bind "$2" /etc/hosts && mount --bind "$3" "$4" && mkdir -p "$4/tmp" '
+    f'&& mount --bind "$4/tmp" {TEMPORARY} && shift 4 '
     '&& exec "$@"'
 )
 
@@ -64,7 +66,7 @@ class Machines:
         arguments = [_name(number), str(hosts), str(self.disk_of(number)), str(self.disk)]
         started = self.network.nodes[number].start(
             ["unshare", "--uts", "--mount", "sh", "-c", _BE_A_MACHINE, "sh", *arguments, *command],
-            {**self.network.environment, "TMPDIR": str(self.disk / "tmp"), "OMP_NUM_THREADS": "1"}
+            {**self.network.environment, "TMPDIR": TEMPORARY, "OMP_NUM_THREADS": "1"}
             | dict(environment or {}),
             log=self.folder / f"node{number}.log",
         )  # fmt: skip

@@ -10,9 +10,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,15 +17,26 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-import boto3
-
 from ..conftest import S3_BUCKET
 from ..processes import ENVIRONMENT, ROOT
+from .bucket import START_S
 
 STORE_ADDRESS = "10.77.0.1"
 STORE_PORT = 9000
-START_S = 60.0
 COMMAND_S = 30.0
+# Outlives this process, however that ends: when its input ends, all in these namespaces is killed, and they go.
+WARDEN = """
+trap '' HUP INT TERM
+read -r _
+for name; do
+    for _ in $(seq 100); do
+        pids=$(ip netns pids "$name") && [ -n "$pids" ] || break
+        kill -9 $pids
+        sleep 0.1
+    done
+    ip netns delete "$name"
+done
+"""
 CLONE_NEWNET = 0x40000000  # of setns(2), which Python has from 3.12 on
 _numbers = count()
 
@@ -114,16 +122,16 @@ class Network:
 
 @contextmanager
 def network(num_nodes: int, *, rate: str = "1gbit", log: Path) -> Iterator[Network]:
-    """`num_nodes` nodes and an S3 server with a bucket (S3_BUCKET); nothing of them is left at the end."""
+    """`num_nodes` nodes and an S3 server with a bucket (S3_BUCKET); nothing of them is left at the end.
+
+    Not when this process is killed either.
+    """
     prefix = f"lmms-{os.getpid()}-{next(_numbers)}"
     store = Node(f"{prefix}-store", STORE_ADDRESS, "")
     nodes = tuple(Node(f"{prefix}-{number}", f"10.77.0.{number + 10}", f"port{number}") for number in range(num_nodes))
-    server: subprocess.Popen[bytes] | None = None
-    made: list[str] = []
-    try:
+    with _warden([each.name for each in (store, *nodes)]):
         for each in (store, *nodes):
             _run("ip", "netns", "add", each.name)
-            made.append(each.name)
             _run(*_inside(each.name), "ip", "link", "set", "lo", "up")
         _run(*_inside(store.name), "ip", "link", "add", "switch", "type", "bridge")
         _run(*_inside(store.name), "ip", "address", "add", f"{STORE_ADDRESS}/24", "dev", "switch")
@@ -134,14 +142,34 @@ def network(num_nodes: int, *, rate: str = "1gbit", log: Path) -> Iterator[Netwo
             found.set_rate(node, rate)
         command = [sys.executable, "-m", "moto.server", "-H", STORE_ADDRESS, "-p", str(STORE_PORT)]
         server = store.start(command, {}, log=log)
-        _run(*_inside(store.name), sys.executable, "-m", "tests.cluster.bucket", environment=found.environment)
-        yield found
-    finally:
-        if server is not None:
+        try:
+            _run(
+                *_inside(store.name),
+                sys.executable,
+                "-m",
+                "tests.cluster.bucket",
+                S3_BUCKET,
+                environment=found.environment,
+            )
+            yield found
+        finally:
             server.kill()
-            server.wait()
-        for name in made:
-            _run("ip", "netns", "delete", name)
+            server.wait(COMMAND_S)
+
+
+@contextmanager
+def _warden(names: Sequence[str]) -> Iterator[None]:
+    """Namespaces of these names that are made inside go at the end, with all that runs in them."""
+    warden = subprocess.Popen(
+        ["sh", "-c", WARDEN, "sh", *names],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert warden.stdin is not None
+    try:
+        yield
+    finally:
+        warden.stdin.close()
+        warden.wait(COMMAND_S * len(names))
 
 
 def _connect(store: Node, node: Node) -> None:
@@ -170,18 +198,3 @@ def _run(*command: str, environment: Mapping[str, str] | None = None) -> str:
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
-
-
-def make_bucket() -> None:
-    """Wait for the S3 server, and make the bucket; called within the store's namespace."""
-    url = os.environ["S3_ENDPOINT_URL"]
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            break
-        except (urllib.error.URLError, OSError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-    boto3.client("s3", endpoint_url=url).create_bucket(Bucket=S3_BUCKET)

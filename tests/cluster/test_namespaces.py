@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from ..processes import ROOT
 from ..rounds import in_long_rounds
 from .namespaces import STORE_ADDRESS, STORE_PORT, network, what_is_missing
 
@@ -18,6 +20,16 @@ import boto3, os
 client = boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"])
 client.put_object(Bucket="lmms-stream-demo", Key="a", Body=bytes(5_000_000))
 print(len(client.get_object(Bucket="lmms-stream-demo", Key="a")["Body"].read()))
+"""
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from tests.cluster.namespaces import network
+with network(1, log=Path(sys.argv[1])) as cluster:
+    cluster.nodes[0].start(["sleep", "500"], {}, log=Path(sys.argv[1]))
+    print(cluster.store.name, cluster.nodes[0].name, flush=True)
+    time.sleep(500)
 """
 
 
@@ -40,3 +52,16 @@ def test_a_cut_link_passes_nothing_until_it_is_mended(tmp_path: Path) -> None:
         with cluster.cut(node):
             assert node.start([sys.executable, "-c", knock], {}, log=tmp_path / "cut.log").wait(30) != 0
         assert node.start([sys.executable, "-c", knock], {}, log=tmp_path / "mended.log").wait(30) == 0
+
+
+def test_nothing_is_left_of_a_network_whose_process_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        names = process.stdout.readline().split()
+        process.kill()
+    assert len(names) == 2
+    deadline = time.monotonic() + 60
+    while left := [each.name for each in Path("/run/netns").iterdir() if each.name in names]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)

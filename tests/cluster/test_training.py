@@ -33,6 +33,8 @@ NUM_SAMPLES, NUM_EPOCHS = 400, 4
 LIMIT_S = 600.0  # of every wait
 CUT_S = 20.0
 OTHER_RANKS = 1e-3  # sums of gradients are of other parts
+MOST_AGAIN = 3  # steps that are done twice where each step is saved: one, and those while it is written
+STOPPED = "told to stop by a signal"
 DATA = f"s3://{S3_BUCKET}/data"
 HOLD = """
 import signal
@@ -41,8 +43,8 @@ store = TCPStore("0.0.0.0", 29400, is_master=True, wait_for_workers=False)
 print("ready")
 signal.pause()
 """
-# Dead nodes are noticed after 5 s, and nodes that may yet come are waited for as long.
-RENDEZVOUS = "keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=5"
+# Dead nodes are noticed after 10 s, and nodes that may yet come are waited for as long.
+RENDEZVOUS = "keep_alive_interval=1,keep_alive_max_attempt=10,last_call_timeout=10"
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +136,12 @@ def world_sizes(output: Path) -> list[int]:
     return [round(record["num_tokens"] / record["perf/global_seq_len_avg"]) for record in kept(output).steps]
 
 
+def num_again(output: Path) -> int:
+    """Steps that a node has done more than once."""
+    steps = [record["step"] for record in read_log(output)]
+    return len(steps) - len({*steps})
+
+
 def hold_rendezvous(cluster: Machines) -> None:
     """Have the machine of the store hold the rendezvous, as docs/nodes.md has it."""
     log = cluster.folder / "rendezvous.log"
@@ -143,6 +151,8 @@ def hold_rendezvous(cluster: Machines) -> None:
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_two_nodes_train_as_one_machine_does(cluster: Machines, whole: Path, nproc: int) -> None:
+    """Those of one rank each are named as Debian writes /etc/hosts: the node's own name is 127.0.1.1."""
+    cluster.named_on_loopback = nproc == 1
     config = write_settings(cluster, "two", save_steps=12, num_workers=1 if nproc == 1 else 0)
     start(cluster, config, nproc=nproc)
     assert cluster.end(limit_s=LIMIT_S) == [0, 0], cluster.said()
@@ -153,21 +163,17 @@ def test_two_nodes_train_as_one_machine_does(cluster: Machines, whole: Path, npr
         assert {cluster.downloads(number, "data")[name] for name in shards_of(cluster.downloads(number, "data"))} == {1}
     assert read_log(cluster.disk_of(1) / "out") == []
     assert not [*cluster.folder.glob("node?/out/**/*.distcp")]
+    told = "which no other node reaches: gloo takes eth0 (GLOO_SOCKET_IFNAME)" in cluster.log_of(1)
+    assert told == cluster.named_on_loopback
 
 
-def test_nodes_whose_names_lead_to_themselves_reach_each_other(cluster: Machines, whole: Path) -> None:
-    """As Debian writes /etc/hosts: the node's own name is 127.0.1.1."""
-    cluster.named_on_loopback = True
-    start(cluster, write_settings(cluster, "named", num_train_epochs=1, save_strategy="no"))
-    assert cluster.end(limit_s=LIMIT_S) == [0, 0], cluster.said()
-    assert "which no other node reaches: gloo takes eth0 (GLOO_SOCKET_IFNAME)" in cluster.log_of(1)
-    output = cluster.disk_of(0) / "out"
-    assert differences(whole, output, last_step=2) == []  # then its learning rates are others
-
-
-def test_nodes_that_lost_all_they_had_go_on_from_the_store(cluster: Machines, whole: Path) -> None:
-    """Killed twice: then one node has its cache, the other nothing; then neither has anything."""
+def test_nodes_that_lost_all_they_had_go_on_from_the_store(cluster: Machines, dataset: Path, whole: Path) -> None:
+    """One begins with a full cache. Killed twice: then the other has nothing again; then neither has anything."""
     config = write_settings(cluster, "lost")
+    cache = cluster.disk_of(0) / "cache"
+    cache.mkdir(parents=True)
+    for shard in dataset.glob("*.mds"):
+        shutil.copy(shard, cache)
     start(cluster, config)
     reached(cluster, 10)
     cluster.kill(0, 1)
@@ -179,7 +185,7 @@ def test_nodes_that_lost_all_they_had_go_on_from_the_store(cluster: Machines, wh
     reached(cluster, 20)
     cluster.kill(0, 1)
     new = [cluster.downloads(number, "data") - before[number] for number in range(2)]
-    assert not shards_of(new[0]) & shards_of(before[0])
+    assert not shards_of(new[0]) | shards_of(before[0])
     assert shards_of(new[1]) & shards_of(before[1])
     output = cluster.disk_of(0) / "out"
     assert differences(whole, output, last_step=last_step(output)) == []
@@ -188,6 +194,7 @@ def test_nodes_that_lost_all_they_had_go_on_from_the_store(cluster: Machines, wh
         shutil.rmtree(cluster.disk_of(number))
     start(cluster, config)
     assert cluster.end(limit_s=LIMIT_S) == [0, 0], cluster.said()
+    assert shards_of(cluster.downloads(0, "data"))
     assert_each_sample_is_read_once_an_epoch(output)
     assert differences(whole, output) == []
 
@@ -226,23 +233,27 @@ def test_a_node_that_dies_is_done_without_and_taken_back(
     config = write_settings(cluster, "elastic", timeout_s=20, save_steps=1)
     start_elastic(cluster, config)
     reached(cluster, 10)
+    other, lost = 1 - victim, "waited for another rank, which ended or was silent for 20 s"
+    outputs = [cluster.disk_of(number) / "out" for number in range(2)]
+    cluster.wait_until(lambda: world_sizes(outputs[0])[-1:] == [2], limit_s=LIMIT_S)  # one may have begun alone
     killed_after = steps_of(cluster)
     if goodbye:
         cluster.kill(victim)
     else:
         with cluster.network.cut(cluster.network.nodes[victim]):
             cluster.kill(victim)
-            time.sleep(30)
-    other = 1 - victim
+            cluster.wait_until(lambda: lost in cluster.log_of(other), limit_s=LIMIT_S)
     reached(cluster, killed_after + 2, nodes=[other])
+    stops = cluster.log_of(other).count(STOPPED)
     start_elastic(cluster, config, nodes=[victim])
     assert cluster.end(limit_s=LIMIT_S) == [0, 0], cluster.said()
-    assert cluster.log_of(other).count("waited for another rank, which ended or was silent for 20 s") == 1
-    assert cluster.log_of(other).count("told to stop by a signal") == 1  # to begin again with both
-    output = max((cluster.disk_of(number) / "out" for number in range(2)), key=last_step)
+    assert cluster.log_of(other).count(lost) == 1
+    assert cluster.log_of(other).count(STOPPED) == stops + 1  # to begin again with both
+    output = max(outputs, key=last_step)
     assert_each_sample_is_read_once_an_epoch(output)
     assert differences(whole, output, tolerance=OTHER_RANKS) == []
-    assert [size for size, _ in groupby(world_sizes(output))] == [2, 1, 2]
+    assert [size for size, _ in groupby(world_sizes(output))][-3:] == [2, 1, 2]
+    assert all(num_again(each) <= MOST_AGAIN for each in outputs)  # from the last checkpoint on
 
 
 def test_a_link_that_is_cut_for_a_while_is_waited_for(cluster: Machines, whole: Path) -> None:

@@ -77,12 +77,17 @@ def waits_of(
     at_once: int = 4,
     ahead: int = 64,
     begins: tuple[int, ...] = (0,),
+    at_hand: list[int] | None = None,
 ) -> list[float]:
-    """Of downloads (step, node, step of the request, bytes), with links of 10 bytes a second and steps of 1 s."""
+    """Of downloads (step, node, step of the request, bytes), with links of 10 bytes a second and steps of 1 s.
+
+    at_hand: the steps with which they are at hand; default: with the request.
+    """
     steps, nodes, released, sizes = np.array(downloads, np.int64).T
     link = Link(10.0, latency_s, at_once, ahead, 0)
     anew = np.isin(np.arange(num_steps), begins)
-    waits = wait_for_links(steps, nodes, released, sizes, anew, link=link, num_nodes=2, step_time_s=1.0)
+    entered = released if at_hand is None else np.array(at_hand, np.int64)
+    waits = wait_for_links(steps, nodes, released, entered, sizes, anew, link=link, num_nodes=2, step_time_s=1.0)
     return [round(each, 6) for each in waits.tolist()]
 
 
@@ -99,6 +104,14 @@ def test_downloads_share_a_link_and_those_that_steps_wait_for_begin_first() -> N
     assert waits_of(both, num_steps=2, at_once=1) == [1.0, 0.0]
     assert waits_of([(2, 0, 0, 10), (0, 0, 0, 10)], num_steps=3, at_once=1) == [1.0, 0.0, 0.0]
     assert waits_of([(0, 0, 0, 10), (3, 0, 0, 10), (2, 0, 1, 10)], num_steps=4, at_once=1) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_what_is_at_hand_has_the_link_for_itself() -> None:
+    two = [(0, 0, 0, 10), (2, 0, 0, 30)]
+    assert waits_of(two, num_steps=3) == [2.0, 0.0, 0.0]  # and the second ends after 4 s, when it is needed
+    assert waits_of(two, num_steps=3, at_hand=[0, 2]) == [1.0, 0.0, 1.0]  # it begins after 1 s
+    assert waits_of([*two, (3, 0, 1, 10)], num_steps=4, at_hand=[0, 3, 1])[2:] == [2.0, 0.0]  # two share from 2 s on
+    assert waits_of(two, num_steps=3, at_hand=[0, 0]) == waits_of(two, num_steps=3)
 
 
 def test_a_node_that_has_fetched_enough_ahead_goes_on_when_it_has_come_to_it() -> None:

@@ -119,6 +119,53 @@ def test_a_failure_under_way_when_all_was_forgotten_is_nobodys() -> None:
     assert [ahead.take(shard_id) for shard_id in (1, 0)] == [Path("1"), Path("0")]
 
 
+def test_what_is_needed_later_begins_when_all_that_is_needed_soon_is_here() -> None:
+    begun: list[int] = []
+    go = {shard_id: threading.Event() for shard_id in range(6)}
+
+    def fetch(shard_id: int) -> Path:
+        begun.append(shard_id)
+        go[shard_id].wait(20)
+        return Path(str(shard_id))
+
+    ahead = prefetcher(fetch, threads=4, ahead=6)
+    ahead.request([4, 5], later=True)
+    ahead.request([0, 1])
+    ahead.request([2, 3], later=True)
+    wait_until(lambda: set(begun) >= {0, 1})
+    go[0].set()
+    assert ahead.take(0) == Path("0")
+    soon = set(begun) - {4, 5}  # these may have begun before anything was needed soon
+    assert soon == {0, 1}
+    ahead.request([2])  # it is needed soon now
+    wait_until(lambda: 2 in begun)
+    go[1].set()
+    wait_until(lambda: ahead.has(1))
+    time.sleep(0.05)
+    assert 3 not in begun
+    for event in go.values():
+        event.set()
+    assert [ahead.take(shard_id) for shard_id in range(1, 6)] == [Path(str(n)) for n in range(1, 6)]
+    assert sorted(begun) == [*range(6)]
+
+
+def test_what_is_needed_later_waits_for_what_another_process_downloads() -> None:
+    busy, begun = [True], []
+
+    def fetch(shard_id: int) -> Path | None:
+        begun.append(shard_id)
+        return None if shard_id == 0 and busy else Path(str(shard_id))
+
+    ahead = prefetcher(fetch, threads=2)
+    ahead.request([0])
+    ahead.request([1, 2], later=True)
+    wait_until(lambda: begun.count(0) > 1)
+    assert set(begun) == {0}
+    busy.clear()
+    wait_until(lambda: ahead.has(1) and ahead.has(2))
+    assert ahead.has(0)
+
+
 def test_what_was_forgotten_takes_no_room_of_what_is_asked_for_next() -> None:
     go = threading.Event()
     ahead = prefetcher(lambda shard_id: Path(str(shard_id)) if go.wait(20) else None, threads=2, ahead=2)

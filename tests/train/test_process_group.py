@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import datetime
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from lmms_stream.errors import TrainingError
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import (
     cpu_group,
     end_distributed,
     gather,
     group_timeout_s,
+    init_distributed,
     takes_cpu_tensors,
     tell_of_restarts,
 )
+from lmms_stream.train.run.joining import within
 
 from ..conftest import write_tokens
 from .runs import trainer_of, write_run
@@ -97,3 +101,26 @@ def test_a_group_with_a_backend_for_cpus_is_that_of_gathers(backend: str) -> Non
         assert gather([3.0], 1).tolist() == [[3.0]]
     finally:
         dist.destroy_process_group()
+
+
+def test_a_rank_that_does_not_come_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    message = r"^rank 0 waited for another rank, which ended or did not come within 0\.5 s \(.*: look for"
+    with pytest.raises(TrainingError, match=message):
+        init_distributed(0.5)
+    assert not dist.is_initialized()
+
+
+def test_what_waits_for_too_long_is_left_to_it_and_what_fails_is_raised() -> None:
+    never = threading.Event()
+    with pytest.raises(dist.DistError, match=r"^connecting took more than 0\.05 s$"):
+        within(0.05, lambda: never.wait(20), what="connecting")
+    never.set()
+
+    def fail() -> None:
+        raise TimeoutError("theirs")
+
+    with pytest.raises(TimeoutError, match="theirs"):
+        within(20, fail, what="connecting")

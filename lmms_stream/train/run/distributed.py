@@ -8,15 +8,16 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from ...errors import TrainingError
 from ...types import World
 from .flight_recorder import record_collectives
 from .interface import set_interface
+from .joining import join_ranks
 
 _LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo raises plain RuntimeErrors
 _made: dist.ProcessGroup | None = None  # the process group that init_distributed made
@@ -34,6 +35,7 @@ def init_distributed(
     One that is there is taken as it is; a warning says where its timeout is another. Where it has no backend for CPUs
     (transformers' arguments make one of nccl alone), one of gloo is made beside it: see cpu_group. What is made here
     ends with end_distributed, or with the process. traces: a folder for what NCCL did when a collective times out.
+    Raises TrainingError when a rank does not come within timeout_s, or is gone when others connect with it.
     """
     global _made, _told
     cuda = torch.cuda.is_available()
@@ -41,16 +43,9 @@ def init_distributed(
     if cuda:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        options: dict[str, Any] = {}
-        if "RANK" not in os.environ:
-            options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
-        else:
-            set_interface(os.environ)
-            tell_of_restarts(os.environ)
         if cuda and traces is not None:
             record_collectives(traces)
-        backend: Literal["cpu:gloo,cuda:nccl", "gloo"] = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s), **options)
+        _make_group("cpu:gloo,cuda:nccl" if cuda else "gloo", device, timeout_s)
         if _made is None:
             atexit.register(end_distributed)
         _made = dist.group.WORLD
@@ -66,6 +61,26 @@ def init_distributed(
     num_nodes = world_size // int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     world = World(rank=dist.get_rank(), world_size=world_size, num_nodes=num_nodes, replication=replication)
     return world, device
+
+
+def _make_group(backend: str, device: torch.device, timeout_s: float) -> None:
+    """The process group of torchrun's ranks, or of this process alone."""
+    if "RANK" not in os.environ:
+        timeout = datetime.timedelta(seconds=timeout_s)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
+        return
+    set_interface(os.environ)
+    tell_of_restarts(os.environ)
+    try:
+        join_ranks(backend, device, timeout_s=timeout_s)
+    except RuntimeError as error:
+        if not is_lost_rank(error):
+            raise
+        raise TrainingError(
+            f"rank {os.environ['RANK']} waited for another rank, which ended or did not come within {timeout_s:g} s "
+            f"({' '.join(str(error).split())[:200]}): look for the first error of the others, or raise train.timeout_s"
+        ) from error
 
 
 def tell_of_restarts(environment: Mapping[str, str]) -> None:
