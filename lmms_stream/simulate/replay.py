@@ -22,7 +22,7 @@ _Numbers = NDArray[np.int64]
 class Downloads:
     """Each download, by the step that needs it: int64[n] each. released: the step with which it is requested.
 
-    again: bool[n], of a shard that the node had before. live_bytes: the most that a node has in use at once, counting
+    again: bool[n], of a shard that the node had before. from_peers: bool[n], that another node gave. live_bytes: the most that a node has in use at once, counting
     each shard from its first step to its last. asked_only: shards that a node asks for with their block and never
     reads, so that it may have fetched them or not when it comes to the next one.
     reads: int64[num_steps], shards that all nodes read. begins: bool[num_steps], loaders begin anew with the step.
@@ -34,6 +34,7 @@ class Downloads:
     shards: _Numbers
     released: _Numbers
     again: NDArray[np.bool_]
+    from_peers: NDArray[np.bool_]
     live_bytes: int
     asked_only: int
     reads: _Numbers
@@ -103,9 +104,12 @@ class Replay:
 
     caches: of each source, by its number, where its cache has a limit. steps_ahead: by how many steps workers ask for
     shards before they are needed. Without a limit a block's shards are requested with the block before it, too.
+    peers: nodes take shards from those that have them.
     """
 
-    def __init__(self, shards: Shards, *, caches: Mapping[int, Cache], num_nodes: int, steps_ahead: int):
+    def __init__(
+        self, shards: Shards, *, caches: Mapping[int, Cache], num_nodes: int, steps_ahead: int, peers: bool = False
+    ):
         num_shards = len(shards.stored)
         self._shards = shards
         self._num_nodes = num_nodes
@@ -116,6 +120,7 @@ class Replay:
         self._asked = np.full(num_shards, -1, np.int64)  # the step that a shard is requested with, by its block
         self._home = np.full(num_shards, EVERY_NODE, np.int64)
         self._begun = -steps_ahead  # the step that loaders began with
+        self._is_anywhere = np.zeros(num_shards, bool) if peers else None
         self._is_asked = np.zeros((num_nodes, num_shards), bool)
 
     def run(self, stretches: Iterable[Stretch]) -> Downloads:
@@ -132,9 +137,11 @@ class Replay:
             imbalance.append(stretch.imbalance)
             spilled += stretch.num_spilled
             segments += stretch.num_segments
-        steps, nodes, shards, released, again = (np.concatenate(column) for column in zip(*found, strict=True))
+        steps, nodes, shards, released, again, from_peers = (
+            np.concatenate(column) for column in zip(*found, strict=True)
+        )
         return Downloads(
-            steps=steps, nodes=nodes, shards=shards, released=released, again=again,
+            steps=steps, nodes=nodes, shards=shards, released=released, again=again, from_peers=from_peers,
             live_bytes=self._live_bytes(),
             asked_only=int(np.count_nonzero(self._is_asked & (self._first_use < 0))),
             reads=np.concatenate(reads), begins=np.concatenate(begins), imbalance=np.concatenate(imbalance),
@@ -158,7 +165,7 @@ class Replay:
         return recent
 
     def _read(self, stretch: Stretch) -> tuple[NDArray[np.generic], ...]:
-        """The downloads of a stretch: step, node, shard, step of the request, and whether it was there before."""
+        """The downloads of a stretch: step, node, shard, step of the request, was it there before, from peers."""
         steps, nodes, shards = stretch.steps, stretch.nodes, stretch.shards
         known = self._first_use[nodes, shards] >= 0
         order = np.arange(len(steps))[::-1]
@@ -173,7 +180,12 @@ class Replay:
         is_asked = (asked >= 0) & ((self._home[shards] == nodes) | (self._home[shards] == EVERY_NODE))
         released = np.minimum(steps, np.where(is_asked, asked, steps)) - self._steps_ahead
         released = np.maximum(released, self._begun)
-        return steps, nodes, shards, released, self._first_use[nodes, shards] < steps
+        again = self._first_use[nodes, shards] < steps
+        if self._is_anywhere is None:
+            return steps, nodes, shards, released, again, np.zeros(len(steps), bool)
+        needed, given = share(steps, shards, released, self._is_anywhere)
+        self._is_anywhere[shards] = True
+        return needed, nodes, shards, released, again, given
 
     def _live_bytes(self) -> int:
         """The most bytes that a node has between their first and their last use."""
@@ -187,3 +199,28 @@ class Replay:
             last = np.append(changes[order][1:] != changes[order][:-1], True)  # after all changes of a step
             most = max(most, int(live[last].max(initial=0)))
         return most
+
+
+def share(
+    steps: _Numbers, shards: _Numbers, released: _Numbers, is_anywhere: NDArray[np.bool_]
+) -> tuple[_Numbers, NDArray[np.bool_]]:
+    """Of downloads by nodes that give each other shards: the steps that need them, and which a peer gives.
+
+    steps, shards, released: of each, int64[n]. is_anywhere: bool[num_shards], which a node has already. Who asks first
+    fetches a shard from the store, and the first step of any node that needs it waits for that; of nodes that ask at
+    once each has its turn.
+    """
+    if not len(steps):
+        return steps, np.zeros(0, bool)
+    order = np.lexsort((steps, released, shards))
+    begins = np.flatnonzero(np.diff(shards[order], prepend=-1))
+    first = np.repeat(begins, np.diff(np.append(begins, len(order))))  # of each: where its shard begins
+    at_once = np.add.reduceat((released[order] == released[order[first]]).astype(np.int64), begins)
+    fetched = order[begins + shards[order[begins]] % at_once]
+    fetched = fetched[~is_anywhere[shards[fetched]]]
+    given = np.ones(len(steps), bool)
+    given[fetched] = False
+    soonest = np.full(len(is_anywhere), np.iinfo(np.int64).max)
+    np.minimum.at(soonest, shards, steps)
+    needed = np.where(given, steps, soonest[shards])
+    return needed, given
