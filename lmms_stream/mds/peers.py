@@ -36,8 +36,8 @@ def join_peers(
 
     addresses: of each node, "host:port", the same on all; node: the number of this one. token: the same on all, and
     known to nobody else, as secrets.token_hex() gives. serves: this process starts the node's server, at its address
-    or with a listener that is there: one process of each node. The server ends with it, and gives what lies in the
-    datasets' cache folders; begin to read when those of all nodes run.
+    or with a listener that is there: one process of each node. The server ends with it, or with the datasets, and gives
+    what lies in their cache folders; begin to read when those of all nodes run, and end when all have read.
 
     Raises ConfigError for what cannot be, StorageError where the server does not start.
     """
@@ -51,7 +51,7 @@ def join_peers(
     client = PeerClient(group)
     for one in datasets:
         for each in _shared(core_of(one)):
-            each.cache.peers = Peers(client, _source(each), each.cache.tally)
+            each.cache.peers = Peers(client, _source(each), each.cache.tally, server=server)
     return server
 
 

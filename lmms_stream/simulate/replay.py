@@ -22,9 +22,9 @@ _Numbers = NDArray[np.int64]
 class Downloads:
     """Each download, by the step that needs it: int64[n] each. released: the step with which it is requested.
 
-    again: bool[n], of a shard that the node had before. from_peers: bool[n], that another node gave. live_bytes: the most that a node has in use at once, counting
-    each shard from its first step to its last. asked_only: shards that a node asks for with their block and never
-    reads, so that it may have fetched them or not when it comes to the next one.
+    again: bool[n], of a shard that the node had before. from_peers: bool[n], that another node gave. live_bytes: the
+    most that a node has in use at once, counting each shard from its first step to its last. asked_only: shards that a
+    node asks for with their block and never reads, so that it may have fetched them or not when it comes to the next.
     reads: int64[num_steps], shards that all nodes read. begins: bool[num_steps], loaders begin anew with the step.
     imbalance: float64[num_steps].
     """
@@ -206,21 +206,19 @@ def share(
 ) -> tuple[_Numbers, NDArray[np.bool_]]:
     """Of downloads by nodes that give each other shards: the steps that need them, and which a peer gives.
 
-    steps, shards, released: of each, int64[n]. is_anywhere: bool[num_shards], which a node has already. Who asks first
-    fetches a shard from the store, and the first step of any node that needs it waits for that; of nodes that ask at
-    once each has its turn.
+    steps, shards, released: of each, int64[n]. is_anywhere: bool[num_shards], which a node has already. One node
+    fetches a shard from the store, and the first step of any node that needs it waits for that; of those that ask for
+    it before that step each has its turn, as the one whose link is free does.
     """
     if not len(steps):
         return steps, np.zeros(0, bool)
-    order = np.lexsort((steps, released, shards))
-    begins = np.flatnonzero(np.diff(shards[order], prepend=-1))
-    first = np.repeat(begins, np.diff(np.append(begins, len(order))))  # of each: where its shard begins
-    at_once = np.add.reduceat((released[order] == released[order[first]]).astype(np.int64), begins)
-    fetched = order[begins + shards[order[begins]] % at_once]
-    fetched = fetched[~is_anywhere[shards[fetched]]]
-    given = np.ones(len(steps), bool)
-    given[fetched] = False
     soonest = np.full(len(is_anywhere), np.iinfo(np.int64).max)
     np.minimum.at(soonest, shards, steps)
-    needed = np.where(given, steps, soonest[shards])
-    return needed, given
+    is_late = released > soonest[shards]
+    order = np.lexsort((is_late, shards))
+    begins = np.flatnonzero(np.diff(shards[order], prepend=-1))
+    in_time = np.add.reduceat((~is_late[order]).astype(np.int64), begins)
+    fetched = order[begins + shards[order[begins]] % in_time]
+    given = np.ones(len(steps), bool)
+    given[fetched[~is_anywhere[shards[fetched]]]] = False
+    return np.where(given, steps, soonest[shards]), given

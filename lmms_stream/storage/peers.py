@@ -174,10 +174,13 @@ def _piece(response: HTTPResponse, left: int, deadline: float) -> bytes:
 
 
 class Peers:
-    """The peers of the cache of one source, which names the same files on all nodes. tally: counts what fails."""
+    """The peers of the cache of one source, which names the same files on all nodes.
 
-    def __init__(self, client: PeerClient, source: str, tally: FetchTally):
-        self._client, self._source, self._tally = client, source, tally
+    tally: counts what fails. server: of this node, if this process has it, which lives as long as what it gives.
+    """
+
+    def __init__(self, client: PeerClient, source: str, tally: FetchTally, *, server: object = None):
+        self._client, self._source, self._tally, self.server = client, source, tally, server
         self._waits: dict[str, tuple[float, float, float]] = {}  # name -> since when, when to ask again, the pause
 
     def __reduce__(self) -> tuple[Any, ...]:
