@@ -62,7 +62,7 @@ def add_commands(commands: Commands) -> None:
     add(
         "--peers",
         action=argparse.BooleanOptionalAction,
-        help="have nodes take shards from each other where they have them; default: as the run's file says, or not",
+        help="share shards between nodes, each from the store once; default: as the run's file says, or not",
     )
     add("--epochs", type=int, metavar="N", help="run N epochs, caches kept; default: the run's, or 1")
     add("--max-steps", type=int, metavar="N", help="end after N steps; default: the run's")

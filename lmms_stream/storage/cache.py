@@ -278,12 +278,9 @@ class LocalCache:
         """Whether a copy of a peer lies at `path`; None where one is yet to come."""
         name, identity = wanted.name, self._identity(key, wanted)
 
-        def take(giver: int, temporary: Path) -> bool:
-            if not peers.take(giver, name, temporary, identity=identity, most=wanted.num_bytes):
-                return False
-            if not (is_valid := wanted.valid(temporary)):  # it is decoded already
-                peers.refuse(giver, name)
-            return is_valid
+        def take(giver: int, temporary: Path) -> bool:  # it is decoded already
+            came = peers.take(giver, name, temporary, identity=identity, most=wanted.num_bytes)
+            return came and (wanted.valid(temporary) or peers.refuse(giver, name))
 
         for giver in peers.givers(name, longest_s=self.retry.timeout_s / 4):
             if giver is None:

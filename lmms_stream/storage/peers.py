@@ -220,13 +220,14 @@ class Peers:
         self._tally.add(peer_bytes=size or 0)
         return size is not None
 
-    def refuse(self, giver: int, name: str) -> None:
-        """Note that what a node gave is not what was wanted."""
+    def refuse(self, giver: int, name: str) -> bool:
+        """Note that what a node gave is not what was wanted, and so is not taken: False."""
         self._tally.add(peer_failures=1)
         logger.warning(
             "peer %d (%s) gave a %s of another size or checksum than its index says: it is not used",
             giver, self._client.group.addresses[giver], name,
         )  # fmt: skip
+        return False
 
     def tell(self, name: str) -> None:
         """Let others know that this node has a file."""

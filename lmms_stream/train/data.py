@@ -70,7 +70,7 @@ class RunData:
             raise ConfigError("train_dataset is missing: give a dataset, or several by name")
         self.train_dataset = train_dataset
         self.evaluations = named_evaluations(eval_dataset)
-        self.peers = share_shards([*named_evaluations(train_dataset).values(), *self.evaluations.values()], world)
+        share_shards([*named_evaluations(train_dataset).values(), *self.evaluations.values()], world)
         self.loader = self.train_loader(num_workers=config.num_workers)
         self.left_out = RunLeftOut(config, self.loader, world=world)
         self._tell_overlong(self.loader)
