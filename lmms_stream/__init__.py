@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .mds.mosaic_loader import StreamingDataLoader as StreamingDataLoader
     from .mds.mosaic_streams import Stream as Stream
     from .mds.packed import PackedStreamingDataset as PackedStreamingDataset
+    from .mds.peers import join_peers as join_peers
+    from .mds.peers import meet_peers as meet_peers
     from .plan.cursor import Cursor as Cursor
     from .plan.order import OrderConfig as OrderConfig
     from .plan.pack_plan import PackPlan as PackPlan
@@ -87,7 +89,9 @@ _HOME = {
     "TrainConfig": "train.run.settings",
     "World": "types",
     "convert": "converters.convert",
+    "join_peers": "mds.peers",
     "load_config": "config",
+    "meet_peers": "mds.peers",
     "pack": "plan.packing",
 }
 

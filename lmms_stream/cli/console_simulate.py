@@ -35,6 +35,7 @@ def _rows(of: Simulation) -> dict[str, str]:
         "time": shown_seconds(of.total_s),
         "downloads": f"{of.num_downloads:,}{again}",
         "downloaded": shown_bytes(of.download_bytes),
+        "taken from other nodes": f"{of.num_from_peers:,}, {shown_bytes(of.peer_bytes)}",
         "by the busiest node": shown_bytes(of.bytes_of_busiest_node),
         "nodes that download a shard": f"{of.copies:.2f} in the mean, more than one of {of.num_shared_shards:,}",
         "least cache_limit of a node": shown_bytes(of.least_cache_bytes),
@@ -64,12 +65,11 @@ def print_simulations(simulations: Mapping[str, Simulation], *, title: str, advi
         for row in rows_of({name: simulations[name] for name in names}):
             table.add_row(row.name, *row.values)
         print_table(title, table)
-    nodes = Table("node", "shards", "again", "bytes")
+    nodes = Table("node", "shards", "again", "bytes", "from other nodes")
     for each in first.nodes[:NUM_NODES]:
-        nodes.add_row(
-            str(each.node), f"{each.num_downloads:,}", f"{each.num_again:,}", shown_bytes(each.download_bytes)
-        )
+        counts = f"{each.num_downloads:,}", f"{each.num_again:,}"
+        nodes.add_row(str(each.node), *counts, shown_bytes(each.download_bytes), shown_bytes(each.peer_bytes))
     if len(first.nodes) > NUM_NODES:
-        nodes.add_row(f"… {len(first.nodes) - NUM_NODES} more", "", "", "")
+        nodes.add_row(f"… {len(first.nodes) - NUM_NODES} more")
     print_table("nodes", nodes)
     console.print(Text(f"advice: {advice}"), soft_wrap=True)

@@ -81,6 +81,11 @@ def add_commands(commands: Commands) -> None:
         metavar="DOLLARS",
         help="count DOLLARS for 10^9 bytes that leave the store; default: %(default)g",
     )
+    add(
+        "--peers",
+        action=argparse.BooleanOptionalAction,
+        help="share shards between nodes, each from the store once; default: as the run's file says, or not",
+    )
     add("--epochs", type=int, metavar="N", help="run N epochs, caches kept; default: the run's, or 1")
     add("--max-steps", type=int, metavar="N", help="end after N steps; default: the run's")
     add(
@@ -160,7 +165,7 @@ def _opened(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
     return _of_description(options) if "sources" in load_mapping(Path(options.dataset)) else _of_run(options)
 
 
-def _cluster(options: argparse.Namespace, *, num_workers: int, replication: int = 1) -> Cluster:
+def _cluster(options: argparse.Namespace, *, num_workers: int, replication: int = 1, peers: bool = False) -> Cluster:
     from ..simulate.cluster import Cluster, parse_seconds
 
     return Cluster(
@@ -174,6 +179,7 @@ def _cluster(options: argparse.Namespace, *, num_workers: int, replication: int 
         latency_s=parse_seconds(options.latency),
         request_price=options.request_price,
         egress_price=options.egress_price,
+        peers=peers if options.peers is None else options.peers,
     )
 
 
@@ -229,7 +235,8 @@ def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
     train = run.train
     sources = Sources.of(run.datasets, weights=train.weights, max_epochs=train.max_epochs)
     epochs, max_steps = train.num_train_epochs or 1, train.max_steps
-    cluster = _cluster(options, num_workers=train.num_workers, replication=train.group_ranks)
+    peers = all(each.fetch.peers for each in run.datasets.values())
+    cluster = _cluster(options, num_workers=train.num_workers, replication=train.group_ranks, peers=peers)
     return sources, cluster, _steps(options, train.global_batch, epochs=epochs, max_steps=max_steps)
 
 

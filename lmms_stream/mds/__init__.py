@@ -18,6 +18,7 @@ stored_lengths  where a lengths index is kept
 pack_counts     pack counts of plans, kept on this node
 reader      samples by number, from shards fetched when they are needed
 streams     one stored dataset: index, lengths index, cache folder
+peers       nodes that give each other shards
 auto        the lengths index of a dataset that has none, measured once for all ranks
 core        PackedDataset: streams, samples and packs, for loaders and commands
 dataset_config      the same as a section of a YAML file; engine_fields: its fields that describe sources

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..storage.cache import LocalCache, Wanted
+from ..storage.cache import LocalCache
 from ..storage.local import LocalStorage
+from ..storage.wanted import Wanted
 from .decoding import decompress
 from .index import ShardInfo, file_matches
 

@@ -38,6 +38,10 @@ class ShardNumbers:
             known.update(found)
         return np.array(numbers, np.int64)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether a file is of a shard."""
+        return isinstance(name, str) and self._find(name) != UNKNOWN
+
     def _find(self, name: str) -> int:
         told = [int(digits) for digits in _NUMBER.findall(name.rpartition("/")[2])[:2]]
         for number in told:

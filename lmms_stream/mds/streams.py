@@ -9,12 +9,13 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError
 from ..processors.base import Processor, processor_fingerprint
-from ..storage.cache import LocalCache, Wanted, default_cache_folder
+from ..storage.cache import LocalCache, default_cache_folder
 from ..storage.fetch_config import FetchConfig
 from ..storage.local import LocalStorage, can_write
 from ..storage.retry import Retry
 from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
+from ..storage.wanted import Wanted
 from .growth import first_parts
 from .index import DATASET_NAME, INDEX_NAME, is_safe_name
 from .lengths import (
@@ -116,6 +117,11 @@ class StoredDataset:
         It stays where the shards are copied or renamed, and changes where they are written anew.
         """
         return self.shards.identity
+
+    @property
+    def index_digest(self) -> str:
+        """A name for the content of its index.json."""
+        return self._index.digest
 
     @property
     def shard_folders(self) -> list[Path]:

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from ..converters.sources.files import LocalFile, StoredFile
 from ..errors import DataError, ObjectMissingError
 from ..mds.index import INDEX_NAME
-from ..storage.cache import LocalCache, Wanted
+from ..storage.cache import LocalCache
 from ..storage.disk_errors import disk_errors
 from ..storage.fetch_config import FetchConfig
 from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
+from ..storage.wanted import Wanted
 from ..types import StoredObject
 from .paths import Part, parse_paths
 from .row_files import Lines, RowFile, RowOrError, Shards

@@ -22,6 +22,7 @@ class Cluster:
     node, as "500gb", which is its cache_limit; None: what each dataset was opened with. step_time_s: of a step whose
     batches are there. latency_s: from a request to its first byte. request_price: dollars for 1000 requests;
     egress_price: dollars for 10**9 bytes that leave the store. The default prices are those of S3 in the same region.
+    peers: nodes take shards from each other, over another network than the store's, where they have them.
     """
 
     num_nodes: int = 1
@@ -34,6 +35,7 @@ class Cluster:
     latency_s: float = 0.05
     request_price: float = 0.0004
     egress_price: float = 0.0
+    peers: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("num_nodes", 1), ("gpus_per_node", 1), ("num_workers", 0)):

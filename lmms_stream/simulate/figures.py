@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFigures:
-    """What one node downloads: shards, those of them that it had before, and bytes."""
+    """What one node downloads from the store: shards, those of them that it had before, and bytes; and from peers."""
 
     node: int
     num_downloads: int
     num_again: int
     download_bytes: int
+    num_from_peers: int = 0
+    peer_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,11 +60,12 @@ class Series:
 class Simulation:
     """What a cluster does with a plan. Of a long run some steps are looked at, and their figures scaled to all.
 
-    num_downloads, download_bytes: of all nodes. bytes_of_busiest_node. copies: downloads of a shard, in the mean of
-    those that were read; num_shared_shards: of those downloaded by more than one node; num_again: downloads of shards
-    that their node had before. num_asked_only: shards that are asked for ahead, as a part of their block, and not read:
-    the real downloads are at most so many more (None where windows were looked at). shard_downloads: of each shard, in
-    the steps that were looked at, int64[num_shards].
+    num_downloads, download_bytes: of all nodes, from the store; num_from_peers, peer_bytes: from each other.
+    bytes_of_busiest_node: from the store. copies: downloads of a shard, in the mean of those that were read;
+    num_shared_shards: of those downloaded by more than one node; num_again: downloads of shards that their node had
+    before. num_asked_only: shards that are asked for ahead, as a part of their block, and not read: the real downloads
+    are at most so many more (None where windows were looked at). shard_downloads: of each shard, in the steps that were
+    looked at, int64[num_shards].
 
     least_cache_limits: the cache_limit that loaders ask for, of each source, with which a node downloads no shard twice
     in an epoch, but those on a cut between canonical nodes and those of packs read away from home;
@@ -93,6 +96,8 @@ class Simulation:
     copies: float
     num_shared_shards: int
     num_again: int
+    num_from_peers: int
+    peer_bytes: int
     num_asked_only: int | None
     least_cache_limits: Mapping[str, int]
     live_bytes: int

@@ -37,13 +37,15 @@ class Measured:
         self._taken_ahead = taken_ahead
         self._weights = weights
         self._seen = len(weights)
-        self._steps = np.concatenate([each.steps for each in downloads])
-        self._nodes = np.concatenate([each.nodes for each in downloads])
-        self._released = np.concatenate([each.released for each in downloads])
-        self._at_hand = np.concatenate([each.at_hand for each in downloads])
+        given = np.concatenate([each.from_peers for each in downloads])
+        steps, nodes, released, at_hand, again, shards = (
+            np.concatenate([getattr(each, name) for each in downloads])
+            for name in ("steps", "nodes", "released", "at_hand", "again", "shards")
+        )
+        self._given = steps[given], nodes[given], shards[given]  # from peers; the others are from the store
+        self._steps, self._nodes, self._shards = steps[~given], nodes[~given], shards[~given]
+        self._released, self._at_hand, self._again = released[~given], at_hand[~given], again[~given]
         self._begins = np.concatenate([each.begins for each in downloads])
-        self._again = np.concatenate([each.again for each in downloads])
-        self._shards = np.concatenate([each.shards for each in downloads])
         self._bytes = sources.all_shards.loaded[self._shards]
         self._imbalance = np.concatenate([each.imbalance for each in downloads])
 
@@ -78,6 +80,8 @@ class Measured:
             copies=float(self._copies.sum()) / max(1, int(np.count_nonzero(self._copies))),
             num_shared_shards=int(np.count_nonzero(self._copies > 1)),
             num_again=sum(each.num_again for each in self._of_nodes),
+            num_from_peers=sum(each.num_from_peers for each in self._of_nodes),
+            peer_bytes=sum(each.peer_bytes for each in self._of_nodes),
             num_asked_only=sum(each.asked_only for each in self._downloads) if len(self._downloads) == 1 else None,
             least_cache_limits=self._least_caches(packs_ahead),
             live_bytes=max(each.live_bytes for each in self._downloads),
@@ -140,18 +144,31 @@ class Measured:
             low, high = (low, middle) if is_enough(middle) else (middle, high)
         return high
 
-    def _by_node(self, values: NDArray[np.generic]) -> _Floats:
-        """The sum of the values of each node's downloads."""
-        return np.bincount(self._nodes, weights=values, minlength=self._cluster.num_nodes).astype(np.float64)
+    def _by_node(self, values: NDArray[np.generic], nodes: NDArray[np.int64] | None = None) -> _Floats:
+        """The sum of the values of each node's downloads. nodes: of others than those from the store."""
+        nodes = self._nodes if nodes is None else nodes
+        return np.bincount(nodes, weights=values, minlength=self._cluster.num_nodes).astype(np.float64)
 
     @cached_property
     def _of_nodes(self) -> tuple[NodeFigures, ...]:
         weights = self._weights[self._steps]
-        columns = (self._by_node(weights), self._by_node(weights * self._again), self._by_node(weights * self._bytes))
+        given_steps, given_nodes, given_shards = self._given
+        given, stored = self._weights[given_steps], self._sources.all_shards.stored  # peers give what is decompressed
+        columns = (
+            self._by_node(weights), self._by_node(weights * self._again), self._by_node(weights * self._bytes),
+            self._by_node(given, given_nodes), self._by_node(given * stored[given_shards], given_nodes),
+        )  # fmt: skip
         rounded = [np.rint(column).astype(np.int64).tolist() for column in columns]
         return tuple(
-            NodeFigures(node=node, num_downloads=count, num_again=again, download_bytes=num_bytes)
-            for node, (count, again, num_bytes) in enumerate(zip(*rounded, strict=True))
+            NodeFigures(
+                node=node,
+                num_downloads=count,
+                num_again=again,
+                download_bytes=num_bytes,
+                num_from_peers=num_given,
+                peer_bytes=given_bytes,
+            )
+            for node, (count, again, num_bytes, num_given, given_bytes) in enumerate(zip(*rounded, strict=True))
         )
 
     def _least_caches(self, num_packs: int) -> dict[str, int]:

@@ -134,10 +134,16 @@ def _table(columns: Sequence[str], rows: Sequence[Row], *, of_rows: str = "") ->
 def _nodes(simulation: Simulation) -> str:
     """The nodes as a table."""
     rows = [
-        Row(str(each.node), [f"{each.num_downloads:,}", f"{each.num_again:,}", shown_bytes(each.download_bytes)])
+        Row(
+            str(each.node),
+            [
+                f"{each.num_downloads:,}", f"{each.num_again:,}", shown_bytes(each.download_bytes),
+                shown_bytes(each.peer_bytes),
+            ],
+        )
         for each in simulation.nodes
-    ]
-    return _table(["shards downloaded", "of these again", "bytes"], rows, of_rows="node")
+    ]  # fmt: skip
+    return _table(["shards downloaded", "of these again", "bytes", "from other nodes"], rows, of_rows="node")
 
 
 def as_json(simulation: Simulation) -> dict[str, object]:

@@ -24,9 +24,9 @@ class Downloads:
     """Each download, by the step that needs it: int64[n] each. released: the step with which it is requested; at_hand:
     that with which its block is entered, so that it gives way to none of a block that follows.
 
-    again: bool[n], of a shard that the node had before. live_bytes: the most that a node has in use at once, counting
-    each shard from its first step to its last. asked_only: shards that a node asks for with their block and never
-    reads, so that it may have fetched them or not when it comes to the next one.
+    again: bool[n], of a shard that the node had before. from_peers: bool[n], that another node gave. live_bytes: the
+    most that a node has in use at once, counting each shard from its first step to its last. asked_only: shards that a
+    node asks for with their block and never reads, so that it may have fetched them or not when it comes to the next.
     reads: int64[num_steps], shards that all nodes read. begins: bool[num_steps], loaders begin anew with the step.
     imbalance: float64[num_steps].
     """
@@ -37,6 +37,7 @@ class Downloads:
     released: _Numbers
     at_hand: _Numbers
     again: NDArray[np.bool_]
+    from_peers: NDArray[np.bool_]
     live_bytes: int
     asked_only: int
     reads: _Numbers
@@ -109,9 +110,12 @@ class Replay:
 
     caches: of each source, by its number, where its cache has a limit. steps_ahead: by how many steps workers ask for
     shards before they are needed. Without a limit a block's shards are requested with the block before it, too.
+    peers: nodes take shards from those that have them.
     """
 
-    def __init__(self, shards: Shards, *, caches: Mapping[int, Cache], num_nodes: int, steps_ahead: int):
+    def __init__(
+        self, shards: Shards, *, caches: Mapping[int, Cache], num_nodes: int, steps_ahead: int, peers: bool = False
+    ):
         num_shards = len(shards.stored)
         self._shards = shards
         self._num_nodes = num_nodes
@@ -125,6 +129,7 @@ class Replay:
         self._entered = np.full(num_shards, _LATER, np.int64)  # and that with which its block is entered
         self._home = np.full(num_shards, EVERY_NODE, np.int64)
         self._begun = -steps_ahead  # the step that loaders began with
+        self._is_anywhere = np.zeros(num_shards, bool) if peers else None
         self._is_asked = np.zeros((num_nodes, num_shards), bool)
 
     def run(self, stretches: Iterable[Stretch]) -> Downloads:
@@ -141,9 +146,12 @@ class Replay:
             imbalance.append(stretch.imbalance)
             spilled += stretch.num_spilled
             segments += stretch.num_segments
-        steps, nodes, shards, released, at_hand, again = (np.concatenate(column) for column in zip(*found, strict=True))
+        steps, nodes, shards, released, at_hand, again, from_peers = (
+            np.concatenate(column) for column in zip(*found, strict=True)
+        )
         return Downloads(
             steps=steps, nodes=nodes, shards=shards, released=released, at_hand=at_hand, again=again,
+            from_peers=from_peers,
             live_bytes=self._live_bytes(),
             asked_only=sum(
                 int(np.count_nonzero(first_use[is_asked] == 0))
@@ -189,7 +197,12 @@ class Replay:
             np.maximum(np.minimum(steps, np.where(is_asked, each, steps)) - self._steps_ahead, self._begun)
             for each in (asked, self._entered[shards])
         )
-        return steps, nodes, shards, released, at_hand, self._first_use[nodes, shards] <= steps
+        again = self._first_use[nodes, shards] <= steps
+        if self._is_anywhere is None:
+            return steps, nodes, shards, released, at_hand, again, np.zeros(len(steps), bool)
+        needed, given = share(steps, shards, released, self._is_anywhere)
+        self._is_anywhere[shards] = True
+        return needed, nodes, shards, released, np.minimum(at_hand, needed), again, given
 
     def _live_bytes(self) -> int:
         """The most bytes that a node has between their first and their last use."""
@@ -203,3 +216,26 @@ class Replay:
             last = np.append(changes[order][1:] != changes[order][:-1], True)  # after all changes of a step
             most = max(most, int(live[last].max(initial=0)))
         return most
+
+
+def share(
+    steps: _Numbers, shards: _Numbers, released: _Numbers, is_anywhere: NDArray[np.bool_]
+) -> tuple[_Numbers, NDArray[np.bool_]]:
+    """Of downloads by nodes that give each other shards: the steps that need them, and which a peer gives.
+
+    steps, shards, released: of each, int64[n]. is_anywhere: bool[num_shards], which a node has already. One node
+    fetches a shard from the store, and the first step of any node that needs it waits for that; of those that ask for
+    it before that step each has its turn, as the one whose link is free does.
+    """
+    if not len(steps):
+        return steps, np.zeros(0, bool)
+    soonest = np.full(len(is_anywhere), np.iinfo(np.int64).max)
+    np.minimum.at(soonest, shards, steps)
+    is_late = released > soonest[shards]
+    order = np.lexsort((is_late, shards))
+    begins = np.flatnonzero(np.diff(shards[order], prepend=-1))
+    in_time = np.add.reduceat((~is_late[order]).astype(np.int64), begins)
+    fetched = order[begins + shards[order[begins]] % in_time]
+    given = np.ones(len(steps), bool)
+    given[fetched[~is_anywhere[shards[fetched]]]] = False
+    return np.where(given, steps, soonest[shards]), given

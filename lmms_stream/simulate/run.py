@@ -94,6 +94,10 @@ def simulate(
 
 def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simulation:
     """The same, of sources that are open."""
+    if cluster.peers and any(limit is not None for limit in sources.limits_on(cluster).values()):
+        raise ConfigError(
+            "what peers still have under a cache limit is not simulated: leave out peers (--no-peers), or the limit"
+        )
     config = _step_config(sources, cluster, steps)
     started = time.monotonic()
     total = _count_steps(sources, steps)
@@ -212,6 +216,7 @@ def _look(
             caches=_caches(sources, cluster, needs),
             num_nodes=cluster.num_nodes,
             steps_ahead=asked_ahead,
+            peers=cluster.peers,
         )
         at = mixture.skip(at, window.warm - step, global_batch=batch)
         cursor, step = at, window.warm

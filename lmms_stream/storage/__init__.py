@@ -8,7 +8,8 @@ sizes           sizes in bytes as people write them
 locks           locks between processes; threads: threads that forks wait for
 temporaries     names of files while they are written
 fetch_config    how shards come to this node
-cache           copies of a remote dataset's files on this node; tally: how many were there
+cache           copies of a remote dataset's files on this node; wanted: what they must be; tally: how many were there
+peers           files from the caches of other nodes; peer_server: what gives them; peer_directory: who has which
 record          what is known of a copy
 outlook         what is known of when copies are needed next
 ledger          what downloads take in a folder; room: the limit that they keep to

@@ -16,8 +16,9 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import StorageError
 from .disk_errors import disk_error, disk_errors
@@ -29,7 +30,12 @@ from .room import CacheRoom
 from .storage import Storage
 from .tally import FetchTally
 from .temporaries import leftovers, remove_leftovers, temporary_name
+from .wanted import Wanted
 
+if TYPE_CHECKING:
+    from .peers import Peers
+
+_PEER_POLL_S = 0.05  # between looks for what a peer downloads
 _MD5 = re.compile(r"[0-9a-f]{32}")  # what S3 gives as the tag of an object that was written in one request
 
 
@@ -53,31 +59,12 @@ def home_folder(url: str) -> Path:
     return default_cache_folder(url if "://" in url else str(Path(url).resolve()))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """What a local copy must be. identity: names its content; valid: whether a file has it (reads all of it).
-
-    name: of the copy, in the cache folder. num_bytes: room it takes there, and while it is made.
-    by_size: `valid` knows the size alone, so that the store's tag of the object must tell whether a copy is current.
-    decode: what makes it of the downloaded bytes (decompression; ValueError when they are damaged).
-    remember: of a local dataset's own object too, that it was found valid, so that it is read through once a node.
-    """
-
-    name: str
-    identity: str
-    num_bytes: int
-    valid: Callable[[Path], bool]
-    by_size: bool = False
-    decode: Callable[[bytes], bytes] | None = None
-    remember: bool = False
-
-
 class LocalCache:
     """Local copies of the objects of `storage` in `folder` (default: see default_cache_folder).
 
     room: the limit that the copies keep to, if any. retry: how often and how long an object is tried for. tally
     counts what was there and what was downloaded; not what is read where it lies. keep_zip: compressed files stay
-    beside what is made of them.
+    beside what is made of them. peers: caches of other nodes, asked before the store.
     """
 
     def __init__(
@@ -95,15 +82,21 @@ class LocalCache:
         self.retry = retry
         self.room = room
         self.tally = FetchTally()
+        self.peers: Peers | None = None
         self._checked: Path | None = None  # the folder of records of a local dataset's own objects
         self._tags: dict[str, str] = {}  # of objects that no checksum is known of, asked for once in each process
 
     def fetch(self, key: str, wanted: Wanted, *, wait: bool = True) -> Path | None:
         """The local path of an object, downloaded unless a valid copy is there; None when it would have to wait.
 
-        A local dataset's object that is valid as it is is read where it lies. `wait`: for another process that
-        downloads it. Raises StorageError when it cannot be had in time, and when what comes is not valid.
+        A local dataset's object that is valid as it is is read where it lies. `wait`: for another process, or a peer,
+        that downloads it. Raises StorageError when it cannot be had in time, and when what comes is not valid.
         """
+        while (path := self._fetch(key, wanted, wait=wait)) is None and wait:
+            time.sleep(_PEER_POLL_S)  # for as long as the peers say, see _from_peers
+        return path
+
+    def _fetch(self, key: str, wanted: Wanted, *, wait: bool) -> Path | None:
         path = self.folder / wanted.name
         record_path = lock_of(path)
         try:
@@ -129,6 +122,8 @@ class LocalCache:
                     self.tally.add(hits=1)
                 else:
                     ours = self._have(key, path, wanted, record_path)
+                    if ours is None:
+                        return None
                     Record.of(path, identity, ours=ours).write(lock)
                     self.touch(path)
         except OSError as error:
@@ -231,8 +226,8 @@ class LocalCache:
         if self.room is not None:
             touch(lock_of(path))
 
-    def _have(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
-        """Make a valid copy lie at `path`; returns whether it is a download of ours."""
+    def _have(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool | None:
+        """Make a valid copy lie at `path`; returns whether it is a download of ours, None where a peer is at it."""
         if path.is_dir():
             raise StorageError(f"{path} is a folder, a file of the dataset belongs there: move it away")
         record = Record.read(record_path)
@@ -247,9 +242,13 @@ class LocalCache:
                     f"{path} is not what {self.storage.url}/{key} holds, and was not downloaded by lmms-stream, so it "
                     "is left as it is: name another folder as local, or move it away"
                 )
+        if self.peers is not None and (came := self._from_peers(self.peers, key, path, wanted)) is not False:
+            return came
         for attempt in range(1, self.retry.attempts + 1):
-            if self._download(key, path, wanted, record_path):
+            if self._make(key, path, wanted, partial(self._download, key, wanted)):
                 self.tally.add(misses=1)
+                if self.peers is not None:
+                    self.peers.tell(wanted.name)
                 return True
             if attempt < self.retry.attempts:
                 time.sleep(min(0.05 * 2**attempt, 2.0))
@@ -275,8 +274,31 @@ class LocalCache:
         """Whether a path in the cache folder is the object itself, of a local dataset that is its own cache."""
         return isinstance(self.storage, LocalStorage) and path == self.storage.folder / key
 
-    def _download(self, key: str, path: Path, wanted: Wanted, record_path: Path) -> bool:
-        """Download, check and rename; False when what comes is not valid."""
+    def _from_peers(self, peers: Peers, key: str, path: Path, wanted: Wanted) -> bool | None:
+        """Whether a copy of a peer lies at `path`; None where one is yet to come."""
+        name, identity = wanted.name, self._identity(key, wanted)
+
+        def take(giver: int, temporary: Path) -> bool:  # it is decoded already
+            came = peers.take(giver, name, temporary, identity=identity, most=wanted.num_bytes)
+            return came and (wanted.valid(temporary) or peers.refuse(giver, name))
+
+        for giver in peers.givers(name, longest_s=self.retry.timeout_s / 4):
+            if giver is None:
+                return None
+            if self._make(key, path, wanted, partial(take, giver)):
+                self.tally.add(from_peers=1)
+                peers.tell(name)
+                return True
+        return False
+
+    def _download(self, key: str, wanted: Wanted, temporary: Path) -> bool:
+        self.storage.download(key, temporary)
+        self.tally.add(num_bytes=temporary.stat().st_size)
+        return self._decoded(temporary, wanted)
+
+    def _make(self, key: str, path: Path, wanted: Wanted, bring: Callable[[Path], bool]) -> bool:
+        """Bring a file, and rename it; False when what `bring` has brought is not valid, as it says."""
+        record_path = lock_of(path)
         if Record.read(record_path) != Record():  # of a process that is dead, or an attempt that failed
             remove_leftovers(path)
         room = self.room if self.room is not None and path.parent in self.room.folders else None
@@ -288,9 +310,7 @@ class LocalCache:
         temporary = temporary_name(path)
         size = 0
         try:
-            self.storage.download(key, temporary)
-            self.tally.add(num_bytes=temporary.stat().st_size)
-            if self._decoded(temporary, wanted):
+            if bring(temporary):
                 size = temporary.stat().st_size
                 with record_path.open("r+b") as file:  # before it has its name: who is killed between leaves no file
                     Record.of(temporary, self._identity(key, wanted), ours=True).write(file)  # that is nobody's

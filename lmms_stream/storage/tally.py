@@ -8,11 +8,18 @@ from typing import NamedTuple
 
 
 class FetchCounts(NamedTuple):
-    """Objects that were on this node, those that were downloaded, and the bytes that came for these."""
+    """Objects that were on this node, those that were downloaded from the store, and the bytes that came for these.
+
+    from_peers, peer_bytes: the same of those that came from other nodes. peer_failures: how often one of these did not
+    answer, or gave what is not valid.
+    """
 
     hits: int = 0
     misses: int = 0
     num_bytes: int = 0
+    from_peers: int = 0
+    peer_bytes: int = 0
+    peer_failures: int = 0
 
 
 class FetchTally:
@@ -21,10 +28,10 @@ class FetchTally:
     def __init__(self) -> None:
         self._of_threads: dict[int, FetchCounts] = {}  # each thread writes its own
 
-    def add(self, *, hits: int = 0, misses: int = 0, num_bytes: int = 0) -> None:
+    def add(self, **counts: int) -> None:
+        """Add to some of the counts, by their names in FetchCounts."""
         thread = threading.get_ident()
-        old = self._of_threads.get(thread, FetchCounts())
-        self._of_threads[thread] = FetchCounts(old.hits + hits, old.misses + misses, old.num_bytes + num_bytes)
+        self._of_threads[thread] = sum_counts([self._of_threads.get(thread, FetchCounts()), FetchCounts(**counts)])
 
     @property
     def total(self) -> FetchCounts:

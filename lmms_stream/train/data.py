@@ -20,6 +20,7 @@ from ..types import Batch, World
 from .report.left_out import LEFT_OUT_FOLDER, RunLeftOut
 from .report.overlong import tell_overlong
 from .run.distributed import cpu_group
+from .run.peers import share_shards
 from .run.settings import Datasets, Packed, TrainConfig
 
 EVAL_NAME = "eval_dataset"  # the name of its source in errors
@@ -68,10 +69,11 @@ class RunData:
         if train_dataset is None:
             raise ConfigError("train_dataset is missing: give a dataset, or several by name")
         self.train_dataset = train_dataset
+        self.evaluations = named_evaluations(eval_dataset)
+        share_shards([*named_evaluations(train_dataset).values(), *self.evaluations.values()], world)
         self.loader = self.train_loader(num_workers=config.num_workers)
         self.left_out = RunLeftOut(config, self.loader, world=world)
         self._tell_overlong(self.loader)
-        self.evaluations = named_evaluations(eval_dataset)
         for name, dataset in self.evaluations.items():
             loader = self.eval_loader(name, dataset)
             check_evaluated(loader)

@@ -18,7 +18,10 @@ LATENCY_S = 0.01  # of the store: the time that its server takes for a request
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Epochs of a dataset on a cluster. shuffle_block_size: samples. cache: as Cluster's."""
+    """Epochs of a dataset on a cluster. shuffle_block_size: samples. cache, peers: as Cluster's.
+
+    store_rate: of the link that all nodes share to the store, which the simulation does not know.
+    """
 
     name: str
     num_nodes: int
@@ -31,6 +34,8 @@ class Case:
     global_batch: int = 64
     ranks: int = 2
     num_workers: int = 2
+    peers: bool = False
+    store_rate: str = "10gbit"
 
     @property
     def order(self) -> OrderConfig:
@@ -47,6 +52,7 @@ class Case:
         return Cluster(
             num_nodes=self.num_nodes, gpus_per_node=self.ranks, num_workers=self.num_workers, bandwidth=self.rate,
             cache=self.cache, step_time_s=self.step_time_s, latency_s=LATENCY_S,
+            peers=self.peers,
         )  # fmt: skip
 
     def open(self, folder: Path) -> PackedDataset:
@@ -62,3 +68,8 @@ CASES = (
     ),
     Case(name="4 nodes, 2 epochs, 8 MiB of cache", num_nodes=4, rate="8mbit", step_time_s=0.1, epochs=2, cache=8 << 20),
 )
+
+PEERS = Case(
+    name="4 nodes, one shuffle", num_nodes=4, rate="1gbit", store_rate="24mbit", step_time_s=0.1, num_canonical_nodes=1,
+    ranks=1, num_workers=1, peers=True,
+)  # fmt: skip

@@ -105,6 +105,10 @@ class Network:
         _run(*_inside(self.store.name), "tc", "qdisc", "replace", "dev", node.port, "root", *_rate(rate))
         _run(*_inside(node.name), "tc", "qdisc", "replace", "dev", "eth0", "root", *_rate(rate))
 
+    def set_store_rate(self, rate: str) -> None:
+        """Bytes from the store, to all nodes together, at most at this rate; what nodes send each other passes by."""
+        _run(*_inside(self.store.name), "tc", "qdisc", "replace", "dev", "switch", "root", *_rate(rate))
+
     def received_bytes(self, node: Node) -> int:
         """What has gone to the node over its link, with the headers of packets."""
         file = f"/sys/class/net/{node.port}/statistics/tx_bytes"

@@ -11,17 +11,19 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.mds.peers import meet_peers
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.types import World
 
 from .case import Case
-from .lock_step import Barrier
+from .lock_step import Barrier, gather
 from .namespaces import Node
 
 BARRIER, RESULT = "barrier", "result.json"
@@ -39,10 +41,14 @@ def main() -> None:
     )  # fmt: skip
     loader = PackedLoader(dataset, global_batch=told.global_batch, num_workers=told.num_workers)
     with Barrier(Path(folder, BARRIER)) as others:
+        if told.peers:
+            tell = partial(gather, folder=Path(folder), others=others, rank=world.rank, num_ranks=world.world_size)
+            meet_peers(dataset, host=os.environ["NODE_ADDRESS"], gather=tell)
         others.wait()
         begun = time.monotonic()
         waits = [wait_s for _ in range(told.epochs) for wait_s in read_epoch(loader, others, told.step_time_s)]
         total_s = time.monotonic() - begun
+        others.wait()  # servers of peers end with their nodes
     if world.rank == 0:
         Path(folder, RESULT).write_text(json.dumps({"waits_s": waits, "total_s": total_s}))
 

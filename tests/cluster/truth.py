@@ -111,12 +111,14 @@ def measure(network: Network, case: Case, url: str, *, sizes: Mapping[str, int],
     nodes = network.nodes[: case.num_nodes]
     for node in nodes:
         network.set_rate(node, case.rate)
+    network.set_store_rate(case.store_rate)
     start = log.stat().st_size
     before = [network.received_bytes(node) for node in nodes]
     ranks = [
         network.environment | {
             "RANK": str(rank), "WORLD_SIZE": str(case.num_nodes * case.ranks), "LOCAL_WORLD_SIZE": str(case.ranks),
             "LOCAL_RANK": str(rank % case.ranks), "NAMESPACE": nodes[rank // case.ranks].name, "OMP_NUM_THREADS": "1",
+            "NODE_ADDRESS": nodes[rank // case.ranks].address,
         }
         for rank in range(case.num_nodes * case.ranks)
     ]  # fmt: skip

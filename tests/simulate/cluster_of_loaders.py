@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackedDataset
+from lmms_stream.mds.peers import join_peers
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
+from lmms_stream.storage.peer_server import PeerServer, listen
 from lmms_stream.storage.storage import Storage
 from lmms_stream.types import StoredObject, World
 
@@ -80,14 +83,19 @@ def downloads(
     num_workers: int,
     global_batch: int,
     epochs: int = 1,
+    has_peers: bool = False,
     **settings: Any,
 ) -> list[Counter[str]]:
-    """How often each node of a world downloads each shard, when all its ranks read some epochs."""
+    """How often each node of a world downloads each shard from the store, when all its ranks read some epochs.
+
+    has_peers: nodes, which read one after another, take shards from each other.
+    """
     found = []
     per_node = world.world_size // world.num_nodes
-    for node in range(world.num_nodes):
-        cache = folder / f"node-{node}"
-        dataset = open_node(storage, cache, world=world, **settings)
+    caches = [folder / f"node-{node}" for node in range(world.num_nodes)]
+    datasets = [open_node(storage, cache, world=world, **settings) for cache in caches]
+    servers = _join(datasets) if has_peers else []
+    for node, (cache, dataset) in enumerate(zip(caches, datasets, strict=True)):
         loaders = []
         for rank in range(node * per_node, (node + 1) * per_node):
             mine = World(rank=rank, world_size=world.world_size, num_nodes=world.num_nodes)
@@ -97,4 +105,17 @@ def downloads(
                 assert sum(1 for _ in loader)
         lines = cache.with_suffix(".log").read_text().split()
         found.append(Counter(line for line in lines if line.endswith((".mds", ".zstd"))))
+    for server in servers:
+        server.close()
     return found
+
+
+def _join(datasets: Sequence[PackedDataset]) -> list[PeerServer]:
+    """Have nodes take shards from each other."""
+    listeners = [listen("127.0.0.1") for _ in datasets]
+    addresses = [address for _, address in listeners]
+    servers = [
+        join_peers(dataset, addresses, node=node, token="0123456789abcdef", listener=listener)
+        for node, (dataset, (listener, _)) in enumerate(zip(datasets, listeners, strict=True))
+    ]
+    return [server for server in servers if server is not None]

@@ -70,6 +70,46 @@ def test_each_node_downloads_what_was_foretold(
         assert told.shard_downloads.tolist() == [sum(each[name] for each in found) for name in sizes]
 
 
+@pytest.mark.parametrize(
+    ("num_nodes", "canonical_nodes", "epochs"), [(3, 1, 1), *([(4, 4, 3), (2, 6, 2)] if LONG else [])]
+)
+def test_nodes_with_peers_fetch_from_the_store_what_was_foretold(
+    folder: Path, tmp_path: Path, num_nodes: int, canonical_nodes: int, epochs: int
+) -> None:
+    order = OrderConfig(seed=5, num_canonical_nodes=canonical_nodes, shuffle_block_size=250)
+    dataset = open_node(LocalStorage(folder), tmp_path / "simulated", order=order)
+    alone, told = (
+        simulate(
+            dataset,
+            Cluster(num_nodes=num_nodes, gpus_per_node=1, num_workers=0, peers=peers),
+            global_batch=24,
+            epochs=epochs,
+        )
+        for peers in (False, True)
+    )
+    found = downloads(
+        LocalStorage(folder), tmp_path / "real", world=World(world_size=num_nodes, num_nodes=num_nodes), num_workers=0,
+        global_batch=24, epochs=epochs, order=order, has_peers=True,
+    )  # fmt: skip
+    sizes = {info.name: info.size for info in dataset.shard_infos}
+    assert [sum(each[name] for each in found) for name in sizes] == told.shard_downloads.tolist()
+    assert set(told.shard_downloads.tolist()) == {1}
+    assert told.download_bytes == sum(sizes.values())
+    assert told.num_from_peers == alone.num_downloads - len(sizes)
+    assert told.peer_bytes == alone.download_bytes - told.download_bytes
+    for one, other in zip(told.nodes, alone.nodes, strict=True):
+        assert one.num_downloads + one.num_from_peers == other.num_downloads
+    assert max(node.num_downloads for node in told.nodes) < 2 * len(sizes) / num_nodes  # each has its turn
+    assert told.wait_s <= alone.wait_s
+    assert alone.num_from_peers == 0
+
+
+def test_peers_under_a_cache_limit_are_not_simulated(folder: Path, tmp_path: Path) -> None:
+    dataset = open_node(LocalStorage(folder), tmp_path / "simulated", order=OrderConfig())
+    with pytest.raises(ConfigError, match=r"what peers still have under a cache limit is not simulated: leave out "):
+        simulate(dataset, Cluster(num_nodes=2, cache="1mb", peers=True), global_batch=16)
+
+
 @in_long_rounds
 def test_where_most_packs_spill_shards_asked_for_in_vain_are_the_only_doubt(folder: Path, tmp_path: Path) -> None:
     order = OrderConfig(seed=5, num_canonical_nodes=64, shuffle_block_size=250)

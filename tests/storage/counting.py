@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmms_stream.storage.cache import LocalCache, Wanted
+from lmms_stream.storage.cache import LocalCache
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.room import CacheRoom
+from lmms_stream.storage.wanted import Wanted
 from lmms_stream.types import StoredObject
 
 OBJECT_BYTES = 1000
@@ -56,6 +57,32 @@ class Remote:
 
     def stat(self, key: str) -> StoredObject:
         raise NotImplementedError
+
+
+class LoggedRemote(Remote):
+    """The same, of larger objects, which writes a line per download."""
+
+    def __init__(self, log: Path, num_bytes: int = OBJECT_BYTES):
+        self.log, self.num_bytes = log, num_bytes
+
+    def read(self, key: str) -> bytes:
+        return key.encode().ljust(self.num_bytes)
+
+    def download(self, key: str, path: Path) -> None:
+        with self.log.open("a") as log:
+            log.write(f"{key}\n")
+        super().download(key, path)
+
+    @property
+    def downloads(self) -> list[str]:
+        """The keys that were downloaded, sorted."""
+        return sorted(self.log.read_text().split()) if self.log.exists() else []
+
+    def wanted(self, name: str) -> Wanted:
+        expected = self.read(name)
+        return Wanted(
+            name=name, identity=name, num_bytes=self.num_bytes, valid=lambda path: path.read_bytes() == expected
+        )
 
 
 def limited_cache(folder: Path, *, objects: int, timeout_s: float = 5) -> LocalCache:

@@ -12,9 +12,10 @@ from lmms_stream.errors import StorageError
 from lmms_stream.mds.pack_counts import PackCountsFolder
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.mds.shard_files import fetch_shard
-from lmms_stream.storage.cache import LocalCache, Wanted, default_cache_folder
+from lmms_stream.storage.cache import LocalCache, default_cache_folder
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.retry import Retry
+from lmms_stream.storage.wanted import Wanted
 from streaming import MDSWriter
 
 

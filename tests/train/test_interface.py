@@ -6,7 +6,14 @@ from ipaddress import ip_address
 
 import pytest
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.run.interface import VARIABLE, chosen, interfaces, own_address, set_interface
+from lmms_stream.train.run.interface import (
+    VARIABLE,
+    address_for_others,
+    chosen,
+    interfaces,
+    own_address,
+    set_interface,
+)
 
 ETH, IB = {"eth0": "10.0.0.5"}, {"ib0": "192.168.7.5"}
 
@@ -44,3 +51,14 @@ def test_an_interface_is_named_for_ranks_of_several_nodes_alone(environment: dic
     before = dict(environment)
     set_interface(environment)
     assert environment == before
+
+
+def test_an_address_for_others_is_that_of_the_interface_that_is_named_or_leads_to_the_first_rank() -> None:
+    assert address_for_others({"MASTER_ADDR": "localhost"}) == "127.0.0.1"
+    assert address_for_others({"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
+    outside = {name: each for name, each in interfaces().items() if not ip_address(each).is_loopback}
+    for name, each in outside.items():
+        assert address_for_others({"MASTER_ADDR": "localhost", VARIABLE: name}) == each
+        assert address_for_others({"MASTER_ADDR": each}) == each  # of the node with the first rank
+    if not outside:
+        assert address_for_others({"MASTER_ADDR": "10.0.0.5"}) == "127.0.0.1"

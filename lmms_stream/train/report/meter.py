@@ -167,15 +167,20 @@ class Meter:
         return figures if self._peak is None else figures | {"perf/mfu": tflops / self._peak}
 
     def _fetches(self, everyone: torch.Tensor, seconds: float) -> dict[str, float]:
-        """Of all ranks since the last record; everyone: float64[world_size, 3], since the beginning."""
+        """Of all ranks since the last record; everyone: float64[world_size, 6], since the beginning."""
         total = FetchCounts(*map(int, everyone.sum(dim=0).tolist()))
         new = FetchCounts(*(now - before for now, before in zip(total, self._fetched, strict=True)))
         self._fetched = total
-        return {
+        figures = {
             "data/downloaded_mb_per_s": new.num_bytes / 1e6 / seconds,
             "data/cache_hits": new.hits,
             "data/cache_misses": new.misses,
         }
+        if total.from_peers or total.peer_failures:
+            figures["data/from_peers"] = new.from_peers
+            figures["data/from_peers_mb_per_s"] = new.peer_bytes / 1e6 / seconds
+            figures["data/peer_failures"] = new.peer_failures
+        return figures
 
     def _memory(self) -> dict[str, float]:
         """In MiB, of this rank: its process now, and the most that tensors took on its GPU since the last record."""

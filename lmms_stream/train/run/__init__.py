@@ -4,6 +4,7 @@ settings        the section `train` of a run's YAML file, checked
 distributed     its processes: their group, and how they end together
 joining         how they come together
 interface       over which network interface they reach those of other nodes
+peers           where they take shards from each other's nodes
 mesh            which of them share a copy of the model, the tokens of a pack, a matrix
 precision       the number formats that it computes in
 flight_recorder what NCCL did when a collective timed out

@@ -62,6 +62,25 @@ def chosen(found: Mapping[str, str], *, towards: str | None, own: str | None) ->
     return names[0]
 
 
+def address_for_others(environment: Mapping[str, str]) -> str:
+    """An address of this node that the other nodes of torchrun's environment reach; of one machine, loopback.
+
+    It is that of gloo's interface where one is named, else the one from which the first rank is reached, else that of
+    the node's own name, else the only one there is. ConfigError: see chosen.
+    """
+    first, named = environment.get("MASTER_ADDR", ""), environment.get(VARIABLE, "").split(",")[0]
+    found = {name: each for name, each in interfaces().items() if not ipaddress.ip_address(each).is_loopback}
+    if named in found:
+        return found[named]
+    if not found or first == "localhost" or first.startswith("127."):
+        return "127.0.0.1"
+    towards, own = _address_towards(first), own_address()
+    for each in (towards, own):
+        if each is not None and not ipaddress.ip_address(each).is_loopback:
+            return each
+    return found[chosen(found, towards=towards, own=own)]
+
+
 def own_address() -> str | None:
     """The address that gloo takes by itself: the first of this node's name that it can listen at; None for none."""
     try:

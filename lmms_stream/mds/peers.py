@@ -1,0 +1,97 @@
+"""Nodes that give each other shards: what of a dataset they share, and how they find each other. datasets -> caches.
+
+The trainer does this where `fetch: {peers: true}` says so. A loop of one's own calls join_peers, where addresses are
+known, or meet_peers, which lets all processes tell each other theirs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..storage.local import LocalStorage
+from ..storage.peer_server import PeerServer, SharedFolder, listen
+from ..storage.peers import PeerClient, PeerGroup, Peers, host_and_port
+from ..types import World
+from .core import HasCore, PackedDataset, core_of
+from .shard_numbers import ShardNumbers
+from .streams import StoredDataset
+
+Dataset = PackedDataset | HasCore
+
+
+def join_peers(
+    dataset: Dataset | Sequence[Dataset],
+    addresses: Sequence[str],
+    *,
+    node: int,
+    token: str,
+    serves: bool = True,
+    listener: socket.socket | None = None,
+) -> PeerServer | None:
+    """Take the shards of datasets from other nodes where they have them; each process of each node calls it.
+
+    addresses: of each node, "host:port", the same on all; node: the number of this one. token: the same on all, and
+    known to nobody else, as secrets.token_hex() gives. serves: this process starts the node's server, at its address
+    or with a listener that is there: one process of each node. The server ends with it, or with the datasets, and gives
+    what lies in their cache folders; begin to read when those of all nodes run, and end when all have read.
+
+    Raises ConfigError for what cannot be, StorageError where the server does not start.
+    """
+    group = PeerGroup(addresses=tuple(addresses), node=node, token=token)
+    datasets = dataset if isinstance(dataset, Sequence) else [dataset]
+    stored = {_source(each): each for one in datasets for each in _shared(core_of(one))}
+    server = None
+    if serves:
+        shared = {source: SharedFolder(each.cache.folder, ShardNumbers(each.shards)) for source, each in stored.items()}
+        server = PeerServer.start(listener or listen(*host_and_port(group.addresses[node]))[0], group, shared)
+    client = PeerClient(group)
+    for one in datasets:
+        for each in _shared(core_of(one)):
+            each.cache.peers = Peers(client, _source(each), each.cache.tally, server=server)
+    return server
+
+
+def meet_peers(
+    dataset: Dataset | Sequence[Dataset],
+    *,
+    host: str,
+    gather: Callable[[Any], Sequence[Any]],
+    world: World | None = None,
+) -> PeerServer | None:
+    """join_peers, of processes that tell each other their addresses; all ranks of all nodes call it alike.
+
+    host: an address of this node that the others reach, at which the first of its ranks serves, at any port. gather:
+    gives what all ranks give it, in their order (torch.distributed.all_gather_object). world: default: torchrun's.
+    Nothing is done where there is one node.
+    """
+    world = world or World.detect()
+    if world.num_nodes == 1:
+        return None
+    per_node = world.world_size // world.num_nodes
+    listener, address = listen(host) if world.rank % per_node == 0 else (None, "")
+    told = gather((address, secrets.token_hex()))
+    server = join_peers(
+        dataset,
+        [each for each, _ in told[::per_node]],
+        node=world.rank // per_node,
+        token=told[0][1],
+        serves=listener is not None,
+        listener=listener,
+    )
+    gather(None)  # all servers run
+    return server
+
+
+def _shared(core: PackedDataset) -> list[StoredDataset]:
+    """The streams whose shards are copied to this node from a store."""
+    return [each for each in core.stored if each.is_copied and not isinstance(each.storage, LocalStorage)]
+
+
+def _source(stored: StoredDataset) -> str:
+    """What the files of a dataset are known by, the same on all nodes."""
+    named = f"{stored.url} {stored.index_digest} {len(stored.shards)}"
+    return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,314 @@
+"""The server of a node: gives files of its caches to peers, and says as their home who has a file.
+
+A process of its own, which ends with the one that started it. It answers those who know the group's token, and opens
+files by names that an index lists, once the record of the cache vouches for them: a request holds no paths.
+
+    where {source, name, node, without}  -> {"where": node, "store" or "wait"}, see peer_directory.py
+    have {source, names, node}           -> {}; the node has these files
+    file {source, name, identity}        -> its bytes; 404 where the node has no such file, or of another content
+    progress {source, name}              -> {"has": bool, "num_bytes": bytes so far, null where nobody is at it}
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import IO, Any
+
+from ..errors import ConfigError, StorageError
+from .locks import is_locked, lock_of
+from .peer_directory import Directory, Where
+from .peers import SILENT_S, PeerClient, PeerFailedError, PeerGroup, address_of
+from .record import Record, boot_id
+from .temporaries import leftovers
+
+START_S = 60.0
+_MAX_MESSAGE = 1 << 20
+_NAMES_AT_ONCE = 4096
+_ANNOUNCE_TRIES, _ANNOUNCE_PAUSE_S = 5, 1.0
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from lmms_stream.storage.peer_server import serve; serve({listener})"
+_READY, _ANNOUNCED = b"ready\n", b"announced\n"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFolder:
+    """A folder of the cache, and the names of the files in it that peers may have, which can be pickled."""
+
+    folder: Path
+    names: Container[str]
+
+    def open(self, name: str, identity: str) -> IO[bytes] | None:
+        """A file that was found to be the wanted content since the machine was started; None where there is none."""
+        path = self.folder / name
+        try:
+            file = path.open("rb")
+        except OSError:
+            return None
+        record, stat = Record.read(lock_of(path)), os.fstat(file.fileno())
+        is_whole = record.inode and (record.identity, record.boot) == (identity, boot_id())
+        if is_whole and (record.inode, record.size, record.mtime_ns) == (stat.st_ino, stat.st_size, stat.st_mtime_ns):
+            return file
+        file.close()
+        return None
+
+    def progress(self, name: str) -> dict[str, Any]:
+        """Whether a file is here, and how much of it where a process is at it."""
+        path = self.folder / name
+        record = Record.read(lock_of(path))
+        if record.vouches_for(path, record.identity):
+            return {"has": True, "num_bytes": None}
+        if not is_locked(lock_of(path)):
+            return {"has": False, "num_bytes": None}
+        sizes = [each.stat().st_size for each in leftovers(path.parent).get(path, []) if each.exists()]
+        return {"has": False, "num_bytes": sum(sizes)}
+
+    def present(self) -> Iterator[str]:
+        """The names of the files that are there."""
+        for folder, _, files in os.walk(self.folder):
+            for each in files:
+                name = (Path(folder) / each).relative_to(self.folder).as_posix()
+                if not each.startswith(".") and name in self.names:
+                    yield name
+
+
+class PeerServer:
+    """A server that runs; `close` ends it, as does the end of this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]):
+        self._process = process
+        self.close = weakref.finalize(self, _end, process, os.getpid())
+
+    @staticmethod
+    def start(listener: socket.socket, group: PeerGroup, shared: Mapping[str, SharedFolder]) -> PeerServer:
+        """Serve what is shared, by its source, to those who connect to a listener, which is closed here.
+
+        Returns once it answers. StorageError where it does not.
+        """
+        program = _PROGRAM.format(path=sys.path, listener=listener.fileno())
+        with listener:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
+            )  # fmt: skip
+        server = PeerServer(process)
+        assert process.stdin is not None
+        try:
+            pickle.dump((group, dict(shared)), process.stdin)
+            process.stdin.flush()
+        except BrokenPipeError:  # it has ended, as it is found to have below
+            pass
+        server._await(_READY, timeout_s=START_S)
+        return server
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_announced(self, timeout_s: float) -> None:
+        """Return once others have been told what was here at the start. StorageError where that takes longer."""
+        self._await(_ANNOUNCED, timeout_s=timeout_s)
+
+    def _await(self, line: bytes, *, timeout_s: float) -> None:
+        out = self._process.stdout
+        assert out is not None
+        ready, _, _ = select.select([out], [], [], timeout_s)
+        if not ready or os.read(out.fileno(), len(line)) != line:
+            self.close()
+            raise StorageError(
+                f"the server for peers did not start within {timeout_s:g} s (exit status {self._process.returncode}): "
+                "see what it said, or set fetch.peers to false"
+            )
+
+
+def _end(process: subprocess.Popen[bytes], parent: int) -> None:
+    if os.getpid() != parent:  # a fork of the process that started it
+        return
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def listen(host: str, port: int = 0) -> tuple[socket.socket, str]:
+    """A listener at an address of this machine (port 0: one that is free), and its address for peers.
+
+    ConfigError for an address that is not this machine's, or taken.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise ConfigError(
+            f"peers cannot be served at {address_of(host, port)} ({error.strerror}): name an address of this node, and "
+            "a port that is free"
+        ) from error
+    return listener, address_of(host, listener.getsockname()[1])
+
+
+def serve(descriptor: int) -> None:
+    """The process: it ends when its standard input does."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # a run that is told to stop still reads
+    group, shared = pickle.load(sys.stdin.buffer)
+    server = _Server(socket.socket(fileno=descriptor), group, shared)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    _say(_READY)
+    threading.Thread(target=server.announce, daemon=True).start()
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+class _Server(ThreadingMixIn, HTTPServer):
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket, group: PeerGroup, shared: Mapping[str, SharedFolder]):
+        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.group, self.shared = group, shared
+        self.directory = Directory()
+        self.client = PeerClient(group)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Peers that go away are theirs to report."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+    def where(self, source: str, name: str, node: int, without: list[int]) -> Where:
+        """Directory.where, after a look at who takes the file."""
+        key = source, name
+        found = self.directory.where(key, node, without=without, now=time.monotonic())
+        if found != "wait" or (taker := self.directory.suspect(key, now=time.monotonic())) is None:
+            return found
+        progress = self._progress(taker, source, name)
+        if progress["has"]:
+            self.directory.add(key, taker)
+        else:
+            self.directory.note(key, taker, progress["num_bytes"], now=time.monotonic())
+        return self.directory.where(key, node, without=without, now=time.monotonic())
+
+    def _progress(self, node: int, source: str, name: str) -> dict[str, Any]:
+        if node == self.group.node:
+            return self.shared[source].progress(name)
+        try:
+            return {"has": False, "num_bytes": None} | self.client.ask(node, "progress", source=source, name=name)
+        except PeerFailedError:
+            return {"has": False, "num_bytes": None}
+
+    def announce(self) -> None:
+        """Tell the homes of files which of them this node has already."""
+        for source, each in self.shared.items():
+            of_homes: list[list[str]] = [[] for _ in self.group.addresses]
+            for name in each.present():
+                of_homes[self.group.home_of(source, name)].append(name)
+            for home, names in enumerate(of_homes):
+                for first in range(0, len(names), _NAMES_AT_ONCE):
+                    self._tell(home, source, names[first : first + _NAMES_AT_ONCE])
+        _say(_ANNOUNCED)
+
+    def _tell(self, home: int, source: str, names: list[str]) -> None:
+        for _ in range(_ANNOUNCE_TRIES):
+            try:
+                PeerClient(self.group).ask(home, "have", source=source, names=names, node=self.group.node)
+                return
+            except PeerFailedError:  # it may be about to start
+                time.sleep(_ANNOUNCE_PAUSE_S)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 2 * SILENT_S
+
+    def do_POST(self) -> None:
+        token = f"Bearer {self.server.group.token}".encode()
+        if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), token):
+            return self._refuse(403)
+        size = int(self.headers.get("Content-Length", "0"))
+        if not 0 < size <= _MAX_MESSAGE:
+            return self._refuse(413)
+        try:
+            message = json.loads(self.rfile.read(size))
+            answer = {"where": self._where, "have": self._have, "file": self._file, "progress": self._progress}[
+                self.path[1:]
+            ]
+            answer(self.server.shared.get(message["source"]), message)
+        except (ValueError, KeyError, TypeError):
+            self._refuse(400)
+        return None
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are counted by those who ask."""
+
+    def _where(self, shared: SharedFolder | None, message: Mapping[str, Any]) -> None:
+        if not _knows(shared, message["name"]):
+            return self._answer({"where": "store"})
+        node, without = _nodes([message["node"]], self.server.group)[0], _nodes(message["without"], self.server.group)
+        return self._answer({"where": self.server.where(message["source"], message["name"], node, without)})
+
+    def _have(self, shared: SharedFolder | None, message: Mapping[str, Any]) -> None:
+        (node,) = _nodes([message["node"]], self.server.group)
+        for name in message["names"]:
+            if _knows(shared, name):
+                self.server.directory.add((message["source"], name), node)
+        self._answer({})
+
+    def _file(self, shared: SharedFolder | None, message: Mapping[str, Any]) -> None:
+        name, identity = message["name"], message["identity"]
+        file = shared.open(name, identity) if shared is not None and _knows(shared, name) else None
+        if file is None:
+            return self._refuse(404)
+        with file:
+            self.send_response(200)
+            self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
+            self.end_headers()
+            self.connection.sendfile(file)
+        return None
+
+    def _progress(self, shared: SharedFolder | None, message: Mapping[str, Any]) -> None:
+        name = message["name"]
+        is_known = shared is not None and _knows(shared, name)
+        self._answer(shared.progress(name) if shared is not None and is_known else {})
+
+    def _answer(self, answer: Mapping[str, Any]) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _refuse(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+def _knows(shared: SharedFolder | None, name: object) -> bool:
+    return shared is not None and isinstance(name, str) and name in shared.names
+
+
+def _nodes(given: list[Any], group: PeerGroup) -> list[int]:
+    """Numbers of nodes; ValueError for others."""
+    if not all(type(each) is int and 0 <= each < len(group.addresses) for each in given):
+        raise ValueError(given)
+    return given

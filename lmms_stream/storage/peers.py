@@ -1,0 +1,256 @@
+"""Files from the caches of other nodes instead of from the store. Name -> [peers] -> a file, or "ask the store".
+
+Each node has a server (peer_server.py), whose addresses all know. A file's home, which follows from its name, says
+which node to take it from, or that nobody has it: then the one who asked fetches it from the store, and the others
+wait for that. A peer that does not answer costs seconds, and is left alone for a while: the store has everything.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any, TypeVar
+
+import xxhash
+
+from ..errors import ConfigError
+from .tally import FetchTally
+
+T = TypeVar("T")
+SILENT_S = 5.0  # without a byte, after which a peer is given up
+SLOWEST = 1e6  # bytes a second of a transfer that goes on for longer than SILENT_S
+_AVOID_S = (30.0, 480.0)  # for which a peer that failed is left alone: the first time, and at most
+_PAUSE_S = (0.05, 1.0)  # between questions for a file that another node takes: the first, and at most
+_CHUNK = 1 << 20
+MIN_TOKEN = 16
+logger = logging.getLogger("lmms_stream")
+
+
+class PeerFailedError(Exception):
+    """A peer gave no answer, or none that can be used: the store is asked instead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerGroup:
+    """Nodes that give each other files. addresses: of each node's server, "host:port"; node: the number of this one.
+
+    token: what proves that a request comes from one of them. ConfigError for an address, a node or a token that
+    cannot be.
+    """
+
+    addresses: tuple[str, ...]
+    node: int
+    token: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node < len(self.addresses):
+            raise ConfigError(f"node must be from 0 to {len(self.addresses) - 1}, as there are peers, got {self.node}")
+        if len(self.token) < MIN_TOKEN or not self.token.isascii() or not self.token.isprintable():
+            raise ConfigError(
+                f"a token of {len(self.token)} characters: peers need {MIN_TOKEN} plain ones or more, the same on all "
+                "nodes, such as secrets.token_hex() gives"
+            )
+        for address in self.addresses:
+            host_and_port(address)
+
+    def home_of(self, source: str, name: str) -> int:
+        """The node that knows who has a file."""
+        return xxhash.xxh3_64_intdigest(f"{source}/{name}") % len(self.addresses)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of "10.0.0.1:29800" or "[fd00::1]:29800"; ConfigError for anything else."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not int(port) < 1 << 16:
+        raise ConfigError(f"{address!r} is no peer's address: write it as host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def address_of(host: str, port: int) -> str:
+    """The other way round.
+
+    >>> address_of("10.0.0.1", 80), address_of("fd00::1", 80)
+    ('10.0.0.1:80', '[fd00::1]:80')
+    """
+    try:
+        is_v6 = ipaddress.ip_address(host).version == 6
+    except ValueError:  # a name
+        is_v6 = False
+    return f"[{host}]:{port}" if is_v6 else f"{host}:{port}"
+
+
+class PeerClient:
+    """Requests of one process to the servers of the group. PeerFailedError: one failed, and is left alone for a while.
+
+    Each request is a connection of its own, so that nothing is open across forks and in idle threads.
+    """
+
+    def __init__(self, group: PeerGroup):
+        self.group = group
+        self._where = [host_and_port(address) for address in group.addresses]
+        self._avoided: dict[int, tuple[float, float]] = {}  # node -> until when, and for how long
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PeerClient, (self.group,)
+
+    @property
+    def avoided(self) -> list[int]:
+        """Nodes that are left alone now."""
+        now = time.monotonic()
+        return [node for node, (until, _) in list(self._avoided.items()) if until > now]
+
+    def ask(self, node: int, what: str, /, **message: Any) -> dict[str, Any]:
+        """The answer to a question."""
+        with closing(self._connection(node)) as connection:
+            return self._reach(node, lambda: dict(json.loads(self._send(connection, what, message).read(_CHUNK))))
+
+    def take(self, node: int, path: Path, /, *, most: int, **message: Any) -> int | None:
+        """Copy a file of a peer to `path`; its bytes, or None where the peer has not got it. most: bytes to accept."""
+        with closing(self._connection(node)) as connection, path.open("wb") as file:
+            response = self._reach(node, lambda: self._send(connection, "file", message, may_lack=True))
+            if response.status == 404:
+                return None
+            size = left = self._reach(node, lambda: _length(response, most))
+            deadline = time.monotonic() + SILENT_S + size / SLOWEST
+            while left:
+                piece = self._reach(node, partial(_piece, response, left, deadline))
+                file.write(piece)
+                left -= len(piece)
+        return size
+
+    def _connection(self, node: int) -> HTTPConnection:
+        if node in self.avoided:
+            raise PeerFailedError
+        return HTTPConnection(*self._where[node], timeout=SILENT_S)
+
+    def _send(
+        self, connection: HTTPConnection, what: str, message: dict[str, Any], *, may_lack: bool = False
+    ) -> HTTPResponse:
+        headers = {"Authorization": f"Bearer {self.group.token}", "Connection": "close"}
+        connection.request("POST", f"/{what}", json.dumps(message), headers)
+        response = connection.getresponse()
+        if response.status != 200 and not (may_lack and response.status == 404):
+            raise HTTPException(f"it answers {response.status} {response.reason}")
+        return response
+
+    def _reach(self, node: int, call: Callable[[], T]) -> T:
+        """What a call gives that waits for a peer."""
+        try:
+            found = call()
+        except (OSError, HTTPException, ValueError, TypeError) as error:
+            pause = min(2 * self._avoided.get(node, (0.0, _AVOID_S[0] / 2))[1], _AVOID_S[1])
+            if node not in self._avoided:
+                logger.warning(
+                    "peer %d (%s): %s: what it has comes from other peers or the store for %.0f s",
+                    node, self.group.addresses[node], str(error) or repr(error), pause,
+                )  # fmt: skip
+            self._avoided[node] = time.monotonic() + pause, pause
+            raise PeerFailedError from error
+        return found
+
+
+def _length(response: HTTPResponse, most: int) -> int:
+    length = int(response.headers["Content-Length"])
+    if not 0 <= length <= most:
+        raise HTTPException(f"it offers {length} bytes of a file that has {most} at most")
+    return length
+
+
+def _piece(response: HTTPResponse, left: int, deadline: float) -> bytes:
+    piece = response.read1(min(left, _CHUNK))
+    if not piece:
+        raise HTTPException(f"it ended {left} bytes before the end of a file")
+    if time.monotonic() > deadline and len(piece) < left:
+        raise HTTPException("it is too slow")
+    return piece
+
+
+class Peers:
+    """The peers of the cache of one source, which names the same files on all nodes.
+
+    tally: counts what fails. server: of this node, if this process has it, which lives as long as what it gives.
+    """
+
+    def __init__(self, client: PeerClient, source: str, tally: FetchTally, *, server: object = None):
+        self._client, self._source, self._tally, self.server = client, source, tally, server
+        self._waits: dict[str, tuple[float, float, float]] = {}  # name -> since when, when to ask again, the pause
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Peers, (self._client, self._source, self._tally)
+
+    def givers(self, name: str, *, longest_s: float) -> Iterator[int | None]:
+        """Nodes to take a file from, each because the one before did not give it; no more: the store is to be asked.
+
+        None, once: another node is taking it, so that it will be there. longest_s: that this is said for at most.
+        """
+        without: list[int] = []
+        since, again_at, pause = self._waits.get(name, (time.monotonic(), 0.0, _PAUSE_S[0] / 2))
+        if time.monotonic() < again_at:
+            yield None
+            return
+        while time.monotonic() - since < longest_s:
+            where = self._where(name, without)
+            if where == "wait":
+                pause = min(2 * pause, _PAUSE_S[1])
+                self._waits[name] = since, time.monotonic() + pause, pause
+                yield None
+                return
+            if not isinstance(where, int) or where in without:
+                break
+            self._waits.pop(name, None)
+            yield where
+            without.append(where)
+        self._waits.pop(name, None)
+
+    def take(self, giver: int, name: str, path: Path, *, identity: str, most: int) -> bool:
+        """Whether a node gave a file, whose content has this identity; it is not checked."""
+        try:
+            size = self._client.take(giver, path, most=most, source=self._source, name=name, identity=identity)
+        except PeerFailedError:
+            self._tally.add(peer_failures=1)
+            return False
+        self._tally.add(peer_bytes=size or 0)
+        return size is not None
+
+    def refuse(self, giver: int, name: str) -> bool:
+        """Note that what a node gave is not what was wanted, and so is not taken: False."""
+        self._tally.add(peer_failures=1)
+        logger.warning(
+            "peer %d (%s) gave a %s of another size or checksum than its index says: it is not used",
+            giver, self._client.group.addresses[giver], name,
+        )  # fmt: skip
+        return False
+
+    def tell(self, name: str) -> None:
+        """Let others know that this node has a file."""
+        group = self._client.group
+        home = group.home_of(self._source, name)
+        if home in self._client.avoided:
+            return
+        try:
+            self._client.ask(home, "have", source=self._source, names=[name], node=group.node)
+        except PeerFailedError:
+            self._tally.add(peer_failures=1)
+
+    def _where(self, name: str, without: list[int]) -> int | str:
+        group = self._client.group
+        without = sorted({*without, *self._client.avoided})
+        home = group.home_of(self._source, name)
+        if home in self._client.avoided:
+            return "store"
+        try:
+            told = self._client.ask(home, "where", source=self._source, name=name, node=group.node, without=without)[
+                "where"
+            ]
+        except (PeerFailedError, KeyError):
+            self._tally.add(peer_failures=1)
+            return "store"
+        return told if isinstance(told, int) and told in range(len(group.addresses)) else str(told)
