@@ -138,6 +138,6 @@ def test_what_is_piped_has_no_escapes(dataset_folder: Path) -> None:
         [*command, "--overlong", "drop", "--compare"], capture_output=True, text=True, timeout=120, check=True
     )
     assert ESCAPE not in done.stdout + done.stderr
-    tables, _, command = done.stdout.partition("next: ")
+    tables, _, what_next = done.stdout.partition("next: ")
     assert max(map(len, tables.splitlines())) <= 80
-    assert len(command.splitlines()) == 1  # so that it can be copied
+    assert len(what_next.splitlines()) == 1  # so that it can be copied
