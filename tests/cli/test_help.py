@@ -18,6 +18,7 @@ from lmms_stream.demo.command import add_commands
 from lmms_stream.train.__main__ import USAGE
 
 from ..arrows import ROOT
+from ..rounds import in_long_rounds
 from .terminals import in_terminal
 
 COLOR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)(?:;\d+)*m")
@@ -115,7 +116,7 @@ def test_a_wrong_command_line_is_an_error_of_one_line(
     assert capsys.readouterr().err == f"error: {error}\n"
 
 
-@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("columns", [80, pytest.param(200, marks=in_long_rounds)])
 def test_tables_fit_the_terminal_and_have_colours_only_where_they_are_wanted(
     columns: int, dataset_folder: Path, tokenizer: Path
 ) -> None:
@@ -137,6 +138,6 @@ def test_what_is_piped_has_no_escapes(dataset_folder: Path) -> None:
         [*command, "--overlong", "drop", "--compare"], capture_output=True, text=True, timeout=120, check=True
     )
     assert ESCAPE not in done.stdout + done.stderr
-    tables, _, command = done.stdout.partition("next: ")
+    tables, _, what_next = done.stdout.partition("next: ")
     assert max(map(len, tables.splitlines())) <= 80
-    assert len(command.splitlines()) == 1  # so that it can be copied
+    assert len(what_next.splitlines()) == 1  # so that it can be copied

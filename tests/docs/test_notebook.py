@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ..rounds import in_long_rounds
 from .pages import ROOT
 from .session import session
 
@@ -19,6 +20,7 @@ def cells() -> list[dict[str, Any]]:
     return found
 
 
+@in_long_rounds
 def test_the_cells_of_the_notebook_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "Agg")  # figures without a screen, as in a notebook's kernel
     with session(tmp_path) as python:
