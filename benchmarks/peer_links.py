@@ -58,9 +58,8 @@ def main() -> None:
     columns = ["", "from the store (told / found)", "MB (told / found)", "waiting s", "time s", "CPU idle"]
     print_table(f"{PEERS.num_nodes} nodes, one shuffle, the store behind {args.store_rate}", columns, rows)
     fewer, sooner = num_bytes[0] / num_bytes[1], times[0] / times[1]
-    print(
-        f"{fewer:.2f} times fewer bytes from the store, {sooner:.2f} times sooner: {verdict(min(fewer, sooner) >= LEAST)}"
-    )
+    kept = verdict(min(fewer, sooner) >= LEAST)
+    print(f"{fewer:.2f} times fewer bytes from the store, {sooner:.2f} times sooner: {kept}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class FetchConfig:
     ahead: int = 64  # shards that a process fetches before it reads them, at most
     # room for the dataset's shards on this node, as bytes or "500mb", "1.5gb" (default: no limit)
     cache_limit: int | str | None = None
-    # shards that another node of the run has come from there instead of the store, each from the store once
+    # whether nodes of a run take shards from each other, so that each comes from the store once in all
     peers: bool = False
 
     def __post_init__(self) -> None:

@@ -21,8 +21,7 @@ from .runs import differences
 def test_a_run_whose_nodes_take_shards_from_each_other_learns_the_same(s3_folder: str, tmp_path: Path) -> None:
     upload_tokens(s3_folder, tmp_path / "data", num_samples=500)
     num_shards = len([*(tmp_path / "data").glob("shard.*")])
-    settings = {"num_train_epochs": 1, "num_workers": rounds(0, 1), "output_dir": str(tmp_path / "out")}
-    config = write_run(tmp_path / "run.yaml", s3_folder, **settings)
+    config = write_run(tmp_path / "run.yaml", s3_folder, num_train_epochs=1, num_workers=rounds(0, 1))
     counts = {}
     for name, peers in (("alone", "false"), ("peers", "true")):
         overrides = (

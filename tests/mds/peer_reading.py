@@ -38,8 +38,8 @@ def main() -> None:
     )  # fmt: skip
     with Barrier(folder / BARRIER) as others:
         if has_peers:
-            told = partial(gather, folder=folder, others=others, rank=world.rank, num_ranks=world.world_size)
-            meet_peers(dataset, host="127.0.0.1", gather=told)
+            tell = partial(gather, folder=folder, others=others, rank=world.rank, num_ranks=world.world_size)
+            meet_peers(dataset, host="127.0.0.1", gather=tell)
         loader = PackedLoader(dataset, global_batch=GLOBAL_BATCH, num_workers=1)
         digest = hashlib.sha256()
         for _ in range(EPOCHS):

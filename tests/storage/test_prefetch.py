@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lmms_stream.errors import ConfigError, StorageError
@@ -186,7 +187,7 @@ def test_the_wait_for_a_shard_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("settings", [{"threads": 0}, {"ahead": 0}, {"attempts": 0}, {"timeout_s": -1.0}])
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, int]) -> None:
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         FetchConfig(**settings)
 
