@@ -23,8 +23,8 @@ class BlocksAhead:
 
     Packs of a block come from all over it, so all its shards are needed soon after the first; those of the next block
     are requested behind them, so that they come while this one is read; under a cache_limit they are not. Those of the
-    second block wait until all of the first are here: nothing can be read before, and downloads share a link. After that
-    what is at hand has come mostly, and the last of it would leave threads idle.
+    second block wait until all of the first are here: nothing can be read before, and downloads share a link. Later
+    most of a block is here when it is entered, and threads that waited for the rest of it would be idle.
 
     margin_steps, epochs: see CacheOutlook; epochs of each source.
     """
