@@ -22,7 +22,9 @@ class BlocksAhead:
     """Follows packs through their blocks, for the canonical nodes that this machine serves.
 
     Packs of a block come from all over it, so all its shards are needed soon after the first; those of the next block
-    are fetched when all of this one are here, while it is read; under a cache_limit they are not.
+    are requested behind them, so that they come while this one is read; under a cache_limit they are not. Those of the
+    second block wait until all of the first are here: nothing can be read before, and downloads share a link. Later
+    most of a block is here when it is entered, and threads that waited for the rest of it would be idle.
 
     margin_steps, epochs: see CacheOutlook; epochs of each source.
     """
@@ -60,14 +62,17 @@ class BlocksAhead:
 
     def enter(self, blocks: Sequence[SourceBlock]) -> None:
         """Packs of these blocks are about to be read."""
-        entered = []
+        entered: list[SourceBlock] = []
+        firsts: set[SourceBlock] = set()
         for source, epoch, node, block in blocks:
             before = self._at.get((source, node))
             if not self._serves(source, node) or (before is not None and before >= (epoch, block)):
                 continue
             self._at[source, node] = epoch, block
             entered.append(SourceBlock(source, epoch, node, block))
-            if before is not None:
+            if before is None:
+                firsts.add(entered[-1])
+            else:
                 passed = self._shards(SourceBlock(source, before[0], node, before[1]))
                 self._datasets[source].pack_reader.pass_over(np.setdiff1d(passed, self._shards(entered[-1])))
         for each in entered:
@@ -75,7 +80,7 @@ class BlocksAhead:
         for each in entered:
             if self._datasets[each.source].fetch.cache_limit is None:  # the least cache_limit has room for two blocks
                 following = self._shards(each._replace(block=each.block + 1))
-                self._datasets[each.source].pack_reader.prefetch(following, later=True)
+                self._datasets[each.source].pack_reader.prefetch(following, later=each in firsts)
 
     def _shards(self, block: SourceBlock) -> NDArray[np.int64]:
         return self._datasets[block.source].plan.shards_of_block(block.epoch, block.node, block.block)

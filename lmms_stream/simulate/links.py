@@ -2,7 +2,8 @@
 
 The loaders of a node fetch `at_once` shards at a time, which have equal shares of its link. A thread that is free takes
 a shard that a step waits for, else the first of those at hand, and when all of these are there the one that was asked
-for first, unless as many as `ahead` lie there that nobody has come to yet (see storage/prefetch.py).
+for first, unless as many as `ahead` lie there that nobody has come to yet (see storage/prefetch.py). Those of
+a canonical node's second block are at hand when it is entered, others when they are asked for (loader/blocks_ahead.py).
 """
 
 from __future__ import annotations

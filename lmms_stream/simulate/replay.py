@@ -22,7 +22,7 @@ _Numbers = NDArray[np.int64]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Downloads:
     """Each download, by the step that needs it: int64[n] each. released: the step with which it is requested; at_hand:
-    that with which its block is entered, so that it gives way to none of a block that follows.
+    that from which on it gives way to no other.
 
     again: bool[n], of a shard that the node had before. from_peers: bool[n], that another node gave. live_bytes: the
     most that a node has in use at once, counting each shard from its first step to its last. asked_only: shards that a
@@ -126,11 +126,12 @@ class Replay:
         self._last_use = np.zeros((num_nodes, num_shards), np.int32)
         self._last_use_anywhere = np.zeros(num_shards, np.int64)
         self._asked = np.full(num_shards, -1, np.int64)  # the step that a shard is requested with, by its block
-        self._entered = np.full(num_shards, _LATER, np.int64)  # and that with which its block is entered
+        self._entered = np.full(num_shards, _LATER, np.int64)  # and that from which on it gives way to no other
         self._home = np.full(num_shards, EVERY_NODE, np.int64)
         self._begun = -steps_ahead  # the step that loaders began with
         self._is_anywhere = np.zeros(num_shards, bool) if peers else None
         self._is_asked = np.zeros((num_nodes, num_shards), bool)
+        self._followed: set[tuple[str, int]] = set()  # sources and canonical nodes of which loaders have begun a block
 
     def run(self, stretches: Iterable[Stretch]) -> Downloads:
         """What is downloaded in some steps, from what was there before."""
@@ -139,6 +140,7 @@ class Replay:
         for stretch in stretches:
             if stretch.begins:
                 self._begun = stretch.first
+                self._followed.clear()
             self._ask(stretch.entered)
             found.append(self._read(stretch))
             reads.append(np.bincount(stretch.steps - stretch.first, minlength=stretch.num_steps))
@@ -166,7 +168,12 @@ class Replay:
         for each in entered:
             nodes = slice(None) if each.node == EVERY_NODE else each.node
             is_limited = each.source in self._caches
-            both = ((each.shards, each.step), (each.following, _LATER))
+            canonical_node = each.block.source, each.block.node
+            both = (
+                (each.shards, each.step),
+                (each.following, each.step if canonical_node in self._followed else _LATER),
+            )
+            self._followed.add(canonical_node)
             for shards, entered in both[:1] if is_limited else both:
                 is_recent = self._is_recent(shards, each.step)
                 self._asked[shards] = np.where(is_recent, self._asked[shards], each.step)
