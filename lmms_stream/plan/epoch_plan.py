@@ -15,6 +15,7 @@ from .order import EpochOrder
 from .pack_range import PackRange, ends_of, runs
 
 _NODE_BITS = 40  # below a canonical node's number; its packs are fewer
+_BLOCK_MASK = (1 << _NODE_BITS) - 1
 
 
 class Amounts(NamedTuple):
@@ -110,8 +111,10 @@ class EpochPlan:
         nodes, blocks, positions = self._locate(numbers)
         copied = []  # of each stretch: which packs, and their segments, copied before the next one is replayed
         counts = np.empty(len(numbers), np.int64)
-        for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
-            left = np.flatnonzero((nodes == node) & (blocks == block))
+        keys = nodes << _NODE_BITS | blocks
+        for key in np.unique(keys).tolist():
+            left = np.flatnonzero(keys == key)
+            node, block = key >> _NODE_BITS, key & _BLOCK_MASK
             if self._turns is not None:
                 positions[left] = self._turned(node, block, positions[left])
                 left = left[np.argsort(positions[left])]

@@ -119,16 +119,17 @@ class StepPlanner:
     def _stretches(self, cursor: Cursor) -> Iterator[list[_ReaderStep]]:
         """The steps that have batches of the reader, some at a time."""
         config = self.config
-        batches = np.arange(config.micro_batches)
+        num_items = config.micro_batches // config.packs_per_item  # of a step
+        batches = np.arange(config.micro_batches).reshape(num_items, config.packs_per_item)
         stretch: list[_ReaderStep] = []
         for number in count():
             step = self.mixture.step(cursor, global_batch=config.global_batch)
             if not step.num_packs:
                 break
             cursor = step.after
-            items = (number * config.micro_batches + batches) // config.packs_per_item
-            mine = batches[items % self._num_workers == self._worker]
-            if len(mine):
+            first = (self._worker - number * num_items) % self._num_workers
+            if first < num_items:
+                mine = batches[first :: self._num_workers].ravel()
                 stretch.append(_ReaderStep(number, step, mine))
             if step.ends_epoch:
                 break

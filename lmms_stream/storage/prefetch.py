@@ -159,7 +159,9 @@ class Prefetcher:
     def _next(self) -> tuple[int | None, float | None]:
         """The shard to fetch now; or None, and how long to wait at most."""
         now = time.monotonic()
-        queue = {each: at for each, at in self._queue.items() if each not in self._stale} if self._stale else self._queue
+        queue = (
+            {each: at for each, at in self._queue.items() if each not in self._stale} if self._stale else self._queue
+        )
         for shard_id in self._needed:
             if queue.get(shard_id, now + 1) <= now:
                 return shard_id, None
