@@ -35,7 +35,7 @@ class StepConfig:
     """How the packs of a step are shared.
 
     drop_last: a short last step is dropped; otherwise pad packs fill it. packs_per_item: how many successive batches
-    of a rank go to one of its workers; it divides micro_batches. packs_per_work: at most as many packs are one work.
+    of a rank go to one of its workers: a part of micro_batches, or a multiple. packs_per_work: at most as many packs are one work.
     """
 
     global_batch: int
@@ -119,15 +119,16 @@ class StepPlanner:
     def _stretches(self, cursor: Cursor) -> Iterator[list[_ReaderStep]]:
         """The steps that have batches of the reader, some at a time."""
         config = self.config
-        num_items = config.micro_batches // config.packs_per_item  # of a step
-        batches = np.arange(config.micro_batches).reshape(num_items, config.packs_per_item)
+        num_items = max(1, config.micro_batches // config.packs_per_item)  # of a step
+        steps_per_item = max(1, config.packs_per_item // config.micro_batches)
+        batches = np.arange(config.micro_batches).reshape(num_items, -1)
         stretch: list[_ReaderStep] = []
         for number in count():
             step = self.mixture.step(cursor, global_batch=config.global_batch)
             if not step.num_packs:
                 break
             cursor = step.after
-            first = (self._worker - number * num_items) % self._num_workers
+            first = (self._worker - number // steps_per_item * num_items) % self._num_workers
             if first < num_items:
                 mine = batches[first :: self._num_workers].ravel()
                 stretch.append(_ReaderStep(number, step, mine))

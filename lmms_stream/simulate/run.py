@@ -112,7 +112,8 @@ def _step_config(sources: Sources, cluster: Cluster, steps: Steps) -> StepConfig
     if not sources.fills:
         return config
     longest = max(plan.packing.packing_length for plan in sources.plans.values())
-    return in_whole_steps(config, packing_length=longest)
+    is_limited = any(limit is not None for limit in sources.limits_on(cluster).values())
+    return in_whole_steps(config, packing_length=longest, is_limited=is_limited)
 
 
 def _items_ahead(sources: Sources, cluster: Cluster, config: StepConfig) -> int:
