@@ -35,7 +35,8 @@ class StepConfig:
     """How the packs of a step are shared.
 
     drop_last: a short last step is dropped; otherwise pad packs fill it. packs_per_item: how many successive batches
-    of a rank go to one of its workers: a part of micro_batches, or a multiple. packs_per_work: at most as many packs are one work.
+    of a rank go to one of its workers: a part of micro_batches, or a multiple. packs_per_work: at most as many packs
+    are one work.
     """
 
     global_batch: int
