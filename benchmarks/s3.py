@@ -7,9 +7,11 @@ the same objects to files, with as many threads in all as the loader's FetchConf
 processes and in one, an object a thread, and in one process with boto3's own parallel ranges. The fastest is what
 counts. How long the epoch takes with a warm cache shows what of it is not the network. CPU seconds are of the readers
 and their workers, or of the downloads, without the server's; they say what is left where the machine is busy otherwise.
+With --server-pids, the processes that run the server, its CPU seconds are counted beside them, and the table says what
+share CPU seconds alone allow: of all that work on cores they share, or of the busier side where these are apart.
 
---cores keeps what is timed to these cores; with --server-cores those processes that run the server, by their ids, are
-kept to others: `--cores 1 --server-cores 0 --server-pids 812 830` gives either one core.
+--cores keeps what is timed to these cores; with --server-cores the server's processes are kept to others:
+`--cores 1 --server-cores 0 --server-pids 812 830` gives either one core.
 
 Requests are counted by a pass-through between the ranks and the server, in a run that is not timed.
 
@@ -34,7 +36,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -119,14 +121,16 @@ def download(target: Target, processes: int, threads: int, ranges: bool, local: 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed:
-    """Wall seconds from the start of the first process to the end of the last, and CPU seconds of all."""
+    """Wall seconds from the start of the first process to the end of the last, CPU seconds of all, and the server's."""
 
     seconds: float
     cpu_seconds: float
+    server_seconds: float
 
 
-def together(task: Callable[..., int], processes: int) -> tuple[Timed, int]:
+def together(task: Callable[..., int], processes: int, *, server_pids: Sequence[int] = ()) -> tuple[Timed, int]:
     """The times of task(number) for each number, in processes that begin together, and the sum of what they return."""
+    server = sum(map(cpu_seconds_of, server_pids))
     barrier = multiprocessing.get_context("forkserver").Barrier(processes)
     with ThreadPoolExecutor(processes) as pool:
         calls = [
@@ -135,7 +139,14 @@ def together(task: Callable[..., int], processes: int) -> tuple[Timed, int]:
         ]
         results = [call.result()[0] for call in calls]
     starts, stops, cpu_seconds, values = zip(*results, strict=True)
-    return Timed(seconds=max(stops) - min(starts), cpu_seconds=sum(cpu_seconds)), sum(values)
+    server = sum(map(cpu_seconds_of, server_pids)) - server
+    return Timed(seconds=max(stops) - min(starts), cpu_seconds=sum(cpu_seconds), server_seconds=server), sum(values)
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """CPU seconds that a process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def timed_task(task: Callable[..., int], number: int, barrier: Any) -> tuple[float, float, float, int]:
@@ -294,20 +305,22 @@ def measure(target: Target, folder: Path, args: argparse.Namespace) -> None:
     for number in range(args.rounds):
         for name, (count, task) in downloads.items():
             local = folder / f"download-{number}"
-            times[name].append(together(partial(task, local), count)[0])
+            times[name].append(together(partial(task, local), count, server_pids=args.server_pids)[0])
             shutil.rmtree(local)
         epoch = partial(read_epoch, target, threads, folder / "cache")
         for name in (cold, "the same, cache warm"):
-            elapsed, num_tokens = together(epoch, RANKS)
+            elapsed, num_tokens = together(epoch, RANKS, server_pids=args.server_pids)
             times[name].append(elapsed)
         shutil.rmtree(folder / "cache")
     best = {name: min(each.seconds for each in found) for name, found in times.items()}
     cpu = {name: min(each.cpu_seconds for each in found) for name, found in times.items()}
-    reference, gigabytes = min(best[name] for name in downloads), target.total_bytes / 1e9
+    server = {name: min(each.server_seconds for each in found) for name, found in times.items()}
+    fastest, gigabytes = min(downloads, key=lambda name: best[name]), target.total_bytes / 1e9
+    reference = best[fastest]
     print_table(
         f"{len(target.names)} shards, {target.total_bytes / 1e6:,.0f} MB, {num_tokens:,} tokens in packs of "
         f"{target.packing_length}, {len(os.sched_getaffinity(0))} cores",
-        ["", "seconds", "MB/s", "of the fastest download", "CPU s/GB", "CPU ms/10^6 tokens"],
+        ["", "seconds", "MB/s", "of the fastest download", "CPU s/GB", "CPU ms/10^6 tokens", "the server's CPU s/GB"],
         [
             [
                 name,
@@ -316,10 +329,15 @@ def measure(target: Target, folder: Path, args: argparse.Namespace) -> None:
                 f"{reference / each:.2f}",
                 f"{cpu[name] / gigabytes:.2f}",
                 f"{cpu[name] / num_tokens * 1e9:.1f}",
+                f"{server[name] / gigabytes:.2f}" if args.server_pids else "-",
             ]
             for name, each in best.items()
         ],
     )
+    if args.server_pids:
+        work: Callable[[Sequence[float]], float] = max if args.server_cores else sum
+        allowed = work([cpu[fastest], server[fastest]]) / work([cpu[cold], server[cold]])
+        print(f"CPU seconds alone allow {allowed:.1%}")
     share, least = reference / best[cold], MIN_SHARE_APART if args.server_cores else MIN_SHARE
     print(f"at least {least:.0%} of download_fileobj: {verdict(share >= least)} ({share:.1%})", flush=True)
 
@@ -327,12 +345,12 @@ def measure(target: Target, folder: Path, args: argparse.Namespace) -> None:
 @contextmanager
 def cores_of(args: argparse.Namespace) -> Iterator[None]:
     """What is timed, and the server, each on the cores that it is to have; the server gets its own back."""
-    if bool(args.server_cores) != bool(args.server_pids):
-        raise SystemExit("--server-cores and --server-pids belong together")
+    if args.server_cores and not args.server_pids:
+        raise SystemExit("--server-cores needs --server-pids")
     tasks = [int(each.name) for pid in args.server_pids for each in Path(f"/proc/{pid}/task").iterdir()]
     before = {task: os.sched_getaffinity(task) for task in tasks}
     try:
-        for task in tasks:
+        for task in tasks if args.server_cores else ():
             os.sched_setaffinity(task, args.server_cores)
         if args.cores:
             os.sched_setaffinity(0, args.cores)

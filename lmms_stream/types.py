@@ -150,7 +150,7 @@ class Rows(NamedTuple):
     position_ids: NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)  # not frozen: that takes eight times as long to make
 class Batch:
     """One pack as one sequence, ready for a model.
 
@@ -170,6 +170,8 @@ class Batch:
     order of their tokens. Each is a segment of its own; padding is none of them. None where each sample is one segment.
     left_out: of the samples in sample_ids, those whose tokens are padding here; see plan/left_out.py. And samples that
     lanes passed over on the way to this pack, as they cannot be measured.
+
+    Batches of tokenized samples share memory with others of their step: clone a tensor that is to be saved by itself.
     """
 
     input_ids: torch.Tensor

@@ -13,7 +13,7 @@ from .source_reader import SourcePack
 from .source_state import LaneAfter
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class StreamedBatch(Batch):
     """afters: where lanes stand after its packs. See MultiModalIterableDataset.deliver."""
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from ..mds.core import PackedDataset
@@ -17,7 +19,7 @@ from ..plan.planner import After, StepConfig, Work
 from ..processors.base import Memory, PackFiller, Processor, SegmentError, process_sample
 from ..types import Batch, Processed, Rows, Sample
 from .bad_samples import BadSamples, is_of_sample, padding_of, reason_of
-from .collate import check_keys, collate, padded_length, to_batch, write_padding
+from .collate import check_keys, collate, write_padding
 from .left_out_list import append_left_out
 from .masked_packs import fill_with_padding
 from .media_memory import PackMemory, SharedBlocks
@@ -199,37 +201,60 @@ class BatchMaker:
         firsts = work.bounds[:-1]
         longest = np.maximum.reduceat(segments.lengths, firsts).tolist()
         num_loss_tokens = np.add.reduceat(learnt, firsts).tolist()
-        bounds, tokens = work.bounds.tolist(), ends[work.bounds].tolist()
-        for pack, micro_batch in enumerate(work.micro_batches):
-            first, stop = bounds[pack], bounds[pack + 1]
-            at = slice(tokens[pack], tokens[pack + 1])
-            mine = Rows(rows.input_ids[:, at], rows.labels[:, at], rows.position_ids[:, at])
-            cu_seqlens = ends[first : stop + 1] - ends[first]
-            max_seqlen, num_tokens = longest[pack], at.stop - at.start
-            total = padded_length(num_tokens, pad_to)
-            if total > num_tokens:
-                mine, max_seqlen = _padded(mine, total), max(max_seqlen, total - num_tokens)
-                cu_seqlens = np.append(cu_seqlens, np.int32(total))
-            batch = to_batch(
-                mine,
-                cu_seqlens,
-                segments.sample_ids[first:stop],
-                max_seqlen=max_seqlen,
+        for pack, (micro_batch, parts) in enumerate(zip(work.micro_batches, _split(work, rows, ends), strict=True)):
+            input_ids, labels, position_ids, cu_seqlens, sample_ids = parts
+            batch = Batch(
+                input_ids=input_ids,
+                labels=labels,
+                position_ids=position_ids,
+                cu_seqlens=cu_seqlens,
+                max_seqlen=longest[pack],
                 num_loss_tokens=num_loss_tokens[pack],
+                sample_ids=sample_ids,
                 source=work.source,
                 step=work.step,
                 micro_batch=micro_batch,
             )
-            yield replace(batch, left_out=self._left_out_of(work, range(first, stop))) if left_out else batch
+            if pad_to is not None and batch.num_tokens < pad_to:
+                batch = _padded(batch, pad_to)
+            if left_out:
+                batch = replace(batch, left_out=self._left_out_of(work, range(*work.bounds[pack : pack + 2].tolist())))
+            yield batch
 
 
-def _padded(rows: Rows, total: int) -> Rows:
-    padded = new_rows(total)
-    num_tokens = rows[0].shape[1]
-    for target, source in zip(padded, rows, strict=True):
-        target[:, :num_tokens] = source
-    write_padding(padded, num_tokens)
-    return padded
+def _split(work: Work, rows: Rows, ends: NDArray[np.int32]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Of each pack its rows, cu_seqlens and sample ids: views of one tensor each, cheaper than arrays of their own.
+
+    ends: the first token of each segment, and the number of all tokens. A view has a version of its own for autograd.
+    """
+    num_segments = np.diff(work.bounds)
+    packs = np.repeat(np.arange(len(num_segments)), num_segments + 1)
+    cu_seqlens = ends[np.arange(len(packs)) - packs] - ends[work.bounds[packs]]  # a bound more than segments in each
+    num_tokens = np.diff(ends[work.bounds]).tolist()
+    split, tensor = torch.unsafe_split_with_sizes, torch.from_numpy
+    return zip(
+        *[split(tensor(row), num_tokens, dim=1) for row in rows],
+        split(tensor(cu_seqlens), (num_segments + 1).tolist()),
+        split(tensor(work.segments.sample_ids), num_segments.tolist()),
+        strict=True,
+    )
+
+
+def _padded(batch: Batch, total: int) -> Batch:
+    """With padding behind it, as a segment of its own."""
+    num_tokens = batch.num_tokens
+    rows = new_rows(total)
+    for target, source in zip(rows, (batch.input_ids, batch.labels, batch.position_ids), strict=True):
+        target[:, :num_tokens] = source.numpy()
+    write_padding(rows, num_tokens)
+    return replace(
+        batch,
+        input_ids=torch.from_numpy(rows.input_ids),
+        labels=torch.from_numpy(rows.labels),
+        position_ids=torch.from_numpy(rows.position_ids),
+        cu_seqlens=torch.from_numpy(np.append(batch.cu_seqlens.numpy(), np.int32(total))),
+        max_seqlen=max(batch.max_seqlen, total - num_tokens),
+    )
 
 
 def processor_of(dataset: PackedDataset) -> Processor:

@@ -311,7 +311,8 @@ def _with_items(steps: StepConfig, datasets: Mapping[str, PackedDataset], collat
     if not fast or any(each.mode == "lanes" for each in datasets.values()):
         return steps
     longest = max(each.needed_packing.packing_length for each in datasets.values())
-    return in_whole_steps(steps, packing_length=longest)
+    is_limited = any(each.fetch.cache_limit is not None for each in datasets.values())
+    return in_whole_steps(steps, packing_length=longest, is_limited=is_limited)
 
 
 def _check_lanes(datasets: Mapping[str, PackedDataset], weights: object, world: World, num_workers: int) -> None:

@@ -110,9 +110,10 @@ class PackWorker(IterableDataset[Item]):
         item: list[Ready] = []
         try:
             for each in planned:
+                first = each.work.step * self.settings.steps.micro_batches
                 for ready, micro_batch in self._make_ready(each, is_sent=is_sent):
                     item.append(ready)
-                    if (micro_batch + 1) % packs_per_item == 0:
+                    if (first + micro_batch + 1) % packs_per_item == 0:
                         yield item
                         item = []
             if item:

@@ -10,11 +10,22 @@ PREFETCH_PACKS = 32  # shards are requested this many packs before a worker read
 MAX_ITEMS_AHEAD = 32
 MAX_MEDIA_ITEMS_AHEAD = 4  # a pack of 8192 tokens of images is 150 MB of patches
 TOKENS_PER_FILL = 1 << 17  # tokens of packs whose rows are one piece of memory: one call fills many short packs
+TOKENS_PER_ITEM = 1 << 19  # of steps that are handed over together: an item costs both processes half a millisecond
+MAX_STEPS_PER_ITEM = 4
 
 
-def in_whole_steps(steps: StepConfig, *, packing_length: int) -> StepConfig:
-    """The config where workers only fetch packs: they hand over a rank's whole steps. packing_length: the longest."""
-    return replace(steps, packs_per_item=steps.micro_batches, packs_per_work=max(1, TOKENS_PER_FILL // packing_length))
+def in_whole_steps(steps: StepConfig, *, packing_length: int, is_limited: bool) -> StepConfig:
+    """The config where workers only fetch packs: they hand over a rank's whole steps, several where these are short.
+
+    packing_length: the longest. is_limited: there is room for some shards only, so none look further ahead than a step.
+    """
+    num_steps = TOKENS_PER_ITEM // (steps.micro_batches * packing_length)
+    num_steps = 1 if is_limited else max(1, min(MAX_STEPS_PER_ITEM, num_steps))
+    return replace(
+        steps,
+        packs_per_item=num_steps * steps.micro_batches,
+        packs_per_work=max(1, TOKENS_PER_FILL // packing_length),
+    )
 
 
 def items_ahead(steps: StepConfig, *, num_workers: int, reads_media: bool) -> int:

@@ -200,11 +200,14 @@ class Mixture:
 
         `sources` are moved behind them. until: a range of one pack, which is the last to be taken.
         """
+        names = [name for name in self._weighted if self._has_packs(name, sources[name])]
+        if len(names) == 1 and self.schedule is None and until is None:  # as most runs are: no turns to take
+            return [self._take_alone(sources, names[0], count)]
         ranges: list[SourceRange] = []
         done, is_found = 0, False
         turns = SourceTurns(
             sources,
-            [name for name in self._weighted if self._has_packs(name, sources[name])],
+            names,
             num_packs=lambda name, epoch: self.plans[name].num_packs(epoch),
             num_epochs=None if self.schedule is None else self._num_epochs,
         )
@@ -219,6 +222,13 @@ class Mixture:
             done += _count(taken)
         turns.write()
         return ranges
+
+    def _take_alone(self, sources: dict[str, SourceCursor], name: str, count: int) -> SourceRange:
+        """_take where only one source has packs left, and it ends with its epoch."""
+        at = sources[name]
+        stop = at.packs + min(count, self._left_in_epoch(name, at))
+        sources[name] = SourceCursor(at.plan, at.epoch, stop)
+        return SourceRange(name, at.epoch, at.packs, stop)
 
     def packs(self, ranges: Sequence[SourceRange]) -> PackRange:
         """The packs of some ranges in turn; canonical nodes count to this mixture's num_canonical_nodes."""

@@ -36,7 +36,8 @@ class StepConfig:
     """How the packs of a step are shared.
 
     drop_last: a short last step is dropped; otherwise pad packs fill it. packs_per_item: how many successive batches
-    of a rank go to one of its workers; it divides micro_batches. packs_per_work: at most as many packs are one work.
+    of a rank go to one of its workers: a part of micro_batches, or a multiple. packs_per_work: at most as many packs
+    are one work.
     """
 
     global_batch: int
@@ -120,7 +121,9 @@ class StepPlanner:
     def _stretches(self, cursor: Cursor) -> Iterator[list[_ReaderStep]]:
         """The steps that have batches of the reader, some at a time."""
         config = self.config
-        batches = np.arange(config.micro_batches)
+        num_items = max(1, config.micro_batches // config.packs_per_item)  # of a step
+        steps_per_item = max(1, config.packs_per_item // config.micro_batches)
+        batches = np.arange(config.micro_batches).reshape(num_items, -1)
         most, at_once = self._stretch_packs(cursor), STRETCH_PACKS
         stretch: list[_ReaderStep] = []
         for number in count():
@@ -128,9 +131,9 @@ class StepPlanner:
             if not step.num_packs:
                 break
             cursor = step.after
-            items = (number * config.micro_batches + batches) // config.packs_per_item
-            mine = batches[items % self._num_workers == self._worker]
-            if len(mine):
+            first = (self._worker - number // steps_per_item * num_items) % self._num_workers
+            if first < num_items:
+                mine = batches[first :: self._num_workers].ravel()
                 stretch.append(_ReaderStep(number, step, mine))
             if step.ends_epoch:
                 break

@@ -174,10 +174,10 @@ class Replay:
                 (each.following, each.step if canonical_node in self._followed else _LATER),
             )
             self._followed.add(canonical_node)
-            for shards, entered in both[:1] if is_limited else both:
+            for shards, at_hand in both[:1] if is_limited else both:
                 is_recent = self._is_recent(shards, each.step)
                 self._asked[shards] = np.where(is_recent, self._asked[shards], each.step)
-                self._entered[shards] = np.where(is_recent, np.minimum(self._entered[shards], entered), entered)
+                self._entered[shards] = np.where(is_recent, np.minimum(self._entered[shards], at_hand), at_hand)
                 self._home[shards] = each.node
                 self._is_asked[nodes, shards] = True
 

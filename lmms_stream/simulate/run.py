@@ -94,11 +94,12 @@ def simulate(
 
 def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simulation:
     """The same, of sources that are open."""
-    if cluster.peers and any(limit is not None for limit in sources.limits_on(cluster).values()):
+    is_limited = any(limit is not None for limit in sources.limits_on(cluster).values())
+    if cluster.peers and is_limited:
         raise ConfigError(
             "what peers still have under a cache limit is not simulated: leave out peers (--no-peers), or the limit"
         )
-    config = _step_config(sources, cluster, steps)
+    config = _step_config(sources, cluster, steps, is_limited=is_limited)
     started = time.monotonic()
     total = _count_steps(sources, steps)
     counted_s = time.monotonic() - started
@@ -107,7 +108,8 @@ def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simula
     list(needs.walk(sources.mixture.start(), 1))
     planned_s = time.monotonic() - started
     num_items = _items_ahead(sources, cluster, config)
-    ahead = packs_ahead(config, num_workers=cluster.num_workers, num_items=num_items)
+    limited = _step_config(sources, cluster, steps, is_limited=True)  # whose least cache is told
+    ahead = packs_ahead(limited, num_workers=cluster.num_workers, num_items=_items_ahead(sources, cluster, limited))
     asked_ahead = steps_asked_ahead(config, num_workers=cluster.num_workers, num_items=num_items)
     taken_ahead = num_items * config.packs_per_item * max(1, cluster.num_workers) // config.micro_batches
     windows = _windows(sources, steps, total)
@@ -117,13 +119,14 @@ def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simula
     return measured.figures(config, num_steps=total, packs_ahead=ahead, planned_s=planned_s, counted_s=counted_s)
 
 
-def _step_config(sources: Sources, cluster: Cluster, steps: Steps) -> StepConfig:
+def _step_config(sources: Sources, cluster: Cluster, steps: Steps, *, is_limited: bool) -> StepConfig:
+    """What loaders do at a time; see in_whole_steps."""
     check_global_batch(steps.global_batch, cluster.world.num_groups)
     config = StepConfig(global_batch=steps.global_batch, world=cluster.world, drop_last=steps.drop_last)
     if not sources.fills:
         return config
     longest = max(plan.packing.packing_length for plan in sources.plans.values())
-    return in_whole_steps(config, packing_length=longest)
+    return in_whole_steps(config, packing_length=longest, is_limited=is_limited)
 
 
 def _items_ahead(sources: Sources, cluster: Cluster, config: StepConfig) -> int:

@@ -25,6 +25,7 @@ KEPT: dict[str, Callable[[Rows], Any]] = {
     "slice": lambda rows: rows[2][:, 10:20][:, 2:],
     "tensor": lambda rows: torch.from_numpy(rows[2][:, 10:20]),
     "slice of a tensor": lambda rows: torch.from_numpy(rows[2])[0, 5:],
+    "piece of a tensor": lambda rows: torch.unsafe_split_with_sizes(torch.from_numpy(rows[2]), [10, 90], dim=1)[1],
     "array of a tensor": lambda rows: torch.from_numpy(rows[2][:, 10:20]).numpy()[0],
 }
 
@@ -108,3 +109,16 @@ def test_without_workers_the_batches_of_a_step_are_made_as_they_are_asked_for(
     made = [len(asked) for _ in zip(range(8), batches, strict=False)]
     assert loader.micro_batches == 8
     assert made == [1, 1, 2, 2, 3, 3, 4, 4]  # two packs at a time
+
+
+def test_a_batch_may_be_changed_while_another_of_its_step_waits_for_its_gradients(tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=100, longest=100)
+    packing = PackingConfig(packing_length=512)
+    dataset = PackedDataset([StreamConfig(local=tmp_path)], processor=TokensProcessor(), packing=packing)
+    first, second, *_ = PackedLoader(dataset, global_batch=4)
+    assert first.input_ids.untyped_storage().data_ptr() == second.input_ids.untyped_storage().data_ptr()
+    embedding = torch.nn.Embedding(1 + int(first.input_ids.max()), 2)
+    loss = embedding(first.input_ids).sum()
+    second.input_ids.zero_()
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert embedding.weight.grad is not None

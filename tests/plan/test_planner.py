@@ -91,7 +91,7 @@ def cases(draw: st.DrawFn) -> Case:
         global_batch=global_batch,
         world=world,
         drop_last=draw(st.booleans()),
-        packs_per_item=draw(st.sampled_from([1, micro_batches])),
+        packs_per_item=draw(st.sampled_from([1, micro_batches, 3 * micro_batches])),
         packs_per_work=draw(st.integers(1, 4)),
     )
     cursor = mixture.skip(mixture.start(), draw(st.integers(0, 6)), global_batch=global_batch)
