@@ -110,8 +110,8 @@ def show_ranks(args: argparse.Namespace) -> float:
         cells = [f"{dealt_ms:.3f}", f"{whole_ms:.2f}", f"{later:.2f}", f"{with_replay_ms - without_ms:.0f}"]
         rows.append([f"{world_size:,}", f"{batch:,}", *cells, f"{len(expected):,}"])
     columns = [
-        "ranks", "packs a step", "dealt, ms a step", "all a rank does, first steps", "later", "blocks replayed, ms once",
-        "samples, each once",
+        "ranks", "packs a step", "dealt, ms a step", "all a rank does, first steps", "later",
+        "blocks replayed, ms once", "samples, each once",
     ]  # fmt: skip
     print_table(f"{args.steps} steps of {args.packs_per_rank} packs a rank, planned by each rank", columns, rows)
     return dealt_ms

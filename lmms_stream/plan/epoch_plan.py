@@ -115,13 +115,13 @@ class EpochPlan:
 
     def _locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Canonical node, block and position in the block of each pack."""
-        phase, last = np.searchsorted(self._phase_starts, numbers[[0, -1]], side="right") - 1
-        if phase == last:
-            nodes, positions = self._in_phase(phase, numbers)
+        first, last = (np.searchsorted(self._phase_starts, numbers[[0, -1]], side="right") - 1).tolist()
+        if first == last:
+            nodes, positions = self._in_phase(first, numbers)
         else:
             nodes, positions = np.empty_like(numbers), np.empty_like(numbers)
             phases = np.searchsorted(self._phase_starts, numbers, side="right") - 1
-            for phase in range(phase, last + 1):
+            for phase in range(first, last + 1):
                 here = phases == phase
                 nodes[here], positions[here] = self._in_phase(phase, numbers[here])
         found = np.searchsorted(self._block_keys, nodes << _NODE_BITS | positions, side="right") - 1
