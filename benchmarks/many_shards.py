@@ -150,9 +150,9 @@ def show_simulation(setting: Setting, nodes: int) -> None:
     mine = dataclasses.replace(setting, canonical_nodes=nodes)
     (seconds, cpu_s, told), peak = in_fresh_process(simulated, mine, imported=IMPORTED, timeout_s=1800)
     print(
-        f"\nsimulate, {nodes} canonical nodes, packs counted before: {told.num_steps_seen:,} of {told.num_steps:,} "
-        f"steps looked at in {seconds:.0f} s ({cpu_s:.0f} s of the CPU), {peak.anonymous / MIB:,.0f} MiB of private "
-        f"memory, {peak.resident / MIB:,.0f} with what is mapped; {told.copies:.2f} downloads of a shard"
+        f"\nsimulate, {nodes} canonical nodes, packs counted: {told.num_steps_seen:,} of {told.num_steps:,} steps "
+        f"in {seconds:.0f} s ({cpu_s:.0f} s of the CPU), {peak.anonymous / MIB:,.0f} MiB of private memory, "
+        f"{peak.resident / MIB:,.0f} with what is mapped; {told.copies:.2f} downloads of a shard"
     )
 
 

@@ -115,7 +115,8 @@ class EpochPlan:
 
     def _locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Canonical node, block and position in the block of each pack."""
-        first, last = np.searchsorted(self._phase_starts, [numbers.min(), numbers.max()], side="right") - 1
+        bounds = [numbers.min(), numbers.max()]
+        first, last = (np.searchsorted(self._phase_starts, bounds, side="right") - 1).tolist()
         if first == last:
             nodes, positions = self._in_phase(first, numbers)
         else:

@@ -28,6 +28,7 @@ from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 
 from ..proxy import FaultProxy
+from ..rounds import in_long_rounds
 
 SHARDS = 4000
 Change = Callable[[dict[str, Any], dict[str, Any]], Any]
@@ -121,6 +122,7 @@ class Numbers:
         raise NotImplementedError
 
 
+@in_long_rounds
 def test_samples_of_a_long_index_are_measured_through_its_table(
     long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
