@@ -18,7 +18,7 @@ from ..cluster.lock_step import serve_barrier
 from ..conftest import write_tokens
 from ..processes import start_module
 from ..proxy import FaultProxy
-from ..rounds import LONG
+from ..rounds import in_long_rounds
 from ..storage.test_room import upload_tokens
 from .peer_reading import BARRIER
 
@@ -44,8 +44,9 @@ def read_all(url: str, folder: Path, *, has_peers: bool) -> list[dict[str, Any]]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_NODES)]
 
 
+@in_long_rounds
 @pytest.mark.timeout(360)
-@pytest.mark.parametrize("compression", ["zstd", *([None] if LONG else [])])
+@pytest.mark.parametrize("compression", ["zstd", None])
 def test_nodes_that_share_a_shuffle_fetch_each_shard_from_the_store_once(
     proxy: FaultProxy, s3_folder: str, tmp_path: Path, compression: str | None
 ) -> None:
