@@ -126,7 +126,7 @@ class Replay:
         self._last_use = np.zeros((num_nodes, num_shards), np.int32)
         self._last_use_anywhere = np.zeros(num_shards, np.int64)
         self._asked = np.full(num_shards, -1, np.int64)  # the step that a shard is requested with, by its block
-        self._entered = np.full(num_shards, _LATER, np.int64)  # and that from which on it gives way to no other
+        self._at_hand = np.full(num_shards, _LATER, np.int64)  # and that from which on it gives way to no other
         self._home = np.full(num_shards, EVERY_NODE, np.int64)
         self._begun = -steps_ahead  # the step that loaders began with
         self._is_anywhere = np.zeros(num_shards, bool) if peers else None
@@ -177,7 +177,7 @@ class Replay:
             for shards, at_hand in both[:1] if is_limited else both:
                 is_recent = self._is_recent(shards, each.step)
                 self._asked[shards] = np.where(is_recent, self._asked[shards], each.step)
-                self._entered[shards] = np.where(is_recent, np.minimum(self._entered[shards], at_hand), at_hand)
+                self._at_hand[shards] = np.where(is_recent, np.minimum(self._at_hand[shards], at_hand), at_hand)
                 self._home[shards] = each.node
                 self._is_asked[nodes, shards] = True
 
@@ -202,7 +202,7 @@ class Replay:
         is_asked = (asked >= 0) & ((self._home[shards] == nodes) | (self._home[shards] == EVERY_NODE))
         released, at_hand = (
             np.maximum(np.minimum(steps, np.where(is_asked, each, steps)) - self._steps_ahead, self._begun)
-            for each in (asked, self._entered[shards])
+            for each in (asked, self._at_hand[shards])
         )
         again = self._first_use[nodes, shards] <= steps
         if self._is_anywhere is None:

@@ -25,6 +25,7 @@ from lmms_stream.simulate.cluster import parse_bandwidth, parse_seconds
 from lmms_stream.simulate.compare import advise, parse_settings
 from lmms_stream.simulate.kernels import use_needed_last
 from lmms_stream.simulate.links import Link, wait_for_links
+from lmms_stream.simulate.measured import PAYLOAD
 from lmms_stream.simulate.run import Steps, simulate_sources
 from lmms_stream.simulate.sources import Sources
 from lmms_stream.storage.fetch_config import FetchConfig
@@ -147,6 +148,18 @@ def test_a_link_that_is_fast_enough_makes_no_step_wait_and_half_of_it_does(folde
         return simulate(dataset, cluster, global_batch=8).wait_share
 
     assert wait_share(1.05 * needed) <= 0.01 < wait_share(needed / 2)
+
+
+def test_the_first_step_waits_for_the_first_blocks_alone(folder: Path) -> None:
+    dataset = dataset_of(folder, block=500)
+    cluster = Cluster(num_nodes=2, gpus_per_node=1, num_workers=0, bandwidth="1mbit", latency_s=0.0)
+    told = simulate(dataset, cluster, global_batch=16)
+    firsts = {
+        half: {shard for node in half for shard in dataset.plan.shards_of_block(0, node, 0).tolist()}
+        for half in ((0, 1), (2, 3))
+    }
+    num_bytes = max(sum(dataset.shard_infos[shard].size for shard in shards) for shards in firsts.values())
+    assert 0.8 < told.first_wait_s * PAYLOAD * cluster.bytes_per_s / num_bytes < 1.001  # it needs nearly all of them
 
 
 def test_windows_of_a_long_run_tell_what_all_steps_do(folder: Path) -> None:

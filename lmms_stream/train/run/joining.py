@@ -27,7 +27,7 @@ def join_ranks(backend: str, device: torch.device, *, timeout_s: float) -> None:
     timeout = datetime.timedelta(seconds=timeout_s)
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    store = dist.PrefixStore("default_pg", store)  # as init_process_group does with one that it makes
+    store = dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]  # as init_process_group does
     if store.add(_NUM_CAME, 1) >= world_size:
         store.set(_ALL_CAME, "yes")
     store.wait([_ALL_CAME])
