@@ -56,7 +56,7 @@ class PartReport:
 def convert_part(
     sources: Sequence[str | Path],
     target: str,
-    part: Part,
+    part: Part | str,
     *,
     num_workers: int | None = None,
     overwrite: bool = False,
@@ -70,13 +70,14 @@ def convert_part(
 ) -> PartReport:
     """Encode what `part` has of the sources, and keep it below `target` for `convert` with the same arguments.
 
-    The arguments are those of `convert`; sources are names alone. The same call goes on where one was ended. All parts
-    must be given the same sources and options, under the same names. engine: "ray" has workers of a cluster encode,
-    which share nothing but the target. overwrite: encode the part again, and let a dataset, or parts of another
-    conversion, be at the target; `convert` with overwrite replaces them.
+    part: as "3/16". The other arguments are those of `convert`; sources are names alone. The same call goes on where
+    one was ended. All parts must be given the same sources and options, under the same names. engine: "ray" has workers
+    of a cluster encode, which share nothing but the target. overwrite: encode the part again, and let a dataset, or
+    parts of another conversion, be at the target; `convert` with overwrite replaces them.
     Raises what `convert` raises.
     """
     started = time.monotonic()
+    part = Part.parse(part) if isinstance(part, str) else part
     options = replace(options or ConvertOptions(), **changes)
     progress = progress or Progress()
     if weighted_parts(sources, options):

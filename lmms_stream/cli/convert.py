@@ -53,7 +53,6 @@ def _run(options: argparse.Namespace) -> int:
     from ..converters.append import append
     from ..converters.convert import Progress, convert
     from ..converters.part import convert_part
-    from ..converters.writing.shares import Part
     from ..processors.parallelism import tokenize_in_one_thread
     from .console import bar, print_found, print_next, print_record
     from .console_datasets import print_notes
@@ -75,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
             "engine": options.engine, "ray_address": options.ray_address, "ray_timeout_s": options.ray_timeout
         }  # fmt: skip
         if options.part:
-            part = convert_part(options.sources, options.target, Part.parse(options.part), **asked, **on_engine)
+            part = convert_part(options.sources, options.target, options.part, **asked, **on_engine)
         elif options.append:
             added = append(options.sources, options.target, **asked, **on_engine)
         else:

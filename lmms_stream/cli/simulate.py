@@ -28,9 +28,9 @@ EXAMPLES = (
     "--canonical-nodes 512 --block-size 65536 --bandwidth 10gbit --compare shard_bytes=32mb,256mb",
 )
 DESCRIPTION = """\
-a dataset that does not exist yet is described in a YAML file (sources.yaml above):
+a dataset that does not exist yet is described in a YAML file (sources.yaml):
   sources:
-    web: {tokens: 10t, percentiles: {5: 120, 50: 700, 95: 4600}, shard_bytes: 64mb}
+    web: {tokens: 10t, percentiles: {5: 120, 95: 4600}, shard_bytes: 64mb}
     code: {samples: 1.5b, mean_length: 2000, compression: 0.6}
   weights: {web: 0.7, code: 0.3}  # as in a run; without, each is read once"""
 

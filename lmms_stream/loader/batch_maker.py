@@ -186,8 +186,7 @@ class BatchMaker:
         rows = self._memory.rows(int(ends[-1]))
         addresses = dataset.pack_reader.addresses(segments.shard_ids)
         columns, fill = dataset.one.shards[0].columns, self._fillers[work.source].fill_packs
-        ids = {*segments.sample_ids.tolist()} if self.left_out else ()
-        left_out = [each for each in ids if self._is_left_out(work, each)]
+        left_out = [each for each in {*segments.sample_ids.tolist()} if self.left_out and self._is_left_out(work, each)]
         while True:
             try:
                 learnt = fill_with_padding(fill, columns, addresses, segments, rows, left_out=left_out)
@@ -208,9 +207,9 @@ class BatchMaker:
                 labels=labels,
                 position_ids=position_ids,
                 cu_seqlens=cu_seqlens,
+                sample_ids=sample_ids,
                 max_seqlen=longest[pack],
                 num_loss_tokens=num_loss_tokens[pack],
-                sample_ids=sample_ids,
                 source=work.source,
                 step=work.step,
                 micro_batch=micro_batch,

@@ -59,7 +59,7 @@ def test_totals_before_a_position_are_those_of_the_samples_before_it(sizes: list
 
 
 def test_lengths_follow_the_description() -> None:
-    points = {5: 120, 50: 700, 95: 4600}
+    points: dict[float, float] = {5: 120, 50: 700, 95: 4600}
     table = DescribedSource(samples=10, percentiles=points).table(0)
     assert len(table) == TABLE
     assert np.percentile(table, [*points]).round().tolist() == [*points.values()]
