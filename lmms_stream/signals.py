@@ -41,6 +41,12 @@ class StopSignal:
         self.is_received = True
 
 
+def outlive_stop_signals() -> None:
+    """Take no notice of them: a server of forked processes, which would be taken for dead without it, lives as long."""
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def outlive_stop_signal(worker: int) -> None:
     """Let a loader worker go on for a while when its whole job is told to stop: the run still takes its batches.
 

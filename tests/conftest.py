@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -73,6 +76,34 @@ def s3() -> Iterator[str]:
     """A URL below which tests may write; the environment is set so that child processes reach the server too."""
     with s3_endpoint():
         yield f"s3://{S3_BUCKET}"
+
+
+@pytest.fixture(autouse=True)
+def own_shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let go of what MosaicML's library holds for good: three files of shared memory for every dataset that is open.
+
+    It keeps those of each dataset, and all that it found of others while it looked for a number that is free, until the
+    process ends: after some dozens of tests that is more files than select() can wait for. And the processes of a run
+    have numbers of their own, since two that took the same one at the same moment would both fail.
+    """
+    first = 1000 * (1 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
+    monkeypatch.setattr("streaming.base.shared.prefix._each_prefix_int", lambda: count(first))
+    held: list[Callable[[], None]] = []
+    monkeypatch.setattr("streaming.base.shared.memory.atexit", SimpleNamespace(register=held.append))
+    yield
+    if in_use := [let_go for let_go in held if not _done(let_go)]:
+        gc.collect()  # arrays that lie in it
+        for let_go in in_use:  # again; what a dataset that outlives its test holds, it keeps
+            _done(let_go)
+
+
+def _done(let_go: Callable[[], None]) -> bool:
+    """Let shared memory go, unless arrays lie in it; whether that is so."""
+    try:
+        let_go()
+    except BufferError:
+        return False
+    return True
 
 
 def prefix_of(request: pytest.FixtureRequest) -> str:

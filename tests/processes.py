@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import multiprocessing
+import multiprocessing.util
 import os
 import runpy
 import signal
@@ -31,6 +32,7 @@ GRACE_S = 30.0  # from SIGTERM to SIGKILL, as torchrun gives
 TOGETHER_S = 1.0  # from the end of one rank, with an error, to SIGTERM for the others
 PROCESSES: ForkServerContext = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.preloaded"])
+multiprocessing.util.get_temp_dir()  # the server's for good, before a test has a folder of its own for temporary files
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}  # of child processes
 
 
@@ -168,6 +170,7 @@ def _be_module(
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     faulthandler.register(signal.SIGUSR2)  # see Job.wait
     multiprocessing.set_start_method(None, force=True)  # the platform's, where the server's would be inherited
+    multiprocessing.set_forkserver_preload(["__main__"])  # what an interpreter begins with
     tempfile.tempdir = None  # of the environment, and not the server's
     sys.argv = [module, *arguments]
     try:

@@ -16,7 +16,6 @@ import fcntl
 import json
 import os
 import re
-import select
 import socket
 import struct
 import subprocess
@@ -30,6 +29,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import wait
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -339,7 +339,7 @@ class _Handler(BaseHTTPRequestHandler):
         deadline = None if seconds is None else time.monotonic() + seconds
         while deadline is None or time.monotonic() < deadline:
             left = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-            if select.select([self.connection], [], [], left)[0]:
+            if wait([self.connection], left):
                 if not self.connection.recv(1, socket.MSG_PEEK):
                     return False
                 time.sleep(min(left, 0.05))  # the rest of an upload waits to be read

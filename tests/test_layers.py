@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "processors/media": BASE,
     "processors/families": {*BASE, "processors/media"},
     "processors": {*BASE, "processors/media", "processors/families"},
-    "processes": {"errors", "processors"},
+    "processes": {"errors", "signals", "processors"},
     "mds": {*BASE, "plan", "storage", "processors", "processes"},
     "converters/media": {"errors", "storage", "processors/media"},
     "converters/rows": {*BASE, "processors", "processes", "converters/media", "converters/sources"},

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 
 from ..errors import ConfigError, StorageError
 
@@ -36,8 +36,7 @@ def moto_server() -> Iterator[str]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
-            answered = select.select([server.stdout], [], [], START_S)[0]
-            url = server.stdout.readline().strip() if answered else ""
+            url = server.stdout.readline().strip() if wait([server.stdout.fileno()], START_S) else ""
             if not url:
                 raise ConfigError("the S3 server of the demo does not start: pip install 'lmms-stream[demo]'")
             yield url

@@ -9,7 +9,7 @@ batch_maker     the batch of a pack; collate: samples -> batch; media_inputs: of
 pack_collator   several packs of a dataset -> one batch, for a plain DataLoader
 wire            batches on their way to the loader
 workers         worker processes; worker_start: that all run; worker_counts: what they fetched; worker_end: how they end
-worker_server   a process that workers are forked from; preloaded: what it imports
+worker_server   a process that workers are forked from
 delivery        where a loader stands
 bad_samples     which errors are of one sample; left_out_list, drop_list: lists on disk; masked_packs: packs without
 sample_clock    how long a worker is at a sample

@@ -22,9 +22,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
+from ..processes.fork_server import start_fork_server
 from ..signals import outlive_stop_signal
 
-PRELOADED = "lmms_stream.loader.preloaded"  # what the server imports
 NEEDED = ("tokenizers", "torch.utils.data", "lmms_stream.loader.worker", "lmms_stream.processors.chat")
 _LOST_STATUS = 1
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
@@ -45,8 +45,7 @@ def without_blas_threads() -> Iterator[None]:
 
 def start_worker_server() -> None:
     """Have the server running, or about to, as an interpreter of its own: this does not wait for it."""
-    multiprocessing.set_forkserver_preload([PRELOADED])
-    forkserver.ensure_running()
+    start_fork_server(NEEDED)
 
 
 def fork_worker_server() -> None:
@@ -150,9 +149,3 @@ def _watch(iterator: weakref.ref[Any], workers: list[BaseProcess]) -> None:
                         os.kill(cast(int, workers[other].pid), signal.SIGKILL)
                 batches._worker_result_queue._writer.close()
                 return
-
-
-def outlive_stop_signals() -> None:
-    """What the server does first: it lives as long as its rank, whose workers would be taken for dead without it."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """Processes that do tasks for the command that started them: tasks out, results in, whichever is done first.
 
-What they do with a task is an object that is sent to each of them once. They are spawned, because tokenizers and
-threads do not survive a fork, and they end with the command however that ends.
+What they do with a task is an object that is sent to each of them once. They are forked from a server, because
+tokenizers and threads of the command would not survive a fork, and they end with the command however that ends.
 """
 
 from __future__ import annotations
@@ -9,20 +9,25 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection, get_context, resource_tracker
+from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..processors.parallelism import ONE_THREAD
+from .fork_server import start_context
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+_SLOW = ("transformers.models.auto.tokenization_auto", "transformers.models.auto.processing_auto")  # to import
 Job = Callable[[Task, Callable[[int], None]], Result]  # what is done with a task; it may tell how much it has done
 
 
@@ -174,34 +179,75 @@ def _started(job: Any, num_workers: int) -> Iterator[dict[connection.Connection,
         pickled = pickle.dumps(job)
     except Exception as error:
         raise ConfigError(f"the processor cannot be sent to other processes ({error!r}): pass num_workers=1") from error
-    workers: dict[connection.Connection, BaseProcess] = {}
-
-    def start() -> None:
-        # Started first, because its start would unblock the signal that is blocked below.
-        resource_tracker.ensure_running()
-        # Workers inherit this: Ctrl-C ends the command, and the command its workers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        for _ in range(num_workers):
-            pipe, theirs = connection.Pipe()
-            worker = get_context("spawn").Process(target=_work, args=(theirs, pickled), daemon=True)
-            worker.start()
-            theirs.close()
-            workers[pipe] = worker
-
+    workers = _Workers(job, pickled, num_workers)
     try:
-        # Interrupts are raised in the main thread, so that none cuts a start short.
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(start).result()
-        yield workers
+        yield workers.started()
     finally:
-        for pipe, worker in workers.items():
+        workers.end()
+
+
+class _Workers:
+    """Started in a thread, since interrupts are raised in the main one, where they would cut a start short.
+
+    That thread is not waited for where a command is interrupted: it ends what it has started by itself.
+    """
+
+    def __init__(self, job: Any, pickled: bytes, num_workers: int):
+        # The server imports once what every worker needs: what the job is made of, and what this process took.
+        self._needed = [type(job).__module__, *(name for name in _SLOW if name in sys.modules)]
+        self._told = (pickled, dict(os.environ))
+        self._num_workers = num_workers
+        self._workers: dict[connection.Connection, BaseProcess] = {}
+        self._lock = threading.Lock()
+        self._are_unwanted = False
+        self._started: Future[None] = Future()
+
+    def started(self) -> dict[connection.Connection, BaseProcess]:
+        threading.Thread(target=self._start, name="lmms-start", daemon=True).start()
+        self._started.result()
+        return self._workers
+
+    def end(self) -> None:
+        with self._lock:
+            self._are_unwanted = True
+            if self._started.done():
+                self._kill()
+
+    def _start(self) -> None:
+        error: BaseException | None = None
+        try:
+            # Started first, because its start would unblock the signal that is blocked below.
+            resource_tracker.ensure_running()
+            # Workers inherit this: Ctrl-C ends the command, and the command its workers.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            context = start_context(self._needed)
+            while len(self._workers) < self._num_workers and not self._are_unwanted:
+                pipe, theirs = connection.Pipe()
+                worker = context.Process(target=_work, args=(theirs, *self._told), daemon=True)
+                worker.start()
+                theirs.close()
+                self._workers[pipe] = worker
+        except BaseException as caught:  # noqa: BLE001 - it is raised where the workers are waited for
+            error = caught
+        with self._lock:
+            if self._are_unwanted:
+                self._kill()
+            self._started.set_result(None) if error is None else self._started.set_exception(error)
+
+    def _kill(self) -> None:
+        for pipe, worker in self._workers.items():
             worker.kill()
             worker.join()
             pipe.close()
 
 
-def _work(pipe: connection.Connection, pickled: bytes) -> None:
+def _work(pipe: connection.Connection, pickled: bytes, environment: dict[str, str]) -> None:
     """A worker: tasks in; counts, results and errors out. It ends when nobody listens any more."""
+    os.environ.clear()  # the server's, which began with what the command had then
+    os.environ.update(environment)
+    tempfile.tempdir = None  # it follows from the environment
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the command, and the command its workers
     doing: Doing[Any] = Doing(pickled)
     with suppress(EOFError, ConnectionError):
         while True:

@@ -15,7 +15,6 @@ import hmac
 import json
 import os
 import pickle
-import select
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ import weakref
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from multiprocessing.connection import wait
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import IO, Any
@@ -126,8 +126,7 @@ class PeerServer:
     def _await(self, line: bytes, *, timeout_s: float) -> None:
         out = self._process.stdout
         assert out is not None
-        ready, _, _ = select.select([out], [], [], timeout_s)
-        if not ready or os.read(out.fileno(), len(line)) != line:
+        if not wait([out.fileno()], timeout_s) or os.read(out.fileno(), len(line)) != line:
             self.close()
             raise StorageError(
                 f"the server for peers did not start within {timeout_s:g} s (exit status {self._process.returncode}): "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import select
 import struct
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import termios
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from multiprocessing.connection import wait
 
 COMMAND_S = 60.0
 
@@ -41,7 +41,7 @@ def _read(file: int, *, until: float) -> str:
     """What comes, to its end."""
     found = b""
     while True:
-        ready, _, _ = select.select([file], [], [], max(0.0, until - time.monotonic()))
+        ready = wait([file], max(0.0, until - time.monotonic()))
         assert ready, f"the command takes longer than {COMMAND_S:.0f} s; so far it wrote {found!r}"
         with suppress(OSError):  # Linux says so where the other side is closed
             if chunk := os.read(file, 1 << 16):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,10 @@ from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.storage import Storage, open_storage
 from streaming import StreamingDataset
 
-from ..processes import PROCESSES
 from ..rounds import rounds
 from .round_trip_cases import JSON, TEXT_CASES, Case, Row
 from .round_trip_media import FILES, MEDIA_CASES
 from .round_trip_sources import LOCAL, REMOTE, Written, write_media
-
-READ_TOGETHER = 20  # datasets that one process reads
 
 
 def pairs(sources: Iterable[tuple[str, tuple[str, Any]]]) -> list[Any]:
@@ -57,38 +52,7 @@ def seen(sample: Row) -> Row:
     return values
 
 
-def answer_plainly(pipe: Connection) -> None:
-    """For each folder, all samples as MosaicML's own class reads them."""
-    with suppress(EOFError):  # nobody asks any more
-        for _ in range(READ_TOGETHER):
-            pipe.send(list(StreamingDataset(local=pipe.recv(), batch_size=1, shuffle=False)))
-
-
-class PlainReader:
-    """Reads in processes that end, because a StreamingDataset keeps some forty files open until its process does."""
-
-    def __init__(self) -> None:
-        self._num_read = 0
-
-    def read(self, folder: Path) -> list[Row]:
-        if self._num_read % READ_TOGETHER == 0:
-            self._pipe, theirs = PROCESSES.Pipe()
-            process = PROCESSES.Process(target=answer_plainly, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-        self._num_read += 1
-        self._pipe.send(str(folder))
-        assert self._pipe.poll(60)
-        samples: list[Row] = self._pipe.recv()
-        return samples
-
-
-@pytest.fixture(scope="module")
-def plain_reader() -> PlainReader:
-    return PlainReader()
-
-
-def check(case: Case, kind: str, written: Written, *, media: Path, out: Path, plain_reader: PlainReader) -> None:
+def check(case: Case, kind: str, written: Written, *, media: Path, out: Path) -> None:
     spec, options = written
     asked: dict[str, Any] = {"media_root": str(media)} | case.options | options
     quote = asked.pop("quote", None)
@@ -101,7 +65,7 @@ def check(case: Case, kind: str, written: Written, *, media: Path, out: Path, pl
     assert (report.num_rows, report.num_rejected) == (len(wanted), 0)
     ours = PackedStreamingDataset(out)
     assert [seen(ours[number]) for number in range(len(ours))] == wanted
-    assert [seen(sample) for sample in plain_reader.read(out)] == wanted
+    assert [seen(sample) for sample in StreamingDataset(local=str(out), batch_size=1, shuffle=False)] == wanted
     assert verify_dataset(str(out), deep=True, num_workers=1).problems == ()
 
 
@@ -116,10 +80,10 @@ def offline_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("offline_hub")
 @pytest.mark.parametrize(("source", "case"), pairs(LOCAL.items()))
-def test_rows_come_back_as_they_were(source: str, case: Case, tmp_path: Path, plain_reader: PlainReader) -> None:
+def test_rows_come_back_as_they_were(source: str, case: Case, tmp_path: Path) -> None:
     kind, write = LOCAL[source]
     media = write_media(tmp_path)
-    check(case, kind, write(case.rows, tmp_path), media=media, out=tmp_path / "out", plain_reader=plain_reader)
+    check(case, kind, write(case.rows, tmp_path), media=media, out=tmp_path / "out")
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +97,8 @@ def bucket(s3: str) -> Storage:
 
 @pytest.mark.parametrize(("source", "case"), pairs(REMOTE.items()))
 def test_rows_of_an_object_store_come_back_as_they_were(
-    source: str, case: Case, tmp_path: Path, bucket: Storage, plain_reader: PlainReader
+    source: str, case: Case, tmp_path: Path, bucket: Storage
 ) -> None:
     kind, write = REMOTE[source]
     written = write(case.rows, tmp_path, bucket, f"{source}-{case.name}")
-    check(case, kind, written, media=tmp_path, out=tmp_path / "out", plain_reader=plain_reader)
+    check(case, kind, written, media=tmp_path, out=tmp_path / "out")

@@ -29,7 +29,10 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasureConfig:
-    """How long to measure: NUM_ROUNDS rounds of `steps` steps each, after warmup_steps; `seconds` at most of each."""
+    """How long to measure: NUM_ROUNDS rounds of `steps` steps each, after warmup_steps; `seconds` at most of each.
+
+    Workers hand over several short steps at once, so a round has as many more that it has whole items of every worker.
+    """
 
     steps: int = 10
     warmup_steps: int = 3
@@ -77,8 +80,8 @@ class _Measurement:
         cast(Any, trainer.parts).saver = cast(Any, trainer).run_log = _Nowhere()
 
     def rates(self) -> Rates:
-        trainer, config = self._trainer, self._config
-        about = f"{NUM_ROUNDS} rounds of {config.steps} steps, at most {config.seconds:g} s"
+        trainer = self._trainer
+        about = self._about(trainer.loader)
         self._tell(f"the loader alone, {trainer.config.num_workers} workers a rank: {about}")
         loader, packs = self._loader_alone(trainer.loader, num_candidates=NUM_CANDIDATES)
         self._tell("the model is built")
@@ -92,10 +95,14 @@ class _Measurement:
         if limit_of(rates) not in ("data", "shared"):
             return rates
         num_workers = max(1, 2 * trainer.config.num_workers)
-        self._tell(f"the loader alone, {num_workers} workers a rank: {about}")
         larger = trainer.data.train_loader(num_workers=num_workers)
+        self._tell(f"the loader alone, {num_workers} workers a rank: {self._about(larger)}")
         larger.load_state_dict(trainer.data.cursor())
         return replace(rates, more_workers=self._loader_alone(larger, num_candidates=0)[0])
+
+    def _about(self, loader: PackedLoader) -> str:
+        num_steps, seconds = self._round_steps(loader), self._config.seconds
+        return f"{NUM_ROUNDS} rounds of {num_steps} steps, at most {seconds:g} s"
 
     def _loader_alone(self, loader: PackedLoader, *, num_candidates: int) -> tuple[LoaderRates, list[Batch]]:
         """Its rates, and the packs of a step that stands for others."""
@@ -122,8 +129,8 @@ class _Measurement:
         deadline = _Deadline(self._config.seconds / NUM_ROUNDS)
         fetched, cpu_s, begun = loader.fetched, loader_cpu_s(loader.num_workers), time.monotonic()
         num_tokens = num_packs = num_steps = 0
-        is_over = False
-        while num_steps < self._config.steps and not is_over:
+        wanted, is_over = self._round_steps(loader), False
+        while num_steps < wanted and not is_over:
             packs = next(steps)
             num_tokens += int(segment_lengths(packs).sum())
             num_packs += sum(len(pack.sample_ids) > 0 for pack in packs)
@@ -133,12 +140,13 @@ class _Measurement:
                 candidates.append(packs)
         seconds, cpu_s = time.monotonic() - begun, loader_cpu_s(loader.num_workers) - cpu_s
         new = [now - before for now, before in zip(loader.fetched, fetched, strict=True)]
-        everyone = gather([num_tokens, num_packs, cpu_s, *new, seconds], self._world_size)
-        sums, readers = everyone.sum(dim=0).tolist(), self._trainer.world.replication
+        everyone = gather([seconds, num_tokens, num_packs, cpu_s, *new], self._world_size)
+        (_, *read, cpu_s), readers = everyone[:, :4].sum(dim=0).tolist(), self._trainer.world.replication
+        total = type(fetched)(*map(int, everyone[:, 4:].sum(dim=0).tolist()))
         return _Round(
-            num_tokens=sums[0] / readers, num_packs=sums[1] / readers, cpu_s=sums[2], hits=int(sums[3]),
-            misses=int(sums[4]), num_bytes=int(sums[5]), seconds=float(everyone[:, 6].max()),
-            is_cut_off=is_over and num_steps < self._config.steps,
+            num_tokens=read[0] / readers, num_packs=read[1] / readers, cpu_s=cpu_s, hits=total.hits,
+            misses=total.misses + total.from_peers, num_bytes=total.num_bytes + total.peer_bytes,
+            seconds=float(everyone[:, 0].max()), is_cut_off=is_over and num_steps < wanted,
         )  # fmt: skip
 
     def _agree(self, *flags: bool) -> list[bool]:
@@ -168,7 +176,7 @@ class _Measurement:
         records: list[dict[str, Any]] = []
         is_over = False
         while len(records) < NUM_ROUNDS and not is_over:
-            for _ in range(config.steps):
+            for _ in range(self._round_steps(self._trainer.loader)):
                 is_over = loop.train_step(next(taken))
                 if is_over:
                     break
@@ -177,15 +185,19 @@ class _Measurement:
 
     def _warmup_steps(self, loader: PackedLoader) -> int:
         """Those that are asked for; and what all workers have made at once, when they have begun."""
-        at_once = loader.num_workers * loader.settings.steps.packs_per_item
-        return max(self._config.warmup_steps, -(-at_once // loader.micro_batches))
+        return max(self._config.warmup_steps, -(-_at_once(loader) // loader.micro_batches))
+
+    def _round_steps(self, loader: PackedLoader) -> int:
+        """The steps of a round: those that are asked for, and what is left of the items that these are in."""
+        of_items = max(1, _at_once(loader) // loader.micro_batches)
+        return -(-self._config.steps // of_items) * of_items
 
     def _endless(self, loader: PackedLoader) -> Generator[Batch, None, None]:
         """Batches from where a loader stands, or from where the run began if its epoch ended during the measurement.
 
         A new epoch starts new workers. Of an epoch that is shorter than a measurement, that is part of the figures.
         """
-        num_steps = self._warmup_steps(loader) + NUM_ROUNDS * self._config.steps
+        num_steps = self._warmup_steps(loader) + NUM_ROUNDS * self._round_steps(loader)
         if loader.packs_left is not None and loader.steps_left < num_steps:
             loader.load_state_dict(self._begin)
         while True:
@@ -245,6 +257,11 @@ def _step_rates(records: Sequence[dict[str, Any]]) -> StepRates:
 def _again(packs: list[Batch]) -> Iterator[list[Batch]]:
     while True:
         yield packs
+
+
+def _at_once(loader: PackedLoader) -> int:
+    """Packs of an item of every worker."""
+    return max(1, loader.num_workers) * loader.settings.steps.packs_per_item
 
 
 def _num_bytes(packs: Sequence[Batch]) -> int:

@@ -41,8 +41,8 @@ class LoaderRates:
     """Batches as fast as they come, of all ranks; padding does not count as tokens.
 
     num_workers: of each rank. busy_cpus: CPU seconds that all loader workers take in a second (without workers: that
-    the ranks take themselves). fetched_mb_per_s: what came from stores. cache_hits, cache_misses: shards that were on
-    this node, and that were fetched; both are 0 where a dataset is read where it lies.
+    the ranks take themselves). fetched_mb_per_s: what came from stores and peers. cache_hits, cache_misses: shards
+    that were on this node, and that were fetched; both are 0 where a dataset is read where it lies.
     """
 
     num_workers: int

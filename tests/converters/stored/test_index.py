@@ -37,13 +37,12 @@ LIMIT_S = 120
 
 
 @pytest.fixture(autouse=True)
-def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Default cache folders of this process and of those that it starts lie in a folder of the test's own."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    return folder
+    with tempfile.TemporaryDirectory(prefix="index-") as folder:  # a short name, as a real one has
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
 
 
 def write_plain(folder: Path, *, texts: Sequence[str] | None = None, compression: str | None = None) -> Path:
@@ -355,12 +354,17 @@ def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) 
         time.sleep(0.005)
 
 
-def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    workers = []
+def server_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The process that the command's workers are forked from, where there is one yet."""
+    found = []
     for child in psutil.Process(process.pid).children():
         with suppress(psutil.Error):  # one that has just ended
-            workers += [child] if any("spawn_main" in word for word in child.cmdline()) else []
-    return workers
+            found += [child] if any("forkserver" in word for word in child.cmdline()) else []
+    return found
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [worker for server in server_of(process) for worker in server.children()]
 
 
 def num_kept(temporary_folder: Path) -> int:
@@ -403,6 +407,21 @@ def local_chats(chats: Path, tmp_path: Path) -> str:
     return str(tmp_path / "chats")
 
 
+def test_workers_need_no_server_where_the_name_of_the_temporary_folder_is_too_long_for_its_socket(
+    local_chats: str,
+    tokenizer: Path,
+    chat_processor: ChatProcessor,
+    chats_index: list[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    finish(local_chats, tokenizer)
+    assert all_index_bytes(local_chats, chat_processor) == chats_index
+
+
 def test_a_second_command_for_the_same_index_is_refused_at_once(
     local_chats: str,
     tokenizer: Path,
@@ -441,21 +460,24 @@ def test_a_worker_killed_from_outside_ends_the_command_with_one_line(
     assert all_index_bytes(local_chats, chat_processor) == chats_index
 
 
-@pytest.mark.parametrize("moment", ["while workers start", "while they measure"])
+@pytest.mark.parametrize("moment", ["while their server starts", "while workers start", "while they measure"])
 def test_an_interrupt_ends_the_command_without_a_traceback(
     moment: str, local_chats: str, tokenizer: Path, temporary_folder: Path
 ) -> None:
     with index_command(local_chats, tokenizer) as process:
-        if moment == "while workers start":
+        if moment == "while their server starts":
+            wait_until(lambda: server_of(process), process)
+        elif moment == "while workers start":
             wait_until(lambda: len(workers_of(process)) == 2, process)
         else:
             wait_until(lambda: num_kept(temporary_folder) > 4, process)
-        workers = workers_of(process)
+        workers = server_of(process) + workers_of(process)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, errors = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 130
         assert errors == "interrupted\n"
-        assert not [worker for worker in workers if worker.is_running()]
+        _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+        assert not alive
     if moment == "while they measure":
         measured = f"{num_kept(temporary_folder)} of {len(read_shards(local_chats))} shards were measured before"
         assert measured in finish(local_chats, tokenizer)

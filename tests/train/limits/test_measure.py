@@ -21,7 +21,7 @@ from ...rounds import in_long_rounds
 from ..runs import trainer_of, write_run
 
 MEASURED = MeasureConfig(steps=1, warmup_steps=1, seconds=30)
-PACK_S = 1.5  # that a worker waits for each pack
+PACK_S = 0.4  # that a worker waits for each pack
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def _group_ends() -> Iterator[None]:
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a tiny model on packs of 256 tokens, which would save and export."""
     folder = tmp_path_factory.mktemp("limits")
-    lengths = np.random.default_rng(0).integers(20, 60, 600).tolist()
+    lengths = np.random.default_rng(0).integers(20, 60, 4000).tolist()
     samples = [
         (np.full(length, number % 500, np.int32), np.array([[length // 2, length]], np.int32))
         for number, length in enumerate(lengths)
@@ -61,7 +61,7 @@ def test_a_run_whose_model_takes_long_is_not_limited_by_data(config: Path, tmp_p
     assert found["verdict"]["sentence"].startswith("data is not the limit: the loader alone makes ")
     assert found["loader"]["num_workers"] == 1
     assert found["more_workers"] is None
-    assert "the loader alone, 1 workers a rank: 3 rounds of 2 steps, at most 60 s" in done.stderr
+    assert "the loader alone, 1 workers a rank: 3 rounds of 4 steps, at most 60 s" in done.stderr
     assert not output.exists()
     assert not (config.parent / "default").exists()
 
@@ -78,5 +78,5 @@ def test_a_run_that_waits_for_data_is_limited_by_it_and_more_workers_are_tried(c
     assert rates.more_workers is not None
     assert rates.more_workers.num_workers == 2
     assert rates.both.wait_share.mean > rates.model.wait_share.mean == 0
-    assert lines[-1] == "the loader alone, 2 workers a rank: 3 rounds of 1 steps, at most 30 s"
+    assert lines[-1] == "the loader alone, 2 workers a rank: 3 rounds of 2 steps, at most 30 s"
     assert not output.exists()
