@@ -14,6 +14,7 @@ from lmms_stream.train.report.train_log import read_log
 from tests.conftest import last_words, write_tokens
 from tests.train.runs import write_run
 
+from ..rounds import in_long_rounds
 from .callbacks_job import BEST_STEP
 from .launcher import run_job
 
@@ -46,6 +47,7 @@ def seen(folder: Path, run: str) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{run}-{rank}.json").read_text()) for rank in range(2)]
 
 
+@in_long_rounds
 def test_a_run_stops_early_where_it_would_have_if_it_had_not_been_killed(folder: Path) -> None:
     """The patience that was used up before the kill is not given again."""
     stopped = BEST_STEP + 3 * 2

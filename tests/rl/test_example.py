@@ -13,7 +13,7 @@ from typing import Any
 
 from ..conftest import last_words
 from ..processes import run_module
-from ..rounds import LONG
+from ..rounds import LONG, in_long_rounds
 
 ROOT = Path(__file__).parents[2]
 NUM_ROLLOUTS = 8
@@ -43,6 +43,7 @@ def groups_of(folder: Path) -> dict[int, Any]:
     return found
 
 
+@in_long_rounds
 def test_the_example_is_killed_and_goes_on_with_the_same_groups(tmp_path: Path) -> None:
     run(tmp_path / "whole")
     expected = groups_of(tmp_path / "whole")

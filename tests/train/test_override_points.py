@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from ..conftest import last_words, run_command, write_tokens
 from ..processes import ROOT
+from ..rounds import in_long_rounds
 from .runs import MODEL, VOCABULARY, trainer_of, write_run
 
 
@@ -401,6 +402,7 @@ def test_strategies_that_cannot_be_are_named(config: Path, overrides: list[str],
         trainer_of(config, *overrides)
 
 
+@in_long_rounds
 def test_the_best_model_is_loaded_where_its_step_was_saved_before_it_was_evaluated(
     config: Path, tmp_path: Path
 ) -> None:
