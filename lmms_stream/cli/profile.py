@@ -35,7 +35,11 @@ def add_commands(commands: Commands) -> None:
         "--nproc", type=int, default=1, metavar="N", help="start N processes, a GPU each; default: %(default)s"
     )
     parser.add_argument(
-        "--steps", type=int, default=10, metavar="N", help="measure three rounds of N steps each; default: %(default)s"
+        "--steps",
+        type=int,
+        default=10,
+        metavar="N",
+        help="measure three rounds of N steps or a few more; default: %(default)s",
     )
     parser.add_argument(
         "--warmup-steps",

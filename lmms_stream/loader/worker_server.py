@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
-from ..processes.fork_server import start_fork_server
+from ..processes.fork_server import address_obstacle, start_fork_server
 from ..signals import outlive_stop_signal
 
 NEEDED = ("tokenizers", "torch.utils.data", "lmms_stream.loader.worker", "lmms_stream.processors.chat")
@@ -52,8 +52,10 @@ def fork_worker_server() -> None:
     """Have the server running as a fork of this process, once that has imported what workers need, as it will anyway.
 
     That costs no time, and the server shares its memory. A process that has other threads, or has a server, gets one
-    from start_worker_server.
+    from start_worker_server. Without a place for the server's socket there is none.
     """
+    if address_obstacle():
+        return
     for name in NEEDED:
         importlib.import_module(name)
     resource_tracker.ensure_running()

@@ -11,7 +11,8 @@ from typing import Any, Literal, cast
 
 from torch.utils.data import DataLoader
 
-from ..errors import LmmsStreamError, WorkerError
+from ..errors import ConfigError, LmmsStreamError, WorkerError
+from ..processes.fork_server import address_obstacle
 from ..processes.sendable import obstacle
 from ..signals import outlive_stop_signal
 from .batch_maker import Ready
@@ -126,8 +127,13 @@ class Workers:
         if self.start_method == "server" and (reason := obstacle(self._worker)):
             logger.info("loader workers are forked from this process: of what they are given, %s", reason)
             return "fork"
+        if self.start_method == "server" and (reason := address_obstacle()):
+            logger.warning("loader workers are forked from this process: %s", reason)
+            return "fork"
         # get_start_method() without allow_none would set the program's start method for good, and so would torch.
         method: Any = self.start_method or get_start_method(allow_none=True) or get_all_start_methods()[0]
+        if method in ("spawn", "forkserver") and (reason := address_obstacle()):
+            raise ConfigError(f"loader workers cannot be started by {method!r}: {reason}")
         return cast(StartMethod, method)
 
     def _make(self, start_method: StartMethod) -> tuple[DataLoader[Item], Running | None]:

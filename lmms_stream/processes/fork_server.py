@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Iterable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerContext, SpawnContext
 
 _UNTOLD = ["__main__"]  # what a server imports where nobody has said it
 _ADDRESS_BYTES = 107  # of the path of a socket
-_SOCKET = "/pymp-xxxxxxxx/listener-xxxxxxxx"  # of the server, in the folder for temporary files
+_SOCKET = "/listener-xxxxxxxx"  # in multiprocessing's own folder for temporary files
 
 
 def start_fork_server(needed: Iterable[str]) -> None:
@@ -27,14 +26,17 @@ def start_fork_server(needed: Iterable[str]) -> None:
     forkserver.ensure_running()
 
 
-def has_address() -> bool:
-    """Whether the server can be reached: a socket's path is short, and TMPDIR may be long."""
-    return len(os.fsencode(tempfile.gettempdir() + _SOCKET)) <= _ADDRESS_BYTES
+def address_obstacle() -> str | None:
+    """Why there can be no socket through which processes find the server, and send each other memory."""
+    path = util.get_temp_dir() + _SOCKET
+    if len(os.fsencode(path)) <= _ADDRESS_BYTES:
+        return None
+    return f"the path of a socket, {path}, would be longer than {_ADDRESS_BYTES} bytes: set TMPDIR to another folder"
 
 
 def start_context(needed: Iterable[str]) -> ForkServerContext | SpawnContext:
     """What starts processes: the server, started as above, or interpreters of their own where it has no address."""
-    if not has_address():
+    if address_obstacle():
         return multiprocessing.get_context("spawn")
     start_fork_server(needed)
     return multiprocessing.get_context("forkserver")

@@ -108,6 +108,31 @@ assert len(list(loader(Mine()))) > 20
     assert len(list((tmp_path / "report").glob("*.json"))) == 2
 
 
+@pytest.mark.parametrize("method", ["server", "spawn"])
+def test_where_the_name_of_the_temporary_folder_is_too_long_for_a_socket_workers_are_forked_or_it_is_said(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    program = """
+import logging
+logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.WARNING)
+try:
+    print(len(list(loader(Reporting()))), "batches")
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+    told = run(program, tmp_path / "data", method, tmp_path / "report")
+    reason = f"the path of a socket, {folder}/pymp-"
+    if method == "server":
+        assert told[1].startswith(f"loader workers are forked from this process: {reason}")
+        assert int(told[2].removesuffix(" batches")) > 20
+    else:
+        assert told[1].startswith(f"ConfigError: loader workers cannot be started by 'spawn': {reason}")
+        assert told[1].endswith(" would be longer than 107 bytes: set TMPDIR to another folder")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM][: rounds(1, 2)])
 def test_nothing_is_left_of_a_program_that_is_killed_with_workers_at_work(number: int, tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=60)
