@@ -250,6 +250,7 @@ SCRIPT = """
 import os
 import sys
 import time
+from multiprocessing import parent_process
 from pathlib import Path
 
 from lmms_stream import convert
@@ -258,7 +259,7 @@ def shorten(row):
     if row["n"] == 700 and Path("kill").exists():
         while not list(Path(sys.argv[2]).glob("shard.*")):  # another worker makes it
             time.sleep(0.05)
-        os.kill(os.getppid() if sys.argv[1] == "2" else os.getpid(), 9)  # the process that converts
+        os.kill(parent_process().pid if sys.argv[1] == "2" else os.getpid(), 9)  # the process that converts
     return {"text": row["text"] + " shortened"} if row["n"] % 3 else None
 
 if __name__ == "__main__":
