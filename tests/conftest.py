@@ -79,7 +79,7 @@ def s3() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def own_shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_shared_memory() -> Iterator[None]:
     """Let go of what MosaicML's library holds for good: three files of shared memory for every dataset that is open.
 
     It keeps those of each dataset, and all that it found of others while it looked for a number that is free, until the
@@ -87,10 +87,11 @@ def own_shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     have numbers of their own, since two that took the same one at the same moment would both fail.
     """
     first = 1000 * (1 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
-    monkeypatch.setattr("streaming.base.shared.prefix._each_prefix_int", lambda: count(first))
     held: list[Callable[[], None]] = []
-    monkeypatch.setattr("streaming.base.shared.memory.atexit", SimpleNamespace(register=held.append))
-    yield
+    with pytest.MonkeyPatch.context() as patch:  # of its own: a test's is undone before fixtures that came after it
+        patch.setattr("streaming.base.shared.prefix._each_prefix_int", lambda: count(first))
+        patch.setattr("streaming.base.shared.memory.atexit", SimpleNamespace(register=held.append))
+        yield
     if in_use := [let_go for let_go in held if not _done(let_go)]:
         gc.collect()  # arrays that lie in it
         for let_go in in_use:  # again; what a dataset that outlives its test holds, it keeps
