@@ -108,6 +108,7 @@ def test_a_step_is_that_of_its_samples_one_by_one_whatever_ranks_hold(
     assert record["loss"] == pytest.approx(float(sum(means.values()).detach()), rel=1e-5)
 
 
+@in_long_rounds
 def test_a_run_that_is_killed_goes_on_bit_by_bit_and_with_one_process_on_the_same_samples(
     folder: Path, whole: Path, tmp_path: Path
 ) -> None:
