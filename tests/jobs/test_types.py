@@ -16,7 +16,7 @@ from lmms_stream.train.report.train_log import read_log
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.conftest import last_words
-from tests.rounds import LONG
+from tests.rounds import in_long_rounds
 
 from .launcher import run_job, start_job
 from .runs import JOB_S, MODULE, differences, last_step, steps_of, wait_until
@@ -37,7 +37,6 @@ CASES = [
     for dataset_type in (name, f"{name}_iterable")
     for family in families
 ]
-FEW = [("llava_video", "llava_onevision")]
 
 
 def run(config: Path, output: Path, *overrides: str, nproc: int = 2) -> str:
@@ -86,7 +85,8 @@ def test_every_dataset_type_is_among_the_cases() -> None:
     assert {dataset_type for dataset_type, _ in CASES} == {*ALL_TYPES}
 
 
-@pytest.mark.parametrize(("dataset_type", "family"), CASES if LONG else FEW)
+@in_long_rounds
+@pytest.mark.parametrize(("dataset_type", "family"), CASES)
 def test_a_killed_run_of_each_type_goes_on_bit_by_bit_and_with_one_process_on_the_same_samples(
     dataset_type: str, family: str, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..conftest import write_tokens
-from ..rounds import LONG, in_long_rounds
+from ..rounds import in_long_rounds
 from .runs import trainer_of, write_run
 from .test_attention import CPU, build
 
@@ -52,7 +52,9 @@ def leaky(**fields: Any) -> PackedModel:
     return model
 
 
-@pytest.mark.parametrize("attention", ["sdpa", *(["sdpa_varlen", "eager"] if LONG else [])])
+@pytest.mark.parametrize(
+    "attention", ["sdpa", *(pytest.param(name, marks=in_long_rounds) for name in ("sdpa_varlen", "eager"))]
+)
 @pytest.mark.parametrize("fields", [{"model_type": "llama", **DEEP}, {"model_type": "mixtral", **EXPERTS}])
 def test_a_model_that_amplifies_roundings_is_proven_in_bfloat16(fields: dict[str, Any], attention: str) -> None:
     prove_packing(build(**fields, attention=attention, dtype="bfloat16"), device=CPU)

@@ -23,6 +23,8 @@ from lmms_stream.types import Batch, Processed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..rounds import in_long_rounds
+
 TINY = {
     "vocab_size": 128,
     "hidden_size": 32,
@@ -250,7 +252,7 @@ def test_logits_of_the_last_part_are_computed_once_and_those_of_others_again_in_
     torch.testing.assert_close(gradients[64 * 16], plain.grad, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("adapted", [False, *([True] if LONG else [])])
+@pytest.mark.parametrize("adapted", [False, pytest.param(True, marks=in_long_rounds)])
 def test_gradients_of_a_head_in_bfloat16_do_not_depend_on_how_many_tokens_it_takes_at_once(
     adapted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
