@@ -46,10 +46,13 @@ def steps_ahead(steps: StepConfig, *, num_workers: int) -> int:
 def steps_asked_ahead(steps: StepConfig, *, num_workers: int, num_items: int) -> int:
     """How many steps after the one that a rank has taken its workers have asked for shards of.
 
-    Workers have num_items of items_ahead each, and ask for PREFETCH_PACKS in whole items before they make the next.
+    Workers have num_items of items_ahead each, and ask for PREFETCH_PACKS more before they make the next. Items go to
+    workers in turn, so the last worker's, begun or whole, are the furthest.
     """
-    items = PREFETCH_PACKS // steps.packs_per_item + (num_items if num_workers else 0)
-    return items * steps.packs_per_item * max(1, num_workers) // steps.micro_batches
+    whole, rest = divmod(PREFETCH_PACKS, steps.packs_per_item)
+    items = (whole + (num_items if num_workers else 0)) * max(1, num_workers)
+    begun = steps.packs_per_item * (max(1, num_workers) - 1) + rest if rest else 0
+    return (items * steps.packs_per_item + begun) // steps.micro_batches
 
 
 def packs_ahead(steps: StepConfig, *, num_workers: int, num_items: int) -> int:

@@ -109,17 +109,24 @@ class Replay:
     """The caches of nodes while steps are read, one of each source.
 
     caches: of each source, by its number, where its cache has a limit. steps_ahead: by how many steps workers ask for
-    shards before they are needed. Without a limit a block's shards are requested with the block before it, too.
-    peers: nodes take shards from those that have them.
+    shards before they are needed; steps_at_once: as they begin, before they have made anything. Without a limit a
+    block's shards are requested with the block before it, too. peers: nodes take shards from those that have them.
     """
 
     def __init__(
-        self, shards: Shards, *, caches: Mapping[int, Cache], num_nodes: int, steps_ahead: int, peers: bool = False
+        self,
+        shards: Shards,
+        *,
+        caches: Mapping[int, Cache],
+        num_nodes: int,
+        steps_ahead: int,
+        steps_at_once: int,
+        peers: bool = False,
     ):
         num_shards = len(shards.stored)
         self._shards = shards
         self._num_nodes = num_nodes
-        self._steps_ahead = steps_ahead
+        self._steps_ahead, self._steps_at_once = steps_ahead, steps_at_once
         self._caches = caches
         # Steps counted from 1, 0 for none: of many nodes and shards, most pairs are never touched and take no memory.
         self._first_use = np.zeros((num_nodes, num_shards), np.int32)
@@ -201,7 +208,7 @@ class Replay:
         asked = self._asked[shards]
         is_asked = (asked >= 0) & ((self._home[shards] == nodes) | (self._home[shards] == EVERY_NODE))
         released, at_hand = (
-            np.maximum(np.minimum(steps, np.where(is_asked, each, steps)) - self._steps_ahead, self._begun)
+            self._when_asked(np.minimum(steps, np.where(is_asked, each, steps)))
             for each in (asked, self._at_hand[shards])
         )
         again = self._first_use[nodes, shards] <= steps
@@ -210,6 +217,11 @@ class Replay:
         needed, given = share(steps, shards, released, self._is_anywhere)
         self._is_anywhere[shards] = True
         return needed, nodes, shards, released, np.minimum(at_hand, needed), again, given
+
+    def _when_asked(self, steps: _Numbers) -> _Numbers:
+        """The steps with which loaders ask for what these ones begin to need."""
+        asked: _Numbers = np.maximum(steps - self._steps_ahead, self._begun)
+        return asked + ((asked == self._begun) & (steps - self._steps_at_once > self._begun))
 
     def _live_bytes(self) -> int:
         """The most bytes that a node has between their first and their last use."""

@@ -110,10 +110,12 @@ def simulate_sources(sources: Sources, cluster: Cluster, steps: Steps) -> Simula
     num_items = _items_ahead(sources, cluster, config)
     limited = _step_config(sources, cluster, steps, is_limited=True)  # whose least cache is told
     ahead = packs_ahead(limited, num_workers=cluster.num_workers, num_items=_items_ahead(sources, cluster, limited))
-    asked_ahead = steps_asked_ahead(config, num_workers=cluster.num_workers, num_items=num_items)
+    asked_ahead, asked_at_once = (
+        steps_asked_ahead(config, num_workers=cluster.num_workers, num_items=items) for items in (num_items, 0)
+    )
     taken_ahead = num_items * config.packs_per_item * max(1, cluster.num_workers) // config.micro_batches
     windows = _windows(sources, steps, total)
-    downloads = _look(sources, cluster, config, windows, asked_ahead=asked_ahead)
+    downloads = _look(sources, cluster, config, windows, asked_ahead=asked_ahead, asked_at_once=asked_at_once)
     weights = np.repeat([each.weight for each in windows], [len(each.reads) for each in downloads])
     measured = Measured(sources, cluster, downloads, weights, taken_ahead=taken_ahead)
     return measured.figures(config, num_steps=total, packs_ahead=ahead, planned_s=planned_s, counted_s=counted_s)
@@ -204,7 +206,13 @@ def _caches(sources: Sources, cluster: Cluster, needs: Needs) -> dict[int, Cache
 
 
 def _look(
-    sources: Sources, cluster: Cluster, config: StepConfig, windows: list[_Window], *, asked_ahead: int
+    sources: Sources,
+    cluster: Cluster,
+    config: StepConfig,
+    windows: list[_Window],
+    *,
+    asked_ahead: int,
+    asked_at_once: int,
 ) -> list[Downloads]:
     """The downloads of each window; its steps count through the windows."""
     found = []
@@ -219,6 +227,7 @@ def _look(
             caches=_caches(sources, cluster, needs),
             num_nodes=cluster.num_nodes,
             steps_ahead=asked_ahead,
+            steps_at_once=asked_at_once,
             peers=cluster.peers,
         )
         at = mixture.skip(at, window.warm - step, global_batch=batch)
