@@ -23,7 +23,7 @@ from .ray_cluster import LIMIT_S, ray_cluster
 pytestmark = [in_long_rounds, pytest.mark.skipif(what_is_missing() is not None, reason=str(what_is_missing()))]
 
 STORE = f"s3://{S3_BUCKET}"
-NUM_BYTES = 24_000_000  # of the sources, about
+NUM_BYTES = 80_000_000  # of the sources, about: enough that no node does it all before others have started
 CONVERT = (sys.executable, "-m", "lmms_stream", "convert", f"{STORE}/sources/*.jsonl")
 OPTIONS = ("--shard-size", "2mb", "--dedup", "exact", "--shuffle-seed", "3")
 PUT = """
