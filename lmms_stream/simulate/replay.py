@@ -221,7 +221,8 @@ class Replay:
     def _when_asked(self, steps: _Numbers) -> _Numbers:
         """The steps with which loaders ask for what these ones begin to need."""
         asked: _Numbers = np.maximum(steps - self._steps_ahead, self._begun)
-        return asked + ((asked == self._begun) & (steps - self._steps_at_once > self._begun))
+        asked[(asked == self._begun) & (steps - self._steps_at_once > self._begun)] += 1
+        return asked
 
     def _live_bytes(self) -> int:
         """The most bytes that a node has between their first and their last use."""
