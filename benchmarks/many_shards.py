@@ -5,7 +5,8 @@ it. Measured in fresh processes: the open that makes the table, an open with the
 reading the index whole takes, by `parse_index` and by MosaicML Streaming's own class of a dataset, for a tenth of the
 shards. Then the seconds to a first batch at three positions of an epoch, as in resume.py, with the plan's packs
 counted before, and the private memory of a loader worker until then, for several numbers of canonical nodes: that of
-four workers of a rank, the largest. Last, what `lmms-stream simulate` takes over the same dataset.
+four workers of a rank, the largest. One node serves them all, whose blocks it packs for the first batch; with --nodes
+it serves its share of them, as in a job of so many. Last, what `lmms-stream simulate` takes over the same dataset.
 Private memory is RssAnon after the open less that before, of the table's making its peak.
 
 Wall time is what is claimed; beside it stand CPU seconds, which other processes change less.
@@ -13,6 +14,7 @@ Wall time is what is claimed; beside it stand CPU seconds, which other processes
 The shards are real ones under many hard-linked names.
 
     python benchmarks/many_shards.py
+    python benchmarks/many_shards.py --canonical-nodes 64 --nodes 64
     python benchmarks/many_shards.py --shards 20000 --rounds 1 --streaming-shards 0
 """
 
@@ -94,8 +96,9 @@ def memory_of_workers(setting: Setting) -> int:
     from lmms_stream.loader.loader import PackedLoader
 
     loader = PackedLoader(
-        open_dataset(setting), global_batch=setting.global_batch, num_workers=NUM_WORKERS, start_method="server"
-    )
+        open_dataset(setting), global_batch=setting.global_batch, num_workers=NUM_WORKERS, start_method="server",
+        world=setting.world,
+    )  # fmt: skip
     batches = iter(loader)
     next(batches)
     family = psutil.Process().children(recursive=True)
@@ -162,6 +165,7 @@ def main() -> None:
     parser.add_argument("--samples-per-shard", type=int, default=1000, help="of about 40 tokens")
     parser.add_argument("--streaming-shards", type=int, default=10**5, help="of the peers; 0: none are measured")
     parser.add_argument("--canonical-nodes", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--nodes", type=int, default=1, help="of the job, a rank each; the first one's is measured")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where the shards are written; default: the temporary folder")
     args = parser.parse_args()
@@ -172,7 +176,9 @@ def main() -> None:
         lengths = np.random.default_rng(0).integers(*SAMPLE_TOKENS, REAL_SHARDS * args.samples_per_shard)
         size = 4 * int(lengths.sum()) // REAL_SHARDS + 40 * args.samples_per_shard
         write_tokens(folder / "real", lengths.astype(np.uint32), shard_bytes=size)
-        setting = Setting(folder=folder, name="many", packing_length=4096, global_batch=64, num_workers=0)
+        setting = Setting(
+            folder=folder, name="many", packing_length=4096, global_batch=64, num_workers=0, nodes=args.nodes
+        )
         num_samples = link_tokens(folder / "real", setting.remote, shards=args.shards)
         megabytes = (setting.remote / "index.json").stat().st_size / 1e6
         print(f"{num_samples:,} samples in {args.shards:,} shards, an index of {megabytes:.0f} MB")

@@ -40,6 +40,7 @@ from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.types import World
 from measure import MIB, in_fresh_process, keep_to_one_core, print_table, verdict
 
 MAX_RESUME_S, MAX_TIMES_FASTEST = 1.5, 1.5
@@ -54,7 +55,7 @@ IMPORTED = ("lmms_stream.loader.loader", "lmms_stream.processors.text", "lmms_st
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A dataset and how it is packed; states are kept as JSON in `folder`."""
+    """A dataset and how it is packed; states are kept as JSON in `folder`. nodes: of a rank each; the first reads."""
 
     folder: Path
     name: str
@@ -62,6 +63,11 @@ class Setting:
     global_batch: int
     num_workers: int
     canonical_nodes: int | None = None
+    nodes: int = 1
+
+    @property
+    def world(self) -> World:
+        return World(world_size=self.nodes, num_nodes=self.nodes)
 
     @property
     def remote(self) -> Path:
@@ -105,7 +111,9 @@ def first_run(setting: Setting) -> tuple[float, float, int]:
     before_plan = time.perf_counter()
     num_packs = dataset.plan.num_packs(0)
     counting = time.perf_counter() - before_plan
-    loader = PackedLoader(dataset, global_batch=setting.global_batch, num_workers=setting.num_workers)
+    loader = PackedLoader(
+        dataset, global_batch=setting.global_batch, num_workers=setting.num_workers, world=setting.world
+    )
     next(iter(loader))
     seconds = time.perf_counter() - start
     begin = loader.state_dict()
@@ -125,7 +133,9 @@ def resume(setting: Setting, share: float) -> Resume:
     clock.append(time.perf_counter())
     dataset.plan.num_packs(0)
     clock.append(time.perf_counter())
-    loader = PackedLoader(dataset, global_batch=setting.global_batch, num_workers=setting.num_workers)
+    loader = PackedLoader(
+        dataset, global_batch=setting.global_batch, num_workers=setting.num_workers, world=setting.world
+    )
     loader.load_state_dict(state)
     clock.append(time.perf_counter())
     batch = next(iter(loader))
