@@ -16,6 +16,7 @@ from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.sources.mds import StoredDataset
 from lmms_stream.converters.stored.catalog import open_lengths, read_catalog
 from lmms_stream.converters.stored.merge import merge_datasets
+from lmms_stream.converters.writing.work import work_folder
 from lmms_stream.errors import ConfigError, DataError, ObjectMissingError, ShardError
 from lmms_stream.mds.index import DATASET_NAME
 from lmms_stream.mds.packed import PackedStreamingDataset
@@ -260,8 +261,10 @@ from pathlib import Path
 
 from lmms_stream.converters.convert import Progress, convert
 
-def killed_once_a_shard_is_there(num_rows):
-    if list(Path("out").glob("shard.*")):
+journal = Path(sys.argv[2])
+
+def killed_once_a_shard_is_kept(num_rows):
+    if journal.exists() and journal.stat().st_size:
         os.kill(os.getpid(), 9)
 
 if __name__ == "__main__":
@@ -270,7 +273,7 @@ if __name__ == "__main__":
         "out",
         num_workers=int(sys.argv[1]),
         shard_bytes=1 << 14,
-        progress=Progress(rows=killed_once_a_shard_is_there),
+        progress=Progress(rows=killed_once_a_shard_is_kept),
     )
 """
 
@@ -282,14 +285,16 @@ def test_a_conversion_of_shards_that_is_killed_goes_on_to_the_same_bytes(
     monkeypatch.chdir(tmp_path)
     write_plain(Path("plain"), {"words": ("str", "some words"), "data": ("bytes", bytes(100))}, count=3000)
     Path("script.py").write_text(KILLED)
-    killed = run_command(sys.executable, "script.py", str(num_workers))
+    journal = work_folder("out", None) / "shards.jsonl"
+    killed = run_command(sys.executable, "script.py", str(num_workers), str(journal))
     assert killed.returncode == -9, killed.stderr
-    made = {path.name: path.stat().st_mtime_ns for path in Path("out").glob("shard.*")}
+    kept = [Path("out", json.loads(line)[2]["raw_data"]["basename"]) for line in journal.read_text().splitlines()]
+    made = {path: path.stat().st_mtime_ns for path in kept}
     assert made
     assert not Path("out/index.json").exists()
     report = convert(["plain"], "out", num_workers=num_workers, shard_bytes=1 << 14)
     assert report.num_rows == 3000
-    assert made.items() <= {path.name: path.stat().st_mtime_ns for path in Path("out").glob("shard.*")}.items()
+    assert made == {path: path.stat().st_mtime_ns for path in kept}
     convert(["plain"], "once", num_workers=3 - num_workers, shard_bytes=1 << 14)
     assert written("out") == written("once")
     assert stored_samples("out") == stored_samples("plain")

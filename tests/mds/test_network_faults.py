@@ -80,14 +80,17 @@ def test_a_fault_that_stays_is_an_error_in_the_consumer_in_bounded_time(
     rule: Rule, cause: str, num_workers: int, reading: Reading, proxy: FaultProxy, expected: Delivered
 ) -> None:
     proxy.set_rules(replace(rule, path=ONLY_SHARD))
-    timeout_s = 4 if rule.hang or rule.trickle_s else 20
+    takes_all_its_time = rule.hang or rule.trickle_s is not None
+    timeout_s = 4 if takes_all_its_time else 20
     loader = replace(reading, num_workers=num_workers, fetch=FetchConfig(attempts=2, timeout_s=timeout_s)).loader()
     with within(4 + SLACK_S):
         delivered, message = read_until_error(loader, StorageError)
     assert delivered == expected[: len(delivered)]
     assert f"{reading.remote}/{SHARD}" in message
     assert re.search(cause, message)
-    assert re.search("2 attempts|attempt [12] of 2", message)
+    # Workers share their downloads: who waits for the other's has its own limit, which may be over first.
+    waits = num_workers > 1 and takes_all_its_time
+    assert re.search(f"2 attempts|attempt [12] of 2{'|another process holds its download' * waits}", message)
     proxy.set_rules()
     assert replace(reading, num_workers=num_workers).deliver() == expected
     assert temporary_files(reading.cache) == []
