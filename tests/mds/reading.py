@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, cast
 
@@ -108,13 +109,14 @@ class Child:
 
 
 def _read_in_child(
-    reading: Reading, environment: dict[str, str], answer: Path, prepare: Callable[[], None] | None
+    reading: Reading, environment: dict[str, str], answer: Path, prepare: Callable[[], None] | None, begun: Event
 ) -> None:
     os.setsid()
     os.environ.update(environment)
     multiprocessing.set_start_method("fork", force=True)  # of loader workers: torch's default on Linux
     if prepare is not None:
         prepare()
+    begun.set()
     outcome: Delivered | LmmsStreamError
     try:
         outcome = reading.deliver()
@@ -125,13 +127,18 @@ def _read_in_child(
 
 @contextmanager
 def child(reading: Reading, folder: Path, *, prepare: Callable[[], None] | None = None) -> Iterator[Child]:
-    """A process that reads, with its own cache unless `reading` names one; it and its workers are killed at the end."""
+    """A process that begins to read, with its own cache unless `reading` names one.
+
+    It and its workers are killed at the end.
+    """
     folder.mkdir(exist_ok=True)
     environment = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "S3_"))}
-    arguments = (reading, environment, folder / "answer", prepare)
+    begun = PROCESSES.Event()
+    arguments = (reading, environment, folder / "answer", prepare, begun)
     process = PROCESSES.Process(target=_read_in_child, args=arguments)
     process.start()
     try:
+        assert begun.wait(40)
         yield Child(process, folder / "answer")
     finally:
         with suppress(ProcessLookupError):

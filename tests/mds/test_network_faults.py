@@ -102,7 +102,7 @@ def test_a_process_ends_soon_after_its_error(
 ) -> None:
     proxy.set_rules(Rule(path=ONLY_SHARD, hang=True))
     hurried = replace(reading, num_workers=num_workers, fetch=FetchConfig(attempts=2, timeout_s=4))
-    with within(4 + SLACK_S), child(hurried, tmp_path / "child") as process:
+    with child(hurried, tmp_path / "child") as process, within(4 + SLACK_S):
         outcome = process.outcome()
     assert isinstance(outcome, StorageError)
     assert SHARD in str(outcome)
