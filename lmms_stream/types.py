@@ -99,6 +99,11 @@ class World:
         """Nodes among which packs are dealt: 1 where a group spans nodes."""
         return self.num_nodes if self.num_groups % self.num_nodes == 0 else 1
 
+    @property
+    def groups_per_node(self) -> int:
+        """Groups among which the packs of one of these nodes are dealt."""
+        return self.num_groups // self.num_group_nodes
+
 
 Kind = Literal["quarantined", "dropped"]
 

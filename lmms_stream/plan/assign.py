@@ -10,7 +10,7 @@ from .kernels.deal import PAD, deal, settle
 from .kernels.deal_both import deal_both
 from .pack_range import PackRange
 
-SHARE_BITS = 30  # a pack's part of the cost of its step is told in 2**-30
+SHARE_BITS = 30  # a pack's part of the cost of its list is told in 2**-30
 LINEAR_COST = 12288  # linear work of a token in units of attention's len**2: 6 * hidden size, here of 2048
 
 
@@ -67,11 +67,11 @@ def assign(
     work so far, costliest pack first (longest processing time, Graham 1969). Each rank's packs are sorted from
     costly to cheap, so that ranks do alike work at the same micro-batch.
 
-    A step with media is dealt by two costs, tokens' and the tower's, each as a part of what the step has of it; see
-    deal_both. Costly is then what has large parts of both together. Packs stay at home also where a node's have more
-    media than another's (64 packs of charts on 2 nodes of 4 ranks: the busiest tower does 1.04 of the mean, at worst
-    1.15). Swapping 2 % of them between nodes would make that 1.016 and 1.035, and each node download nearly every shard
-    of the dataset, because a pack's samples lie in many shards.
+    Where packs of a node have media, its packs are dealt by two costs, tokens' and the tower's, each as a part of what
+    these packs have of it; see deal_both. Costly is then what has large parts of both together. Packs stay at home also
+    where a node's have more media than another's (64 packs of charts on 2 nodes of 4 ranks: the busiest tower does 1.04
+    of the mean, at worst 1.15). Swapping 2 % of them between nodes would make that 1.016 and 1.035, and each node
+    download nearly every shard of the dataset, because a pack's samples lie in many shards.
     """
     check_global_batch(global_batch, world_size)
     if len(packs) > global_batch:
@@ -101,44 +101,83 @@ def assign_steps(
     int64[num_steps, world_size, global_batch / world_size]; at least one step.
     """
     check_global_batch(global_batch, world_size)
-    total, packs_per_rank = len(packs), global_batch // world_size
-    steps = max(1, num_steps(global_batch=global_batch, num_packs=total))
-    step_of_pack = np.arange(total) // global_batch
-    costs = pack_costs(packs, linear_cost=linear_cost)
-    shares = None
-    if packs.patches is not None and packs.patches.any():
-        shares = _shares(costs, packs.patches, global_batch=global_batch)
-    if total >= global_batch:  # in a full step every rank has as many packs: what all cost cannot be balanced
-        whole = costs[: total - total % global_batch].reshape(-1, global_batch)
-        whole -= whole.min(axis=1, keepdims=True)
-    homes = home_nodes(packs.canonical_nodes, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
-    if num_nodes > 1:
-        for step in range(steps):
-            here = slice(step * global_batch, (step + 1) * global_batch)
-            settle(homes[here], np.zeros(num_nodes, np.int64), global_batch // num_nodes)
-    lists = step_of_pack * num_nodes + homes
-    heaps = np.zeros((steps * num_nodes, world_size // num_nodes, 3), np.int64)
-    heaps[:, :, 1] = np.arange(world_size // num_nodes)
-    dealt = np.full(steps * global_batch, PAD, np.int64)
-    order = np.lexsort((-costs, lists))
-    if shares is not None and packs.patches is not None:
-        of_media = np.isin(step_of_pack, step_of_pack[packs.patches > 0])  # packs of steps with media
-        _deal_media(np.flatnonzero(of_media), shares, lists, heaps.shape[1], packs_per_rank, dealt)
-        order = order[~of_media[order]]
-    deal(order, costs, lists, heaps, packs_per_rank, dealt)
+    nodes = nodes_of_packs(
+        packs.canonical_nodes,
+        global_batch=global_batch,
+        num_nodes=num_nodes,
+        num_canonical_nodes=num_canonical_nodes,
+    )
+    steps = max(1, num_steps(global_batch=global_batch, num_packs=len(packs)))
+    packs_per_rank = global_batch // world_size
+    dealt = deal_lists(
+        packs,
+        np.arange(len(packs)) // global_batch * num_nodes + nodes,
+        num_lists=steps * num_nodes,
+        ranks=world_size // num_nodes,
+        packs_per_rank=packs_per_rank,
+        linear_cost=linear_cost,
+    )
     return dealt.reshape(steps, world_size, packs_per_rank)
 
 
-def _shares(costs: NDArray[np.int64], patches: NDArray[np.int64], *, global_batch: int) -> NDArray[np.int64]:
-    """The parts of its step's cost and patches that each pack has, in 2**-SHARE_BITS: int64[num_packs, 2]."""
-    starts = np.arange(0, len(costs), global_batch)
-    step_of_pack = np.arange(len(costs)) // global_batch
+def nodes_of_packs(
+    canonical_nodes: NDArray[np.int64], *, global_batch: int, num_nodes: int, num_canonical_nodes: int
+) -> NDArray[np.int64]:
+    """The physical node that reads each pack of steps that follow one another: its home, as long as that has room.
+
+    canonical_nodes: of the packs, int64[num_packs]. What the packs hold does not matter, so a node can find those that
+    it reads before any pack is made.
+    """
+    nodes = home_nodes(canonical_nodes, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
+    if num_nodes > 1:
+        for first in range(0, len(nodes), global_batch):
+            settle(nodes[first : first + global_batch], np.zeros(num_nodes, np.int64), global_batch // num_nodes)
+    return nodes
+
+
+def deal_lists(
+    packs: PackRange,
+    lists: NDArray[np.int64],
+    *,
+    num_lists: int,
+    ranks: int,
+    packs_per_rank: int,
+    linear_cost: int = LINEAR_COST,
+) -> NDArray[np.int64]:
+    """Deal the packs of each list, which one node reads in a step, to the node's ranks; see assign.
+
+    lists: of each pack, the number of its list. int64[num_lists, ranks, packs_per_rank], PAD where none.
+    """
+    costs = pack_costs(packs, linear_cost=linear_cost)
+    dealt = np.full(num_lists * ranks * packs_per_rank, PAD, np.int64)
+    order = np.lexsort((-costs, lists))
+    counts = np.bincount(lists, minlength=num_lists)
+    is_full = counts == ranks * packs_per_rank  # every rank has as many packs: what all cost cannot be balanced
+    in_common = np.zeros(num_lists, np.int64)
+    in_common[is_full] = costs[order[np.cumsum(counts)[is_full] - 1]]
+    if packs.patches is not None and packs.patches.any():
+        has_media = np.zeros(num_lists, bool)
+        has_media[lists[packs.patches > 0]] = True
+        shares = _shares(costs, packs.patches, lists, num_lists)
+        _deal_media(np.flatnonzero(has_media[lists]), shares, lists, ranks, packs_per_rank, dealt)
+        order = order[~has_media[lists[order]]]
+    heaps = np.zeros((num_lists, ranks, 3), np.int64)
+    heaps[:, :, 1] = np.arange(ranks)
+    deal(order, costs - in_common[lists], lists, heaps, packs_per_rank, dealt)
+    return dealt.reshape(num_lists, ranks, packs_per_rank)
+
+
+def _shares(
+    costs: NDArray[np.int64], patches: NDArray[np.int64], lists: NDArray[np.int64], num_lists: int
+) -> NDArray[np.int64]:
+    """The parts of its list's cost and patches that each pack has, in 2**-SHARE_BITS: int64[num_packs, 2]."""
     shares = np.empty((len(costs), 2), np.int64)
     for column, values in enumerate((costs, patches)):
-        totals = np.add.reduceat(values, starts) if len(starts) else values
+        totals = np.zeros(num_lists, np.int64)
+        np.add.at(totals, lists, values)
         too_long = np.maximum(0, np.frexp(totals.astype(np.float64))[1] - 61 + SHARE_BITS).astype(np.int64)
         totals = np.maximum(1, totals >> too_long)
-        shares[:, column] = (values >> too_long[step_of_pack] << SHARE_BITS) // totals[step_of_pack]
+        shares[:, column] = (values >> too_long[lists] << SHARE_BITS) // totals[lists]
     return shares
 
 

@@ -140,6 +140,12 @@ class EpochPlan:
         firsts = np.sort(np.unique(nodes << _NODE_BITS | blocks, return_index=True)[1])
         return list(zip(firsts.tolist(), nodes[firsts].tolist(), blocks[firsts].tolist(), strict=True))
 
+    def canonical_nodes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those that packs come from: int64, of the same shape; no block is packed for it."""
+        if len(self._num_blocks) == 1 or not len(numbers):
+            return np.zeros(len(numbers), np.int64)
+        return self._locate(numbers)[0]
+
     def packs(self, numbers: NDArray[np.int64]) -> PackRange:
         if not len(numbers):
             nothing = np.empty(0, np.int64)

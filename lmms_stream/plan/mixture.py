@@ -230,9 +230,21 @@ class Mixture:
         sources[name] = SourceCursor(at.plan, at.epoch, stop)
         return SourceRange(name, at.epoch, at.packs, stop)
 
-    def packs(self, ranges: Sequence[SourceRange]) -> PackRange:
-        """The packs of some ranges in turn; canonical nodes count to this mixture's num_canonical_nodes."""
-        epochs = by_epoch(ranges)
+    def canonical_nodes(self, ranges: Sequence[SourceRange]) -> NDArray[np.int64]:
+        """The canonical node of each pack of some ranges, as in `packs`, without making packs."""
+        nodes = np.empty(_count(ranges), np.int64)
+        for each in by_epoch(ranges):
+            plan = self.plans[each.source]
+            parts = self.num_canonical_nodes // plan.num_canonical_nodes
+            nodes[each.positions] = parts * plan.canonical_nodes(each.epoch, each.numbers)
+        return nodes
+
+    def packs(self, ranges: Sequence[SourceRange], chosen: NDArray[np.int64] | None = None) -> PackRange:
+        """The packs of some ranges in turn; canonical nodes count to this mixture's num_canonical_nodes.
+
+        chosen: which of them, by their positions, which ascend; None: all.
+        """
+        epochs = by_epoch(ranges, chosen)
         found = [self.plans[each.source].take(each.epoch, each.numbers) for each in epochs]
         counts = [len(each) for each in found]
 

@@ -123,6 +123,10 @@ class PackPlan:
                 plan.forget_blocks()
         return self._epoch(epoch).packs(numbers)
 
+    def canonical_nodes(self, epoch: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The canonical node that each of these packs comes from, without making them."""
+        return self._epoch(epoch).canonical_nodes(numbers)
+
     def packs_of(self, epoch: int, sample_id: int) -> NDArray[np.int64]:
         """The numbers of the packs of an epoch that hold a sample, or the pieces of one that is split, piece by piece.
 

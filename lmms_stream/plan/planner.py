@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..types import Segments, World
-from .assign import assign_steps
+from .assign import assign_steps, deal_lists, nodes_of_packs
 from .cursor import Cursor
 from .kernels.deal import PAD
 from .lane_cursor import LaneAfter
@@ -145,19 +145,17 @@ class StepPlanner:
             yield stretch
 
     def _stretch_packs(self, cursor: Cursor) -> int:
-        """Packs that are planned together at most."""
+        """Packs of successive global batches that are planned together at most."""
         plans = self.mixture.plans
         per_pack = max(
             plan.num_samples / max(1, plan.num_packs(cursor.sources[name].epoch)) for name, plan in plans.items()
         )
-        return max(STRETCH_PACKS, int(MAX_STRETCH_SEGMENTS / max(1.0, per_pack)))
+        most = max(STRETCH_PACKS, int(MAX_STRETCH_SEGMENTS / max(1.0, per_pack)))
+        return most * self.config.world.num_group_nodes  # those of one node are made
 
     def _plan_stretch(self, stretch: Sequence[_ReaderStep]) -> Iterator[Planned]:
         ranges = [taken for each in stretch for taken in each.step.ranges]
-        packs = self.mixture.packs(ranges)
-        config = self.config
-        dealt = deal_to_groups(packs, self.mixture, global_batch=config.global_batch, world=config.world)
-        of_group = dealt[:, config.world.group]
+        packs, of_group = self._of_group(ranges, num_steps=len(stretch))
         mine = [of_step[each.mine] for of_step, each in zip(of_group, stretch, strict=True)]
         numbers = np.concatenate(mine)
         packs = packs.take(numbers[numbers != PAD])
@@ -169,6 +167,33 @@ class StepPlanner:
                 yield Planned(work)
             after = each.step.after if last.micro_batches[-1] == last_batch else None
             yield Planned(last, after, entered.get(each.number, ()))
+
+    def _of_group(self, ranges: Sequence[SourceRange], *, num_steps: int) -> tuple[PackRange, NDArray[np.int64]]:
+        """The packs of successive steps that the group's node reads, and which of them the group does.
+
+        int64[num_steps, micro_batches], PAD where none. Packs of other nodes are not made.
+        """
+        batch, world = self.config.global_batch, self.config.world
+        chosen = None
+        steps = np.arange(sum(taken.stop - taken.first for taken in ranges)) // batch
+        if world.num_group_nodes > 1:
+            nodes = nodes_of_packs(
+                self.mixture.canonical_nodes(ranges),
+                global_batch=batch,
+                num_nodes=world.num_group_nodes,
+                num_canonical_nodes=self.mixture.num_canonical_nodes,
+            )
+            chosen = np.flatnonzero(nodes == world.group // world.groups_per_node)
+            steps = steps[chosen]
+        packs = self.mixture.packs(ranges, chosen)
+        dealt = deal_lists(
+            packs,
+            steps,
+            num_lists=num_steps,
+            ranks=world.groups_per_node,
+            packs_per_rank=self.config.micro_batches,
+        )
+        return packs, dealt[:, world.group % world.groups_per_node]
 
     def _works(self, stretch: Sequence[_ReaderStep], packs: PackRange, counts: Sequence[int]) -> Iterator[list[Work]]:
         """The works of each step, in the order of its batches. packs, counts: the reader's, of all steps, of each."""

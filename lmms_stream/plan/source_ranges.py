@@ -38,11 +38,13 @@ class EpochPacks(NamedTuple):
     positions: NDArray[np.int64]
 
 
-def by_epoch(ranges: Sequence[SourceRange]) -> list[EpochPacks]:
-    """The same packs, each epoch of a source together."""
+def by_epoch(ranges: Sequence[SourceRange], chosen: NDArray[np.int64] | None = None) -> list[EpochPacks]:
+    """The same packs, each epoch of a source together. chosen: positions of those that are wanted; None: all."""
     counts = np.array([taken.stop - taken.first for taken in ranges], np.int64)
     firsts = np.array([taken.first for taken in ranges], np.int64)
     begins = ends_of(counts)[:-1]
+    is_chosen = np.zeros(int(counts.sum()), bool)
+    is_chosen[slice(0) if chosen is None else chosen] = True
     members: dict[tuple[str, int], list[int]] = {}
     for number, taken in enumerate(ranges):
         members.setdefault((taken.source, taken.epoch), []).append(number)
@@ -54,6 +56,9 @@ def by_epoch(ranges: Sequence[SourceRange]) -> list[EpochPacks]:
             numbers, positions = np.arange(taken.first, taken.stop), np.arange(begin, begin + count)
         else:
             numbers, positions = (runs(each[mine], counts[mine]) for each in (firsts, begins))
+        if chosen is not None:
+            here = is_chosen[positions]
+            numbers, positions = numbers[here], positions[here]
         found.append(EpochPacks(source, epoch, numbers, positions))
     return found
 

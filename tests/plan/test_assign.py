@@ -142,12 +142,12 @@ def test_ranks_do_more_alike_work_than_when_packs_are_dealt_in_order(linear_cost
 @examples(80)
 @given(case=any_step)
 def test_the_next_costliest_pack_goes_to_the_least_busy_rank_with_room(case: StepCase) -> None:
-    work = pack_costs(case.packs)
-    if len(case.packs) == case.global_batch:
-        work = work - work.min()  # what all packs have in common cannot be balanced
-    costs = work.tolist()
     for world_size, num_nodes in case.worlds():
         for ranks in np.split(case.dealt(world_size, num_nodes), num_nodes):
+            work = pack_costs(case.packs)
+            if not (ranks == PAD).any():
+                work -= work[ranks].min()  # what all packs of the node have in common cannot be balanced
+            costs = work.tolist()
             expected: list[list[int]] = [[] for _ in ranks]
             for number in sorted(set(ranks.ravel().tolist()) - {PAD}, key=lambda number: (-costs[number], number)):
                 with_room = [members for members in expected if len(members) < ranks.shape[1]]

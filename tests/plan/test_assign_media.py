@@ -74,25 +74,25 @@ def test_packs_go_to_the_nodes_to_which_packs_without_media_go(case: StepCase) -
             assert sorted(mine.ravel()) == sorted(wanted.ravel())
 
 
-def parts(packs: PackRange) -> NDArray[np.float64]:
-    """The parts of the step's costs that each pack has, of tokens' and of the tower's: float64[num_packs, 2]."""
+def parts(packs: PackRange, ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The parts of a node's costs that each pack has, of tokens' and of the tower's: float64[num_packs, 2].
+
+    ranks: the packs of each rank of the node.
+    """
     assert packs.patches is not None
-    return np.stack([each / each.sum() for each in (pack_costs(packs), packs.patches)], axis=1)
+    mine = ranks[ranks != PAD]
+    costs = pack_costs(packs), packs.patches
+    return np.stack([each / max(1, each[mine].sum()) for each in costs], axis=1)
 
 
 @examples(80)
 @given(case=any_step)
 def test_each_rank_reads_first_what_costs_most_of_both_together(case: StepCase) -> None:
-    costs = parts(case.packs).sum(axis=1)
     for world_size, num_nodes in case.worlds():
-        for numbers in case.dealt(world_size, num_nodes):
-            assert np.all(np.diff(costs[numbers[numbers != PAD]]) <= 1e-6)
-
-
-def larger_load(packs: PackRange, ranks: NDArray[np.int64]) -> float:
-    """The larger of its two parts that the busiest rank has."""
-    costs = np.append(parts(packs), [[0.0, 0.0]], axis=0)  # the last is PAD's
-    return float(costs[ranks].sum(axis=1).max())
+        for ranks in np.split(case.dealt(world_size, num_nodes), num_nodes):
+            costs = parts(case.packs, ranks).sum(axis=1)
+            for numbers in ranks:
+                assert np.all(np.diff(costs[numbers[numbers != PAD]]) <= 1e-6)
 
 
 @examples(60)
@@ -101,7 +101,8 @@ def test_no_swap_of_two_packs_would_help_the_busiest_rank_of_a_node(case: StepCa
     """As far as it is busy at all: half a percent above the mean is as good as equal."""
     for world_size, num_nodes in case.worlds():
         for ranks in np.split(case.dealt(world_size, num_nodes), num_nodes):
-            costs = parts(case.packs)[ranks].sum(axis=1)
+            of_packs = parts(case.packs, ranks)
+            costs = of_packs[ranks].sum(axis=1)
             mean = costs.mean(axis=0)
             best = float((costs - mean).max())
             if best <= mean.max() / 200 + 1e-6 or len(ranks) == 1:
@@ -113,7 +114,7 @@ def test_no_swap_of_two_packs_would_help_the_busiest_rank_of_a_node(case: StepCa
                     for there in range(ranks.shape[1]):
                         tried = ranks[[busiest, other]].copy()
                         tried[0, here], tried[1, there] = tried[1, there], tried[0, here]
-                        swapped.append(float((parts(case.packs)[tried].sum(axis=1) - mean).max()))
+                        swapped.append(float((of_packs[tried].sum(axis=1) - mean).max()))
             assert min(swapped) >= best - 1e-6
 
 
@@ -234,12 +235,12 @@ def test_on_two_nodes_the_ranks_of_each_do_alike_work_on_what_its_canonical_node
     [
         (2, 1, "cdd06bebb8cabbe2"),
         (8, 1, "f255a3e32e8ada31"),
-        (8, 2, "1e1f3bcca24b544c"),
-        (16, 4, "b90c7b1757b8a64d"),
+        (8, 2, "d50ff08b3a1877df"),
+        (16, 4, "ab878b3056b53a57"),
     ],
 )
 def test_packs_without_media_are_dealt_as_they_were(world_size: int, num_nodes: int, digest: str) -> None:
-    """By the digests of what was dealt before patches were known."""
+    """By the digests of what was dealt before patches were known, on several nodes since each deals its own packs."""
     lengths = chat_lengths(20_000, limit=LIMIT, seed=2)
     order = OrderConfig(num_canonical_nodes=8, shuffle_block_size=2000)
     plan = PackPlan(lengths, [500] * 40, order=order, packing=PackingConfig(packing_length=LIMIT))

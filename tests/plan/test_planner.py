@@ -13,11 +13,12 @@ from lmms_stream.plan.lane_cursor import LaneAfter, LaneCursor
 from lmms_stream.plan.lane_planner import LanePlanner
 from lmms_stream.plan.lanes import Lane
 from lmms_stream.plan.mixture import Mixture
-from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import Planned, StepConfig, StepPlanner, Work
 from lmms_stream.types import World
+from numpy.typing import NDArray
 
 from ..strategies import Lengths, chat_lengths, examples
 
@@ -151,6 +152,27 @@ def test_the_works_of_all_readers_are_the_packs_of_each_step_whatever_the_world(
         steps, batches = range(len(expected)), range(case.config.micro_batches)
         assert micro_batches == Counter((step, batch) for step in steps for batch in batches)
     assert found == expected
+
+
+def test_a_reader_makes_the_packs_of_its_own_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other nodes' blocks it knows how many packs they have, and replays none: 64 nodes cost it no more than one."""
+    replayed: set[int] = set()
+    block = EpochOrder.block
+
+    def noted(order: EpochOrder, node: int, number: int) -> NDArray[np.int64]:
+        replayed.add(node)
+        return block(order, node, number)
+
+    mixture = Mixture({"x": make_plan([200] * 12, seed=5, canonical_nodes=6)})
+    mixture.plans["x"].count(0)
+    monkeypatch.setattr(EpochOrder, "block", noted)
+    for node in range(3):
+        config = StepConfig(global_batch=12, world=World(rank=2 * node, world_size=6, num_nodes=3))
+        replayed.clear()
+        works = list(islice(StepPlanner(mixture, config).plan(mixture.start()), 20))
+        assert works[-1].work.step == 9
+        assert replayed <= {2 * node, 2 * node + 1}
+        assert replayed
 
 
 @examples(25, many=200)

@@ -29,8 +29,8 @@ def deal_both(
 
     order: the packs, those of a list (a node in a step) one after another, costly ones first. bounds: int64[lists, 3],
     the first and one past the last of each list's packs in `order`, and the list's number. shares: int64[packs, 2], of
-    all packs, parts of the step's two costs. dealt: int64[lists * ranks * packs_per_rank], as in `deal`; the packs of a
-    rank are sorted as in `order`.
+    all packs, parts of their list's two costs. dealt: int64[lists * ranks * packs_per_rank], as in `deal`; the packs of
+    a rank are sorted as in `order`.
     """
     loads = np.empty((ranks, 2), np.int64)
     counts = np.empty(ranks, np.int64)
