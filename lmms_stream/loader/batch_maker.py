@@ -186,7 +186,8 @@ class BatchMaker:
         rows = self._memory.rows(int(ends[-1]))
         addresses = dataset.pack_reader.addresses(segments.shard_ids)
         columns, fill = dataset.one.shards[0].columns, self._fillers[work.source].fill_packs
-        left_out = [each for each in {*segments.sample_ids.tolist()} if self.left_out and self._is_left_out(work, each)]
+        ids = {*segments.sample_ids.tolist()} if self.left_out else ()
+        left_out = [each for each in ids if self._is_left_out(work, each)]
         while True:
             try:
                 learnt = fill_with_padding(fill, columns, addresses, segments, rows, left_out=left_out)
