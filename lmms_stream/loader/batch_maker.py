@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError
 from ..mds.core import PackedDataset
 from ..plan.left_out import LeftOut, LeftOutSample
 from ..plan.planner import After, StepConfig, Work
-from ..processors.base import Memory, PackFiller, Processor, SegmentError, process_sample
-from ..types import Batch, Processed, Rows, Sample
+from ..processors.base import Memory, PackFiller, SegmentError
+from ..types import Batch, Processed, Rows
 from .bad_samples import BadSamples, is_of_sample, padding_of, reason_of
 from .collate import check_keys, collate, write_padding
 from .left_out_list import append_left_out
@@ -25,6 +24,7 @@ from .masked_packs import fill_with_padding
 from .media_memory import PackMemory, SharedBlocks
 from .row_memory import RowMemory, new_rows
 from .sample_clock import SampleClock
+from .segment import explain, name_sample, piece_of, process_segment, processor_that_packs
 from .wire import WireBatch
 
 Collator = Callable[..., Batch]
@@ -58,7 +58,7 @@ class BatchMaker:
     def __init__(self, datasets: Mapping[str, PackedDataset], settings: LoaderSettings):
         self.datasets = datasets
         self.settings = settings
-        processors = {name: processor_of(dataset) for name, dataset in datasets.items()}
+        processors = {name: processor_that_packs(dataset) for name, dataset in datasets.items()}
         self._memory = RowMemory()
         self._fillers = {name: each for name, each in processors.items() if isinstance(each, PackFiller)}
         self.left_out = LeftOut()
@@ -141,7 +141,7 @@ class BatchMaker:
         try:
             timed = nullcontext() if clock is None else clock.at(work.source, sample_id, worker=self._worker)
             with timed:
-                processed = _process(dataset, work, segment, sample, memory, pack=pack)
+                processed = process_segment(dataset, work, segment, sample, memory, pack=pack)
         except Exception as error:
             if not self._quarantines(error):
                 name_sample(error, f"sample {sample_id} of {dataset.url}")
@@ -150,7 +150,7 @@ class BatchMaker:
             return padding_of(length)
         if checks_keys:
             check_keys(processed, made_by=type(dataset.processor).__name__)
-        return _piece_of(dataset, work, segment, processed)
+        return piece_of(dataset, work, segment, processed)
 
     def _left_out_of(self, work: Work, segments: range) -> list[LeftOutSample]:
         """Those of some segments whose sample is left out in the step of a work, each once."""
@@ -193,7 +193,7 @@ class BatchMaker:
                 learnt = fill_with_padding(fill, columns, addresses, segments, rows, left_out=left_out)
                 break
             except SegmentError as error:
-                explained = _explain(dataset, work, error)
+                explained = explain(dataset, work, error)
                 if not self._quarantines(explained):
                     raise explained from error
                 left_out.append(int(segments.sample_ids[error.segment]))
@@ -254,88 +254,4 @@ def _padded(batch: Batch, total: int) -> Batch:
         position_ids=torch.from_numpy(rows.position_ids),
         cu_seqlens=torch.from_numpy(np.append(batch.cu_seqlens.numpy(), np.int32(total))),
         max_seqlen=max(batch.max_seqlen, total - num_tokens),
-    )
-
-
-def processor_of(dataset: PackedDataset) -> Processor:
-    if dataset.processor is None:
-        raise ConfigError(f"packs need a processor: give the dataset at {dataset.url} one")
-    return dataset.processor
-
-
-def _process(
-    dataset: PackedDataset, work: Work, segment: int, sample: Sample, memory: Memory | None, *, pack: int
-) -> Processed:
-    """The sample of a segment. memory: for its media. DataError or LengthsError, with its name."""
-    sample_id, start, length, _, _, expected = (int(values[segment]) for values in work.segments)
-    try:
-        drawn = [work.epochs[pack] if work.epochs else 0, sample_id]
-        processed = process_sample(processor_of(dataset), sample, memory, drawn)
-        num_tokens = len(processed["input_ids"])
-        if num_tokens < start + length or 0 <= expected != num_tokens:
-            raise SegmentError("it has another length", segment=segment, num_tokens=num_tokens)
-    except DataError as error:
-        raise _explain(dataset, work, error, segment=segment) from error
-    return processed
-
-
-def _piece_of(dataset: PackedDataset, work: Work, segment: int, processed: Processed) -> Processed:
-    """The tokens of a segment: all of its sample, unless that is longer than a pack."""
-    sample_id, start, length = (int(values[segment]) for values in work.segments[:3])
-    num_tokens = len(processed["input_ids"])
-    if num_tokens == length:
-        return processed
-    if "sequences" in processed:
-        reason = DataError(
-            f"its sequences have {num_tokens} tokens, more than a pack holds, and they must lie in one: set overlong "
-            "to drop or error, or raise packing_length"
-        )
-        raise naming(dataset, sample_id, reason)
-    if processed.get("media"):
-        reason = DataError(
-            f"it has media and {num_tokens} tokens, more than a pack holds, and pictures cannot be cut with their "
-            "tokens: set overlong to drop or error, or raise packing_length"
-        )
-        raise naming(dataset, sample_id, reason)
-    return {name: _piece(name, value, start, start + length) for name, value in processed.items()}
-
-
-def name_sample(error: Exception, sample: str) -> None:
-    """Have an error that is not ours say which sample it is of, where it is shown."""
-    if not isinstance(error, LmmsStreamError):
-        error.add_note(sample)
-
-
-def _piece(name: str, value: Any, start: int, stop: int) -> Any:
-    """What a piece [start, stop) of a sample's tokens has of a value; positions begin at 0 in each."""
-    if name == "media":
-        return value
-    if name == "token_inputs":
-        return {each: values[start:stop] for each, values in value.items()}
-    if name == "position_ids":
-        own = value[..., start:stop]
-        return own - own[..., :1]
-    return value[start:stop]
-
-
-def naming(dataset: PackedDataset, sample_id: int, error: DataError) -> DataError:
-    return DataError(f"sample {sample_id} of {dataset.url}: {error}")
-
-
-def _explain(dataset: PackedDataset, work: Work, error: DataError, *, segment: int = -1) -> LmmsStreamError:
-    """An error of a processor, with the name of the sample."""
-    num_tokens = None
-    if isinstance(error, SegmentError):
-        segment, num_tokens = error.segment, error.num_tokens
-    sample_id, expected = int(work.segments.sample_ids[segment]), int(work.segments.expected[segment])
-    if num_tokens is None:
-        return naming(dataset, sample_id, error)
-    if dataset.mode == "lanes":
-        return LengthsError(
-            f"sample {sample_id} of {dataset.url} has {num_tokens} tokens and was measured as {expected}: "
-            "correct the processor, whose measure must equal what process gives"
-        )
-    return LengthsError(
-        f"sample {sample_id} of {dataset.url} has {num_tokens} tokens and its lengths index says "
-        f"{expected}: write the index again with lmms-stream index"
     )

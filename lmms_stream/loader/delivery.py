@@ -16,7 +16,7 @@ from ..plan.pack_plan import plan_fingerprint
 from ..plan.planner import After, StepConfig
 from ..processors.base import processor_fingerprint
 from ..storage.threads import start_thread
-from .batch_maker import processor_of
+from .segment import processor_that_packs
 
 LANES_VERSION = "lanes2"  # changes when the same inputs give other packs
 
@@ -107,7 +107,7 @@ class LaneDelivery:
         self.config = config
         self._plan = plan_fingerprint(
             LANES_VERSION,
-            processor_fingerprint(processor_of(dataset)),
+            processor_fingerprint(processor_that_packs(dataset)),
             dataset.samples_per_shard,
             order=dataset.lane_order,
             packing=dataset.needed_packing,

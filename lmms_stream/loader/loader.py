@@ -24,10 +24,11 @@ from ..processors.base import PackFiller, processor_fingerprint
 from ..storage.tally import FetchCounts
 from ..types import Batch, World
 from .bad_samples import BadSamples, check_padded
-from .batch_maker import Collator, LoaderSettings, Ready, processor_of
+from .batch_maker import Collator, LoaderSettings, Ready
 from .collate import collate
 from .delivery import LaneDelivery, PlanDelivery
 from .drop_list import Drop, dropped
+from .segment import processor_that_packs
 from .wire import WireBatch, from_wire
 from .worker import LaneWorker, PackWorker, PlanWorker
 from .worker_counts import FetchMeter
@@ -161,7 +162,7 @@ class PackedLoader:
     @property
     def lengths(self) -> dict[str, str]:
         """The fingerprint of each source's processor, which is the name of its lengths index."""
-        return {name: processor_fingerprint(processor_of(each)) for name, each in self._worker.datasets.items()}
+        return {name: processor_fingerprint(processor_that_packs(each)) for name, each in self._worker.datasets.items()}
 
     @property
     def fetched(self) -> FetchCounts:

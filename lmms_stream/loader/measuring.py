@@ -15,7 +15,7 @@ from ..plan.measured_block import UNMEASURED
 from ..processors.base import Measured, Processor
 from ..processors.measured import checked, groups, measured_with_media, measures_media, sample_bytes
 from ..types import Sample
-from .batch_maker import name_sample, naming, processor_of
+from .segment import name_sample, naming, processor_that_packs
 
 PassOver = Callable[[int, Exception], bool]  # sample id and why it has no length -> whether that is no error
 
@@ -25,7 +25,7 @@ def measure(dataset: PackedDataset, sample_ids: NDArray[np.int64], *, pass_over:
 
     One that cannot be measured is UNMEASURED where pass_over says so, and its error is raised otherwise.
     """
-    processor = processor_of(dataset)
+    processor = processor_that_packs(dataset)
     has_media = measures_media(processor)
     measured = np.zeros((len(sample_ids), 2), np.int64)
     for at, found in enumerate(_found(dataset, processor, sample_ids, has_media=has_media)):
