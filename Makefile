@@ -5,7 +5,7 @@ AZURITE := $(VENV)/azurite/node_modules/azurite/package.json
 TEST_PROCESSES ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-long check docs bench clean
+.PHONY: setup demo test test-long check compiled docs bench clean
 
 setup: $(VENV)/.installed
 
@@ -22,7 +22,12 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check
+# Each process of tests would compile the loops for itself; mypy has a core to spare meanwhile.
+compiled: setup
+	$(BIN)/python -m tests.compiled
+
+test: setup
+	$(MAKE) --jobs 2 check compiled
 	$(PYTEST)
 
 # An emulator of Azure Blob Storage; npm comes with the wheel of Node.js.

@@ -179,7 +179,7 @@ def test_an_interrupted_command_ends_at_once_and_leaves_no_worker(
     target = str(tmp_path / "out")
     arguments = (str(many_chats), target, "--shard-size", "2mb")
     with convert_command(*arguments, "--engine", "ray", "--ray-address", address) as process:
-        wait_until(lambda: (tmp_path / "out" / "shard.00002.mds").exists())
+        wait_until(lambda: (tmp_path / "out" / "shard.00000.mds").exists())
         workers = workers_of(node)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=LIMIT_S)
