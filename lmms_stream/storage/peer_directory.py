@@ -9,7 +9,7 @@ Times are seconds of one clock, and passed in.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -44,16 +44,23 @@ class Directory:
         self._entries: dict[Key, _Entry] = {}
         self._lock = threading.Lock()
 
-    def where(self, key: Key, node: int, *, without: Iterable[int] = (), now: float) -> Where:
-        """Where a node is to take a file from, which it lacks. without: nodes that it could not have it from."""
+    def where(
+        self, key: Key, node: int, *, without: Iterable[int] = (), avoid: Container[int] = (), now: float
+    ) -> Where:
+        """Where a node is to take a file from, which it lacks.
+
+        without: nodes that it could not have it from, and so have it no more; avoid: nodes that it leaves alone, which
+        others may take it from.
+        """
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             entry.takers.pop(node, None)
             for each in (node, *without):
                 entry.holders.pop(each, None)
             givers = [taking.giver for taking in entry.takers.values()]
-            free = [each for each in entry.holders if givers.count(each) < FAN_OUT]
-            if not free and (entry.takers or entry.holders):
+            usable = [each for each in entry.holders if each not in avoid]
+            free = [each for each in usable if givers.count(each) < FAN_OUT]
+            if not free and (entry.takers or usable):
                 return "wait"
             giver = min(free, key=entry.holders.__getitem__) if free else None
             entry.takers[node] = _Taking(giver, now, now)

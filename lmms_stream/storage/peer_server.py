@@ -3,7 +3,7 @@
 A process of its own, which ends with the one that started it. It answers those who know the group's token, and opens
 files by names that an index lists, once the record of the cache vouches for them: a request holds no paths.
 
-    where {source, name, node, without}  -> {"where": node, "store" or "wait"}, see peer_directory.py
+    where {source, name, node, without, avoid} -> {"where": node, "store" or "wait"}, see peer_directory.py
     have {source, names, node}           -> {}; the node has these files
     file {source, name, identity}        -> its bytes; 404 where the node has no such file, or of another content
     progress {source, name}              -> {"has": bool, "num_bytes": bytes so far, null where nobody is at it}
@@ -33,7 +33,7 @@ from typing import IO, Any
 from ..errors import ConfigError, StorageError
 from .locks import is_locked, lock_of
 from .peer_directory import Directory, Where
-from .peers import SILENT_S, PeerClient, PeerFailedError, PeerGroup, address_of
+from .peers import PROGRESS_S, SILENT_S, PeerClient, PeerFailedError, PeerGroup, address_of
 from .record import Record, boot_id
 from .temporaries import leftovers
 
@@ -74,8 +74,7 @@ class SharedFolder:
             return {"has": True, "num_bytes": None}
         if not is_locked(lock_of(path)):
             return {"has": False, "num_bytes": None}
-        sizes = [each.stat().st_size for each in leftovers(path.parent).get(path, []) if each.exists()]
-        return {"has": False, "num_bytes": sum(sizes)}
+        return {"has": False, "num_bytes": sum(map(_size, leftovers(path.parent).get(path, [])))}
 
     def present(self) -> Iterator[str]:
         """The names of the files that are there."""
@@ -84,6 +83,14 @@ class SharedFolder:
                 name = (Path(folder) / each).relative_to(self.folder).as_posix()
                 if not each.startswith(".") and name in self.names:
                     yield name
+
+
+def _size(path: Path) -> int:
+    """Of a file that may be gone by now."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 class PeerServer:
@@ -194,10 +201,10 @@ class _Server(ThreadingMixIn, HTTPServer):
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
-    def where(self, source: str, name: str, node: int, without: list[int]) -> Where:
+    def where(self, source: str, name: str, node: int, *, without: list[int], avoid: list[int]) -> Where:
         """Directory.where, after a look at who takes the file."""
         key = source, name
-        found = self.directory.where(key, node, without=without, now=time.monotonic())
+        found = self.directory.where(key, node, without=without, avoid=avoid, now=time.monotonic())
         if found != "wait" or (taker := self.directory.suspect(key, now=time.monotonic())) is None:
             return found
         progress = self._progress(taker, source, name)
@@ -205,13 +212,14 @@ class _Server(ThreadingMixIn, HTTPServer):
             self.directory.add(key, taker)
         else:
             self.directory.note(key, taker, progress["num_bytes"], now=time.monotonic())
-        return self.directory.where(key, node, without=without, now=time.monotonic())
+        return self.directory.where(key, node, without=without, avoid=avoid, now=time.monotonic())
 
     def _progress(self, node: int, source: str, name: str) -> dict[str, Any]:
         if node == self.group.node:
             return self.shared[source].progress(name)
         try:
-            return {"has": False, "num_bytes": None} | self.client.ask(node, "progress", source=source, name=name)
+            told = self.client.ask(node, "progress", silent_s=PROGRESS_S, source=source, name=name)
+            return {"has": False, "num_bytes": None} | told
         except PeerFailedError:
             return {"has": False, "num_bytes": None}
 
@@ -262,8 +270,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _where(self, shared: SharedFolder | None, message: Mapping[str, Any]) -> None:
         if not _knows(shared, message["name"]):
             return self._answer({"where": "store"})
-        node, without = _nodes([message["node"]], self.server.group)[0], _nodes(message["without"], self.server.group)
-        return self._answer({"where": self.server.where(message["source"], message["name"], node, without)})
+        group, source, name = self.server.group, message["source"], message["name"]
+        (node,) = _nodes([message["node"]], group)
+        without, avoid = _nodes(message["without"], group), _nodes(message["avoid"], group)
+        return self._answer({"where": self.server.where(source, name, node, without=without, avoid=avoid)})
 
     def _have(self, shared: SharedFolder | None, message: Mapping[str, Any]) -> None:
         (node,) = _nodes([message["node"]], self.server.group)

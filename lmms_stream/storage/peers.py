@@ -26,6 +26,7 @@ from .tally import FetchTally
 
 T = TypeVar("T")
 SILENT_S = 5.0  # without a byte, after which a peer is given up
+PROGRESS_S = SILENT_S * 0.4  # the same of a question that is asked while another peer waits for its own answer
 SLOWEST = 1e6  # bytes a second of a transfer that goes on for longer than SILENT_S
 _AVOID_S = (30.0, 480.0)  # for which a peer that failed is left alone: the first time, and at most
 _PAUSE_S = (0.05, 1.0)  # between questions for a file that another node takes: the first, and at most
@@ -107,9 +108,9 @@ class PeerClient:
         now = time.monotonic()
         return [node for node, (until, _) in list(self._avoided.items()) if until > now]
 
-    def ask(self, node: int, what: str, /, **message: Any) -> dict[str, Any]:
-        """The answer to a question."""
-        with closing(self._connection(node)) as connection:
+    def ask(self, node: int, what: str, /, *, silent_s: float = SILENT_S, **message: Any) -> dict[str, Any]:
+        """The answer to a question. silent_s: without a byte, after which the peer is given up."""
+        with closing(self._connection(node, silent_s)) as connection:
             return self._reach(node, lambda: dict(json.loads(self._send(connection, what, message).read(_CHUNK))))
 
     def take(self, node: int, path: Path, /, *, most: int, **message: Any) -> int | None:
@@ -124,12 +125,13 @@ class PeerClient:
                 piece = self._reach(node, partial(_piece, response, left, deadline))
                 file.write(piece)
                 left -= len(piece)
+        self._avoided.pop(node, None)  # it gives whole files again
         return size
 
-    def _connection(self, node: int) -> HTTPConnection:
+    def _connection(self, node: int, silent_s: float = SILENT_S) -> HTTPConnection:
         if node in self.avoided:
             raise PeerFailedError
-        return HTTPConnection(*self._where[node], timeout=SILENT_S)
+        return HTTPConnection(*self._where[node], timeout=silent_s)
 
     def _send(
         self, connection: HTTPConnection, what: str, message: dict[str, Any], *, may_lack: bool = False
@@ -146,15 +148,23 @@ class PeerClient:
         try:
             found = call()
         except (OSError, HTTPException, ValueError, TypeError) as error:
-            pause = min(2 * self._avoided.get(node, (0.0, _AVOID_S[0] / 2))[1], _AVOID_S[1])
-            if node not in self._avoided:
-                logger.warning(
-                    "peer %d (%s): %s: what it has comes from other peers or the store for %.0f s",
-                    node, self.group.addresses[node], str(error) or repr(error), pause,
-                )  # fmt: skip
-            self._avoided[node] = time.monotonic() + pause, pause
+            self._avoid(node, error)
             raise PeerFailedError from error
         return found
+
+    def _avoid(self, node: int, error: Exception) -> None:
+        """Leave a peer alone, each time for twice as long; requests that fail together are one failure."""
+        now = time.monotonic()
+        until, pause = self._avoided.get(node, (0.0, _AVOID_S[0] / 2))
+        if until > now:
+            return
+        pause = min(2 * pause, _AVOID_S[1])
+        if node not in self._avoided:
+            logger.warning(
+                "peer %d (%s): %s: what it has comes from other peers or the store for %.0f s",
+                node, self.group.addresses[node], str(error) or repr(error), pause,
+            )  # fmt: skip
+        self._avoided[node] = now + pause, pause
 
 
 def _length(response: HTTPResponse, most: int) -> int:
@@ -242,14 +252,18 @@ class Peers:
 
     def _where(self, name: str, without: list[int]) -> int | str:
         group = self._client.group
-        without = sorted({*without, *self._client.avoided})
-        home = group.home_of(self._source, name)
-        if home in self._client.avoided:
+        home, avoided = group.home_of(self._source, name), self._client.avoided
+        if home in avoided:
             return "store"
+        question: dict[str, Any] = {
+            "source": self._source,
+            "name": name,
+            "node": group.node,
+            "without": without,
+            "avoid": avoided,
+        }
         try:
-            told = self._client.ask(home, "where", source=self._source, name=name, node=group.node, without=without)[
-                "where"
-            ]
+            told = self._client.ask(home, "where", **question)["where"]
         except (PeerFailedError, KeyError):
             self._tally.add(peer_failures=1)
             return "store"

@@ -158,11 +158,11 @@ class Prefetcher:
             with self._changed:
                 shard_id, wait_s = self._next()
                 while shard_id is None:
-                    woken = self._changed.wait(_IDLE_S if wait_s is None else wait_s)
-                    if not woken and wait_s is None:  # it ends: while it waits, it keeps the reader's data alive
-                        self._num_threads -= 1
+                    is_idle = not self._changed.wait(_IDLE_S if wait_s is None else wait_s) and wait_s is None
+                    shard_id, wait_s = self._next()  # also after _IDLE_S: what was asked for then woke nobody
+                    if is_idle and shard_id is None and wait_s is None:
+                        self._num_threads -= 1  # it ends: while it waits, it keeps the reader's data alive
                         return
-                    shard_id, wait_s = self._next()
                 if self._queue.pop(shard_id, None) is None:
                     del self._later[shard_id]
                     self._begun_later.add(shard_id)

@@ -59,6 +59,15 @@ def test_a_node_that_does_not_have_a_file_any_more_is_not_named_for_it() -> None
     assert directory.where(KEY, 2, now=0) == "store"  # who asks lacks it
 
 
+def test_a_node_that_one_leaves_alone_is_still_named_to_others() -> None:
+    directory = Directory()
+    directory.add(KEY, 0)
+    assert directory.where(KEY, 1, avoid=[0], now=0) == "store"
+    assert directory.where(KEY, 2, now=0) == 0
+    directory.add(KEY, 1)
+    assert directory.where(KEY, 3, avoid=[0], now=0) == 1
+
+
 def test_who_asks_the_store_and_dies_is_found_out() -> None:
     directory = Directory()
     assert directory.where(KEY, 0, now=0) == "store"

@@ -186,12 +186,43 @@ def test_peers_that_hang_cost_seconds_and_are_left_alone(tmp_path: Path) -> None
         assert found.tally(1).misses == len(NAMES)
 
 
+def test_a_home_that_asks_one_that_hangs_is_not_given_up(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3) as found:
+        (name, *_) = found.names_of_home(0)
+        hanging = PeerClient(PeerGroup(addresses=found.group.addresses, node=2, token=TOKEN))
+        assert hanging.ask(0, "where", source=SOURCE, name=name, node=2, without=[], avoid=[]) == {"where": "store"}
+        os.kill(found.servers[2].pid, signal.SIGSTOP)
+        try:
+            found.fetch(1, [name])
+        finally:
+            os.kill(found.servers[2].pid, signal.SIGCONT)
+        assert found.store.downloads == [name]
+        assert found.tally(1).peer_failures == 0
+
+
+def test_requests_that_fail_together_are_one_failure_of_a_peer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with nodes(tmp_path, 2) as found:
+        client = PeerClient(PeerGroup(addresses=found.group.addresses, node=0, token=TOKEN))
+        os.kill(found.servers[1].pid, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(4) as threads:
+                asked = [threads.submit(client.ask, 1, "have", source=SOURCE, names=[], node=0) for _ in range(4)]
+                assert all(isinstance(each.exception(LIMIT_S), PeerFailedError) for each in asked)
+        finally:
+            os.kill(found.servers[1].pid, signal.SIGCONT)
+        assert client.avoided == [1]
+        assert {pause for _, pause in client._avoided.values()} == {30}
+        assert "comes from other peers or the store for 30 s" in caplog.text
+
+
 def test_who_asks_the_store_and_dies_is_not_waited_for(tmp_path: Path) -> None:
     with nodes(tmp_path, 3) as found:
         (name, *_) = found.names_of_home(2)
         dead = PeerClient(PeerGroup(addresses=found.group.addresses, node=0, token=TOKEN))
-        assert dead.ask(2, "where", source=SOURCE, name=name, node=0, without=[]) == {"where": "store"}
-        assert dead.ask(2, "where", source=SOURCE, name=name, node=1, without=[]) == {"where": "wait"}
+        assert dead.ask(2, "where", source=SOURCE, name=name, node=0, without=[], avoid=[]) == {"where": "store"}
+        assert dead.ask(2, "where", source=SOURCE, name=name, node=1, without=[], avoid=[]) == {"where": "wait"}
         found.fetch(1, [name])
         assert found.store.downloads == [name]
 
@@ -250,7 +281,7 @@ def ask(address: str, what: str, message: object, *, token: str = TOKEN) -> tupl
 def test_who_does_not_know_the_token_is_told_nothing(tmp_path: Path) -> None:
     with nodes(tmp_path, 1) as found:
         found.fetch(0, NAMES[:1])
-        message = {"source": SOURCE, "name": NAMES[0], "identity": NAMES[0], "node": 0, "without": []}
+        message = {"source": SOURCE, "name": NAMES[0], "identity": NAMES[0], "node": 0, "without": [], "avoid": []}
         address = found.group.addresses[0]
         assert ask(address, "file", message) == (200, found.store.read(NAMES[0]))
         for token in ("", TOKEN[:-1], TOKEN.upper(), TOKEN + "0", "t\xf6k\xe9n"):
@@ -278,7 +309,7 @@ def test_only_files_that_the_index_names_are_given(tmp_path: Path) -> None:
         (found.caches[0].folder / "other").write_text("other")
         address = found.group.addresses[0]
         for name in names:
-            message = {"source": SOURCE, "name": name, "identity": name, "node": 0, "without": []}
+            message = {"source": SOURCE, "name": name, "identity": name, "node": 0, "without": [], "avoid": []}
             assert ask(address, "file", message)[0] == 404
             assert ask(address, "progress", message) == (200, b"{}")
             assert ask(address, "where", message) == (200, b'{"where": "store"}')
@@ -292,9 +323,9 @@ def test_requests_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with nodes(tmp_path, 1) as found:
         address = found.group.addresses[0]
         for what, message in (
-            ("where", {"source": SOURCE, "name": NAMES[0], "node": 1, "without": []}),
-            ("where", {"source": SOURCE, "name": NAMES[0], "node": "0", "without": []}),
-            ("where", {"source": SOURCE, "name": NAMES[0], "node": 0, "without": [7]}),
+            ("where", {"source": SOURCE, "name": NAMES[0], "node": 1, "without": [], "avoid": []}),
+            ("where", {"source": SOURCE, "name": NAMES[0], "node": "0", "without": [], "avoid": []}),
+            ("where", {"source": SOURCE, "name": NAMES[0], "node": 0, "without": [7], "avoid": []}),
             ("have", {"source": SOURCE, "names": 3, "node": 0}),
             ("other", {"source": SOURCE}),
             ("file", []),

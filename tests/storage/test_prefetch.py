@@ -209,6 +209,15 @@ def test_threads_end_when_there_is_nothing_to_do_and_come_back(monkeypatch: pyte
     wait_until(lambda: num_threads() == 0)
 
 
+def test_what_is_asked_for_as_an_idle_thread_ends_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmms_stream.storage.prefetch._IDLE_S", 0.05)
+    ahead = prefetcher(lambda shard_id: Path(str(shard_id)), threads=1, timeout_s=1)
+    assert ahead.take(1) == Path("1")
+    with ahead._changed:  # so that the thread's wait has ended, and it has not looked yet
+        time.sleep(0.2)
+        assert ahead.take(2) == Path("2")
+
+
 def test_while_a_reader_looks_nothing_is_begun_but_what_it_waits_for() -> None:
     fetched: list[int] = []
 

@@ -92,6 +92,22 @@ def test_records_of_a_run_that_kept_none_before_are_taken_as_far_as_they_go(
     assert restore_log(storage, 1, path) == 0
 
 
+@pytest.mark.parametrize("known", [0, 1, 3])
+def test_checkpoints_with_no_record_or_an_evaluation_alone_do_not_end_the_search(tmp_path: Path, known: int) -> None:
+    """As of a run that saves more often than it logs."""
+    storage, kept = LocalStorage(tmp_path / "store"), KeptLog()
+    records = {10: record(10), 15: {"step": 15, "eval_loss": 0.25}, 20: record(20)}
+    for step in range(5, 35, 5):
+        if step in records:
+            kept.add(records[step])
+        for key, data in kept.part(step).items():
+            storage.write(key, data)
+    path = tmp_path / "train_log.jsonl"
+    write(path, [*records.values()][:known])
+    assert restore_log(storage, 30, path) == 3 - known
+    assert read_log(path) == [*records.values()]
+
+
 @pytest.mark.parametrize(
     ("head", "reason"),
     [

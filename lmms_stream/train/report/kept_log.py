@@ -51,31 +51,31 @@ def restore_log(storage: Storage, step: int, path: Path) -> int:
     Parts are read from the last one back to the first whose records the log has. None where none was kept, as by
     earlier releases. Raises DataError, StorageError.
     """
-    known = {record["step"]: record for record in history(read_log(path)).steps}
+    log = history(read_log(path))
+    known = {_key(record): record for record in (*log.steps, *log.evaluations)}
     lacking: list[list[dict[str, Any]]] = []
     while step > 0:
         try:
-            after, records = _read_part(storage, step)
+            step, records = _read_part(storage, step)
         except ObjectMissingError:
             break
-        step = after
-        if all(_is_known(record, known) for record in records):
-            break
+        if records and all(known.get(_key(record)) == record for record in records):
+            break  # a part without records says nothing of those before it
         lacking.append(records)
     records = [record for part in reversed(lacking) for record in part]
-    while records and _is_known(records[0], known):
+    while records and known.get(_key(records[0])) == records[0]:
         records.pop(0)
     if records:
-        log = JsonLines(path)
+        lines = JsonLines(path)
         for record in records:
-            log.write(record)
-        log.close()
+            lines.write(record)
+        lines.close()
     return len(records)
 
 
-def _is_known(record: Mapping[str, Any], known: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Whether a log has a record; one of an evaluation follows that of its step."""
-    return "eval_loss" in record or known.get(record["step"]) == record
+def _key(record: Mapping[str, Any]) -> tuple[int, bool]:
+    """Of a record among those that count: its step, and whether it is one of an evaluation."""
+    return record["step"], "eval_loss" in record
 
 
 def _read_part(storage: Storage, step: int) -> tuple[int, list[dict[str, Any]]]:
