@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.plan.cursor import Cursor, SourceCursor
@@ -88,6 +88,23 @@ def test_weights_hold_to_within_one_pack_after_every_step(weights: dict[str, flo
         assert set(had) <= set(weights)
 
 
+def assert_weights_hold(
+    plans: dict[str, PackPlan], schedule: dict[int, dict[str, int]], *, global_batch: int, num_steps: int
+) -> list[Reads]:
+    """Over the whole run, within one pack after every step; the steps."""
+    mixture = Mixture(plans, weights=schedule)
+    steps, _ = run(mixture, mixture.start(), num_steps, global_batch=global_batch)
+    had: Counter[str] = Counter()
+    due: dict[str, Fraction] = dict.fromkeys(plans, Fraction(0))
+    for number, step in enumerate(steps):
+        weights = schedule[max(first for first in schedule if first <= number)]
+        had.update(source for source, _, _ in step)
+        for name, weight in weights.items():
+            due[name] += global_batch * Fraction(weight, sum(weights.values()))
+        assert all(abs(had[name] - due[name]) < 1 for name in due)
+    return steps
+
+
 @examples(30)
 @given(
     schedule=st.dictionaries(
@@ -99,17 +116,24 @@ def test_a_schedule_neither_loses_nor_repeats_and_holds_the_weights_over_the_who
     schedule: dict[int, dict[str, int]], global_batch: int
 ) -> None:
     full = {0: {"a": 1, "b": 1, "c": 1}} | schedule
-    mixture = Mixture(PLANS, weights=full)
-    steps, _ = run(mixture, mixture.start(), 12, global_batch=global_batch)
-    assert_nothing_lost_or_repeated(steps)
-    had: Counter[str] = Counter()
-    due: dict[str, Fraction] = dict.fromkeys("abc", Fraction(0))
-    for number, step in enumerate(steps):
-        weights = full[max(first for first in full if first <= number)]
-        had.update(source for source, _, _ in step)
-        for name, weight in weights.items():
-            due[name] += global_batch * Fraction(weight, sum(weights.values()))
-        assert all(abs(had[name] - due[name]) < 1 for name in due)
+    assert_nothing_lost_or_repeated(assert_weights_hold(PLANS, full, global_batch=global_batch, num_steps=12))
+
+
+UNEVEN = st.dictionaries(st.sampled_from("abcd"), st.sampled_from([1, 2, 7, 100, 204, 662, 855]), min_size=1)
+
+
+@examples(60)
+@given(first=UNEVEN, schedule=st.dictionaries(st.integers(1, 9), UNEVEN, max_size=3), global_batch=st.integers(1, 4))
+@example(
+    first={"a": 855, "c": 7, "d": 204},
+    schedule={2: {"a": 3, "b": 662, "c": 100, "d": 2}, 5: {"a": 1, "b": 2, "c": 1, "d": 100}},
+    global_batch=2,
+)
+def test_very_uneven_weights_that_change_hold_to_within_one_pack(
+    first: dict[str, int], schedule: dict[int, dict[str, int]], global_batch: int
+) -> None:
+    plans = PLANS | {"d": make_plan(90, seed=3)}
+    assert_weights_hold(plans, {0: first} | schedule, global_batch=global_batch, num_steps=12)
 
 
 def test_small_shares_that_change_at_every_step_add_up() -> None:

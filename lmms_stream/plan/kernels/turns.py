@@ -24,7 +24,7 @@ def _deadline(source: int, lack: int, turn: int, most: int, quotas: _Numbers, en
         quota = quotas[row, source]
         if quota > 0 and stop > turn:
             waits = (most - lack) // quota - 1
-            if waits < stop - turn:
+            if turn + waits < stop - 1:  # to the last turn of a phase: the next phase says how much longer
                 return turn + waits
             lack += quota * (stop - turn)
         turn = max(turn, stop)
