@@ -165,7 +165,7 @@ def convert_sources(
     encoded = None if base is None else EncodedParts.found(open_storage(base), asked)
     done = None if overwrite else finished_before(targets, asked)
     if done is not None:
-        if encoded is not None:
+        if encoded is not None and encoded.has_begun:  # those of another conversion are still to be converted
             encoded.remove()
         progress.say(
             f"{', '.join(target.url for target in targets)}: is there already, of the same sources and options: "

@@ -16,9 +16,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
+from ..mds.growth import first_parts
 from ..mds.index import DATASET_NAME
 from ..mds.listed_samples import ListedSample, listed_samples
 from ..mds.provenance import Provenance, SourceRow, named_source
+from ..mds.stored_index import read_index
+from ..storage.fetch_config import FetchConfig
 from ..storage.storage import Storage, open_storage
 from .asked import content_of, described
 from .options import ConvertOptions
@@ -126,6 +129,7 @@ class _Found:
     def add_samples(self, url: str, listed: Sequence[ListedSample]) -> None:
         """Samples of the dataset at a URL by their ids there."""
         storage = open_storage(url)
+        self._check_dataset(storage, listed)
         for name, source in self.stored.items():
             if place_of(source.dataset.storage.url) == place_of(storage.url):
                 for each in listed:
@@ -146,6 +150,21 @@ class _Found:
                     f"{each.where}: {url} has no sample {each.number}: it has {provenance.num_samples}, counted from 0"
                 )
             self._add_row(provenance.source_of(each.number), then, each.where, url=url)
+
+    def _check_dataset(self, storage: Storage, listed: Sequence[ListedSample]) -> None:
+        """ConfigError for a line that a run wrote of another dataset than this, or than this was before it grew."""
+        lines = {each.dataset: each.where for each in listed if each.dataset is not None}
+        if not lines:
+            return
+        index = read_index(storage, self.scratch / "indexes", validate_hash=None, timeout_s=FetchConfig().timeout_s)
+        lines.pop(index.shards.identity, None)
+        for count in reversed(range(len(index.parts))) if lines else ():
+            lines.pop(first_parts(index.shards, index.parts, count, url=storage.url).identity, None)
+        for dataset, where in lines.items():
+            raise ConfigError(
+                f"{where}: the sample is of a dataset {dataset}, and {storage.url} is {index.shards.identity}, whose "
+                "ids name other samples: say where that dataset lies with --drop-source, or list rows as FILE:ROW"
+            )
 
     def _add_row(self, row: SourceRow, then: Mapping[str, Mapping[str, Any]], where: str, *, url: str) -> None:
         """then: the sources of the dataset at the URL as they were when it was converted, by name."""

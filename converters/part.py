@@ -24,7 +24,7 @@ from .again import carried_over, check_targets, measures
 from .asked import asked_of, check_code, check_unchanged
 from .columns import check_processor, stored_columns
 from .convert import Progress, folders_of, look, unit_encoder
-from .dropping import dropped_rows
+from .dropping import check_drop_targets, dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
 from .options import ConvertOptions
 from .report import CountedBytes
@@ -95,6 +95,7 @@ def convert_part(
         raise ConfigError(
             f"{', '.join(once)}: nothing tells whether each part is given the same rows: store them as files first"
         )
+    check_drop_targets(options, targets)
     asked = asked_of(opened, options, dropped_rows(opened, options))
     encoded = EncodedParts.at(open_storage(target), asked)
     is_there = _check_free(targets, asked, overwrite=overwrite) or encoded.begin(part, overwrite=overwrite) is not None

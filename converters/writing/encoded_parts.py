@@ -79,6 +79,11 @@ class EncodedParts:
         self._say(part, None)
         return None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any part of this conversion has."""
+        return bool(self._records())
+
     def marks(self, part: Part) -> list[Mark]:
         """What a worker must see, if the target is a folder."""
         if not isinstance(self.storage, LocalStorage):
@@ -137,7 +142,7 @@ class EncodedParts:
                 )
 
     def remove(self) -> None:
-        """All that parts have left at the target, of whatever conversion; records last."""
+        """Remove all that parts have left at the target, of whatever conversion; records last."""
         for key in sorted(self._keys(), key=lambda key: _RECORD.fullmatch(key.rpartition("/")[2]) is not None):
             self.base.delete(key)
         if isinstance(self.base, LocalStorage):

@@ -73,13 +73,13 @@ def _run(options: argparse.Namespace) -> int:
         on_engine = {
             "engine": options.engine, "ray_address": options.ray_address, "ray_timeout_s": options.ray_timeout
         }  # fmt: skip
-        if options.part:
+        if options.part is not None:
             part = convert_part(options.sources, options.target, options.part, **asked, **on_engine)
         elif options.append:
             added = append(options.sources, options.target, **asked, **on_engine)
         else:
             report = convert(options.sources, options.target, **asked, **on_engine)
-    if options.part:
+    if options.part is not None:
         print_record(options.target, part)
         print_next("the other parts; when all are there, the same command without --part")
         return 0
@@ -100,7 +100,7 @@ def check_part(options: argparse.Namespace) -> None:
         "--dry-run": options.dry_run,
     }
     wrong = [name for name, is_given in others.items() if is_given]
-    if options.part and wrong:
+    if options.part is not None and wrong:
         raise ConfigError(f"--part goes not with {wrong[0]}: leave one of them out")
 
 

@@ -84,6 +84,11 @@ def _ledger(options: argparse.Namespace) -> int:
     if history.is_in_lanes:
         return _logged(options, history)
     ledger = Ledger(history, urls=urls)
+    if others := sorted({*urls} - {*ledger.urls}):
+        raise ConfigError(f"--url {others[0]}: the run has no such source: it has {', '.join(ledger.urls)}")
+    last = None if ledger.end is None or options.until is None else max(ledger.stop, ledger.end)
+    if last is not None and options.until > last:
+        raise ConfigError(f"--until {options.until}: the run ends before step {last}: choose at most that")
     if options.step is not None:
         entry = ledger.step(options.step)
         print_step(ledger, entry, as_json=options.json)
@@ -111,6 +116,8 @@ def _check_questions(options: argparse.Namespace) -> None:
         raise ConfigError(f"{' and '.join(asked)} are questions of their own: ask one at a time")
     if options.show and not (given["--step"] or given["--sample"]):
         raise ConfigError("--show prints samples of --step or --sample: name one of them")
+    if options.until is not None and (given["--step"] or given["--drop"]):
+        raise ConfigError("--until counts steps, of a sample or of all: leave it out, or what else is asked")
     if options.renamed and not given["--sample"]:
         raise ConfigError("--renamed is of --sample: name one")
 
@@ -121,7 +128,8 @@ def _world(options: argparse.Namespace) -> World | None:
 
     if options.world_size is None and options.num_nodes is None:
         return None
-    return World(world_size=options.world_size or 1, num_nodes=options.num_nodes or 1)
+    given = {"world_size": options.world_size, "num_nodes": options.num_nodes}
+    return World(**{name: value for name, value in given.items() if value is not None})
 
 
 def _logged(options: argparse.Namespace, history: RunHistory) -> int:

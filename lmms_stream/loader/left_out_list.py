@@ -32,8 +32,9 @@ def append_left_out(folder: Path, sample: LeftOutSample, *, dataset: str, rank: 
     path = folder / f"rank-{rank}-worker-{worker}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
+            _remove_unfinished_line(file)
             if os.write(file, line) != len(line):
                 raise OSError("the line was written in part")
             os.fsync(file)
@@ -41,6 +42,13 @@ def append_left_out(folder: Path, sample: LeftOutSample, *, dataset: str, rank: 
             os.close(file)
     except OSError as error:
         raise StorageError(f"{path} cannot be appended to ({error}): make room, or correct its permissions") from error
+
+
+def _remove_unfinished_line(file: int) -> None:
+    """What a full disk or a kill left of a line, which would be one with the next."""
+    size = os.fstat(file).st_size
+    if size and os.pread(file, 1, size - 1) != b"\n":
+        os.ftruncate(file, os.pread(file, size, 0).rfind(b"\n") + 1)
 
 
 def read_left_out(folder: Path, identities: Mapping[str, str]) -> ListedLeftOut:

@@ -13,11 +13,14 @@ import pytest
 from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.dry_run import dry_run
+from lmms_stream.converters.part import convert_part
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import ConfigError, DataError, LmmsStreamError, StorageError
+from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.index import DATASET_NAME
+from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.left_out import LeftOut, LeftOutSample
 from lmms_stream.processors import ProcessorConfig
 
@@ -118,6 +121,25 @@ def test_samples_that_a_run_left_out_are_dropped_by_their_rows(tmp_path: Path) -
     assert again.num_dropped == report.num_dropped
 
 
+def test_a_list_of_another_dataset_is_refused_and_one_of_before_it_grew_is_not(tmp_path: Path) -> None:
+    first, second, third = (write_rows(tmp_path / f"{name}.jsonl", 60) for name in "abc")
+    old, other, options = str(tmp_path / "old"), str(tmp_path / "other"), {**SMALL, "on_error": "skip"}
+    convert([first, second], old, **options)
+    convert([second, first], other, **options)
+    identity = PackedDataset([StreamConfig(remote=old)]).one.identity
+    drop = write_list(tmp_path / "x.jsonl", [json.dumps({"source": "data", "sample_id": 2, "dataset": identity})])
+    message = (
+        rf"x\.jsonl, line 1: the sample is of a dataset {identity}, and .*other is .*: say where that dataset lies"
+    )
+    for sources in ([first, second], [other]):  # rows of its files, and its own samples
+        with pytest.raises(ConfigError, match=message):
+            convert(sources, str(tmp_path / "new"), drop=drop, drop_sources={"data": other}, **options)
+    append([third], old, **options)
+    assert PackedDataset([StreamConfig(remote=old)]).one.identity != identity
+    report = convert([first, second], str(tmp_path / "new"), drop=drop, drop_sources={"data": old}, **options)
+    assert report.num_dropped == 1
+
+
 def test_a_dataset_is_stored_again_without_some_samples(tmp_path: Path) -> None:
     first, second = write_rows(tmp_path / "a.jsonl", 150), write_rows(tmp_path / "b.jsonl", 100)
     for path, name in ((first, "one"), (second, "two")):
@@ -209,6 +231,10 @@ def test_a_list_goes_with_sources_of_which_it_can_say_something(tmp_path: Path) 
     convert([path], str(tmp_path / "out"), **SMALL)
     with pytest.raises(ConfigError, match=r"--drop-source a=.*out is the target, whose ids are others once"):
         convert([path], str(tmp_path / "out"), drop=drop, drop_sources={"a": str(tmp_path / "out")}, overwrite=True)
+    with pytest.raises(ConfigError, match="is the target, whose ids are others once"):
+        convert_part(
+            [path], str(tmp_path / "out"), "0/1", drop=drop, drop_sources={"a": str(tmp_path / "out")}, overwrite=True
+        )
     everything = write_list(tmp_path / "all.txt", [f"a.jsonl:{row}" for row in range(1, 26)])
     with pytest.raises(DataError, match=r"no sample is left to write \(--drop left out 24\)"):  # one line is blank
         convert([path], str(tmp_path / "none"), drop=everything, **SMALL)

@@ -153,6 +153,16 @@ def test_parts_replace_a_dataset_once_all_of_it_is_there(chats: Path, tmp_path: 
     assert all(".zstd" in name or "index" in name for name in written(target) if "/" not in name)
 
 
+def test_a_finished_dataset_leaves_parts_of_another_conversion_to_that(chats: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "out")
+    convert([chats], target, **SIZES)
+    convert_parts([chats], target, 2, overwrite=True, **SIZES, compression="zstd")
+    before = written(target)
+    assert any("encoded" in name for name in before)
+    assert convert([chats], target, **SIZES).was_there
+    assert written(target) == before
+
+
 def test_parts_that_do_not_belong_together_are_refused(chats: Path, tmp_path: Path) -> None:
     target = str(tmp_path / "out")
     convert_part([chats], target, Part(0, 2), **SIZES)

@@ -138,6 +138,10 @@ def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(
         (["--drop", "nowhere.txt"], "the drop list nowhere.txt cannot be read"),
         (["--step", "1", "--sample", "a:1"], "--step and --sample are questions of their own: ask one at a time"),
         (["--until", "3", "--show"], "--show prints samples of --step or --sample: name one of them"),
+        (["--url", "c=x"], "--url c: the run has no such source: it has a, b"),
+        (["--step", "1", "--until", "3"], "--until counts steps, of a sample or of all: leave it out"),
+        (["--until", "999999"], "--until 999999: the run ends before step"),
+        (["--world-size", "0"], "world_size must be at least 1, got 0"),
         (["--step", "1", "--renamed", "x"], "--renamed is of --sample: name one"),
     ],
 )

@@ -252,6 +252,8 @@ def test_a_list_on_disk_lacks_at_most_an_unfinished_line(tmp_path: Path) -> None
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:20])
     assert read_left_out(tmp_path, {"data": "0f"}).left_out.samples == [LISTED]
+    append_left_out(tmp_path, replace(LISTED, sample_id=4), dataset="0f", rank=0, worker=1)
+    assert [each.sample_id for each in read_left_out(tmp_path, {"data": "0f"}).left_out.samples] == [3, 4]
     for line, message in (
         (b"{}", "does not say of which dataset it is"),
         (b'{"dataset": "0f"}', "must have source"),
