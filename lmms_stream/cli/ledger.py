@@ -86,9 +86,8 @@ def _ledger(options: argparse.Namespace) -> int:
     ledger = Ledger(history, urls=urls)
     if others := sorted({*urls} - {*ledger.urls}):
         raise ConfigError(f"--url {others[0]}: the run has no such source: it has {', '.join(ledger.urls)}")
-    last = None if ledger.end is None or options.until is None else max(ledger.stop, ledger.end)
-    if last is not None and options.until > last:
-        raise ConfigError(f"--until {options.until}: the run ends before step {last}: choose at most that")
+    if options.until is not None and options.until > ledger.stop and options.until > (ledger.end or options.until):
+        raise ConfigError(f"--until {options.until}: the run ends before step {ledger.end}: choose at most that")
     if options.step is not None:
         entry = ledger.step(options.step)
         print_step(ledger, entry, as_json=options.json)

@@ -45,7 +45,7 @@ def append_left_out(folder: Path, sample: LeftOutSample, *, dataset: str, rank: 
 
 
 def _remove_unfinished_line(file: int) -> None:
-    """What a full disk or a kill left of a line, which would be one with the next."""
+    """Remove what a full disk or a kill left of a last line: the next line would join it."""
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
         os.ftruncate(file, os.pread(file, size, 0).rfind(b"\n") + 1)
