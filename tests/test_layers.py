@@ -122,4 +122,4 @@ def test_only_the_dataset_and_the_writers_touch_mosaicml() -> None:
 
 def test_files_stay_small() -> None:
     for module, path in files().items():
-        assert len(path.read_text().splitlines()) <= 340, module
+        assert len(path.read_text().splitlines()) <= 500, module
