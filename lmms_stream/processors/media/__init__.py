@@ -3,6 +3,7 @@
 formats        bytes -> MIME type
 fact_types     what is known of an image, a video, a sound
 jpeg           a JPEG, decoded strictly
+deep_grey      grey images of more than 8 bits -> 8 bits
 image_header   the size of an image; images that are small enough
 sound_header   samples of WAV and FLAC
 containers     videos and sounds, opened by PyAV

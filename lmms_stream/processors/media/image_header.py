@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import DataError
+from .deep_grey import eight_bits, has_unknown_range
 from .fact_types import ImageFacts
 from .formats import media_format
 from .jpeg import strictly_decoded
@@ -47,14 +48,17 @@ def image_size(data: bytes) -> tuple[int, int] | None:
 def fit_image(data: bytes, *, max_pixels: int | None) -> tuple[bytes, ImageFacts]:
     """The image as it is, its header checked; one of more than max_pixels made smaller, in its format and aspect.
 
-    Beside it its facts. Only an image that is made smaller is decoded. DataError as `image_facts` raises it, and for an
-    animation that would have to be made smaller, because it would lose its frames.
+    Its facts are returned with it. Decoded are only an image that is made smaller, and one of 32 bits, whose pixels
+    alone tell which value is white. DataError as `image_facts` and `eight_bits` raise it, and for an animation that
+    would have to be made smaller, because it would lose its frames.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image = _open(data)
         width, height = image.size
         if max_pixels is None or width * height <= max_pixels:
+            if has_unknown_range(image):
+                check_image(data)
             return data, _facts(image, data)
         num_frames = getattr(image, "n_frames", 1)
         if num_frames > 1 and image.format != "MPO":  # cameras write MPO: a JPEG with previews behind it
@@ -67,6 +71,8 @@ def fit_image(data: bytes, *, max_pixels: int | None) -> tuple[bytes, ImageFacts
         new_height = max(1, min(int(height * scale), max_pixels // new_width))
         try:
             small = _resized(image, min(new_width, max_pixels), new_height)
+        except DataError:
+            raise
         except Exception as error:  # whatever Pillow raises for damaged bytes
             raise DataError(f"it cannot be made smaller ({error!r}): repair or remove it") from error
         return small, _facts(_open(small), small)
@@ -89,6 +95,8 @@ def check_image(data: bytes) -> None:
             for number in range(num_frames):
                 image.seek(number)
                 image.load()
+                if has_unknown_range(image):
+                    eight_bits(image)
         except DataError:
             raise
         except Exception as error:  # whatever Pillow raises for damaged bytes
@@ -180,9 +188,12 @@ def _open(data: bytes) -> Image:
 def _resized(image: Image, width: int, height: int) -> bytes:
     from PIL import Image
 
-    kept: dict[str, Any] = {name: image.info[name] for name in ("exif", "icc_profile") if image.info.get(name)}
     form = "JPEG" if image.format == "MPO" else image.format
     image.draft(None, (width, height))  # decodes a JPEG at the smallest of its scales that is large enough
+    image.load()  # a PNG may have EXIF data behind its pixels
+    found = {"exif": _exif_to_keep(image), "icc_profile": image.info.get("icc_profile")}
+    kept: dict[str, Any] = {name: value for name, value in found.items() if value}
+    image = eight_bits(image)  # interpolated values would leave the range by which they are shown
     if image.mode in ("1", "P", "PA"):  # Pillow does not interpolate these modes
         image = image.convert("L" if image.mode == "1" else "RGBA" if "transparency" in image.info else "RGB")
     if form in ("JPEG", "WEBP", "AVIF"):
@@ -190,3 +201,19 @@ def _resized(image: Image, width: int, height: int) -> bytes:
     buffer = BytesIO()
     image.resize((width, height), Image.Resampling.LANCZOS).save(buffer, format=form, **kept)
     return buffer.getvalue()
+
+
+def _exif_to_keep(image: Image) -> bytes | None:
+    """EXIF data that say how the image is turned, also where its XMP data say it; None if there are none."""
+    from PIL import Image
+
+    said: bytes | None = image.info.get("exif")
+    orientation = orientation_of(image)
+    if orientation == 1:
+        return said
+    exif = Image.Exif()
+    exif.load(said or b"")
+    if exif.get(_ORIENTATION) == orientation:
+        return said
+    exif[_ORIENTATION] = orientation
+    return exif.tobytes()

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from .deep_grey import eight_bits
 from .formats import mime_type
 from .image_header import JPEG_FORMATS, ON_ITS_SIDE, orientation_of, pillow_format
 from .jpeg import strictly_decoded
@@ -39,7 +40,8 @@ _TURNED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
 def decode_image(
     data: bytes, *, min_width: int = 0, min_height: int = 0, max_pixels: int = MAX_PIXELS
 ) -> NDArray[np.uint8]:
-    """[H, W, 3] RGB as shown: EXIF's orientation is applied, and modes become RGB as by Pillow's convert("RGB").
+    """[H, W, 3] RGB as shown: EXIF's orientation is applied, and modes become RGB as by Pillow's convert("RGB"), after
+    `eight_bits`.
 
     With min_width and min_height a JPEG comes at the smallest of 1/8, 1/4, 1/2 and all of its size that has at least as
     many pixels in both directions. DataError for broken bytes, and for an image of more than max_pixels by its header:
@@ -118,4 +120,5 @@ def _decoded_jpeg(data: bytes, image: Image, scale: int) -> NDArray[np.uint8]:
 def _decoded(image: Image) -> NDArray[np.uint8]:
     image.load()
     image.info.pop("transparency", None)  # of a palette: it would be converted beside the pixels, for nothing
-    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+    shown = eight_bits(image)
+    return np.array(shown if shown.mode == "RGB" else shown.convert("RGB"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from io import BytesIO
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.processors.media.facts import ImageFacts, checked_facts, facts_of
 from lmms_stream.processors.media.image_header import fit_image, image_facts
+from lmms_stream.processors.media.images import decode_image
 from PIL import Image
 
 from ...converters.media_files import image_bytes
@@ -60,6 +62,31 @@ def test_headers_alone_are_read_of_images(form: str, width: int, height: int) ->
     data = turned(form, 6, size=(width, height))
     start = {"JPEG": data.find(b"\xff\xda") + 14, "PNG": data.find(b"IDAT") + 4, "WEBP": len(data)}[form]
     assert image_facts(data[:start] + bytes(9)) == (height, width) == shown_size(data)
+
+
+@pytest.mark.parametrize(
+    "form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF", "PNG behind its pixels", "JPEG XMP", "WEBP XMP"]
+)
+def test_an_image_made_smaller_is_turned_as_before(form: str) -> None:
+    """Wherever the file says how it is turned: EXIF or XMP data, before or behind the pixels."""
+    half = np.zeros((40, 60, 3), np.uint8)
+    half[:20] = 255
+    name, _, where = form.partition(" ")
+    buffer, exif = BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    options = {"exif": exif} if not where else {"xmp": b'<x tiff:Orientation="6"/>'} if where == "XMP" else {}
+    Image.fromarray(half).save(buffer, name, **options)
+    data = (
+        buffer.getvalue()
+        if where != "behind its pixels"
+        else png_with(buffer.getvalue(), b"eXIf", exif.tobytes()[6:], behind=True)
+    )
+    for stored in (data, fit_image(data, max_pixels=600)[0]):
+        shown = decode_image(stored)
+        height, width, _ = shown.shape
+        assert height > width
+        assert shown[:, : width // 3].mean() < 40  # 6: the top of what is stored is shown at the right
+        assert shown[:, -(width // 3) :].mean() > 215
 
 
 def test_the_facts_of_an_image_made_smaller_are_of_the_smaller_one() -> None:
