@@ -85,7 +85,8 @@ def _refuse_unknown_keys(config_class: Any, data: Any, *, path: str, source: str
     for key, value in data.items():
         dotted = f"{path}{key}"
         if key not in valid:
-            remedy = did_you_mean(key, valid, otherwise="this section has no settings", prefix=path)
+            none_near = "look for its name in docs/settings.md" if valid else "this section has no settings"
+            remedy = did_you_mean(key, valid, otherwise=none_near, prefix=path)
             raise ConfigError(f"{source}: unknown key {dotted!r}: {remedy}")
         _refuse_unknown_keys_of(hints[key], value, path=dotted, source=source)
 

@@ -5,11 +5,37 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_ALIKE = 0.85  # ratio of difflib for names that differ by two typing errors; different words have less
+_MOST_LISTED = 30  # names in a message
+
 
 def did_you_mean(name: object, known: Iterable[str], *, otherwise: str = "leave it out", prefix: str = "") -> str:
-    """The remedy for an unknown name: the nearest known one, behind the prefix; or `otherwise` where there is none."""
-    nearest = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.0)
-    return f"did you mean {prefix + nearest[0]!r}?" if nearest else otherwise
+    """Return the remedy for an unknown name: the known name that was meant, or else the list of known names.
+
+    The name that was meant differs from `name` by a typing error, or is one of at most three known names that have all
+    words of `name` in a row. otherwise: the remedy where nothing is known, or too much to list. prefix: stands before
+    the names.
+
+    >>> did_you_mean("lerning_rate", ["learning_rate", "seed"])
+    "did you mean 'learning_rate'?"
+    >>> did_you_mean("model_type", ["torch_dtype", "attention"])
+    'choose one of torch_dtype, attention'
+    """
+    names = list(known)
+    meant = [each for each in names if f"_{name}_" in f"_{each}_"]
+    meant = meant or [each for each in difflib.get_close_matches(str(name), names, n=1) if _is_typing_error(name, each)]
+    if 1 <= len(meant) <= 3:
+        return f"did you mean {' or '.join(repr(prefix + each) for each in meant)}?"
+    if not names or len(names) > _MOST_LISTED:
+        return otherwise
+    return f"choose one of {', '.join(prefix + each for each in names)}"
+
+
+def _is_typing_error(name: object, known: str) -> bool:
+    """Return whether at most one letter is wrong, missing, doubled or swapped, or two letters of a long name."""
+    ratio = difflib.SequenceMatcher(None, known, str(name)).ratio()
+    num_unmatched = round((1 - ratio) * (len(known) + len(str(name))))
+    return num_unmatched <= 2 or (num_unmatched <= 4 and ratio >= _ALIKE)
 
 
 class LmmsStreamError(Exception):

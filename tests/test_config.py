@@ -156,7 +156,7 @@ def test_an_unknown_key_is_refused_with_its_path_the_closest_key_and_the_file(
 
 
 def test_a_key_that_is_not_text_is_an_unknown_key(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^\S*run\.yaml: unknown key '7': did you mean '\w+'\?$"):
+    with pytest.raises(ConfigError, match=r"^\S*run\.yaml: unknown key '7': choose one of name, train, packing$"):
         load(tmp_path, "{name: first, 7: 3}")
 
 

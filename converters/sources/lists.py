@@ -81,9 +81,7 @@ def check_entry(entry: Any, *, where: str) -> None:
         raise DataError(f"{where}: expected a mapping with a path, found {entry!r}: write {{path: …}}")
     for key in entry:
         if key not in YAML_KEYS:
-            raise DataError(
-                f"{where}: unknown key {key!r}: {did_you_mean(key, YAML_KEYS)} (known: {', '.join(YAML_KEYS)})"
-            )
+            raise DataError(f"{where}: unknown key {key!r}: {did_you_mean(key, YAML_KEYS)}")
     for key in SOURCE_KEYS:
         if entry.get(key) is not None and not isinstance(entry[key], str):
             raise DataError(f"{where}: {key} is {entry[key]!r}: expected text")

@@ -75,7 +75,10 @@ def test_settings_that_are_unknown_or_misplaced_are_named(folder: Path) -> None:
             r"processor\.path is for processor\.type vision, and that is text: leave path",
         ),
         ({"type": "vision", "path": path, "fps": 1, "frame_num": 2}, "both say how many frames"),
-        ({"type": "vision", "path": path, "max_pixels": 9}, "unknown key 'max_pixels': did you mean"),
+        (
+            {"type": "vision", "path": path, "max_pixels": 9},
+            "unknown key 'max_pixels': did you mean 'image_max_pixels' or 'video_max_pixels'",
+        ),
         ({"type": "vision", "path": path, "frame_num": "two"}, "frame_num: .* got 'two'"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -123,7 +126,7 @@ def test_commands_measure_and_show_images_with_the_settings_of_a_run(rows: Path,
         (("inspect", "data", "--tokenizer", "x", "--setting", "fps=1"), "processor.fps is for processor.type vision"),
         (
             ("verify", "data", "--tokenizer", "x", "--processor", "vision", "--setting", "pixels=1"),
-            "--setting: unknown key 'pixels': did you mean",
+            "--setting: unknown key 'pixels': choose one of",
         ),
     ],
 )

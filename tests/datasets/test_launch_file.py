@@ -135,7 +135,7 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
         ("", {"trainer_type": "fsdp_trainer"}, "did you mean 'fsdp2_trainer'"),
         ("", {"extra_kwargs": {"x": 1}}, "are for trainers that are not there: leave them out"),
         ("dataset_config", {"dataset_type": None}, "dataset_config: "),
-        ("dataset_config", {"packing_size": 3}, "unknown key 'packing_size': did you mean 'packing_"),
+        ("dataset_config", {"packing_size": 3}, "unknown key 'packing_size': look for its name in docs/settings.md"),
         ("model_config", {"load_from_pretrained_path": "x"}, "exactly one of load_from_pretrained_path and load_from"),
         ("model_config", {"load_from_confg": {}}, "did you mean 'load_from_config'"),
         ("model_config", {"extra_kwargs": {"torch_dtyp": "x"}}, "did you mean 'torch_dtype'"),

@@ -27,7 +27,7 @@ def test_one_several_and_all_datasets_are_chosen(tmp_path: Path) -> None:
     assert read(f"{path}#*") == ROWS[:3]
     with pytest.raises(LmmsStreamError, match=r"names 3 datasets \(a, b, c\): choose by .*json#NAME, several by #NAM"):
         read(path)
-    with pytest.raises(LmmsStreamError, match=r"dataset_info\.json names no dataset 'd': did you mean"):
+    with pytest.raises(LmmsStreamError, match=r"dataset_info\.json names no dataset 'd': choose one of a, b, c"):
         read(f"{path}#d")
     assert read(info(tmp_path, a={"file_name": "0.json"})) == ROWS[:1]
 
