@@ -57,7 +57,7 @@ def report_media(args: argparse.Namespace) -> None:
     num_batches = min(args.batches, plan.num_packs(0) // args.global_batch)
     shape = {
         "global_batch": args.global_batch,
-        "world_size": args.world_size,
+        "nodes": (args.world_size,),
         "num_canonical_nodes": plan.num_canonical_nodes,
     }
     measured: dict[str, list[tuple[float, float]]] = {"plan order": [], "tokens": [], "both": []}
@@ -117,7 +117,7 @@ def main() -> None:
         attention, whole = pack_costs(packs, linear_cost=0), pack_costs(packs)
         shape = {
             "global_batch": args.global_batch,
-            "world_size": args.world_size,
+            "nodes": (args.world_size,),
             "num_canonical_nodes": plan.num_canonical_nodes,
         }
         for name, dealt in {

@@ -84,7 +84,7 @@ def show_ranks(args: argparse.Namespace) -> float:
             cursor = step.after
         mixture.packs([taken for each in ranges for taken in each])  # packs of the blocks are counted and replayed
         packs = [mixture.packs(each) for each in ranges]
-        shape = {"world_size": world_size, "num_nodes": nodes, "num_canonical_nodes": args.nodes}
+        shape = {"nodes": (world_size // nodes,) * nodes, "num_canonical_nodes": args.nodes}
         dealt = [cpu_ms(partial(assign_steps, each, global_batch=batch, **shape)) for each in packs]
         dealt_ms = float(np.median(dealt))
         planned = []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from .errors import ConfigError, DataError
@@ -50,24 +51,29 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """Where this process stands among those that share the global batch.
+    """The ranks that share the global batch, and the rank of this process among them.
 
-    Invariants: 0 <= rank < world_size; ranks of one node are consecutive; num_nodes divides world_size.
+    ranks_per_node: of each node in turn, where nodes have unequal numbers of ranks; empty where all have
+    world_size / num_nodes. is_guess: other ranks may see other nodes; then packs are dealt as on one node.
+    Invariants: 0 <= rank < world_size; ranks of one node are consecutive.
     """
 
     rank: int = 0
     world_size: int = 1
     num_nodes: int = 1
     replication: int = 1  # consecutive ranks that read the same packs (tensor or sequence parallel groups)
+    ranks_per_node: Sequence[int] = ()
+    is_guess: bool = False
 
     def __post_init__(self) -> None:
+        self._set_nodes()
         for name in ("world_size", "num_nodes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.world_size % self.num_nodes:
+        if self.world_size % self.num_nodes and not self.ranks_per_node:
             raise ConfigError(
                 f"{self.num_nodes} nodes cannot have equal shares of {self.world_size} ranks: choose a divisor of "
-                f"{self.world_size} as num_nodes"
+                f"{self.world_size} as num_nodes, or give ranks_per_node, the ranks of each node"
             )
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank must be from 0 to {self.world_size - 1}, got {self.rank}")
@@ -76,14 +82,57 @@ class World:
                 f"replication {self.replication} does not divide the world size {self.world_size}: choose a divisor"
             )
 
+    def _set_nodes(self) -> None:
+        """Make num_nodes and ranks_per_node agree: equal nodes have one form only."""
+        sizes = tuple(self.ranks_per_node)
+        if sizes and (min(sizes) < 1 or sum(sizes) != self.world_size or self.num_nodes not in (1, len(sizes))):
+            raise ConfigError(
+                f"ranks_per_node {sizes} must name at least one rank for each node, and {self.world_size} ranks "
+                f"(world_size) in all{f' on {self.num_nodes} nodes (num_nodes)' if self.num_nodes > 1 else ''}"
+            )
+        if sizes:
+            object.__setattr__(self, "num_nodes", len(sizes))
+        object.__setattr__(self, "ranks_per_node", sizes if len(set(sizes)) > 1 else ())
+
     @staticmethod
     def detect() -> World:
-        """Where this process stands, as torchrun puts it into the environment; alone where there is none."""
-        rank, world_size, local = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        """Read the world from the environment of torchrun; without one, this process is the only rank.
+
+        The environment of a rank tells the size of its own node only. Nodes are equal where that size fits the number
+        of ranks and nodes. Of two unequal nodes both sizes follow; of more the world is a guess (is_guess).
+        """
+        rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
         if rank is None or world_size is None:
             return World()
-        num_nodes = max(1, int(world_size) // int(local or world_size))
-        return World(rank=int(rank), world_size=int(world_size), num_nodes=num_nodes)
+        return _world_of(int(rank), int(world_size), os.environ)
+
+    def refuse_guess(self) -> None:
+        """Raise ConfigError where other ranks may see other nodes."""
+        if self.is_guess:
+            raise ConfigError(
+                f"nodes have unequal numbers of ranks (this node {self.nodes[self.node]} of {self.world_size}), and a "
+                "rank's environment does not tell those of other nodes: initialize torch.distributed before the first "
+                f"batch, or give world=World(rank={self.rank}, world_size={self.world_size}, ranks_per_node=[…])"
+            )
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Ranks of each node."""
+        return tuple(self.ranks_per_node) or (self.world_size // self.num_nodes,) * self.num_nodes
+
+    @property
+    def first_ranks(self) -> list[int]:
+        """The first rank of each node."""
+        return [0, *accumulate(self.nodes)][:-1]
+
+    @property
+    def node(self) -> int:
+        """Number of the node that this rank is on."""
+        return bisect_right(self.first_ranks, self.rank) - 1
+
+    @property
+    def is_first_of_node(self) -> bool:
+        return self.rank == self.first_ranks[self.node]
 
     @property
     def num_groups(self) -> int:
@@ -95,14 +144,54 @@ class World:
         return self.rank // self.replication
 
     @property
-    def num_group_nodes(self) -> int:
-        """Nodes among which packs are dealt: 1 where a group spans nodes."""
-        return self.num_nodes if self.num_groups % self.num_nodes == 0 else 1
+    def group_nodes(self) -> tuple[int, ...]:
+        """Groups on each of the nodes among which packs are dealt: all on one where a group spans nodes."""
+        if self.is_guess or any(ranks % self.replication for ranks in self.nodes):
+            return (self.num_groups,)
+        return tuple(ranks // self.replication for ranks in self.nodes)
 
     @property
-    def groups_per_node(self) -> int:
-        """Groups among which the packs of one of these nodes are dealt."""
-        return self.num_groups // self.num_group_nodes
+    def group_node(self) -> int:
+        """Number of this rank's node among group_nodes."""
+        return self.node if len(self.group_nodes) > 1 else 0
+
+    @property
+    def num_equal_nodes(self) -> int:
+        """Nodes with equal numbers of groups: 1 where nodes are unequal, or a group spans nodes."""
+        return len(self.group_nodes) if len(set(self.group_nodes)) == 1 else 1
+
+
+def nodes_of_ranks(local_sizes: Sequence[int]) -> tuple[int, ...]:
+    """Ranks of each node, of the number of ranks on its node (LOCAL_WORLD_SIZE) that each rank was given.
+
+    >>> nodes_of_ranks([2, 2, 1])
+    (2, 1)
+    """
+    nodes: list[int] = []
+    while (first := sum(nodes)) < len(local_sizes):
+        size = local_sizes[first]
+        if size < 1 or [*local_sizes[first : first + size]] != [size] * size:
+            raise ConfigError(
+                f"ranks do not agree on the ranks of their nodes: LOCAL_WORLD_SIZE is {size} at rank {first}, and "
+                f"{[*local_sizes[first : first + max(1, size)]]} from it on: start the ranks of a node one after "
+                "another, and give all of them the number of ranks on their node"
+            )
+        nodes.append(size)
+    return tuple(nodes)
+
+
+def _world_of(rank: int, world_size: int, environment: Mapping[str, str]) -> World:
+    local = min(world_size, max(1, int(environment.get("LOCAL_WORLD_SIZE", world_size))))
+    num_nodes = int(environment.get("GROUP_WORLD_SIZE") or -(-world_size // local))
+    first = max(0, rank - int(environment.get("LOCAL_RANK", rank % local)))  # of this node
+    expected = int(environment.get("GROUP_RANK", first // local)) * local  # where nodes are equal
+    if local * num_nodes == world_size and (first == expected or "GROUP_RANK" not in environment):
+        return World(rank=rank, world_size=world_size, num_nodes=num_nodes)
+    sizes = [size for size in (first, local, world_size - first - local) if size > 0]
+    if sum(sizes) != world_size:
+        sizes = [world_size]
+    is_guess = not (num_nodes == len(sizes) == 2 and "GROUP_WORLD_SIZE" in environment)
+    return World(rank=rank, world_size=world_size, ranks_per_node=sizes, is_guess=is_guess)
 
 
 Kind = Literal["quarantined", "dropped"]

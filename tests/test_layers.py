@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "version", "lazy", "storage", "processors", "processes", "mds", "converters/rows", "converters/sources",
         "converters/engines", "converters/stored", "converters/stored/inspect", "converters/writing",
     },
-    "loader": {*BASE, "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
+    "loader": {*BASE, "version", "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
     "datasets": {
         *BASE, "config", "lazy", "plan", "storage", "processes", "processors", "processors/families", "mds",
         "converters", "converters/rows", "converters/sources", "loader",

@@ -148,8 +148,7 @@ def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen:
             dealt = assign(
                 packs,
                 global_batch=global_batch,
-                world_size=world.num_groups,
-                num_nodes=world.num_group_nodes,
+                nodes=world.group_nodes,
                 num_canonical_nodes=mixture.num_canonical_nodes,
                 linear_cost=0,
             )
@@ -160,7 +159,7 @@ def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen:
                 towers.append(_imbalance(packs.patches, dealt))
                 towers_in_order.append(_imbalance(packs.patches, in_turn))
             spilled += count_spilled(
-                packs, dealt, num_nodes=world.num_group_nodes, num_canonical_nodes=mixture.num_canonical_nodes
+                packs, dealt, nodes=world.group_nodes, num_canonical_nodes=mixture.num_canonical_nodes
             )
         cursor = step.after
         if step.ends_epoch:

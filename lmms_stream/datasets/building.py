@@ -78,8 +78,7 @@ def build_once(config: DatasetConfig, processor: Processor, *, world: World, wai
         return building.target
     with disk_errors(str(building.home)):
         building.home.mkdir(parents=True, exist_ok=True)
-    ranks_per_node = world.world_size // world.num_nodes
-    if world.rank >= ranks_per_node:
+    if world.node > 0:
         _wait(lambda: building.is_whole, building, wait_s=wait_s)  # what another node does
     else:
         _convert_once(building, wait_s=wait_s)

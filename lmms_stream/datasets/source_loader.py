@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import ConfigError, LmmsStreamError, WorkerError
+from ..loader.agreement import Agreement
 from ..loader.batch_maker import Collator, Ready
 from ..loader.collate import collate
 from ..loader.worker import PackWorker
@@ -94,6 +95,8 @@ class SourceLoader:
         check_lanes(dataset.num_lanes, self.world.num_groups, max(1, num_workers))
         self.micro_batches = global_batch // self.world.num_groups
         self.pin_memory = pin_memory and torch.cuda.is_available()
+        self.num_workers = num_workers
+        self.agreement = Agreement()
         self._state = SourcesState(dataset.fingerprint, dataset.num_lanes)
         self._worker = SourceWorker(dataset, world=self.world, collator=collator, pad_to=pad_to)
         self._workers = Workers(
@@ -105,7 +108,19 @@ class SourceLoader:
             timeout_s=timeout_s,
         )
 
+    @property
+    def deal_settings(self) -> dict[str, Any]:
+        """See PackedLoader."""
+        return {
+            "global_batch": self.global_batch,
+            "num_workers": self.num_workers,
+            "sources": self.dataset.fingerprint,
+            "num_lanes": self.dataset.num_lanes,
+            "step": self.step,
+        }
+
     def __iter__(self) -> Iterator[Batch]:
+        self.agreement.compare(self.deal_settings, self.world)
         self._worker.start = json.dumps(self.state_dict())
         of_step: list[LaneAfter] = []
         micro_batch = 0

@@ -88,14 +88,14 @@ class BlocksAhead:
     def _serves(self, source: str, node: int) -> bool:
         """Whether packs of a canonical node are read here as far as there is room in a step."""
         world, num_canonical_nodes = self._world, self._datasets[source].plan.num_canonical_nodes
-        home = home_nodes(np.array(node), num_nodes=world.num_group_nodes, num_canonical_nodes=num_canonical_nodes)
-        return bool(home == world.group * world.num_group_nodes // world.num_groups)
+        home = home_nodes(np.array(node), nodes=world.group_nodes, num_canonical_nodes=num_canonical_nodes)
+        return bool(home == world.group_node)
 
     def _needed(self, source: str) -> NDArray[np.bool_]:
         """The canonical nodes that packs are read of here, bool[num_canonical_nodes]; see served_nodes."""
         world = self._world
         return served_nodes(
-            world.group * world.num_group_nodes // world.num_groups,
-            num_nodes=world.num_group_nodes,
+            world.group_node,
+            nodes=world.group_nodes,
             num_canonical_nodes=self._datasets[source].plan.num_canonical_nodes,
         )

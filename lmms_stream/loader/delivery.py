@@ -43,6 +43,17 @@ class PlanDelivery:
             for name, (plan, at) in found.items()
         }
 
+    @property
+    def deal_settings(self) -> dict[str, Any]:
+        """See PackedLoader."""
+        mixture = self.mixture
+        return {
+            "plans": {name: plan.fingerprint for name, plan in mixture.plans.items()},
+            "weights": mixture.schedule and [[step, dict(weights)] for step, weights in mixture.schedule],
+            "max_epochs": dict(mixture.max_epochs),
+            "cursor": self.cursor.to_dict(),
+        }
+
     def packs_of_epochs(self, num_epochs: int) -> list[int]:
         """Packs of each epoch from the cursor to the end of `num_epochs` epochs, without weights.
 
@@ -116,6 +127,11 @@ class LaneDelivery:
         self._samples_ahead = 2 * dataset.needed_packing.window * num_lanes
         self.cursor = LaneCursor(plan=self._plan, num_lanes=num_lanes)
         self._of_step: list[LaneAfter] = []  # of the step that is delivered in part
+
+    @property
+    def deal_settings(self) -> dict[str, Any]:
+        """See PackedLoader; ranks have cursors of their own."""
+        return {"lanes": self._plan, "num_lanes": self.cursor.num_lanes, "step": self.cursor.step}
 
     def samples_ahead(self, name: str, num_packs: int) -> int:
         """Lanes read ahead a window each, and keep what waits in their bins."""

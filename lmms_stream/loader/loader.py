@@ -23,6 +23,7 @@ from ..plan.weights import Weights
 from ..processors.base import PackFiller, processor_fingerprint
 from ..storage.tally import FetchCounts
 from ..types import Batch, World
+from .agreement import Agreement
 from .bad_samples import BadSamples, check_padded
 from .batch_maker import Collator, LoaderSettings, Ready
 from .collate import collate
@@ -97,6 +98,7 @@ class PackedLoader:
         self.num_workers = num_workers
         self.persistent_workers = persistent_workers and num_workers > 0
         self._worker, self._delivery = self._open(datasets, weights=weights, max_epochs=max_epochs)
+        self.agreement = Agreement()
         self.num_dropped_packs = 0  # of short last steps that drop_last dropped
         self.sources = tuple(datasets)
         self.pin_memory = pin_memory and torch.cuda.is_available()
@@ -233,7 +235,19 @@ class PackedLoader:
     def __len__(self) -> int:
         return self.steps_left * self.micro_batches
 
+    @property
+    def deal_settings(self) -> dict[str, Any]:
+        """Settings that decide which packs a rank reads, as JSON values; ranks must agree on them."""
+        lanes = {"num_workers": self.num_workers} if self.state_is_per_rank else {}
+        return {
+            "global_batch": self.global_batch,
+            "drop_last": self.settings.steps.drop_last,
+            **lanes,
+            **self._delivery.deal_settings,
+        }
+
     def __iter__(self) -> Iterator[Batch]:
+        self.agreement.compare(self.deal_settings, self.world)
         self._worker.start_at(self._delivery.begin())
         for item in self._workers.items():
             for ready in item:

@@ -77,8 +77,7 @@ def ensure_lengths(stored: StoredDataset, processor: Processor, *, world: World,
     lock = lock_folder(stored.url) / f"{processor_fingerprint(processor)}.auto"
     with disk_errors(str(lock)):
         lock.parent.mkdir(parents=True, exist_ok=True)
-    is_first_of_node = world.rank % (world.world_size // world.num_nodes) == 0
-    if world.rank == 0 or (is_first_of_node and not _is_writable(stored.storage)):
+    if world.rank == 0 or (world.is_first_of_node and not _is_writable(stored.storage)):
         _measure_once(stored, processor, lock, limits)
     else:
         _wait(stored, processor, lock, limits, world=world)
@@ -141,7 +140,7 @@ def measure_and_keep(
 
 def _wait(stored: StoredDataset, processor: Processor, lock: Path, limits: Limits, *, world: World) -> None:
     """Until the index is there; LengthsError when who measures it dies, or does not do so in time."""
-    is_first_node = world.rank < world.world_size // world.num_nodes  # the lock of other nodes may stay free
+    is_first_node = world.node == 0  # the lock of other nodes may stay free
     waited = wait_for_other(
         lambda: stored.has_lengths(processor),
         lock=lock,

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
+from ..plan.assign import most_served
 from ..plan.lanes import default_lanes
 from ..plan.order import OrderConfig, default_canonical_nodes, in_stored_order
 from ..plan.pack_plan import PackPlan
@@ -170,7 +171,7 @@ class PackedDataset:
             zip_bytes=max(int(stored.shards.zip_sizes.max(initial=0)) for stored in self.stored),
             block=self.order.shuffle_block_size,
             num_canonical_nodes=nodes,
-            num_nodes=self.world.num_group_nodes,
+            num_served=most_served(nodes=self.world.group_nodes, num_canonical_nodes=nodes),
             samples_ahead=samples_ahead,
         )
         if limit < least:

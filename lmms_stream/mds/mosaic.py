@@ -125,8 +125,8 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
         if self.replication is not None:
             world = dataclasses.replace(world, replication=self.replication)
         self.world = world
-        ranks = world.world_size // world.num_nodes
-        self._unique_rank_world = MosaicWorld(world.num_nodes, ranks, 1, world.rank)
+        nodes = 1 if world.ranks_per_node else world.num_nodes  # the parent's nodes are equal
+        self._unique_rank_world = MosaicWorld(nodes, world.world_size // nodes, 1, world.rank)
         self._parallel_rank_world = self._unique_rank_world.replicate(world.replication)
 
     def _open_core(self, streams: Sequence[StreamConfig], fetch: FetchConfig) -> PackedDataset:
@@ -195,6 +195,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Sample]:
         """This rank's and worker's share of the next epoch, in its order, from where a loaded state says."""
+        self.world.refuse_guess()
         world = self._parallel_rank_world.detect_workers()
         epoch, position = self._resume(world, self._epochs.begin(get_worker_info()))
         share = self._our_share if self._is_ours else self._share
@@ -223,7 +224,7 @@ class StreamingDataset(streaming.StreamingDataset):  # type: ignore[misc]
             group=self.world.group,
             num_workers=world.workers_per_rank,
             worker=world.worker_of_rank,
-            num_nodes=self.world.num_group_nodes,
+            num_nodes=self.world.num_equal_nodes,
         )
         order = SampleOrder(
             [stored.shards.samples for stored in self.core.stored],

@@ -71,13 +71,12 @@ def meet_peers(
     world = world or World.detect()
     if world.num_nodes == 1:
         return None
-    per_node = world.world_size // world.num_nodes
-    listener, address = listen(host) if world.rank % per_node == 0 else (None, "")
+    listener, address = listen(host) if world.is_first_of_node else (None, "")
     told = gather((address, secrets.token_hex()))
     server = join_peers(
         dataset,
-        [each for each, _ in told[::per_node]],
-        node=world.rank // per_node,
+        [told[first][0] for first in world.first_ranks],
+        node=world.node,
         token=told[0][1],
         serves=listener is not None,
         listener=listener,

@@ -56,6 +56,6 @@ def steps_asked_ahead(steps: StepConfig, *, num_workers: int, num_items: int) ->
 
 
 def packs_ahead(steps: StepConfig, *, num_workers: int, num_items: int) -> int:
-    """Packs that all workers of a node look ahead together, num_items of items_ahead each."""
+    """Packs that all workers of a node look ahead together, num_items of items_ahead each; of the largest node."""
     of_worker = PREFETCH_PACKS + (num_items + 1) * steps.packs_per_item
-    return of_worker * max(1, num_workers) * steps.world.num_groups // steps.world.num_group_nodes
+    return of_worker * max(1, num_workers) * max(steps.world.group_nodes)

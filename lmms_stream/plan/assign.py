@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,15 +40,33 @@ def pack_costs(packs: PackRange, *, linear_cost: int = LINEAR_COST) -> NDArray[n
     return costs
 
 
-def home_nodes(canonical_nodes: NDArray[np.int64], *, num_nodes: int, num_canonical_nodes: int) -> NDArray[np.int64]:
-    """The physical node that serves each canonical node: int64, of the same shape."""
-    return canonical_nodes * num_nodes // num_canonical_nodes
+def home_nodes(
+    canonical_nodes: NDArray[np.int64], *, nodes: Sequence[int], num_canonical_nodes: int
+) -> NDArray[np.int64]:
+    """The physical node that serves each canonical node: int64, of the same shape. nodes: ranks of each node."""
+    homes: NDArray[np.int64] = _node_of_rank(nodes)[canonical_nodes * sum(nodes) // num_canonical_nodes]
+    return homes
 
 
-def count_spilled(packs: PackRange, dealt: NDArray[np.int64], *, num_nodes: int, num_canonical_nodes: int) -> int:
+def has_equal_shares(*, nodes: Sequence[int], num_canonical_nodes: int) -> bool:
+    """Whether nodes can serve canonical nodes in proportion to their ranks; if not, packs are read away from home."""
+    return all(num_canonical_nodes * ranks % sum(nodes) == 0 for ranks in nodes)
+
+
+def most_served(*, nodes: Sequence[int], num_canonical_nodes: int) -> int:
+    """Canonical nodes that the node with most ranks serves; see has_equal_shares."""
+    is_divided = has_equal_shares(nodes=nodes, num_canonical_nodes=num_canonical_nodes)
+    return num_canonical_nodes * max(nodes) // sum(nodes) if is_divided else num_canonical_nodes
+
+
+def _node_of_rank(nodes: Sequence[int]) -> NDArray[np.int64]:
+    return np.repeat(np.arange(len(nodes)), nodes)
+
+
+def count_spilled(packs: PackRange, dealt: NDArray[np.int64], *, nodes: Sequence[int], num_canonical_nodes: int) -> int:
     """Packs that `assign` dealt to another node than their home, because that one had no room."""
-    home = home_nodes(packs.canonical_nodes, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
-    node_of_rank = np.arange(len(dealt)) * num_nodes // len(dealt)
+    home = home_nodes(packs.canonical_nodes, nodes=nodes, num_canonical_nodes=num_canonical_nodes)
+    node_of_rank = _node_of_rank(nodes)
     read_on = np.broadcast_to(node_of_rank[:, None], dealt.shape)[dealt != PAD]
     return int(np.count_nonzero(home[dealt[dealt != PAD]] != read_on))
 
@@ -55,17 +75,16 @@ def assign(
     packs: PackRange,
     *,
     global_batch: int,
-    world_size: int,
-    num_nodes: int = 1,
+    nodes: Sequence[int],
     num_canonical_nodes: int = 1,
     linear_cost: int = LINEAR_COST,
 ) -> NDArray[np.int64]:
-    """Which packs of a step each rank reads: int64[world_size, global_batch / world_size], PAD where none.
+    """Which packs of a step each rank reads: int64[ranks, global_batch / ranks], PAD where none.
 
-    Numbers count from the first of `packs`. A pack goes to the physical node that serves its canonical node,
-    as long as that one has room (else it spills to the next with room); within a node to the rank with the least
-    work so far, costliest pack first (longest processing time, Graham 1969). Each rank's packs are sorted from
-    costly to cheap, so that ranks do alike work at the same micro-batch.
+    nodes: ranks of each node. Numbers count from the first of `packs`. A pack goes to the physical node that serves its
+    canonical node, as long as that one has room (else it spills to the next with room); within a node to the rank with
+    the least work so far, costliest pack first (longest processing time, Graham 1969). Each rank's packs are sorted
+    from costly to cheap, so that ranks do alike work at the same micro-batch.
 
     Where packs of a node have media, its packs are dealt by two costs, tokens' and the tower's, each as a part of what
     these packs have of it; see deal_both. Costly is then what has large parts of both together. Packs stay at home also
@@ -73,14 +92,13 @@ def assign(
     of the mean, at worst 1.15). Swapping 2 % of them between nodes would make that 1.016 and 1.035, and each node
     download nearly every shard of the dataset, because a pack's samples lie in many shards.
     """
-    check_global_batch(global_batch, world_size)
+    check_global_batch(global_batch, sum(nodes))
     if len(packs) > global_batch:
         raise ConfigError(f"a step of {global_batch} packs was given {len(packs)}: deal them with assign_steps")
     dealt: NDArray[np.int64] = assign_steps(
         packs,
         global_batch=global_batch,
-        world_size=world_size,
-        num_nodes=num_nodes,
+        nodes=nodes,
         num_canonical_nodes=num_canonical_nodes,
         linear_cost=linear_cost,
     )[0]
@@ -91,48 +109,54 @@ def assign_steps(
     packs: PackRange,
     *,
     global_batch: int,
-    world_size: int,
-    num_nodes: int = 1,
+    nodes: Sequence[int],
     num_canonical_nodes: int = 1,
     linear_cost: int = LINEAR_COST,
 ) -> NDArray[np.int64]:
     """`assign` for steps that follow one another, each of global_batch packs but the last, which may be short.
 
-    int64[num_steps, world_size, global_batch / world_size]; at least one step.
+    int64[num_steps, ranks, global_batch / ranks]; at least one step.
     """
-    check_global_batch(global_batch, world_size)
-    nodes = nodes_of_packs(
-        packs.canonical_nodes,
-        global_batch=global_batch,
-        num_nodes=num_nodes,
-        num_canonical_nodes=num_canonical_nodes,
+    check_global_batch(global_batch, sum(nodes))
+    node_of_pack = nodes_of_packs(
+        packs.canonical_nodes, global_batch=global_batch, nodes=nodes, num_canonical_nodes=num_canonical_nodes
     )
     steps = max(1, num_steps(global_batch=global_batch, num_packs=len(packs)))
-    packs_per_rank = global_batch // world_size
-    dealt = deal_lists(
-        packs,
-        np.arange(len(packs)) // global_batch * num_nodes + nodes,
-        num_lists=steps * num_nodes,
-        ranks=world_size // num_nodes,
-        packs_per_rank=packs_per_rank,
-        linear_cost=linear_cost,
-    )
-    return dealt.reshape(steps, world_size, packs_per_rank)
+    step_of_pack = np.arange(len(packs)) // global_batch
+    packs_per_rank = global_batch // sum(nodes)
+    dealt = np.empty((steps, sum(nodes), packs_per_rank), np.int64)
+    for ranks in sorted(set(nodes)):  # nodes of one size together
+        alike = np.flatnonzero(np.array(nodes) == ranks)
+        index_of_node = np.full(len(nodes), -1)
+        index_of_node[alike] = np.arange(len(alike))
+        numbers = np.flatnonzero(index_of_node[node_of_pack] >= 0)
+        part = deal_lists(
+            packs if len(numbers) == len(packs) else packs.take(numbers),
+            step_of_pack[numbers] * len(alike) + index_of_node[node_of_pack[numbers]],
+            num_lists=steps * len(alike),
+            ranks=ranks,
+            packs_per_rank=packs_per_rank,
+            linear_cost=linear_cost,
+        )
+        numbers = np.append(numbers, PAD)  # PAD, which is -1, stays
+        dealt[:, np.isin(_node_of_rank(nodes), alike)] = numbers[part].reshape(steps, -1, packs_per_rank)
+    return dealt
 
 
 def nodes_of_packs(
-    canonical_nodes: NDArray[np.int64], *, global_batch: int, num_nodes: int, num_canonical_nodes: int
+    canonical_nodes: NDArray[np.int64], *, global_batch: int, nodes: Sequence[int], num_canonical_nodes: int
 ) -> NDArray[np.int64]:
     """The physical node that reads each pack of steps that follow one another: its home, as long as that has room.
 
-    canonical_nodes: of the packs, int64[num_packs]. What the packs hold does not matter, so a node can find those that
-    it reads before any pack is made.
+    canonical_nodes: of the packs, int64[num_packs]. The content of packs does not matter, so a node can find the packs
+    that it reads before any pack is made. nodes: ranks of each node.
     """
-    nodes = home_nodes(canonical_nodes, num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
-    if num_nodes > 1:
-        for first in range(0, len(nodes), global_batch):
-            settle(nodes[first : first + global_batch], np.zeros(num_nodes, np.int64), global_batch // num_nodes)
-    return nodes
+    homes = home_nodes(canonical_nodes, nodes=nodes, num_canonical_nodes=num_canonical_nodes)
+    if len(nodes) > 1:
+        rooms = np.array(nodes, np.int64) * (global_batch // sum(nodes))
+        for first in range(0, len(homes), global_batch):
+            settle(homes[first : first + global_batch], np.zeros(len(nodes), np.int64), rooms)
+    return homes
 
 
 def deal_lists(

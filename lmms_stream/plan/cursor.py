@@ -149,12 +149,17 @@ def check_version(version: Any) -> None:
         )
 
 
+def differing_fields(one: str, other: str) -> str:
+    """Names of the settings in which two fingerprints of plans differ."""
+    hashes = one.split("-"), other.split("-")
+    if not len(hashes[0]) == len(hashes[1]) == len(FINGERPRINT_FIELDS):
+        return "everything"
+    return " and ".join(field for field, a, b in zip(FINGERPRINT_FIELDS, *hashes, strict=True) if a != b)
+
+
 def explain_other_plan(name: str, saved: str, built: str) -> str:
     """What to say where a saved cursor of source `name` follows another plan: what differs, and the remedy."""
-    hashes = saved.split("-"), built.split("-")
-    difference = "everything"
-    if len(hashes[0]) == len(hashes[1]) == len(FINGERPRINT_FIELDS):
-        difference = " and ".join(field for field, a, b in zip(FINGERPRINT_FIELDS, *hashes, strict=True) if a != b)
+    difference = differing_fields(saved, built)
     return (
         f"the checkpoint follows plan {saved} of {name!r}, this run built {built}: they differ in "
         f"{difference}; restore that, or start over in another output_dir{_OF_GROWTH if 'shards' in difference else ''}"

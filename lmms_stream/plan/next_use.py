@@ -7,12 +7,13 @@ A cache that lets go of what is needed last downloads least (Belady, IBM Systems
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .assign import home_nodes
+from .assign import has_equal_shares, home_nodes
 from .fixed_packs import Turns
 from .order import EpochOrder
 from .pack_plan import PackPlan
@@ -78,14 +79,14 @@ def _with(values: NDArray[np.int64], at: int, value: int) -> NDArray[np.int64]:
     return changed
 
 
-def served_nodes(node: int, *, num_nodes: int, num_canonical_nodes: int) -> NDArray[np.bool_]:
-    """The canonical nodes whose packs a machine reads: bool[num_canonical_nodes].
+def served_nodes(node: int, *, nodes: Sequence[int], num_canonical_nodes: int) -> NDArray[np.bool_]:
+    """The canonical nodes whose packs a machine reads: bool[num_canonical_nodes]. nodes: ranks of each machine.
 
-    All, where machines cannot have equal shares of them: then packs are read away from home.
+    All canonical nodes, where machines cannot have shares in proportion to their ranks; see has_equal_shares.
     """
-    if num_canonical_nodes % num_nodes:
+    if not has_equal_shares(nodes=nodes, num_canonical_nodes=num_canonical_nodes):
         return np.ones(num_canonical_nodes, bool)
-    homes = home_nodes(np.arange(num_canonical_nodes), num_nodes=num_nodes, num_canonical_nodes=num_canonical_nodes)
+    homes = home_nodes(np.arange(num_canonical_nodes), nodes=nodes, num_canonical_nodes=num_canonical_nodes)
     served: NDArray[np.bool_] = homes == node
     return served
 

@@ -151,7 +151,8 @@ class StepPlanner:
             plan.num_samples / max(1, plan.num_packs(cursor.sources[name].epoch)) for name, plan in plans.items()
         )
         most = max(STRETCH_PACKS, int(MAX_STRETCH_SEGMENTS / max(1.0, per_pack)))
-        return most * self.config.world.num_group_nodes  # those of one node are made
+        world = self.config.world
+        return most * world.num_groups // world.group_nodes[world.group_node]  # packs of this node are made
 
     def _plan_stretch(self, stretch: Sequence[_ReaderStep]) -> Iterator[Planned]:
         ranges = [taken for each in stretch for taken in each.step.ranges]
@@ -174,26 +175,27 @@ class StepPlanner:
         int64[num_steps, micro_batches], PAD where none. Packs of other nodes are not made.
         """
         batch, world = self.config.global_batch, self.config.world
+        nodes, node = world.group_nodes, world.group_node
         chosen = None
         steps = np.arange(sum(taken.stop - taken.first for taken in ranges)) // batch
-        if world.num_group_nodes > 1:
-            nodes = nodes_of_packs(
+        if len(nodes) > 1:
+            node_of_pack = nodes_of_packs(
                 self.mixture.canonical_nodes(ranges),
                 global_batch=batch,
-                num_nodes=world.num_group_nodes,
+                nodes=nodes,
                 num_canonical_nodes=self.mixture.num_canonical_nodes,
             )
-            chosen = np.flatnonzero(nodes == world.group // world.groups_per_node)
+            chosen = np.flatnonzero(node_of_pack == node)
             steps = steps[chosen]
         packs = self.mixture.packs(ranges, chosen)
         dealt = deal_lists(
             packs,
             steps,
             num_lists=num_steps,
-            ranks=world.groups_per_node,
+            ranks=nodes[node],
             packs_per_rank=self.config.micro_batches,
         )
-        return packs, dealt[:, world.group % world.groups_per_node]
+        return packs, dealt[:, world.group - sum(nodes[:node])]
 
     def _works(self, stretch: Sequence[_ReaderStep], packs: PackRange, counts: Sequence[int]) -> Iterator[list[Work]]:
         """The works of each step, in the order of its batches. packs, counts: the reader's, of all steps, of each."""
@@ -251,7 +253,6 @@ def deal_to_groups(packs: PackRange, mixture: Mixture, *, global_batch: int, wor
     return assign_steps(
         packs,
         global_batch=global_batch,
-        world_size=world.num_groups,
-        num_nodes=world.num_group_nodes,
+        nodes=world.group_nodes,
         num_canonical_nodes=mixture.num_canonical_nodes,
     )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..plan.ahead import items_ahead
+from ..plan.assign import most_served
 from ..plan.planner import StepConfig
 from ..storage.room import least_cache_limit
 from .cluster import Cluster
@@ -180,7 +181,9 @@ class Measured:
                 zip_bytes=self._sources.zip_bytes[name],
                 block=plan.order.shuffle_block_size,
                 num_canonical_nodes=plan.num_canonical_nodes,
-                num_nodes=self._cluster.world.num_group_nodes,
+                num_served=most_served(
+                    nodes=self._cluster.world.group_nodes, num_canonical_nodes=plan.num_canonical_nodes
+                ),
                 samples_ahead=num_packs * plan.num_samples // plan.num_packs(0),
             )
             for name, plan in self._sources.plans.items()

@@ -72,7 +72,7 @@ class Needs:
         self._planner = StepPlanner(mixture, config)
         world = config.world
         ranks = np.arange(world.world_size)
-        pairs = np.stack([ranks // world.replication, ranks * world.num_nodes // world.world_size], axis=1)
+        pairs = np.stack([ranks // world.replication, np.repeat(np.arange(world.num_nodes), world.nodes)], axis=1)
         self._groups, self._nodes = np.unique(pairs, axis=0).T  # groups of ranks, and the nodes that each is on
         counts = [len(plan.samples_per_shard) for plan in mixture.plans.values()]
         self._first_shards = np.cumsum([0, *counts])
@@ -151,14 +151,14 @@ class Needs:
     def _entered(self, step: int, entered: SourceBlock) -> Entered:
         source, epoch, node, block = entered
         plan, world = self.mixture.plans[source], self.config.world
-        home = home_nodes(np.array(node), num_nodes=world.num_group_nodes, num_canonical_nodes=plan.num_canonical_nodes)
+        home = home_nodes(np.array(node), nodes=world.group_nodes, num_canonical_nodes=plan.num_canonical_nodes)
         number = self.mixture.names.index(source)
         offset = self._first_shards[number]
         return Entered(
             step=step,
             block=entered,
             source=number,
-            node=int(home) if world.num_group_nodes == world.num_nodes else EVERY_NODE,
+            node=int(home) if len(world.group_nodes) == world.num_nodes else EVERY_NODE,
             shards=plan.shards_of_block(epoch, node, block) + offset,
             following=plan.shards_of_block(epoch, node, block + 1) + offset,
         )
@@ -168,7 +168,7 @@ class Needs:
         return count_spilled(
             packs,
             of_groups,
-            num_nodes=self.config.world.num_group_nodes,
+            nodes=self.config.world.group_nodes,
             num_canonical_nodes=self.mixture.num_canonical_nodes,
         )
 

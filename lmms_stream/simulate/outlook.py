@@ -13,18 +13,20 @@ from .sources import Sources
 
 
 class Outlook:
-    """See loader/cache_outlook.py, by which this goes.
+    """Foretells as loader/cache_outlook.py does.
 
-    margin_steps: how long a block that was left counts as in use. num_nodes: that can serve canonical nodes of their
-    own (see World.num_group_nodes), of which this is number `node`. limit_bytes: of the source's cache.
+    margin_steps: how long a block that was left counts as in use. nodes: ranks of each node that can serve canonical
+    nodes of its own (see World.group_nodes); this is number `node`. limit_bytes: of the source's cache.
     """
 
-    def __init__(self, sources: Sources, name: str, node: int, *, num_nodes: int, limit_bytes: int, margin_steps: int):
+    def __init__(
+        self, sources: Sources, name: str, node: int, *, nodes: Sequence[int], limit_bytes: int, margin_steps: int
+    ):
         plan = sources.plans[name]
         self._name = name
         self._margin = margin_steps
         self._restarts = sources.mixture.schedule is None  # loaders begin anew with each epoch
-        self._serves = served_nodes(node, num_nodes=num_nodes, num_canonical_nodes=plan.num_canonical_nodes)
+        self._serves = served_nodes(node, nodes=nodes, num_canonical_nodes=plan.num_canonical_nodes)
         self._next_use = NextUse(plan, serves=self._serves, sizes=sources.shards[name].stored, limit_bytes=limit_bytes)
         self._entered: list[tuple[int, SourceBlock]] = []
         self._passing: list[int] = []  # steps with which blocks are let go

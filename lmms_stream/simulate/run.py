@@ -187,7 +187,7 @@ def _windows(sources: Sources, steps: Steps, total: int) -> list[_Window]:
 
 def _caches(sources: Sources, cluster: Cluster, needs: Needs) -> dict[int, Cache]:
     """Those that have a limit, by the number of their source."""
-    group_nodes = cluster.world.num_group_nodes
+    group_nodes = cluster.world.group_nodes
     margin = steps_ahead(needs.config, num_workers=cluster.num_workers)
     found, first = {}, 0
     for number, (name, limit) in enumerate(sources.limits_on(cluster).items()):
@@ -195,8 +195,8 @@ def _caches(sources: Sources, cluster: Cluster, needs: Needs) -> dict[int, Cache
         if limit is not None:
             outlooks = [
                 Outlook(
-                    sources, name, node * group_nodes // cluster.num_nodes,
-                    num_nodes=group_nodes, limit_bytes=limit, margin_steps=margin,
+                    sources, name, node * len(group_nodes) // cluster.num_nodes,
+                    nodes=group_nodes, limit_bytes=limit, margin_steps=margin,
                 )
                 for node in range(cluster.num_nodes)
             ]  # fmt: skip

@@ -182,15 +182,14 @@ def least_cache_limit(
     zip_bytes: int,
     block: int,
     num_canonical_nodes: int,
-    num_nodes: int,
+    num_served: int,
     samples_ahead: int,
 ) -> int:
     """The least cache_limit under which a node fetches no shard twice in an epoch.
 
     sizes, samples: see least_room. zip_bytes: of the largest compressed file, which lies beside what is made of it.
-    block: samples of a shuffle block. samples_ahead: how far loader workers of a node read ahead of one another.
+    block: samples of a shuffle block. num_served: canonical nodes that a node serves. samples_ahead: how far loader
+    workers of a node read ahead of one another.
     """
-    is_divided = num_canonical_nodes % num_nodes == 0
-    served = num_canonical_nodes // num_nodes if is_divided else num_canonical_nodes
     span = 2 * min(block, -(-int(samples.sum()) // num_canonical_nodes)) + samples_ahead // num_canonical_nodes
-    return least_room(sizes, samples, num_spans=served, span=span) + zip_bytes
+    return least_room(sizes, samples, num_spans=num_served, span=span) + zip_bytes

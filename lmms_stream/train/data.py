@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..processors.base import Processor
 from ..types import Batch, World
 from .report.left_out import LEFT_OUT_FOLDER, RunLeftOut
 from .report.overlong import tell_overlong
-from .run.distributed import cpu_group
+from .run.distributed import gather_objects
 from .run.peers import share_shards
 from .run.settings import Datasets, Packed, TrainConfig
 
@@ -134,8 +135,7 @@ class RunData:
         """Where training stands, for any number of ranks; all ranks call it."""
         cursor = self.loader.state_dict()
         if self.loader.state_is_per_rank:
-            cursors: list[dict[str, Any]] = [{} for _ in range(self._world.world_size)]
-            torch.distributed.all_gather_object(cursors, cursor, group=cpu_group())
+            cursors = gather_objects(cursor, self._world.world_size)
             cursor = self.loader.merge_states(cursors[:: self._world.replication])
         return cursor
 
@@ -176,8 +176,12 @@ class RunData:
         }
         if opens_loader(dataset):
             loader: PackedLoader = dataset.open_loader(**settings)
-            return loader
-        return PackedLoader(dataset, **settings)  # type: ignore[arg-type]  # none of several opens a loader
+        else:
+            loader = PackedLoader(dataset, **settings)  # type: ignore[arg-type]  # none of several opens a loader
+        loader.agreement.gather(
+            loader.deal_settings, self._world, partial(gather_objects, world_size=loader.world.world_size)
+        )
+        return loader
 
     def _tell_overlong(self, loader: PackedLoader) -> None:
         """Warn once of samples that are longer than a pack. (In lanes their number is not known beforehand.)"""

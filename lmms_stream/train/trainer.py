@@ -301,4 +301,4 @@ class FSDP2SFTTrainer(HasParts):
         return self.world.rank == 0
 
     def is_local_process_zero(self) -> bool:
-        return self.world.rank % (self.world.world_size // self.world.num_nodes) == 0
+        return self.world.is_first_of_node

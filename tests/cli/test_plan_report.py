@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,11 +66,11 @@ def test_a_look_at_the_steps_counts_shards_balance_and_spill() -> None:
 
 def test_packs_without_room_at_home_are_counted_as_spilled() -> None:
     packs = pack_range([[5]] * 6, canonical_nodes=[0, 0, 0, 0, 1, 1])
-    settings = {"num_nodes": 2, "num_canonical_nodes": 2}
-    dealt = assign(packs, global_batch=8, world_size=2, **settings)
+    settings: Any = {"nodes": (1, 1), "num_canonical_nodes": 2}
+    dealt = assign(packs, global_batch=8, **settings)
     assert count_spilled(packs, dealt, **settings) == 0
     assert np.count_nonzero(dealt == PAD) == 2
-    dealt = assign(packs, global_batch=6, world_size=2, **settings)
+    dealt = assign(packs, global_batch=6, **settings)
     assert count_spilled(packs, dealt, **settings) == 1
 
 

@@ -9,46 +9,56 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from lmms_stream.types import World
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ..processes import Job, start_module
 
 
 @contextmanager
-def start_job(nproc: int, module: str, *arguments: str, num_nodes: int = 1) -> Iterator[Job]:
+def start_job(
+    nproc: int, module: str, *arguments: str, num_nodes: int = 1, ranks_per_node: Sequence[int] = ()
+) -> Iterator[Job]:
     """A job of `nproc` ranks that run a module with its arguments; nothing of it is left at the end.
 
-    num_nodes: on which they believe to be.
+    num_nodes: that the environment of ranks names, of equal size; ranks_per_node: of nodes of unequal size.
     """
+    world = World(world_size=nproc, num_nodes=num_nodes, ranks_per_node=ranks_per_node)
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="errors-") as name:
-        ranks = [_of_rank(rank, nproc, num_nodes, port=store.port, folder=Path(name)) for rank in range(nproc)]
+        ranks = [_of_rank(replace(world, rank=rank), port=store.port, folder=Path(name)) for rank in range(nproc)]
         with start_module(module, arguments, ranks) as job:
             yield job
 
 
 def run_job(
-    nproc: int, module: str, *arguments: str, timeout_s: float, num_nodes: int = 1
+    nproc: int,
+    module: str,
+    *arguments: str,
+    timeout_s: float,
+    num_nodes: int = 1,
+    ranks_per_node: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a job to its end, whatever its exit status."""
-    with start_job(nproc, module, *arguments, num_nodes=num_nodes) as job:
+    with start_job(nproc, module, *arguments, num_nodes=num_nodes, ranks_per_node=ranks_per_node) as job:
         return job.complete(timeout_s)
 
 
-def _of_rank(rank: int, nproc: int, num_nodes: int, *, port: int, folder: Path) -> dict[str, str]:
+def _of_rank(world: World, *, port: int, folder: Path) -> dict[str, str]:
     """What torchrun adds to the environment of a rank."""
-    of_node = nproc // num_nodes
+    rank, nproc = world.rank, world.world_size
     return {
         **{name: str(rank) for name in ("RANK", "ROLE_RANK")},
         **{name: str(nproc) for name in ("WORLD_SIZE", "ROLE_WORLD_SIZE")},
-        "LOCAL_RANK": str(rank % of_node),
-        "LOCAL_WORLD_SIZE": str(of_node),
-        "GROUP_RANK": str(rank // of_node),
-        "GROUP_WORLD_SIZE": str(num_nodes),
+        "LOCAL_RANK": str(rank - world.first_ranks[world.node]),
+        "LOCAL_WORLD_SIZE": str(world.nodes[world.node]),
+        "GROUP_RANK": str(world.node),
+        "GROUP_WORLD_SIZE": str(world.num_nodes),
         "ROLE_NAME": "default",
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),

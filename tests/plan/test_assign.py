@@ -26,6 +26,11 @@ def divisors(number: int) -> list[int]:
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
 
 
+def equal_nodes(world_size: int, num_nodes: int) -> tuple[int, ...]:
+    """Ranks of each of some nodes of one size."""
+    return (world_size // num_nodes,) * num_nodes
+
+
 class StepCase(NamedTuple):
     packs: PackRange
     global_batch: int
@@ -40,8 +45,7 @@ class StepCase(NamedTuple):
         return assign(
             self.packs,
             global_batch=self.global_batch,
-            world_size=world_size,
-            num_nodes=num_nodes,
+            nodes=equal_nodes(world_size, num_nodes),
             num_canonical_nodes=self.num_canonical_nodes,
         )
 
@@ -106,7 +110,7 @@ def test_packs_stay_on_the_node_of_their_canonical_node_as_far_as_counts_allow(c
 def test_a_whole_round_of_canonical_nodes_never_leaves_home() -> None:
     num_canonical_nodes, rounds = 8, 3
     packs = pack_range([[100]] * 24, list(range(num_canonical_nodes)) * rounds)
-    dealt = assign(packs, global_batch=24, world_size=8, num_nodes=4, num_canonical_nodes=num_canonical_nodes)
+    dealt = assign(packs, global_batch=24, nodes=(2,) * 4, num_canonical_nodes=num_canonical_nodes)
     for node, ranks in enumerate(np.split(dealt, 4)):
         assert set(packs.canonical_nodes[ranks.ravel()]) == {2 * node, 2 * node + 1}
 
@@ -128,7 +132,7 @@ def test_ranks_do_more_alike_work_than_when_packs_are_dealt_in_order(linear_cost
     for step in range(plan.num_packs(0) // global_batch):
         packs = plan.packs(0, step * global_batch, (step + 1) * global_batch)
         costs = pack_costs(packs, linear_cost=linear_cost)
-        dealt = assign(packs, global_batch=global_batch, world_size=world_size, linear_cost=linear_cost)
+        dealt = assign(packs, global_batch=global_batch, nodes=(world_size,), linear_cost=linear_cost)
         for imbalances, work in (
             (in_order, costs.reshape(world_size, -1).sum(axis=1)),
             (by_cost, costs[dealt].sum(axis=1)),
@@ -171,7 +175,7 @@ def test_a_global_batch_that_ranks_cannot_share_equally_is_refused(global_batch:
     with pytest.raises(ConfigError, match=message):
         check_global_batch(global_batch, world_size)
     with pytest.raises(ConfigError, match=message):
-        assign(pack_range([], []), global_batch=global_batch, world_size=world_size)
+        assign(pack_range([], []), global_batch=global_batch, nodes=(world_size,))
 
 
 @examples(60)
@@ -212,8 +216,9 @@ def test_before_the_tail_a_node_reads_the_shards_of_its_own_canonical_nodes_alon
     assert last_full_round > plan.num_packs(0) * 0.9
     for first in range(0, last_full_round, 16):
         step = plan.packs(0, first, first + 16)
-        dealt = assign(step, global_batch=16, world_size=8, num_nodes=num_nodes, num_canonical_nodes=4)
-        assert count_spilled(step, dealt, num_nodes=num_nodes, num_canonical_nodes=4) == 0
+        nodes = equal_nodes(8, num_nodes)
+        dealt = assign(step, global_batch=16, nodes=nodes, num_canonical_nodes=4)
+        assert count_spilled(step, dealt, nodes=nodes, num_canonical_nodes=4) == 0
         for rank, mine in enumerate(dealt):
             ids = [step.sample_ids[step.offsets[p] : step.offsets[p + 1]] for p in mine]
             assert set((np.concatenate(ids) // 100).tolist()) <= own[rank * num_nodes // 8]
@@ -230,5 +235,5 @@ def test_from_any_step_the_global_batch_is_the_same_for_every_world(first_step: 
     step = mixture.step(mixture.adopt(Cursor.from_dict(cursor.to_dict())), global_batch=12)
     assert step.ranges[0].first == 12 * first_step
     packs = mixture.packs(step.ranges)
-    dealt = assign(packs, global_batch=12, world_size=world[0], num_nodes=world[1], num_canonical_nodes=4)
+    dealt = assign(packs, global_batch=12, nodes=equal_nodes(*world), num_canonical_nodes=4)
     assert sorted(dealt.ravel().tolist()) == list(range(12))

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from lmms_stream.plan.packing import PackingConfig
 from numpy.typing import NDArray
 
 from ..strategies import MediaSamples, chat_lengths, examples, media_samples, pack_range
-from .test_assign import StepCase, divisors
+from .test_assign import StepCase, divisors, equal_nodes
 
 GLOBAL_BATCH = 64
 LIMIT = 4096
@@ -142,7 +143,11 @@ def test_a_step_is_dealt_alike_alone_and_among_steps_with_media_and_without(
     assert packs.patches is not None
     packs.patches[: len(with_media) * batch] *= np.repeat(with_media, batch)
     for world_size in divisors(batch):
-        settings = {"global_batch": batch, "world_size": world_size, "num_canonical_nodes": first.num_canonical_nodes}
+        settings: Any = {
+            "global_batch": batch,
+            "nodes": (world_size,),
+            "num_canonical_nodes": first.num_canonical_nodes,
+        }
         together = assign_steps(packs, **settings)
         for number, (dealt, has_media) in enumerate(zip(together, [*with_media, True], strict=True)):
             alone = packs.take(np.arange(number * batch, min((number + 1) * batch, len(packs))))
@@ -199,7 +204,7 @@ def test_ranks_do_alike_work_of_both_kinds_when_one_pack_has_ten_images_and_anot
 ) -> None:
     found, in_order = [], []
     for packs in full_steps(mixture_of(name), count=20):
-        dealt = assign(packs, global_batch=GLOBAL_BATCH, world_size=world_size, num_canonical_nodes=8)
+        dealt = assign(packs, global_batch=GLOBAL_BATCH, nodes=(world_size,), num_canonical_nodes=8)
         found.append(imbalances(packs, dealt))
         in_order.append(imbalances(packs, np.arange(GLOBAL_BATCH).reshape(world_size, -1)))
         assert packs.patches is not None
@@ -216,11 +221,11 @@ def test_on_two_nodes_the_ranks_of_each_do_alike_work_on_what_its_canonical_node
     name: str, world_size: int
 ) -> None:
     """What a node has to do follows from where packs are at home, as it does without media."""
-    settings = {"num_nodes": 2, "num_canonical_nodes": 8}
+    settings: Any = {"nodes": equal_nodes(world_size, 2), "num_canonical_nodes": 8}
     for packs in full_steps(mixture_of(name), count=20):
-        dealt = assign(packs, global_batch=GLOBAL_BATCH, world_size=world_size, **settings)
+        dealt = assign(packs, global_batch=GLOBAL_BATCH, **settings)
         text = dataclasses.replace(packs, patches=None)
-        of_text = assign(text, global_batch=GLOBAL_BATCH, world_size=world_size, **settings)
+        of_text = assign(text, global_batch=GLOBAL_BATCH, **settings)
         assert count_spilled(packs, dealt, **settings) == count_spilled(packs, of_text, **settings)
         for ranks in np.split(dealt, 2):
             assert max(imbalances(packs, ranks)) <= MAX_IMBALANCE, name
@@ -247,8 +252,7 @@ def test_packs_without_media_are_dealt_as_they_were(world_size: int, num_nodes: 
     dealt = assign_steps(
         plan.packs(0, 0, plan.num_packs(0)),
         global_batch=GLOBAL_BATCH,
-        world_size=world_size,
-        num_nodes=num_nodes,
+        nodes=equal_nodes(world_size, num_nodes),
         num_canonical_nodes=8,
     )
     assert hashlib.blake2b(dealt.tobytes(), digest_size=8).hexdigest() == digest

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -48,8 +49,9 @@ def runs(draw: st.DrawFn) -> tuple[list[Stretch], int]:
         )
         weights = draw(st.none() | shares | st.fixed_dictionaries({0: shares, draw(st.integers(1, 20)): later}))
         mixture = Mixture({name: PLANS[name] for name in names}, weights=weights)
-        nodes, ranks, replication = (draw(st.integers(1, 2)) for _ in range(3))
-        world = World(world_size=nodes * ranks * replication, num_nodes=nodes, replication=replication)
+        nodes, replication = draw(st.lists(st.integers(1, 2), min_size=1, max_size=2)), draw(st.integers(1, 2))
+        ranks_per_node = [ranks * replication for ranks in nodes]
+        world = World(world_size=sum(ranks_per_node), ranks_per_node=ranks_per_node, replication=replication)
         first = 0 if cursor is None else cursor.step
         begun = mixture.start() if cursor is None else mixture.adopt(cursor)
         skipped = draw(st.sampled_from([[], [(first + 1, first + 3)]]))
@@ -64,12 +66,7 @@ def reads_of(stretch: Stretch, stop: int) -> set[Read]:
     """What the readers of all groups are given in a stretch, as a run gives it to them."""
     found: set[Read] = set()
     for group in range(stretch.world.num_groups):
-        world = World(
-            rank=group * stretch.world.replication,
-            world_size=stretch.world.world_size,
-            num_nodes=stretch.world.num_nodes,
-            replication=stretch.world.replication,
-        )
+        world = replace(stretch.world, rank=group * stretch.world.replication)
         cursor, num_steps = stretch.cursor, stop - stretch.cursor.step
         while num_steps:
             planner = StepPlanner(stretch.mixture, StepConfig(global_batch=stretch.global_batch, world=world))

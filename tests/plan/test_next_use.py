@@ -83,9 +83,9 @@ def test_blocks_that_are_still_at_hand_are_needed_now_until_they_are_passed() ->
 
 
 def test_machines_serve_equal_shares_of_canonical_nodes_or_all_of_them() -> None:
-    shares = [served_nodes(node, num_nodes=2, num_canonical_nodes=4).tolist() for node in range(2)]
+    shares = [served_nodes(node, nodes=(1, 1), num_canonical_nodes=4).tolist() for node in range(2)]
     assert shares == [[True, True, False, False], [False, False, True, True]]
-    assert served_nodes(1, num_nodes=2, num_canonical_nodes=3).all()
+    assert served_nodes(1, nodes=(1, 1), num_canonical_nodes=3).all()
 
 
 def test_shards_of_other_machines_are_never_needed_as_far_as_is_looked() -> None:

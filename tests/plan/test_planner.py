@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -49,12 +50,7 @@ class Case(NamedTuple):
         """The planners of the workers of each group of ranks."""
         found = []
         for group in range(self.config.world.num_groups):
-            world = World(
-                rank=group * self.config.world.replication,
-                world_size=self.config.world.world_size,
-                num_nodes=self.config.world.num_nodes,
-                replication=self.config.world.replication,
-            )
+            world = replace(self.config.world, rank=group * self.config.world.replication)
             config = StepConfig(
                 global_batch=self.config.global_batch,
                 world=world,
@@ -85,8 +81,12 @@ def cases(draw: st.DrawFn) -> Case:
     names = draw(st.lists(st.sampled_from(sorted(PLANS)), min_size=1, unique=True))
     weights = draw(st.none() | st.fixed_dictionaries({name: st.integers(1, 5) for name in names}))
     mixture = Mixture({name: PLANS[name] for name in names}, weights=weights)
-    nodes, ranks, replication, micro_batches = (draw(st.integers(1, 3)) for _ in range(4))
-    world = World(world_size=nodes * ranks * replication, num_nodes=nodes, replication=replication)
+    replication, micro_batches = (draw(st.integers(1, 3)) for _ in range(2))
+    nodes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    if draw(st.booleans()):
+        nodes = [nodes[0]] * len(nodes)
+    ranks_per_node = [ranks * replication for ranks in nodes]
+    world = World(world_size=sum(ranks_per_node), ranks_per_node=ranks_per_node, replication=replication)
     global_batch = world.num_groups * micro_batches
     config = StepConfig(
         global_batch=global_batch,

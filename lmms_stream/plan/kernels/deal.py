@@ -13,20 +13,21 @@ PAD = -1  # in a rank's list: a pack without samples, so that every rank has the
 
 
 @njit(cache=True, nogil=True)
-def settle(homes: NDArray[np.int64], sizes: NDArray[np.int64], room: int) -> None:
+def settle(homes: NDArray[np.int64], sizes: NDArray[np.int64], rooms: NDArray[np.int64]) -> None:
     """Move the packs of a step from nodes that have no room, in their order, to the first that has some.
 
-    homes: the node of each pack. sizes: zeros, one for each node; in the end, the packs of each.
+    homes: the node of each pack. sizes: zeros, one for each node; in the end, the packs of each. rooms: packs that
+    each node has room for.
     """
     for number in range(len(homes)):
-        if sizes[homes[number]] < room:
+        if sizes[homes[number]] < rooms[homes[number]]:
             sizes[homes[number]] += 1
         else:
             homes[number] = -1
     node = 0
     for number in range(len(homes)):
         if homes[number] < 0:
-            while sizes[node] == room:
+            while sizes[node] == rooms[node]:
                 node += 1
             homes[number] = node
             sizes[node] += 1

@@ -8,13 +8,14 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from ...errors import TrainingError
-from ...types import World
+from ...types import World, nodes_of_ranks
 from .flight_recorder import record_collectives
 from .interface import set_interface
 from .joining import join_ranks
@@ -58,8 +59,13 @@ def init_distributed(
             )  # fmt: skip
     cpu_group(timeout_s)
     world_size = dist.get_world_size()
-    num_nodes = world_size // int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
-    world = World(rank=dist.get_rank(), world_size=world_size, num_nodes=num_nodes, replication=replication)
+    local_sizes = gather([int(os.environ.get("LOCAL_WORLD_SIZE", world_size))], world_size).ravel().int().tolist()
+    world = World(
+        rank=dist.get_rank(),
+        world_size=world_size,
+        ranks_per_node=nodes_of_ranks(local_sizes),
+        replication=replication,
+    )
     return world, device
 
 
@@ -142,6 +148,13 @@ def seed_step(seed: int, *, step: int, group: int) -> None:
 def is_lost_rank(error: RuntimeError) -> bool:
     """Whether torch raised this because another rank ended, or did not come to a collective in time."""
     return isinstance(error, dist.DistError) or any(words in str(error) for words in _LOST_RANK)
+
+
+def gather_objects(value: object, world_size: int) -> list[Any]:
+    """The value of every rank, in their order; all ranks call it. Values must be picklable."""
+    everyone: list[Any] = [None] * world_size
+    dist.all_gather_object(everyone, value, group=cpu_group())
+    return everyone
 
 
 def gather(values: Sequence[float], world_size: int) -> torch.Tensor:

@@ -1,0 +1,115 @@
+"""Ranks compare the settings that decide who reads which packs, before the first batch. settings -> ConfigError.
+
+The trainer gathers the settings of all ranks. In other loops a rank compares its settings with those of the rank that
+came first, in the store of torch's process group: no rank waits for another. Without a process group a rank has its
+environment only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
+
+from ..errors import ConfigError, WorkerError
+from ..plan.cursor import differing_fields
+from ..types import World
+from ..version import VERSION
+
+_NUMBERS = count()  # of the loaders of this process: ranks open the same loaders in the same order
+_KEY = "lmms_stream/agreement"
+_REMEDIES = {
+    "lmms_stream": "install one version on all nodes",
+    "world_size": "give the loader of each rank the same world, or a loader of one rank world=World()",
+    "ranks_per_node": "give the loader of each rank world=World(rank=…, world_size=…, ranks_per_node=[…]), alike",
+    "cursor": "load the same state on all ranks",
+}
+
+
+class Agreement:
+    """The comparison of one loader's settings between ranks; it is done once."""
+
+    def __init__(self) -> None:
+        self._number = next(_NUMBERS)
+        self._is_done = False
+
+    def gather(self, settings: Mapping[str, Any], world: World, gather: Callable[[Any], Sequence[Any]]) -> None:
+        """Compare the settings of all ranks, which all call this; gather gives what each rank gave, in their order.
+
+        Raises ConfigError on all ranks where settings differ.
+        """
+        self._is_done = True
+        first, *others = gather(_described(settings, world))
+        for rank, each in enumerate(others, 1):
+            _check_equal(first, each, ranks=(0, rank))
+
+    def compare(self, settings: Mapping[str, Any], world: World) -> None:
+        """Compare with the rank that called this first; ConfigError where settings differ, or nodes are a guess."""
+        if self._is_done or world.world_size == 1 or get_worker_info() is not None:
+            return
+        self._is_done = True
+        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() != world.world_size:
+            world.refuse_guess()
+            return
+        mine = _described(settings, world)
+        rank, first = json.loads(_first_in_store(f"{_KEY}/{self._number}", json.dumps([world.rank, mine])))
+        _check_equal(first, mine, ranks=(rank, world.rank))
+
+
+def _first_in_store(key: str, value: str) -> str:
+    """The value that a rank gave first for a key of the process group's store; this rank's if there is none."""
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        first: bytes = store.compare_set(key, "", value)
+    except RuntimeError as error:
+        raise WorkerError(
+            f"the store of the process group did not answer ({' '.join(str(error).split())[:200]}): look for the first "
+            "error of the other ranks"
+        ) from error
+    return first.decode()
+
+
+def _described(settings: Mapping[str, Any], world: World) -> dict[str, Any]:
+    """The settings as JSON values, with what every loader's deal depends on."""
+    named = {
+        "lmms_stream": VERSION,
+        "world_size": world.world_size,
+        "replication": world.replication,
+        "ranks_per_node": [groups * world.replication for groups in world.group_nodes],
+        **settings,
+    }
+    described: dict[str, Any] = json.loads(json.dumps(named))
+    return described
+
+
+def _check_equal(first: Mapping[str, Any], other: Mapping[str, Any], *, ranks: tuple[int, int]) -> None:
+    for name in [*first, *(each for each in other if each not in first)]:
+        one, two = first.get(name), other.get(name)
+        if one == two:
+            continue
+        if name == "plans":
+            one, two, name = _differing_plans(one, two)
+        remedy = _REMEDIES.get(name, "give the loader of each rank the same dataset and settings")
+        raise ConfigError(
+            f"ranks do not agree on {name}: rank {ranks[0]} has {_shown(one)}, rank {ranks[1]} has {_shown(two)}, so "
+            f"packs would be read twice or never: {remedy}"
+        )
+
+
+def _differing_plans(one: Any, two: Any) -> tuple[Any, Any, str]:
+    """The first source whose plans differ, with its fingerprints and the settings that they differ in."""
+    one, two = one or {}, two or {}
+    if list(one) != list(two):
+        return list(one), list(two), "the sources"
+    source = next(name for name in one if one[name] != two[name])
+    differing = differing_fields(one[source], two[source])
+    return one[source], two[source], f"the plan of {source!r}, which differs in {differing}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 300 else text[:297] + "…"

@@ -1,0 +1,51 @@
+"""A job: each rank reads one epoch of a dataset in a loop of its own, with torch's process group or without.
+
+Arguments: the dataset, a folder for `<rank>.json` with the sample ids of each step, "group" or "none", and what the
+last rank has otherwise: "nothing", "seed", "batch" or "state".
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import torch.distributed as dist
+from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.processors.text import TokensProcessor
+
+
+def main() -> None:
+    data, folder, group, otherwise = sys.argv[1:]
+    if group == "group":
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+    is_last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
+    seed = 1 if is_last and otherwise == "seed" else 0
+    dataset = PackedStreamingDataset(
+        data,
+        processor=TokensProcessor(),
+        packing=PackingConfig(packing_length=256),
+        order=OrderConfig(seed=seed, num_canonical_nodes=2, shuffle_block_size=200),
+    )
+    loader = PackedLoader(dataset, global_batch=12 if is_last and otherwise == "batch" else 6)
+    if is_last and otherwise == "state":
+        loader.skip_steps(1)
+    steps: dict[int, list[list[int]]] = defaultdict(list)
+    for batch in loader:
+        steps[batch.step].append(batch.sample_ids.tolist())
+        if group == "group":
+            dist.barrier()  # as the gradients of a step
+    Path(folder, f"{loader.world.rank}.json").write_text(json.dumps([steps, loader.state_dict()]))
+    if group == "group":
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
