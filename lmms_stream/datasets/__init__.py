@@ -12,6 +12,7 @@ prepared_rows   rows of units -> samples, tokenized some at a time
 rows_of_sources samples of rows -> pieces of samples
 source_reader   the packs of some lanes
 lanes_of_sources    which reader reads which lanes, and whether a saved state is of the same packs
+epoch_turns     which epoch each iteration is, with any number of workers
 streamed_batches    packs -> batches that say where their lanes stand
 source_loader   batches for the trainer, step by step
 iterable        MultiModalIterableDataset: packs of sources that are not converted

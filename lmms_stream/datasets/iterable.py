@@ -17,10 +17,12 @@ from ..loader.loader import PackedLoader
 from ..mds.core import PackedDataset
 from ..mds.dataset_config import DEFAULT_LANE_WINDOW, DatasetConfig
 from ..mds.streams import StreamConfig
+from ..plan.lane_state import LaneState
 from ..plan.lanes import check_lanes
 from ..plan.packing import MAX_PACKING_LENGTH, PackingConfig
 from ..processors.base import Processor
 from ..types import Batch, World
+from .epoch_turns import EpochTurns
 from .lanes_of_sources import check_state, fingerprint_of, reader_lanes, reading_packs
 from .moot import check_packing_kwargs, tell
 from .names import check, dataset_type_of, is_shards, processor_of, sources_of
@@ -43,13 +45,18 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
     files are read in the order of a seed, and the rows of a unit (some 4000) in another; the units of a file follow
     each other.
 
-    Iterating gives an epoch, which ends when a look at the sources finds no new files; ranks may have different numbers
-    of packs in it. The trainer reads epoch after epoch, until max_steps. Use get_collator() as a DataLoader's
-    collate_fn. `deliver` is told what was trained on; then state_dict() is where a run goes on, with any number of
-    readers that divides the lanes: packs that were open are filled with their rows again, and no other row is read
-    twice. Without workers, what the iterator has passed is delivered.
+    Each iteration is the next epoch, with any number of DataLoader workers, persistent ones too, and after a break,
+    which drops the rest of its epoch; set_epoch names another one. An epoch ends when a look at the sources finds no
+    new files; ranks may have different numbers of packs in it. The trainer reads epoch after epoch, until max_steps.
 
-    On shards (dataset_format mds, or a URL) it is the lanes of a PackedStreamingDataset: endless, with their `core`.
+    Use get_collator() as a DataLoader's collate_fn. `deliver` is told what was trained on; then state_dict() is where a
+    run goes on, with any number of readers that divides the lanes: packs that were open are filled with their rows
+    again, and no other row is read twice. The first iteration after load_state_dict continues the epoch of the state,
+    of which nothing may be left; where an epoch was read to its end, call set_epoch with the next before state_dict.
+    Without workers, what the iterator has passed is delivered.
+
+    On shards (dataset_format mds, or a URL) it is the lanes of a PackedStreamingDataset, with their `core`: endless,
+    and each iteration begins with its epoch.
     """
 
     def __init__(self, config: DatasetConfig | Mapping[str, Any]):
@@ -75,6 +82,8 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         else:
             _ = self.packing
         self._loaded: SourcesState | None = None
+        self._turns = EpochTurns(self.num_lanes)
+        self._num_loads = 0
 
     def build(self) -> MultiModalIterableDataset:
         """The dataset itself: there is nothing to be built."""
@@ -92,16 +101,32 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
+        if worker is None:
+            return self._iteration(self._turns.begin(), 0, 1)
+        epoch = self._turns.begin(seed=worker.seed - worker.id, worker=worker.id)
+        return self._iteration(epoch, worker.id, worker.num_workers)
+
+    def _iteration(self, epoch: int, worker: int, num_workers: int) -> Iterator[Batch]:
+        """What worker `worker` of num_workers of this rank reads in an epoch; in a worker, errors come at its batches.
+
+        A worker that persists keeps a state of its own, from which its next epoch counts on.
+        """
         world = World.detect()
-        number, num_workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         if self.is_shards:
-            yield from self._batches_of_shards(world, number, num_workers)
+            yield from self._batches_of_shards(epoch, world, worker, num_workers)
             return
+        if self._num_loads != self._turns.num_loads:
+            raise ConfigError(
+                "load_state_dict was called while a DataLoader has persistent workers, which do not hear of it: "
+                "call it before the DataLoader is first iterated, or make a new DataLoader"
+            )
         state = self._state
-        for batch in self.batches(state, world=world, worker=number, num_workers=num_workers, endless=False):
+        state.set_epoch(epoch)
+        for batch in self.batches(
+            state, world=world, worker=worker, num_workers=num_workers, endless=False, epoch=epoch
+        ):
             yield batch
-            if worker is None:
-                self.deliver(batch)
+            self.deliver(batch)
 
     def batches(
         self,
@@ -111,11 +136,19 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         worker: int,
         num_workers: int,
         endless: bool,
+        epoch: int | None = None,
         collator: Any = collate,
         **options: Any,
     ) -> Iterator[StreamedBatch]:
-        """What worker `worker` of num_workers of a rank reads from a state on. options: of the collator."""
+        """What worker `worker` of num_workers of a rank reads from a state on. options: of the collator.
+
+        epoch: only lanes that are in it are read.
+        """
         lanes = reader_lanes(self.num_lanes, world=world, worker=worker, num_workers=num_workers)
+        if epoch is not None:
+            lanes = [lane for lane in lanes if state.lane(lane).epoch == epoch]
+            if not lanes:
+                return
         for pack in reading_packs(self._sources, self.reading, lanes=lanes, state=state, endless=endless):
             yield batch_of(pack, collator, **options)
 
@@ -137,21 +170,32 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
             self._state.deliver(after)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch, from its beginning for all lanes that are in an earlier one."""
-        self._state.set_epoch(epoch)
+        """Let the next iteration be this epoch, from its beginning for all lanes that are in an earlier one.
+
+        ConfigError for an epoch that was begun: none is read twice.
+        """
+        self._turns.set(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where reading stands after what was delivered: plain ints, strings and lists."""
+        """Where reading stands after what was delivered: plain ints, strings and lists.
+
+        It is in the epoch of the last iteration, or of set_epoch since.
+        """
         self._refuse_shards("state_dict")
-        return self._state.to_dict()
+        state = SourcesState.from_dict(self._state.to_dict())
+        state.set_epoch(self._turns.floor)
+        return state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; of several ranks all load what merge_states makes of theirs.
+        """Go on from a state, whose epoch the next iteration continues; of several ranks all load what merge_states
+        makes of theirs.
 
         Raises CursorError where it belongs to other settings or another number of lanes.
         """
         self._refuse_shards("load_state_dict")
         self._loaded = self.checked(state)
+        self._turns.load(min(self._loaded.lane(lane).epoch for lane in range(self.num_lanes)))
+        self._num_loads = self._turns.num_loads
 
     def checked(self, state: Mapping[str, Any]) -> SourcesState:
         """A saved state; CursorError for that of other settings."""
@@ -238,10 +282,14 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
             fetch=config.fetch,
         )
 
-    def _batches_of_shards(self, world: World, worker: int, num_workers: int) -> Iterator[Batch]:
+    def _batches_of_shards(self, epoch: int, world: World, worker: int, num_workers: int) -> Iterator[Batch]:
         num_readers, reader = world.num_groups * num_workers, world.group + world.num_groups * worker
-        check_lanes(int(self.core.lane_order.num_canonical_nodes or 1), world.num_groups, num_workers)
-        yield from PackedLoader(self.core, global_batch=num_readers, world=World(rank=reader, world_size=num_readers))
+        num_lanes = int(self.core.lane_order.num_canonical_nodes or 1)
+        check_lanes(num_lanes, world.num_groups, num_workers)
+        loader = PackedLoader(self.core, global_batch=num_readers, world=World(rank=reader, world_size=num_readers))
+        begun = {str(lane): LaneState(epoch=epoch).to_dict() for lane in range(num_lanes)}
+        loader.load_state_dict(loader.state_dict() | {"lanes": begun})
+        yield from loader
 
     def _refuse_shards(self, what: str) -> None:
         if self.is_shards:

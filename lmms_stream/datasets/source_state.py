@@ -101,7 +101,7 @@ class SourcesState:
     def deliver(self, after: LaneAfter) -> None:
         """A pack was delivered; told twice, it counts once."""
         before = self.lane(after.lane)
-        if after.num_packs <= before.num_packs:
+        if (after.epoch, after.num_packs) <= (before.epoch, before.num_packs):
             return
         finished = before.finished if before.epoch == after.epoch else frozenset()
         self.lanes[after.lane] = LaneProgress(
@@ -137,7 +137,8 @@ class SourcesState:
                     "cannot be merged: save those of all ranks of one run, at one step"
                 )
             for lane, progress in state.lanes.items():
-                if lane not in merged.lanes or progress.num_packs > merged.lanes[lane].num_packs:
+                here = merged.lane(lane)
+                if lane not in merged.lanes or (progress.epoch, progress.num_packs) > (here.epoch, here.num_packs):
                     merged.lanes[lane] = progress
             for epoch, files in state.known.items():
                 merged._learn(epoch, files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import os
@@ -19,12 +20,14 @@ from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
 from lmms_stream.datasets.rows_of_sources import LOOK_ROWS
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectMissingError, PackingError
 from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.plan.lane_state import LaneState
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.types import Batch
 from torch.utils.data import DataLoader
 
 from ..converters.sources.test_by_index import parsed_rows
 from ..processors.tiny_vlm import save_processor
+from ..rounds import in_long_rounds
 from .chats import text_config, write_pictures
 from .streamed import Readers, counts_of, numbers_of, row, write_rows
 
@@ -123,14 +126,119 @@ def test_it_is_read_by_a_plain_data_loader_with_workers(config: dict[str, Any], 
     assert counts_of(seen, tokenizer) == ONCE
 
 
-def test_an_epoch_has_another_order_and_begins_where_it_is_set(config: dict[str, Any], tokenizer: Path) -> None:
+def _epoch(loader: DataLoader[Batch], dataset: MultiModalIterableDataset, tokenizer: Path, stop: int = 0) -> list[str]:
+    """The batches of an iteration, in any order, each delivered and told by the rows it holds. stop: break after it."""
+    told = []
+    for number, batch in enumerate(loader, start=1):
+        dataset.deliver(batch)
+        told.append(str(numbers_of(batch, tokenizer)))
+        if number == stop:
+            break
+    return sorted(told)
+
+
+@pytest.fixture(scope="module")
+def epochs(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[list[str]]]:
+    """A config of 60 rows, and its batches of four epochs, which are all different."""
+    folder = tmp_path_factory.mktemp("epochs")
+    write_rows(folder / "a.jsonl", range(40))
+    write_rows(folder / "b.jsonl", range(40, 60))
+    config = text_config(folder, tokenizer, folder, dataset_type="vision_iterable", num_canonical_nodes=4)
+    dataset, made = MultiModalIterableDataset(config), []
+    for epoch in range(4):
+        dataset.set_epoch(epoch)
+        batches = list(dataset)
+        assert counts_of(batches, tokenizer) == Counter(range(60))
+        made.append(sorted(str(numbers_of(batch, tokenizer)) for batch in batches))
+    assert len({str(each) for each in made}) == 4
+    return config, made
+
+
+def _loader(dataset: MultiModalIterableDataset, **options: Any) -> DataLoader[Batch]:
+    return DataLoader(dataset, batch_size=1, collate_fn=dataset.get_collator(), **options)
+
+
+Epochs = tuple[dict[str, Any], list[list[str]]]
+WORKERS = [
+    pytest.param({"num_workers": 0}, id="no workers"),
+    pytest.param({"num_workers": 2}, id="workers"),
+    pytest.param({"num_workers": 2, "persistent_workers": True}, id="persistent workers"),
+    pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="spawned workers", marks=in_long_rounds),
+]
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_each_iteration_is_the_next_epoch_also_after_a_break(
+    epochs: Epochs, tokenizer: Path, options: dict[str, Any]
+) -> None:
+    config, expected = epochs
     dataset = MultiModalIterableDataset(config)
-    first = list(dataset)
-    assert list(dataset) == []  # the epoch is over
-    dataset.set_epoch(1)
-    second = list(dataset)
-    assert counts_of(first, tokenizer) == counts_of(second, tokenizer) == ONCE
-    assert [numbers_of(each, tokenizer) for each in first] != [numbers_of(each, tokenizer) for each in second]
+    loader = _loader(dataset, **options)
+    assert _epoch(loader, dataset, tokenizer) == expected[0]
+    assert set(_epoch(loader, dataset, tokenizer, stop=3)) < set(expected[1])
+    assert _epoch(loader, dataset, tokenizer) == expected[2]
+    dataset.set_epoch(4)
+    dataset.set_epoch(3 + 2)  # the last one counts
+    assert _epoch(loader, dataset, tokenizer) not in expected
+    with pytest.raises(
+        ConfigError, match=r"set_epoch\(5\): epoch 5 has begun already, .* give 6 or more, or make a new"
+    ):
+        dataset.set_epoch(5)
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_the_first_iteration_after_a_state_continues_its_epoch(
+    epochs: Epochs, tokenizer: Path, options: dict[str, Any]
+) -> None:
+    config, expected = epochs
+    dataset = MultiModalIterableDataset(config)
+    loader = _loader(dataset, **options)
+    _epoch(loader, dataset, tokenizer)
+    before = _epoch(loader, dataset, tokenizer, stop=3)
+    state = json.loads(json.dumps(dataset.state_dict()))
+    assert state == dataset.state_dict()  # looking changes nothing
+    again = MultiModalIterableDataset(config)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    loader = _loader(again, **options)
+    assert sorted(before + _epoch(loader, again, tokenizer)) == expected[1]
+    assert _epoch(loader, again, tokenizer) == expected[2]
+    again.set_epoch(3)  # so that a state at the end of an epoch has the next one left
+    last = MultiModalIterableDataset(config)
+    last.load_state_dict(again.state_dict())
+    assert _epoch(_loader(last, **options), last, tokenizer) == expected[3]
+
+
+def test_loaders_that_begin_with_the_same_seed_or_at_once_have_epochs_of_their_own(
+    epochs: Epochs, tokenizer: Path
+) -> None:
+    config, expected = epochs
+    dataset = MultiModalIterableDataset(config)
+    for epoch in range(2):
+        torch.manual_seed(0)
+        assert _epoch(_loader(dataset, num_workers=2), dataset, tokenizer) == expected[epoch]
+    iterators = [iter(_loader(dataset, num_workers=2)) for _ in range(2)]
+    made = [sorted(str(numbers_of(batch, tokenizer)) for batch in each) for each in iterators]
+    assert sorted(made) == sorted(expected[2:])
+
+
+def test_persistent_workers_that_do_not_hear_of_a_state_are_an_error(epochs: Epochs, tokenizer: Path) -> None:
+    config, _ = epochs
+    dataset = MultiModalIterableDataset(config)
+    loader = _loader(dataset, num_workers=1, persistent_workers=True)
+    _epoch(loader, dataset, tokenizer, stop=2)
+    dataset.load_state_dict(dataset.state_dict())
+    with pytest.raises(ConfigError, match="which do not hear of it: call it before the DataLoader is first iterated"):
+        list(loader)
+
+
+def test_a_copy_counts_its_epochs_on_by_itself(epochs: Epochs, tokenizer: Path) -> None:
+    config, expected = epochs
+    dataset = MultiModalIterableDataset(config)
+    _epoch(_loader(dataset), dataset, tokenizer)
+    other = copy.deepcopy(dataset)
+    assert _epoch(_loader(other, num_workers=2), other, tokenizer) == expected[1]
+    assert _epoch(_loader(dataset), dataset, tokenizer) == expected[1]
 
 
 def test_without_an_end_epochs_follow_each_other_and_a_state_may_lie_between_them(
@@ -389,6 +497,12 @@ def test_on_shards_it_is_their_lanes(config: dict[str, Any], tokenizer: Path, tm
     expected = [batch.input_ids for batch, _ in zip(PackedLoader(dataset, global_batch=1), range(40), strict=False)]
     found = [batch.input_ids for batch, _ in zip(dataset, range(40), strict=False)]
     assert all(one.equal(other) for one, other in zip(expected, found, strict=True))
+    second = [batch.input_ids for batch, _ in zip(dataset, range(40), strict=False)]
+    planner = PackedLoader(dataset, global_batch=1)
+    epoch_1 = {str(lane): LaneState(epoch=1).to_dict() for lane in range(4)}
+    planner.load_state_dict(planner.state_dict() | {"lanes": epoch_1})
+    assert all(one.equal(other.input_ids) for one, other in zip(second, planner, strict=False))
+    assert not all(one.equal(other) for one, other in zip(second, found, strict=True))
     with pytest.raises(ConfigError, match="state_dict: the dataset is one of shards, whose state its loader keeps"):
         dataset.state_dict()
 
