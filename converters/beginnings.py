@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .sources.files import Fetch
-from .sources.units import Source, Unit
+from .sources.units import NoRowsError, Source, Unit
 from .writing.reading import LOOK_ROWS
 
 _MOST_BYTES = 1 << 28  # read of all sources
@@ -20,6 +20,7 @@ class Beginning:
         self._source, self._num_rows, self._num_bytes = source, num_rows, num_bytes
         self.name, self.identity = source.name, source.identity
         self.num_bytes, self.rows, self.settings = source.num_bytes, source.rows, source.settings
+        self.is_part = source.is_part
         self.rows_read = self.bytes_read = 0
         self.is_whole = False  # whether all of its rows were read
 
@@ -28,12 +29,16 @@ class Beginning:
         return self._source.first_row
 
     def units(self) -> Iterator[Unit]:
-        for unit in self._source.units():
-            if self.rows_read >= self._num_rows or self.bytes_read >= self._num_bytes:
-                return
-            yield unit
-            self.rows_read += unit.count()  # known now, since it was read
-            self.bytes_read += unit.num_bytes
+        try:
+            for unit in self._source.units():
+                if self.rows_read >= self._num_rows or self.bytes_read >= self._num_bytes:
+                    return
+                yield unit
+                self.rows_read += unit.count()  # known now, since it was read
+                self.bytes_read += unit.num_bytes
+        except NoRowsError:
+            self.is_whole = True
+            raise
         self.is_whole = True
 
     def close(self) -> None:

@@ -241,7 +241,7 @@ def _expected(
 ) -> Expected | None:
     bytes_read = sum(each.bytes_read for each in read)
     is_exact = len(read) == len(opened) and all(each.is_whole for each in read)
-    if not is_exact and not all(source.num_bytes for source in opened):
+    if not is_exact and not all(source.num_bytes or source.identity.get("tag") for source in opened):
         return None
     rows_a_byte = tried.num_rows / max(1, bytes_read)
     known = sum(each.expected_rows(rows_a_byte) for each in read)

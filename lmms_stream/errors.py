@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 _ALIKE = 0.85  # ratio of difflib for names that differ by two typing errors; different words have less
 _MOST_LISTED = 30  # names in a message
@@ -36,6 +37,22 @@ def _is_typing_error(name: object, known: str) -> bool:
     ratio = difflib.SequenceMatcher(None, known, str(name)).ratio()
     num_unmatched = round((1 - ratio) * (len(known) + len(str(name))))
     return num_unmatched <= 2 or (num_unmatched <= 4 and ratio >= _ALIKE)
+
+
+def if_lfs_pointer(data: bytes) -> str:
+    """What is wrong with a file that begins with these bytes, if it is a pointer of Git LFS; "" for other files."""
+    if not data.startswith(b"version https://git-lfs.github.com/spec/"):
+        return ""
+    return "is a Git LFS pointer, which stands for data that was not downloaded: run git lfs pull in its repository"
+
+
+def if_folder_of_lfs_pointers(folder: str, pattern: str = "*") -> str:
+    """The first file of a folder whose name matches and that is a pointer of Git LFS, and what is wrong; or ""."""
+    for path in sorted(Path(folder).glob(pattern)):
+        with path.open("rb") as file:
+            if problem := if_lfs_pointer(file.read(64)):
+                return f"{path} {problem}"
+    return ""
 
 
 class LmmsStreamError(Exception):

@@ -14,7 +14,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 from pyarrow.lib import ArrowException
 
-from ...errors import DataError
+from ...errors import DataError, if_lfs_pointer
 from .arrow_values import Convert, convert_row, converters
 from .by_index import NumberedRows
 from .files import File, LocalFile
@@ -227,10 +227,13 @@ class ArrowTable:
         self._sizes: list[int] = []
         self._offsets: list[int] | None = None
         with arrow_errors(location.name, "Arrow"), pyarrow.memory_map(str(location.path)) as file:
-            if file.read(6) == b"ARROW1":
+            head = file.read(64)
+            file.seek(0)
+            if problem := if_lfs_pointer(head):
+                raise DataError(f"{location.name} {problem}")
+            if head.startswith(b"ARROW1"):
                 self._survey_file(file)
             else:
-                file.seek(0)
                 self._survey_stream(file)
 
     def _survey_file(self, file: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import io
 import lzma
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -52,7 +53,7 @@ class PlainStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             data = self._data.read(len(buffer))
-        except (OSError, EOFError, lzma.LZMAError) as error:
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             if "Memory usage limit" in str(error):
@@ -78,7 +79,7 @@ class PlainStream(io.RawIOBase):
 
 
 class _Decompressor(Protocol):
-    """What bz2 and lzma decompress one stream by."""
+    """A decompressor of one stream, as those of bz2 and lzma."""
 
     @property
     def eof(self) -> bool: ...
@@ -88,6 +89,36 @@ class _Decompressor(Protocol):
     def unused_data(self) -> bytes: ...
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _GzipDecompressor:
+    """A decompressor of one member of a gzip file, with the interface of those of bz2 and lzma."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)  # 16: gzip's header and checksum are checked
+        self._waiting = b""  # compressed data that is not decompressed yet
+        self._is_full = False  # whether the last call gave all that it might, so that zlib may hold more
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._waiting and not self._is_full
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        """At most max_length bytes; with 0 the data waits for the next call."""
+        self._waiting += data
+        if max_length == 0:
+            return b""
+        found = self._stream.decompress(self._waiting, max(0, max_length))
+        self._waiting, self._is_full = self._stream.unconsumed_tail, len(found) == max_length
+        return found
 
 
 class _Streams:
@@ -113,7 +144,7 @@ class _Streams:
                 return data
 
     def _begin_next(self) -> bool:
-        """Whether another stream follows; xz pads its own with zeros."""
+        """Whether another stream follows; xz pads its streams with zeros, and tapes and block stores pad all files."""
         rest = self._stream.unused_data.lstrip(b"\x00")
         while not rest:
             chunk = self._raw.read(CHUNK_BYTES)
@@ -129,6 +160,7 @@ class _Streams:
 
 
 _DECOMPRESSORS: dict[str | None, Callable[[], _Decompressor]] = {
+    "gzip": _GzipDecompressor,
     "bzip2": bz2.BZ2Decompressor,
     "xz": partial(lzma.LZMADecompressor, format=lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES),
 }

@@ -7,13 +7,15 @@ from pathlib import PurePosixPath
 
 import orjson
 
-from ...errors import DataError
+from ...errors import DataError, if_lfs_pointer
 from .compression import PlainStream
 from .files import HEAD_BYTES, File, LocalFile
 from .formats import EXTENSIONS, FORMATS, QUOTES
 from .table import BOM, Delimited
+from .units import NoRowsError
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bzip2", ".xz": "xz"}
+EMPTY_TAR_BYTES = 10240  # of zeros, which programs write for an archive without files
 CONTENT = {"object": "a JSON object", "text": "other text", "binary": "binary data of an unknown kind"}
 CHOICES = {"object": "json or jsonl", "text": "csv, tsv, lines or text", "binary": "of what it is"}
 
@@ -35,18 +37,21 @@ def reads_ranges(format: str | None, delimited: Delimited) -> bool:
 def format_of(file: File, *, name: str, insisted: str | None, encoding: str | None = None) -> str:
     """The format to read a file as: the one insisted on, or what name and content say. encoding: of delimited text.
 
-    DataError where it is no file or empty, where they contradict each other, and where neither says anything. OSError.
+    NoRowsError where it is empty; DataError where it is no file or a Git LFS pointer, where they contradict each other,
+    and where neither says anything. OSError.
     """
     if isinstance(file, LocalFile) and not file.path.is_file():  # a pipe can be read only once, and may never end
         raise DataError(f"{name} is not a file: write what it gives to one, and name that")
     if file.num_bytes == 0:
-        raise DataError(f"{name} is empty (0 bytes): leave it out, or write it again")
+        raise NoRowsError(f"{name} is empty (0 bytes): leave it out, or write it again")
     head, compression = _read_head(file, name)
     if insisted:
         return insisted
     told, told_compression = named_format(name)
     if encoding and told in QUOTES:
         head = head.decode(encoding, errors="replace").encode(errors="replace")
+    if told == "webdataset" and file.num_bytes <= EMPTY_TAR_BYTES and not any(head):
+        raise NoRowsError(f"{name} holds no rows: leave it out, or write it again")
     found = _content(head, name)
     if told == "json" and found == "jsonl":  # many programs name JSON lines so
         told = "jsonl"
@@ -83,8 +88,10 @@ def _read_head(file: File, name: str) -> tuple[bytes, str | None]:
             if head:
                 while len(head) < HEAD_BYTES and (more := stream.read(HEAD_BYTES - len(head))):
                     head += more
+                if problem := if_lfs_pointer(head):
+                    raise DataError(f"{name} {problem}")
                 return head, stream.compression
-    raise DataError(f"{name} holds no rows: leave it out, or write it again")
+    raise NoRowsError(f"{name} holds no rows: leave it out, or write it again")
 
 
 def _content(head: bytes, name: str) -> str:

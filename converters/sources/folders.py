@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from ...errors import if_lfs_pointer
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, shared_storage
 from ...types import StoredObject
@@ -73,6 +74,8 @@ def _too_long(number: int, name: str) -> Row:
 def _text_row(number: int, name: str, data: bytes) -> Row:
     if len(data) > MAX_ROW_BYTES:
         return _too_long(number, name)
+    if problem := if_lfs_pointer(data):
+        return Row(number, None, f"{name} {problem}")
     try:
         return Row(number, {"text": data.removeprefix(BOM).decode(), "name": name})
     except UnicodeDecodeError as error:

@@ -32,7 +32,7 @@ def is_shown(key: str) -> bool:
 def matching_files(base: Path, pattern: str) -> list[str]:
     """Names below a folder that match a glob, sorted; links are followed to files only."""
     try:
-        paths = [path for path in base.glob(pattern) if path.is_file()]
+        paths = [path for path in base.glob(pattern) if path.is_file() or (path.is_symlink() and not path.exists())]
     except ValueError as error:
         raise DataError(f"{base}/{pattern}: {error}: write ** between slashes, as in **/*.jsonl") from error
     return sorted({key for path in paths if is_shown(key := path.relative_to(base).as_posix())})

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import DataError, ObjectMissingError
 from ...mds.index import INDEX_NAME
-from ...storage.local import LocalStorage
+from ...storage.local import LocalStorage, missing
 from ...storage.storage import Storage, open_storage
 from ...types import StoredObject
 from .dataset_info import DATASET_INFO, dataset_info_specs, is_dataset_info
@@ -28,7 +28,7 @@ from .specs import Spec, glob_base, glob_pattern, has_wildcard, literal_prefix
 from .splits import files_of_split
 from .table import Delimited, Location, Table
 from .table_source import TableSource, limited
-from .units import Source
+from .units import NoRowsError, Source
 
 _Refused = Callable[[str, DataError], None] | None
 UnitBytes = Callable[[int], int]  # bytes of a source -> bytes of its units, about
@@ -63,6 +63,8 @@ class Opener:
             self._open_local(spec)
         elif has_wildcard(spec.path):
             self._open_glob(spec)
+        elif Path(spec.path).is_symlink():
+            raise missing(Path(spec.path))
         else:
             raise ObjectMissingError(f"{spec.path}: no such file or folder: check the path")
 
@@ -212,13 +214,13 @@ class Opener:
         for file in files:
             name = f"{base.rstrip('/')}/{file.key}" if base else file.key
             try:
-                self._open_file(spec, store, file, name=name)
+                self._open_file(spec, store, file, name=name, is_part=True)
             except DataError as error:
                 if self._refused is None:
                     raise
                 self._refused(name, error)
 
-    def _open_file(self, spec: Spec, store: Storage, file: StoredObject, *, name: str) -> None:
+    def _open_file(self, spec: Spec, store: Storage, file: StoredObject, *, name: str, is_part: bool = False) -> None:
         if spec.split and spec.path == name:
             raise DataError(f"{spec.text}: only a folder has splits: leave out ?split={spec.split}")
         told = spec.format or named_format(name)[0]
@@ -234,8 +236,12 @@ class Opener:
         if isinstance(store, LocalStorage):
             path = store.folder / file.key
             location = self._location(path, spec, name=name, num_bytes=file.num_bytes, folder=path.parent)
-            format = checked_format(location, insisted=spec.format)
-            open_table = partial(FORMATS[format].table, location)
+            open_table = partial(_found_table, location, spec.format)
+            try:
+                open_table = partial(FORMATS[checked_format(location, insisted=spec.format)].table, location)
+            except NoRowsError:  # of a part of a folder, it is raised again when its turn comes, and passed over then
+                if not is_part:
+                    raise
         else:
             prefix, _, last = file.key.rpartition("/")
             folder = f"{store.url}/{prefix}" if prefix else store.url
@@ -248,7 +254,8 @@ class Opener:
                 fetch = Fetch(stored, location.path)
             open_table = partial(_found_table, location, spec.format)
         identity = identity_of(name, [file])
-        self._add(spec, open_table, location, identity=identity, num_bytes=file.num_bytes, fetch=fetch)
+        num_bytes = file.num_bytes
+        self._add(spec, open_table, location, identity=identity, num_bytes=num_bytes, fetch=fetch, is_part=is_part)
 
     def _add_folder(
         self, spec: Spec, store: Storage, files: Sequence[StoredObject], format: str, *, name: str | None = None
@@ -290,6 +297,7 @@ class Opener:
         num_bytes: int,
         fetch: Fetch | None = None,
         dataset: StoredDataset | None = None,
+        is_part: bool = False,
     ) -> None:
         if spec.settings.delimited is not None:  # it decides what the rows are
             identity = {**identity, "csv": asdict(spec.settings.delimited)}
@@ -304,6 +312,7 @@ class Opener:
             settings=spec.settings.rows,
             scratch=location.scratch,
             fetch=fetch,
+            is_part=is_part,
         )
         if isinstance(source, StoredSource) and dataset is not None:
             source.dataset, source.location = dataset, location

@@ -97,6 +97,7 @@ class RowsSource:
         self.rows = slice(None)
         self.first_row = 0
         self.fetch = None
+        self.is_part = False
         self.settings: Mapping[str, Any] = {}
         self._rows = rows
         self._unit_bytes = min(unit_bytes, MAX_CARRIED_BYTES)

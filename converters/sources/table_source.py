@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import DataError
 from ...storage.disk_errors import disk_errors
 from .files import Fetch
 from .table import Table
-from .units import Unit
+from .units import NoRowsError, Unit
 
 
 class TableSource:
@@ -29,6 +28,7 @@ class TableSource:
         settings: Mapping[str, Any],
         scratch: Path,
         fetch: Fetch | None = None,
+        is_part: bool = False,
     ):
         self.name = name
         self.identity = identity
@@ -37,6 +37,7 @@ class TableSource:
         self._open_table = open_table
         self.rows = rows
         self.settings = settings
+        self.is_part = is_part
         self._scratch = scratch
         self._table: Table | None = None
 
@@ -58,7 +59,7 @@ class TableSource:
                 yield unit
         if not found:
             what = "" if self.rows == slice(None) else f" from {start} to {'its end' if stop is None else stop}"
-            raise DataError(
+            raise NoRowsError(
                 f"{self.name} holds no rows{what}: leave it out, or {'correct the slice' if what else 'write it again'}"
             )
 
@@ -70,8 +71,13 @@ class TableSource:
     def count(self) -> int:
         """How many rows there are, for which it is fetched and read where nothing shorter tells."""
         start, stop = self._bounds()
-        with disk_errors(self.name):
-            num_rows = self._opened().num_rows()
+        try:
+            with disk_errors(self.name):
+                num_rows = self._opened().num_rows()
+        except NoRowsError:
+            if not self.is_part:
+                raise
+            num_rows = 0
         self.close()
         return max(0, (num_rows if stop is None else min(stop, num_rows)) - start)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...errors import DataError
 from .files import Fetch
 
 UNIT_BYTES = 1 << 24  # of a source, about: what a process reads, maps and keeps at once, and does again after a kill
@@ -30,6 +31,10 @@ class Row:
     values: dict[str, Any] | None
     error: str = ""
     stored: bytes | None = None
+
+
+class NoRowsError(DataError):
+    """A source holds no rows. It is passed over if it is one of the files of a folder or glob."""
 
 
 class Unit(Protocol):
@@ -62,7 +67,8 @@ class Source(Protocol):
     num_bytes: of all its units. rows: the slice of it that was named; first_row: how many that passes over.
     settings: how a list says that its rows are to be read: fields of SchemaOptions, in place of the conversion's.
     fetch: what brings it to this machine, which any process may do before units are asked for, and else is done then;
-    None where it lies here already, or units read it where it lies.
+    None where it lies here already, or units read it where it lies. is_part: whether it is one of the files of a folder
+    or glob, which may hold no rows.
     """
 
     @property
@@ -86,8 +92,14 @@ class Source(Protocol):
     @property
     def fetch(self) -> Fetch | None: ...
 
+    @property
+    def is_part(self) -> bool: ...
+
     def units(self) -> Iterator[Unit]:
-        """In order, one after another: what a unit needs is there when it is given, and stays until `close`."""
+        """In order, one after another: what a unit needs is there when it is given, and stays until `close`.
+
+        Raises NoRowsError where there is no unit.
+        """
         ...
 
     def close(self) -> None:

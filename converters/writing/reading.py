@@ -15,14 +15,15 @@ from ..rows.stored import is_stored, stored_mapper
 from ..rows.user_functions import RowFunctions, row_functions
 from ..sources.files import Fetch
 from ..sources.mds import StoredSamples
-from ..sources.units import Source, Unit
+from ..sources.units import NoRowsError, Source, Unit
 from ..stored.catalog import schema_of
 from .encoded_units import UnitTask
 from .shares import Share
 from .unit_files import EncodedUnit
 
 LOOK_ROWS = 100  # of a source, by which the kind of its rows is found
-LOOK_UNITS = 64  # at most, of which the user's functions leave no row, before the first row that is stored
+LOOK_UNITS = 64  # at most, without a row or without one that the user's functions leave, before the first stored row
+SHOWN_EMPTY = 5  # files without rows that a line names
 FETCHED_BYTES = 1 << 30  # of sources that lie fetched at once, unless one alone has more
 
 
@@ -64,6 +65,8 @@ class Reading:
         self._fetching: set[int] = set()
         self._failed: dict[int, LmmsStreamError] = {}  # sources that could not be fetched; raised at their turn
         self.num_units: dict[int, int] = {}  # of each source that is cut to its end
+        self._num_empty = 0  # files of folders and globs without rows, which are passed over
+        self._empty: list[str] = []  # names of the first of them
         self._units = self._all_units()
         self._first: list[UnitTask] = []  # units up to the one whose rows say what is stored
         self._look()
@@ -75,10 +78,13 @@ class Reading:
             if unit.mapper is not None:
                 return
             if len(self._first) == LOOK_UNITS:
+                what = "blank lines have" if unit.functions is None else "--filter and --map leave"
                 raise DataError(
-                    f"--filter and --map leave no row of the first {LOOK_UNITS} units of {self._first[0].source_name}, "
-                    "so what is stored cannot be found: name first a source of which they leave some"
+                    f"{what} no row of the first {LOOK_UNITS} units of {self._first[0].source_name}, so what is stored "
+                    "cannot be found: name first a source that has some"
                 )
+        if self._num_empty == len(self._sources):
+            raise DataError(f"{', '.join(self._empty)} hold no rows: name files that hold some, or write them again")
         raise DataError("--filter and --map leave no row of any source: correct them")
 
     @property
@@ -143,9 +149,11 @@ class Reading:
             while not self._is_there(index):
                 yield None
             self._open[index], first_number = 1, number
-            for unit in source.units():
+            has_rows = False
+            for unit in self._units_of(source):
                 if mapper is None:
-                    mapper = self._find(source, unit, functions)
+                    mapper, found_rows = self._find(source, unit, functions)
+                    has_rows = has_rows or found_rows
                     if mapper is not None and mapper.description not in said:
                         said.add(mapper.description)
                         self._say(f"{source.name}: {mapper.description}")
@@ -166,28 +174,51 @@ class Reading:
                     break
             else:
                 self.num_units[index] = number - first_number
-            if number == first_number:
-                raise DataError(f"{source.name} holds no rows: leave it out, or write it again")
+            if not has_rows:
+                self._pass_empty(source)
             self._let_go(index)
+        if self._num_empty:
+            others = f" and {self._num_empty - len(self._empty)} others" if self._num_empty > len(self._empty) else ""
+            are = "file holds no rows and is" if self._num_empty == 1 else "files hold no rows and are"
+            self._say(f"{self._num_empty} {are} passed over: {', '.join(self._empty)}{others}")
 
-    def _find(self, source: Source, unit: Unit, functions: RowFunctions | None) -> Mapper | None:
-        """What maps the rows of a source, by the first of a unit; None where the user's functions leave none."""
+    def _units_of(self, source: Source) -> Iterator[Unit]:
+        """The units of a source; none of a file without rows in a folder or glob."""
+        try:
+            yield from source.units()
+        except NoRowsError:
+            if not source.is_part:
+                raise
+
+    def _pass_empty(self, source: Source) -> None:
+        """Count a file without rows; DataError unless it is one of the files of a folder or glob."""
+        if not source.is_part:
+            raise DataError(f"{source.name} holds no rows: leave it out, or write it again")
+        self._num_empty += 1
+        if len(self._empty) < SHOWN_EMPTY:
+            self._empty.append(source.name)
+
+    def _find(self, source: Source, unit: Unit, functions: RowFunctions | None) -> tuple[Mapper | None, bool]:
+        """What maps the rows of a source, by the first of a unit, and whether the unit has rows.
+
+        No mapper where the unit has none, and where the user's functions leave none.
+        """
         options = self._options.changed(source.settings)
         if isinstance(unit, StoredSamples) and options == SchemaOptions():
             schema = unit.schema or schema_of([unit.info]) or columns_schema({}).name
-            return self._agreed(source, stored_mapper(schema, unit.columns))
+            return self._agreed(source, stored_mapper(schema, unit.columns)), True
         values, errors, num_read = _first_rows(unit, functions)
-        if len(errors) == num_read:
+        if errors and len(errors) == num_read:
             first = f"; the first: {errors[0]}" if errors else ""
             remedy = ": check its format" if functions is None else ""
             raise DataError(f"{source.name}: none of its first {num_read} rows can be read{first}{remedy}")
         if not values:
-            return None
+            return None, num_read > 0
         try:
             mapper = find_mapper(values, options)
         except DataError as error:
             raise DataError(f"{source.name}: {error}") from error
-        return self._agreed(source, mapper)
+        return self._agreed(source, mapper), True
 
     def _agreed(self, source: Source, mapper: Mapper) -> Mapper:
         """The mapper, if it gives samples of the columns that those before give."""

@@ -13,7 +13,7 @@ import numpy as np
 from ..converters.rows.mapper import Mapper, find_mapper
 from ..converters.rows.options import SchemaOptions
 from ..converters.sources.by_index import by_index
-from ..converters.sources.units import Row, Unit
+from ..converters.sources.units import NoRowsError, Row, Unit
 from ..errors import ConfigError, DataError, EmptyRowError, PackingError
 from ..loader.collate import check_keys
 from ..plan.packing import Overlong
@@ -97,14 +97,20 @@ class RowReader:
     def mapper(self, file: SourceFile) -> Mapper:
         """What maps the rows of a file, by the first of them that can be read; the same for every reader.
 
-        Raises DataError for rows of no kind, ConfigError for those that the processor does not read.
+        Raises NoRowsError for a file without rows, DataError for rows of no kind, ConfigError for rows that the
+        processor does not read.
         """
+        num_rows = 0
         with disk_errors(file.key):
             for unit in file.opened.units():
-                values = [row.values for row in islice(unit.rows(), LOOK_ROWS) if row.values is not None]
+                rows = list(islice(unit.rows(), LOOK_ROWS))
+                num_rows += len(rows)
+                values = [row.values for row in rows if row.values is not None]
                 if values:
                     break
             else:
+                if not num_rows:
+                    raise NoRowsError(f"{file.key} holds no rows: leave it out, or write it again")
                 raise DataError(f"{file.key}: none of its rows can be read: check its format")
         try:
             mapper = find_mapper(values, self.reading.rows.changed(file.opened.settings))
@@ -173,6 +179,10 @@ class RowReader:
         if self._num_told <= TOLD_ROWS:
             last = "; more are counted and not named" if self._num_told == TOLD_ROWS else ""
             logger.warning("left out: %s%s", error, last)
+
+    def pass_empty(self, error: NoRowsError) -> None:
+        """Name a file without rows that is passed over, since it is one of the files of a folder or glob."""
+        logger.warning("passed over: %s", error)
 
     def samples_of(self, pieces: Sequence[Piece], tally: Tally, *, epoch: int) -> tuple[list[Processed], list[int]]:
         """What the pieces of a pack are, and numbers of their rows; one that cannot be made is left out.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..converters.rows.mapper import Mapper
-from ..converters.sources.units import Unit
+from ..converters.sources.units import NoRowsError, Unit
 from ..errors import CursorError, DataError, ObjectMissingError
 from ..types import Processed
 from .prepared_rows import prepared
@@ -174,6 +174,10 @@ class SourceReader:
                     break
                 except DataError as error:
                     owner = lanes.get(lane_of(key, 0, self._reading.num_lanes))  # of all readers one counts it
+                    if isinstance(error, NoRowsError) and file.source is not None and file.source.is_part:
+                        if owner is not None:
+                            self._rows.pass_empty(error)
+                        break
                     if owner is not None or self._reading.on_error == "fail":
                         self._rows.leave_out(error, owner.tally if owner else Tally())
                     break

@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from ..errors import ConfigError, ShardError
+from ..errors import ConfigError, ShardError, if_lfs_pointer
 from ..types import Columns
 from .decoding import COMPRESSIONS, check_encoding
 
@@ -84,6 +84,8 @@ def parse_index(
         described = None if dataset is None else _with_checksums(infos, json.loads(dataset), source=source)
         return infos if described is None or validate_hash is not None else described
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if problem := if_lfs_pointer(data):
+            raise ShardError(f"{source} {problem}") from error
         raise ShardError(f"{source}: not a valid MDS index ({error!r}): convert the dataset again") from error
 
 

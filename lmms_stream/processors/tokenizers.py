@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from ..errors import ConfigError, if_folder_of_lfs_pointers
 from .base import Tokens
 from .byte_tokens import ByteTokens, Span
 from .parallelism import is_parallel
@@ -194,6 +194,8 @@ def _tokens_of(encoding: Encoding, span: Span) -> Span:
 def _load(path: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
+    if problem := if_folder_of_lfs_pointers(path, "*token*"):
+        raise ConfigError(f"tokenizer {path!r} cannot be loaded: {problem}")
     try:
         tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:

@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..converters.sources.table import BOM, json_row
-from ..errors import DataError
+from ..errors import DataError, if_lfs_pointer
 from ..mds.core import PackedDataset
 from ..mds.streams import StreamConfig
 from ..processors.json_text import parsed_all
@@ -65,6 +65,10 @@ class Lines:
         last_block = -1  # that a row began in
         while chunk := file.read(SCAN_BYTES):
             digest.update(chunk)
+            if not position and (problem := if_lfs_pointer(chunk)):
+                raise DataError(f"{self.name} {problem}")
+            if not position and chunk.startswith(BOM):
+                chunk = chunk.replace(BOM, b" " * len(BOM), 1)  # the line of a mark alone is blank
             data = np.frombuffer(chunk, np.uint8)
             starts = np.append(starts, position + 1 + np.flatnonzero(data == 10))
             here = starts[starts < position + len(chunk)]

@@ -31,7 +31,7 @@ from ..converters.sources.arrow import (
 )
 from ..converters.sources.arrow_values import Convert, converters
 from ..converters.sources.files import File, LocalFile
-from ..errors import DataError, ObjectChangedError
+from ..errors import DataError, ObjectChangedError, if_lfs_pointer
 from ..storage.disk_errors import disk_errors
 from .row_files import RowOrError, needed, scattered
 
@@ -94,6 +94,8 @@ class RowGroups:
         self._max_open = max(8, min(MAX_OPEN_GROUPS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         with disk_errors(name), arrow_errors(name, "Parquet"), file.open_raw() as stream:
             self._key = file.key
+            if problem := if_lfs_pointer(stream.read(64)):
+                raise DataError(f"{name} {problem}")
             self.digest = _digest(stream)
             stream.seek(0)
             with pyarrow.parquet.ParquetFile(stream) as parquet:

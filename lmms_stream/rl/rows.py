@@ -136,7 +136,8 @@ def _files_of(part: Part, columns: Sequence[str], fetch: FetchConfig, copies: _C
             raise ObjectMissingError(f"{path} does not exist, or is empty: check the path")
         if not chosen:
             raise DataError(f"{path}: none of its {len(objects)} files ends in {' or '.join(EXTENSIONS)}: name others")
-        return [open_file(store, each, f"{path}/{each.key}") for each in chosen]
+        held = [each for each in chosen if each.num_bytes or not each.tag]  # without a tag the size may be unknown
+        return [open_file(store, each, f"{path}/{each.key}") for each in held or chosen]
 
 
 class _Copies:

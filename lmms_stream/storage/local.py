@@ -64,9 +64,22 @@ class LocalStorage:
                 for folder, _, names in os.walk(self.folder / head, onerror=refuse)
                 for name in names
             ]
-            return [self._stat(key) for key in sorted(keys) if key.startswith(prefix)]
+            found = [self._listed(key) for key in sorted(keys) if key.startswith(prefix)]
+            return [described for described in found if described is not None]
 
         return self._run(head, walk)
+
+    def _listed(self, key: str) -> StoredObject | None:
+        """None for a file that was removed since it was listed; ObjectMissingError for a link to nothing.
+
+        Links with hidden names, such as editors' locks, are left out.
+        """
+        try:
+            return self._stat(key)
+        except FileNotFoundError:
+            if (self.folder / key).is_symlink() and not Path(key).name.startswith("."):
+                raise missing(self.folder / key) from None
+            return None
 
     def stat(self, key: str) -> StoredObject:
         return self._run(key, lambda: self._stat(key))
@@ -100,9 +113,18 @@ class LocalStorage:
         try:
             return action()
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise ObjectMissingError(f"{self.folder / key} does not exist: check the path") from error
+            raise missing(self.folder / key) from error
         except OSError as error:
             raise disk_error(str(self.folder / key), error) from error
+
+
+def missing(path: Path) -> ObjectMissingError:
+    """The error for a path where nothing is, or which is a link to nothing."""
+    if path.is_symlink():
+        return ObjectMissingError(
+            f"{path} is a link to {path.readlink()}, which does not exist: put that back, or remove the link"
+        )
+    return ObjectMissingError(f"{path} does not exist: check the path")
 
 
 def can_write(*folders: Path) -> bool:

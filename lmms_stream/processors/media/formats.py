@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from ...errors import DataError
+from ...errors import DataError, if_lfs_pointer
 
 Kind = Literal["image", "audio", "video"]
 
@@ -74,6 +74,8 @@ def media_format(data: bytes) -> str | None:
 def mime_type(data: bytes, kind: Kind) -> str:
     """The MIME type of media of a kind; DataError when the bytes are of no known format, or of another kind."""
     name = media_format(data)
+    if name is None and (problem := if_lfs_pointer(data)):
+        raise DataError(f"it {problem}")
     if name is None:
         known = ", ".join(name for name, mimes in _MIMES.items() if kind in mimes)
         raise DataError(f"its first bytes {data[:8]!r} are of no known format: expected {known}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from ...errors import ConfigError
+from ...errors import ConfigError, if_folder_of_lfs_pointers
 from ...processors.families.family import AUTO_CLASS
 from ...processors.families.registry import family_of_model
 from .adapters import add_adapter
@@ -214,6 +214,8 @@ class ModelConfig:
         import transformers
 
         if self.pretrained is not None:
+            if problem := if_folder_of_lfs_pointers(self.pretrained, "*.safetensors"):
+                raise ConfigError(problem)
             options = {} if own is not None else {"trust_remote_code": self.trust_remote_code}
             configs = transformers.AutoConfig if own is None else own.config_class
             found: PretrainedConfig = configs.from_pretrained(self.pretrained, **options)
