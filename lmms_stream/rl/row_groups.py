@@ -94,7 +94,8 @@ class RowGroups:
         self._max_open = max(8, min(MAX_OPEN_GROUPS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         with disk_errors(name), arrow_errors(name, "Parquet"), file.open_raw() as stream:
             self._key = file.key
-            if problem := if_lfs_pointer(stream.read(64)):
+            is_short = file.num_bytes < 1024  # as pointers are; of another file in a store nothing is read in vain
+            if is_short and (problem := if_lfs_pointer(stream.read(64))):
                 raise DataError(f"{name} {problem}")
             self.digest = _digest(stream)
             stream.seek(0)
