@@ -19,6 +19,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, DataError
+from .base import or_error
 from .byte_tokens import Span
 
 TODAY = date(2024, 7, 26)  # what templates are told today is: a text must not depend on the day it is made
@@ -27,14 +28,16 @@ TODAY = date(2024, 7, 26)  # what templates are told today is: a text must not d
 class ChatTemplate:
     """Renders conversations. source: the template, as Jinja. variables: what it sees besides, its special tokens.
 
-    Raises ConfigError for what is no template.
+    has_marks: it has {% generation %}. tests_null: it tests whether a content is null. Raises ConfigError for a source
+    that is not a template.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]):
         self._environment = _environment()
         try:
             self._template = self._environment.from_string(source)
-        except TemplateError as error:
+            self.tests_null = tests_null_content(self._environment.parse(source))
+        except (TemplateError, SyntaxError, RecursionError) as error:  # Python refuses what is nested too deep
             raise ConfigError(f"the chat template is not one ({error}): correct the tokenizer's") from error
         self.has_marks = "generation" in {token for _, _, token in self._environment.lex(source)}
         self._variables = {**self._template.globals, **variables}
@@ -42,10 +45,24 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, *, prompt: bool = False
     ) -> tuple[str, list[Span]]:
-        """The text and the marked spans, in the order of the template; prompt: as if the assistant were to go on.
+        """Return the text and the marked spans, in the order of the template. prompt: end with the generation prompt.
 
-        Raises DataError for a conversation that the template refuses.
+        A null content is no text: "", or null where the template tests for it. Raises DataError for a conversation
+        that the template refuses, whatever it raises.
         """
+        filled = without_nulls(messages)
+        if filled is messages or not self.tests_null:
+            return self._render(filled, tools, prompt=prompt)
+        choices = [without_nulls(messages, but_of="assistant"), filled]
+        texts = [or_error(self._render, choice, tools, prompt=prompt) for choice in choices]
+        usable = [text for text in texts if not isinstance(text, DataError)]
+        if not usable:
+            return self._render(filled, tools, prompt=prompt)  # raises
+        return min(usable, key=lambda made: made[0].count("None"))  # the first of equal ones
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, prompt: bool
+    ) -> tuple[str, list[Span]]:
         marks: _Marks = self._environment.lmms_marks  # type: ignore[attr-defined]
         pieces = marks.begin()
         given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
@@ -53,9 +70,12 @@ class ChatTemplate:
             context = self._template.new_context({**self._variables, **given}, shared=True)
             for piece in self._template.root_render_func(context):
                 pieces.append(piece)  # one at a time: marks are told how much text comes before them
-        except (TemplateError, TypeError) as error:  # TypeErrors come of data of unexpected types
+        except MemoryError:
+            raise
+        except Exception as error:  # a template may raise anything: it is the error of this conversation
+            kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
             raise DataError(
-                f"the chat template refuses the conversation ({error}): correct it, or use another template"
+                f"the chat template refuses the conversation ({kind}{error}): correct it, or use another template"
             ) from error
         text, spans = "".join(pieces), marks.spans
         if any(text[start:stop] != marked for (start, stop), marked in zip(spans, marks.texts, strict=True)):
@@ -64,6 +84,41 @@ class ChatTemplate:
                 "in the text: write the text out where it is marked"
             )
         return text, spans
+
+
+def without_nulls(messages: Sequence[Mapping[str, Any]], *, but_of: str | None = None) -> Sequence[Mapping[str, Any]]:
+    """Return messages in which a null content is an empty text, but for the messages of one role.
+
+    >>> without_nulls([{"role": "assistant", "content": None}])
+    [{'role': 'assistant', 'content': ''}]
+    """
+    if not any(_is_null(message) for message in messages):
+        return messages
+    return [
+        {**message, "content": ""} if _is_null(message) and message.get("role") != but_of else message
+        for message in messages
+    ]
+
+
+def _is_null(message: Any) -> bool:
+    return isinstance(message, Mapping) and "content" in message and message["content"] is None
+
+
+def tests_null_content(template: nodes.Template) -> bool:
+    """Return whether a template tests if a content is null: `content is none`, or compares it with none."""
+    tested = [test.node for test in template.find_all(nodes.Test) if test.name == "none"]
+    for compared in template.find_all(nodes.Compare):
+        if any(isinstance(each.expr, nodes.Const) and each.expr.value is None for each in compared.ops):
+            tested.append(compared.expr)
+    return any(_is_content(node) for node in tested)
+
+
+def _is_content(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return isinstance(node, nodes.Name) and node.name == "content"
 
 
 class _Marks(Extension):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from ..errors import ConfigError, DataError
-from .base import Tokens
+from .base import Tokens, or_error
 from .byte_tokens import Span
 from .chat_template import TODAY, ChatTemplate
 from .spans import learnt_of, spans_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 Learn = Literal["all", "last"]  # of what the assistant says in a conversation
+RENDERING_VERSION = 2  # raised when a template is given other values for the same conversation
 Parts = Sequence[dict[str, Any]]  # of a message: its texts and media
 
 
@@ -45,10 +47,10 @@ class Chat:
         for index, message in enumerate(messages):
             if isinstance(message.get("content"), list):
                 message["content"] = content(message["content"])
-            for call in message.get("tool_calls") or ():
-                _read_arguments(call)
             if not message.pop("learn", True):
                 left_out.append(index)
+        for function in _called_functions(messages):
+            _read_arguments(function)
         return Chat(messages, tools, frozenset(left_out))
 
     @property
@@ -87,6 +89,7 @@ class Conversations:
         templates = json.dumps(self.tokenizer.chat_templates, sort_keys=True)
         return {
             "tokenizer": self.tokenizer.digest,
+            "rendering": RENDERING_VERSION,
             "chat_template": digest(templates),
             "special_tokens": dict(self.tokenizer.special_tokens),
             **({"today": TODAY.isoformat()} if "strftime_now" in templates else {}),
@@ -94,7 +97,7 @@ class Conversations:
 
     def text(self, chat: Chat, *, prompt: bool = False) -> str:
         """prompt: as if the assistant were to go on. DataError for a chat that the template refuses."""
-        return self._template_of(chat).render(chat.messages, chat.tools, prompt=prompt)[0]
+        return self._render(chat, prompt=prompt)[0]
 
     def rendered(self, chat: Chat) -> Rendered:
         """DataError besides where what the assistant says cannot be told from the rest."""
@@ -136,18 +139,31 @@ class Conversations:
         templates = self._templates
         return templates["tool_use" if chat.tools and "tool_use" in templates else "default"]
 
-    def _render(self, chat: Chat) -> tuple[str, list[Span]]:
-        return self._template_of(chat).render(chat.messages, chat.tools)
+    def _render(self, chat: Chat, stop: int | None = None, *, prompt: bool = False) -> tuple[str, list[Span]]:
+        """Return the text and the marked spans of the first `stop` messages (default: all).
+
+        The template is given the arguments of tool calls as objects. It is given their JSON texts where it refuses
+        objects, and where it would write an object in Python's form.
+        """
+        template, messages = self._template_of(chat), chat.messages[:stop]
+        called = [call["arguments"] for call in _called_functions(messages) if call.get("arguments")]
+        made = or_error(template.render, messages, chat.tools, prompt=prompt)
+        if called and (isinstance(made, DataError) or any(str(arguments) in made[0] for arguments in called)):
+            by_texts = or_error(template.render, _with_texts(messages), chat.tools, prompt=prompt)
+            made = made if isinstance(by_texts, DataError) else by_texts
+        if isinstance(made, DataError):
+            raise made
+        return made
 
     def _added_spans(self, chat: Chat, text: str) -> dict[int, Span]:
         """Index of each message of the assistant -> what it adds to the text of those before it.
 
         Messages that are not learnt may be missing: those that the template changes when others follow.
         """
-        template, spans = self._template_of(chat), {}
+        spans = {}
         for index in chat.spoken:
-            before, _ = template.render(chat.messages[:index], chat.tools, prompt=True)
-            upto, _ = template.render(chat.messages[: index + 1], chat.tools)
+            before, _ = self._render(chat, index, prompt=True)
+            upto, _ = self._render(chat, index + 1)
             if not (text.startswith(upto) and upto.startswith(before)):
                 if index in chat.left_out:
                     continue
@@ -174,7 +190,7 @@ class Conversations:
         """
         indices: list[int] = []
         for index in chat.spoken:
-            _, upto = self._template_of(chat).render(chat.messages[: index + 1], chat.tools)
+            _, upto = self._render(chat, index + 1)
             if upto != spans[: len(upto)]:
                 break
             indices += [index] * (len(upto) - len(indices))
@@ -208,13 +224,41 @@ def _without(spans: Sequence[Span], left_out: Sequence[Span], encoding: Encoding
     return [(start, stop) for start, stop in spans_of(learnt).tolist()]
 
 
-def _read_arguments(call: Any) -> None:
-    """Arguments of a tool call as an object, where OpenAI's JSON text of one is stored: templates write the JSON."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+class _Arguments(dict[str, Any]):
+    """Arguments of a tool call as an object. text: the JSON text that the row has."""
+
+    def __init__(self, values: Mapping[str, Any], text: str):
+        super().__init__(values)
+        self.text = text
+
+
+def _read_arguments(function: dict[str, Any]) -> None:
+    """Put the object in place of OpenAI's JSON text of a call's arguments, and {} in place of null."""
+    given = function.get("arguments", {})
+    if given is None:
+        function["arguments"] = {}
+    elif isinstance(given, str):
         try:
-            arguments = json.loads(function["arguments"])
+            arguments = json.loads(given)
         except ValueError:
             return  # the template is given the text as it is
         if isinstance(arguments, dict):
-            function["arguments"] = arguments
+            function["arguments"] = _Arguments(arguments, given)
+
+
+def _called_functions(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what has the `name` and `arguments` of each tool call: its `function`, or the call itself."""
+    calls = (call for message in messages for call in message.get("tool_calls") or () if isinstance(call, dict))
+    return [function for call in calls if isinstance(function := call.get("function", call), dict)]
+
+
+def _with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a copy of messages in which the arguments of tool calls are JSON texts."""
+    copied = [dict(message) for message in copy.deepcopy(messages)]
+    for function in _called_functions(copied):
+        arguments = function.get("arguments")
+        if isinstance(arguments, _Arguments):
+            function["arguments"] = arguments.text
+        elif isinstance(arguments, dict):
+            function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return copied

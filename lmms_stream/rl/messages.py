@@ -30,7 +30,10 @@ def messages_of(prompt: str | list[Any], *, system_prompt: str | None) -> Messag
         for message in prompt:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise DataError(f"a message of the prompt has no role ({str(message)[:80]!r}): write role and content")
-        messages = [{name: value for name, value in message.items() if value is not None} for message in prompt]
+        messages = [
+            {name: value for name, value in message.items() if value is not None or name == "content"}
+            for message in prompt
+        ]
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
     return messages
@@ -75,7 +78,9 @@ def with_media(messages: Messages, row: Mapping[str, Any], keys: Mapping[str, st
                 made.append(part if has_medium else take(kind))
         return made
 
-    made = [message | {"content": parts(message.get("content"))} for message in messages]
+    made = [
+        message | {"content": parts(message["content"])} if "content" in message else message for message in messages
+    ]
     for kind, media in waiting.items():
         if taken[kind] != len(media):
             raise DataError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..converters.media.references import SampleMedia
 from ..errors import ConfigError, DataError
-from ..processors.chat_template import ChatTemplate
+from ..processors.chat_template import ChatTemplate, without_nulls
 from ..processors.media.images import decode_image
 from ..processors.media.stored import media_part
 from ..processors.tokenizers import FastTokenizer, load_tokenizer
@@ -129,7 +129,9 @@ class Prompts:
             prompt = with_media(prompt, row, self.multimodal_keys)
         if self.processor is not None and isinstance(prompt, list):
             media = _media_of(prompt, SampleMedia(read.folder(index)), row.get("media"))
-        text = self._rendered(prompt, tools) if self.apply_chat_template and isinstance(prompt, list) else prompt
+        text: Any = prompt
+        if isinstance(prompt, list):
+            text = self._rendered(prompt, tools) if self.apply_chat_template else [*without_nulls(prompt)]
         label = row[self.label_key] if self.label_key is not None else None
         return Sample.of(text, label, metadata, media)
 

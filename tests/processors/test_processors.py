@@ -168,8 +168,8 @@ def test_the_template_sees_the_tools_and_arguments_as_objects(tokenizer: Path) -
 
 def test_a_conversation_that_the_template_refuses_is_named(tokenizer: Path) -> None:
     refusing = "{{ raise_exception('roles must alternate') }}{% generation %}{% endgeneration %}"
-    adding = "{% generation %}{{ messages[0]['content'] + 'x' }}{% endgeneration %}"
-    for template, reason in ((refusing, "roles must alternate"), (adding, "unsupported operand")):
+    adding = "{% generation %}{{ messages[0]['content'] + 1 }}{% endgeneration %}"
+    for template, reason in ((refusing, "roles must alternate"), (adding, "can only concatenate")):
         processor = with_template(tokenizer, template)
         for act in (processor.measure, processor.process):
             with pytest.raises(

@@ -183,3 +183,18 @@ def test_chats_that_the_converter_stored_are_prompts_with_their_media(templated:
     assert sample.metadata == {"tools": TOOLS}
     assert sample.multimodal_inputs is not None
     assert sample.multimodal_inputs["images"][0].getpixel((0, 0)) == (77, 77, 77)
+
+
+@pytest.mark.parametrize(
+    "shows", ["{{ message.content | trim }}", "{{ '' + message.content }}", "{{ message.content }}"]
+)
+def test_a_null_content_of_a_prompt_is_no_text(shows: str, tokenizer: Path, tmp_path: Path) -> None:
+    loaded = AutoTokenizer.from_pretrained(tokenizer)
+    loaded.chat_template = "{% for message in messages %}<|{{ message.role }}|>" + shows + "{% endfor %}"
+    call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
+    answer: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call]}
+    prompt: list[dict[str, Any]] = [*MESSAGES[:1], answer]
+    path = write_lines(tmp_path / "rows.jsonl", [{"text": prompt, "images": []}])
+    assert only(path, loaded, apply_chat_template=True).prompt == "<|user|>2 + 2?<|assistant|>"
+    assert only(path).prompt == [prompt[0], answer | {"content": ""}]
+    assert only(path, **IMAGES).prompt[1] == answer | {"content": ""}

@@ -32,7 +32,7 @@ from ..run.distributed import cpu_group
 from .rows import RowReader, RowSettings
 from .tokenizer import assistant_template, fast_tokenizer, tokenizer_of
 
-_VERSION = 1  # raised when rows become other tokens
+_VERSION = 2  # raised when rows become other tokens
 _DONE = "_lmms/dataset.json"  # what a dataset has when it is whole
 WAIT_S = 7200.0  # of ranks, for the one that converts
 logger = logging.getLogger("lmms_stream")

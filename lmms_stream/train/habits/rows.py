@@ -1,7 +1,8 @@
-"""Rows of a datasets.Dataset -> input_ids and labels, the very ones that TRL's SFTTrainer makes (1.16).
+"""Rows of a datasets.Dataset -> input_ids and labels, the ones that TRL's SFTTrainer makes (1.16).
 
-A row is a conversation (`messages`, or `conversations` of from and value), a `prompt` and `completion` (texts or
-messages), a text, or tokens (`input_ids`, with `labels`, `completion_mask` or `assistant_masks`).
+Only a null content differs: it is no text here, where a template may write None. A row is a conversation (`messages`,
+or `conversations` of from and value), a `prompt` and `completion` (texts or messages), a text, or tokens (`input_ids`,
+with `labels`, `completion_mask` or `assistant_masks`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
-
-from jinja2 import TemplateError
 
 from ...errors import ConfigError, DataError, LmmsStreamError
 from ...processors.base import IGNORED_LABEL
+from ...processors.chat_template import ChatTemplate, without_nulls
 from .tokenizer import tokenizer_of
 
 Kind = Literal["tokens", "text", "messages", "prompt", "prompt messages"]
@@ -79,7 +80,9 @@ class RowReader:
                 input_ids, labels = self.tokens(dict(zip(names, values, strict=True)))
             except LmmsStreamError as error:
                 raise type(error)(f"row {number}: {error}") from error
-            except (KeyError, TypeError, ValueError, AttributeError, TemplateError) as error:
+            except MemoryError:
+                raise
+            except Exception as error:  # a chat template may raise anything: it is the error of this row
                 said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
                 raise DataError(
                     f"row {number} is not read as {self.kind} ({said}): correct or remove it, or name its columns"
@@ -189,6 +192,12 @@ class RowReader:
         tools = json.loads(tools) if isinstance(tools, str) else tools
         return {"chat_template": self._template, "tools": tools, **(row.get("chat_template_kwargs") or {})}
 
+    @cached_property
+    def _tests_null(self) -> bool:
+        """Whether the template tests if a content is null, so that it is given null."""
+        source = self._template or self._processing_class.chat_template or ""
+        return ChatTemplate(source if isinstance(source, str) else source.get("default", ""), {}).tests_null
+
     def _of_assistant(self) -> dict[str, Any]:
         return {"return_assistant_tokens_mask": True} if self._settings.assistant_only else {}
 
@@ -198,7 +207,8 @@ class RowReader:
         if isinstance(given, str):
             made = processing_class(text=given)
         else:
-            messages = [_in_parts(message) for message in given] if is_processor else given
+            filled = without_nulls(given, but_of="assistant" if self._tests_null else None)
+            messages = [_in_parts(message) for message in filled] if is_processor else filled
             made = processing_class.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
         found = {name: values[0] for name, values in made.items()} if is_processor else dict(made)
         if "assistant_masks" in found and 1 not in found["assistant_masks"]:

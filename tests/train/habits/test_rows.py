@@ -96,6 +96,17 @@ def test_a_template_without_marks_is_replaced_by_the_one_that_trl_has_for_it_or_
         resolve_rows(rows.chats(), tok, model_folder, tmp_path, assistant_only_loss=True)
 
 
+@pytest.mark.parametrize("content", ["{{ m.content | trim }}", "{{ '' if m.content is none else m.content }}"])
+def test_a_null_content_is_no_text(
+    content: str, tok: PreTrainedTokenizerFast, model_folder: Path, tmp_path: Path
+) -> None:
+    tok.chat_template = "{% for m in messages %}<|{{ m.role }}|>" + content + "{{ m.tool_calls | tojson }}{% endfor %}"
+    chat = [{"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}]
+    ours = resolve_rows(Dataset.from_list([{"messages": chat}]), tok, model_folder, tmp_path)
+    ((ids, _),) = rows.tokens_of(ours.train_dataset)  # type: ignore[arg-type]
+    assert tok.decode(ids) == '<|assistant|>[{"name": "add"}]'
+
+
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "unknown columns": (
         lambda: Dataset.from_list([{"body": "x"}]), {}, r"columns body, of which none makes a sample.*formatting_func",
@@ -112,6 +123,10 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         lambda: Dataset.from_list([{"messages": [rows.reply(1)]}, {"messages": None}]), {},
         "row 1 is not read as messages .*: correct or remove it",
     ),
+    "a chat at which the template fails": (
+        lambda: Dataset.from_list([{"messages": [rows.reply(1)]}, {"messages": [{"role": "x" * 10, "content": "x"}]}]),
+        {"chat_template_path": "failing"}, "row 1 is not read as messages .ZeroDivisionError: division by zero",
+    ),
     "nothing learnt": (
         lambda: rows.tokens(labels=lambda ids: [-100] * len(ids)), {}, "no token of train_dataset, read as tokens",
     ),
@@ -123,6 +138,12 @@ def test_rows_that_make_no_sample_are_refused_by_name(
     name: str, tok: PreTrainedTokenizerFast, model_folder: Path, tmp_path: Path
 ) -> None:
     make, options, message = REFUSED[name]
+    if "chat_template_path" in options:
+        options = {"chat_template_path": str(tmp_path / "failing.jinja")}
+        template = (
+            "{% for message in messages %}{{ message.content }}{{ 1 / (10 - message.role | length) }}{% endfor %}"
+        )
+        (tmp_path / "failing.jinja").write_text(template)
     with pytest.raises(LmmsStreamError, match=message) as caught:
         resolve_rows(make(), tok, model_folder, tmp_path, **options)
     assert isinstance(caught.value, ConfigError | DataError)

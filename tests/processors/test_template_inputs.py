@@ -1,0 +1,120 @@
+"""What chat templates are given of a conversation: null contents, arguments of tool calls; what they may raise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.multimodal import MultimodalProcessor
+
+from .test_chat_template import learnt, stored, with_template
+from .tiny_vlm import save_processor
+
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+WRITTEN = '{"name": "w", "arguments": {"city": "Oslo"}}<|end|>'
+
+
+def showing(message: str) -> str:
+    """A template that shows each message `m` by a piece of a template."""
+    end = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    return "{% for m in messages %}<|{{ m.role }}|>" + message + "<|end|>" + end
+
+
+def called(arguments: Any, **more: Any) -> list[dict[str, Any]]:
+    """A question and a call of w. more: what else the call's message has."""
+    call = {"type": "function", "function": {"name": "w", "arguments": arguments}}
+    return [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [call], **more}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{{ m.content }}",
+        "{{ m['content'] | trim }}",
+        "{{ '' + m.content }}",
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p }}{% endfor %}{% endif %}",
+        "{% if m.content is not none %}{{ m.content }}{% endif %}",
+        "{% if m.role == 'user' and m.content != none %}{{ m.content }}{% else %}{{ m.content | trim }}{% endif %}",
+        "{% if m.role == 'user' and m.content is not none %}{{ m.content }}{% else %}{{ '' + m.content }}{% endif %}",
+    ],
+)
+def test_a_null_content_is_no_text_whatever_the_template_does_with_it(tokenizer: Path, content: str) -> None:
+    processor = ChatProcessor(with_template(tokenizer, showing(content + CALLS)))
+    assert learnt(processor, stored(called({"city": "Oslo"}))) == WRITTEN
+    null_question = [{"role": "user", "content": None}, {"role": "assistant", "content": "x"}]
+    assert "None" not in processor.tokenizer.decode(processor.process(stored(null_question))["input_ids"])
+
+
+def test_a_template_that_tests_for_a_null_content_is_given_it(tokenizer: Path) -> None:
+    """DeepSeek-V3's shows tool calls only where the content is none."""
+    shows = "{% if m.content is none %}" + CALLS + "{% else %}{{ m.content }}{% endif %}"
+    processor = ChatProcessor(with_template(tokenizer, showing(shows)))
+    assert learnt(processor, stored(called({"city": "Oslo"}))) == WRITTEN
+
+
+def test_a_null_content_is_no_text_in_processors_of_media(tmp_path: Path) -> None:
+    save_processor(tmp_path)
+    processor = MultimodalProcessor.from_pretrained(str(tmp_path))
+    null, empty = (stored(called({}, content=content)) | {"media": b""} for content in (None, ""))
+    assert processor.process(null)["input_ids"].tolist() == processor.process(empty)["input_ids"].tolist()
+
+
+JOINS = "{% for c in m.tool_calls or [] %}{{ '```json\n' + c.function.arguments + '\n```' }}{% else %}{{ m.content }}"
+WRITES = "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}"
+
+
+@pytest.mark.parametrize(("shows", "before", "after"), [(JOINS, "```json\n", "\n```"), (WRITES, "", "")])
+@pytest.mark.parametrize("given", ['{"city":  "Oslo"}', {"city": "Ås"}])
+def test_arguments_are_texts_where_a_template_joins_or_writes_them(
+    tokenizer: Path, shows: str, before: str, after: str, given: Any
+) -> None:
+    processor = ChatProcessor(with_template(tokenizer, showing(shows + "{% endfor %}")))
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    assert learnt(processor, stored(called(given))) == f"{before}{text}{after}<|end|>"
+
+
+@pytest.mark.parametrize("given", [{"city": "Oslo"}, '{"city": "Oslo"}'])
+def test_arguments_are_objects_where_a_template_writes_json(tokenizer: Path, given: Any) -> None:
+    processor = ChatProcessor(with_template(tokenizer, showing("{{ m.content }}" + CALLS)))
+    chat = called(given)
+    assert learnt(processor, stored(chat)) == WRITTEN
+    flat = [chat[0], {**chat[1], "tool_calls": [chat[1]["tool_calls"][0]["function"]]}]
+    shows = "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}"
+    assert learnt(ChatProcessor(with_template(tokenizer, showing(shows))), stored(flat)) == WRITTEN
+
+
+def test_null_arguments_are_no_arguments(tokenizer: Path) -> None:
+    processor = ChatProcessor(with_template(tokenizer, showing("{{ m.content }}" + CALLS)))
+    assert learnt(processor, stored(called(None))) == '{"name": "w", "arguments": {}}<|end|>'
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("{{ 1 / (m.content | length - 1) }}", "ZeroDivisionError: division by zero"),
+        ("{{ m.content.index('z') }}", "ValueError: substring not found"),
+        ("{{ m.content[0][5] + 'x' }}", "has no element 5"),
+        ("{{ [].pop() }}", "is unsafe"),
+        ("{{ m.content.encode().decode('ascii') }}", "UnicodeDecodeError: "),
+        ("{{ '%d' % m.content }}", "TypeError: %d format"),
+        ("{{ raise_exception('roles must alternate') }}", r"conversation \(roles must alternate\)"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError: "),
+        ("{{ dict(a=1).popitem('x') }}", r"\w+"),
+    ],
+)
+def test_whatever_a_template_raises_is_the_error_of_the_row(tokenizer: Path, fault: str, said: str) -> None:
+    processor = ChatProcessor(with_template(tokenizer, showing(fault + "{{ m.content }}")))
+    with pytest.raises(DataError, match=r"the chat template refuses the conversation \(") as raised:
+        processor.process(stored([{"role": "assistant", "content": "é"}]))
+    assert raised.match(said)
+    (measured,) = processor.measure_all([stored([{"role": "assistant", "content": "é"}])])
+    assert isinstance(measured, DataError)
+
+
+def test_a_template_that_is_nested_too_deep_is_refused(tokenizer: Path) -> None:
+    with pytest.raises(ConfigError, match="the chat template is not one"):
+        ChatProcessor(with_template(tokenizer, "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"))
