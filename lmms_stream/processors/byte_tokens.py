@@ -61,25 +61,43 @@ class ByteTokens:
         return ByteTokens(num_bytes, frozenset(contents), normalizer == "NFC")
 
     def spans(self, text: str, ids: NDArray[np.int32], spans: Sequence[Span]) -> list[Span] | None:
-        """Spans of characters, none empty, as spans of the tokens that their first and last characters are in.
+        """Spans of characters, none empty, as spans of the tokens that have bytes of these characters.
 
-        None where that cannot be told: for a text that the tokenizer changes, and for a span that begins or ends in
-        white space, which tokenizers may count as outside the token it is in.
+        The tokens of one character are all in a span or all outside. None for a text that the tokenizer changes.
         """
         is_ascii = text.isascii()
         if self.composed and not is_ascii and not unicodedata.is_normalized("NFC", text):
             return None
+        data = b"" if is_ascii else text.encode()
         stops = self.num_bytes.take(ids).cumsum()
-        offsets = [offset for start, stop in spans for offset in (start, stop - 1)]
-        at = offsets if is_ascii else [len(text[:offset].encode()) for offset in offsets]
-        if not len(ids) or stops[-1] != (len(text) if is_ascii else len(text.encode())):
+        if not len(ids) or stops[-1] != len(data or text):
             return None
-        tokens: list[int] = stops.searchsorted(at, "right").tolist()
-        for offset, token in zip(offsets, tokens, strict=True):
-            char = text[offset]
-            if char.isspace() and (char == " " or int(ids[token]) in self.added):
-                return None
-        return [(first, last + 1) for first, last in zip(tokens[::2], tokens[1::2], strict=True)]
+        if is_ascii:
+            bounds = [(start, stop) for start, stop in spans]
+        else:
+            bounds = [(len(text[:start].encode()), len(text[:stop].encode())) for start, stop in spans]
+        firsts = stops.searchsorted([start for start, _ in bounds], "right").tolist()
+        lasts = stops.searchsorted([stop - 1 for _, stop in bounds], "right").tolist()
+        if is_ascii:
+            return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
+        return [_of_whole_characters(data, stops, first, last) for first, last in zip(firsts, lasts, strict=True)]
+
+
+def _of_whole_characters(data: bytes, stops: NDArray[np.int64], first: int, last: int) -> Span:
+    """The tokens from first to last, and those next to them that have bytes of the same characters.
+
+    stops: the end of each token in the UTF-8 data.
+    """
+    while first and _is_inside_character(data, int(stops[first - 1])):
+        first -= 1
+    while _is_inside_character(data, int(stops[last])):
+        last += 1
+    return first, last + 1
+
+
+def _is_inside_character(data: bytes, offset: int) -> bool:
+    """Whether an offset of UTF-8 data is behind the first byte of a character and before its end."""
+    return offset < len(data) and data[offset] & 0xC0 == 0x80
 
 
 def _only_cuts(pre_tokenizer: Mapping[str, Any] | None) -> bool:

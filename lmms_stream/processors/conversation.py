@@ -7,9 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
-
-import numpy as np
+from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import ConfigError, DataError
 from .base import Tokens, or_error
@@ -18,9 +16,6 @@ from .chat_template import TODAY, ChatTemplate
 from .spans import learnt_of, spans_of
 from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, digest
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
 
 Learn = Literal["all", "last"]  # of what the assistant says in a conversation
 RENDERING_VERSION = 2  # raised when a template is given other values for the same conversation
@@ -110,18 +105,18 @@ class Conversations:
             added = self._added_spans(chat, text)
             spans = list(added.values())
             left_out = [span for index, span in added.items() if index in chat.left_out]
-        return Rendered((text, [span for span in spans if span[0] < span[1]]), left_out)
+        return Rendered((text, _not_empty(spans)), _not_empty(left_out))
 
     def tokenized(self, rendered: Sequence[Rendered]) -> list[Tokens]:
-        """The tokens of texts, and which of them are learnt."""
-        tokens = self.tokenizer.ids_and_spans([each.marked for each in rendered])
+        """The tokens of texts, and which of them are trained on: those that have bytes of what is marked, and none of
+        what is left out.
+        """
+        marked = [(each.marked[0], [*each.marked[1], *each.left_out]) for each in rendered]
         made = []
-        for each, (ids, spans) in zip(rendered, tokens, strict=True):
-            joined = _joined(spans)
-            if each.left_out:
-                encoding = self.tokenizer.encode(each.marked[0], add_special_tokens=False)
-                joined = _without(joined, each.left_out, encoding)
-            made.append((ids, joined))
+        for each, (ids, spans) in zip(rendered, self.tokenizer.ids_and_spans(marked), strict=True):
+            num_marked = len(each.marked[1])
+            joined = _joined(spans[:num_marked])
+            made.append((ids, _without(joined, spans[num_marked:], len(ids)) if each.left_out else joined))
         return made
 
     @cached_property
@@ -202,6 +197,10 @@ class Conversations:
         return indices
 
 
+def _not_empty(spans: Sequence[Span]) -> list[Span]:
+    return [span for span in spans if span[0] < span[1]]
+
+
 def _joined(spans: Sequence[Span]) -> list[Span]:
     """Ascending spans that do not touch each other."""
     joined: list[Span] = []
@@ -215,12 +214,9 @@ def _joined(spans: Sequence[Span]) -> list[Span]:
     return joined
 
 
-def _without(spans: Sequence[Span], left_out: Sequence[Span], encoding: Encoding) -> list[Span]:
-    """Spans of tokens without the tokens that have a character of those left out."""
-    learnt = learnt_of(spans, len(encoding))
-    first, last = np.array(encoding.offsets).reshape(-1, 2).T  # of each token, its first character and the one after it
-    for start, stop in left_out:
-        learnt &= (last <= start) | (first >= stop)
+def _without(spans: Sequence[Span], left_out: Sequence[Span], num_tokens: int) -> list[Span]:
+    """Spans of tokens without the tokens that are left out."""
+    learnt = learnt_of(spans, num_tokens) & ~learnt_of(left_out, num_tokens)
     return [(start, stop) for start, stop in spans_of(learnt).tolist()]
 
 

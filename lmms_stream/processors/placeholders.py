@@ -91,13 +91,17 @@ def moved(rendered: Rendered, filled: Filled) -> Rendered:
     if not filled.edits:
         return Rendered((filled.text, spans), left_out)
     edits = filled.edits
-    new_spans, new_left_out = ([_moved_span(span, edits) for span in each] for each in (spans, left_out))
+    new_spans, new_left_out = (_not_empty([_moved_span(span, edits) for span in each]) for each in (spans, left_out))
     written = [
         (edit.new_start, edit.new_stop)
         for edit in edits
         if any(start < edit.stop and edit.start < stop for start, stop in spans)
     ]
     return Rendered((filled.text, new_spans), [*new_left_out, *written])
+
+
+def _not_empty(spans: Sequence[Span]) -> list[Span]:
+    return [span for span in spans if span[0] < span[1]]
 
 
 def _moved_span(span: Span, edits: Sequence[Edit]) -> Span:

@@ -88,9 +88,10 @@ class FastTokenizer:
         return encodings
 
     def ids_and_spans(self, marked: Sequence[tuple[str, Sequence[Span]]]) -> list[Tokens]:
-        """The tokens of texts, without special ones around them, and which of them spans of characters became.
+        """The tokens of texts, without special ones around them, and the tokens that have bytes of spans of characters.
 
-        Characters that became no token are passed over; of a span that became none there is (0, 0).
+        The tokens of one character are all in a span or all outside. Characters that became no token are passed over;
+        a span that became none is (0, 0).
         """
         if self._byte_tokens is None:
             return [self._encoded(text, spans) for text, spans in marked]
@@ -103,7 +104,7 @@ class FastTokenizer:
 
     def _encoded(self, text: str, spans: Sequence[Span]) -> Tokens:
         encoding = self.encode(text, add_special_tokens=False)
-        return _ids_of(encoding), [_tokens_of(encoding, span) for span in spans]
+        return _ids_of(encoding), [_tokens_of(encoding, text, span) for span in spans]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones among them."""
@@ -136,7 +137,8 @@ class FastTokenizer:
     def _tokenizer(self) -> Tokenizer:
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_str(self.model)
+        # A token keeps the white space that is part of it. JSON escapes quotes within texts, so this is the setting.
+        tokenizer = Tokenizer.from_str(self.model.replace('"trim_offsets": true', '"trim_offsets": false'))
         tokenizer.encode_special_tokens = self.splits_special
         return tokenizer
 
@@ -181,14 +183,48 @@ def _ids_of(encoding: Encoding) -> NDArray[np.int32]:
     return np.fromiter(encoding.ids, np.int32, len(encoding))
 
 
-def _tokens_of(encoding: Encoding, span: Span) -> Span:
+def _tokens_of(encoding: Encoding, text: str, span: Span) -> Span:
     start, stop = span
     first = last = None
     while start < stop and (first := encoding.char_to_token(start)) is None:
         start += 1
     while start < stop and (last := encoding.char_to_token(stop - 1)) is None:
         stop -= 1
-    return (0, 0) if first is None or last is None else (first, last + 1)
+    if first is None or last is None:
+        return 0, 0
+    while _chars_of(encoding, text, first)[1] <= start:
+        first += 1
+    while _chars_of(encoding, text, last)[1] < stop:
+        last += 1
+    while first and _share_a_character(encoding, text, first - 1):
+        first -= 1
+    while last + 1 < len(encoding) and _share_a_character(encoding, text, last):
+        last += 1
+    return first, last + 1
+
+
+def _share_a_character(encoding: Encoding, text: str, token: int) -> bool:
+    """Whether a token has bytes of a character of which the next token has bytes too."""
+    return _chars_of(encoding, text, token)[1] > _chars_of(encoding, text, token + 1)[0]
+
+
+def _chars_of(encoding: Encoding, text: str, token: int) -> Span:
+    """The characters of which a token has bytes.
+
+    Unigram cuts unknown characters next to each other into a token a byte, and says of each that it has all of them.
+    """
+    chars, begin, stop = encoding.token_to_chars(token) or (len(text), len(text)), token, token + 1
+    if chars[1] - chars[0] < 2:
+        return chars
+    while begin and encoding.token_to_chars(begin - 1) == chars:
+        begin -= 1
+    while stop < len(encoding) and encoding.token_to_chars(stop) == chars:
+        stop += 1
+    data = text[slice(*chars)].encode()
+    if stop - begin != len(data):
+        return chars
+    char = chars[0] + sum(byte & 0xC0 != 0x80 for byte in data[: token - begin + 1]) - 1
+    return char, char + 1
 
 
 def _load(path: str) -> PreTrainedTokenizerFast:
