@@ -45,6 +45,7 @@ from .tensors import (
     needed_files,
     read_metadata,
     read_tensors,
+    room_for,
     saved_part,
     set_tensors,
     tensors_of,
@@ -216,7 +217,7 @@ class Checkpointer:
         """
         target, steps = self._choose(choice)
         damaged: DamagedError | None = None
-        values = tensors_of(model, optimizer, self._average) if steps else {}
+        values = room_for(model, optimizer, self._average) if steps else {}
         for step in reversed(steps):
             try:
                 checkpoint = self._on_rank_0(partial(read_checkpoint, target.storage, step))

@@ -45,9 +45,9 @@ def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average
     """The tensors of this rank as they are now, not copies, by the names that parameters have in `model`.
 
     Of a model with an adapter, those of the adapter. Settings (learning rate, betas, decay) are left out: they come
-    from the config.
+    from the config. Nothing is changed: torch would take a step of an optimizer that has no state yet.
     """
-    state = get_optimizer_state_dict(model, optimizer)["state"]
+    state = get_optimizer_state_dict(model, optimizer)["state"] if optimizer.state else {}
     of_model, adapter = get_model_state_dict(model), adapter_of(model)
     if adapter is not None:
         of_model = {name: tensor for name, tensor in of_model.items() if name in adapter.tensors}
@@ -55,22 +55,38 @@ def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average
     return {"model": of_model, "optimizer": state, **averaged}
 
 
+def room_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Average | None = None) -> Tensors:
+    """Return tensors to read a checkpoint into, with a state of each parameter that is trained; see tensors_of.
+
+    An optimizer without state takes a step for that; set_tensors then replaces its state and the parameters.
+    """
+    get_optimizer_state_dict(model, optimizer)
+    return tensors_of(model, optimizer, average)
+
+
 def set_tensors(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: Tensors, average: Average | None = None
 ) -> None:
     """Take what was read into `values`. An average that was not saved begins as the weights are."""
-    settings: Any = get_optimizer_state_dict(model, optimizer)["param_groups"]
     set_model_state_dict(model, values["model"], options=StateDictOptions(strict=adapter_of(model) is None))
+    if values["optimizer"]:
+        _set_optimizer(model, optimizer, values["optimizer"])
+    else:  # there was no update before the checkpoint, or the optimizer keeps no state
+        optimizer.state.clear()
+    if average is not None:
+        average.begin(average.tensors.keys() - values["average"].keys())
+
+
+def _set_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    settings: Any = get_optimizer_state_dict(model, optimizer)["param_groups"]
     # A parameter that never had a gradient has no state: it gets one at its first update, as in a run that goes on.
-    has_all = {name for group in settings for name in group["params"]} <= values["optimizer"].keys()
+    has_all = {name for group in settings for name in group["params"]} <= state.keys()
     set_optimizer_state_dict(
         model,
         optimizer,
-        {"state": values["optimizer"], "param_groups": settings},
+        {"state": dict(state), "param_groups": settings},
         options=StateDictOptions(strict=has_all),
     )
-    if average is not None:
-        average.begin(average.tensors.keys() - values["average"].keys())
 
 
 def saved_part(folder: Path, values: Tensors) -> Tensors:
