@@ -44,16 +44,19 @@ class Rule:
     """What happens to the requests that it matches, instead of the plain answer.
 
     path: a regular expression that is searched in the decoded path. times: of each path, the first so many
-    requests; None: all. Faults that change a body's bytes also take the server's checksum headers away.
+    requests; None: all. for_s: seconds since the rules were set in which the rule holds; None: it always holds. Faults
+    that change a body's bytes also take the server's checksum headers away.
     """
 
     path: str = ""
     method: str = "GET"
     times: int | None = None
+    for_s: float | None = None
     delay_s: float = 0.0  # before anything else
     hang: bool = False  # no answer, until the client or the proxy goes away
     reset: bool = False  # the connection is reset instead of an answer
     status: int | None = None  # an S3 error of this status instead of the answer
+    code: str | None = None  # of that error, if not the usual one of the status
     reset_after: int | None = None  # bytes of the body before the connection is reset
     cut_after: int | None = None  # bytes of the body before a normal close, short of Content-Length
     shorten_to: int | None = None  # bytes that are left of the body, and Content-Length agrees
@@ -155,7 +158,7 @@ class _State:
 
     def set_rules(self, rules: list[Rule]) -> None:
         with self.lock:
-            self.rules = rules
+            self.rules, self.set_at_s = rules, time.monotonic()
             self.followed: Counter[tuple[int, str]] = Counter()
             self.requests: Counter[tuple[str, str]] = Counter()
             self.body_bytes: Counter[tuple[str, str]] = Counter()
@@ -165,7 +168,8 @@ class _State:
         with self.lock:
             self.requests[method, path] += 1
             for number, rule in enumerate(self.rules):
-                if rule.method == method and re.search(rule.path, path):
+                is_over = rule.for_s is not None and time.monotonic() > self.set_at_s + rule.for_s
+                if rule.method == method and re.search(rule.path, path) and not is_over:
                     self.followed[number, path] += 1
                     if rule.times is None or self.followed[number, path] <= rule.times:
                         return rule
@@ -231,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif rule.status is not None:
             for _ in self._request_body():
                 pass
-            self._send_error(rule.status)
+            self._send_error(rule.status, code=rule.code)
         else:
             self._relay(rule)
         return None
@@ -321,8 +325,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(part)
             self.server.state.count_bytes(self.body_bytes, self.command, self.path_only, len(part))
 
-    def _send_error(self, status: int, message: str = "as the test wants it") -> None:
-        code = S3_CODES.get(status, "Error")
+    def _send_error(self, status: int, message: str = "as the test wants it", *, code: str | None = None) -> None:
+        code = code or S3_CODES.get(status, "Error")
         body = (
             '<?xml version="1.0" encoding="UTF-8"?>\n'
             f"<Error><Code>{code}</Code><Message>{message}</Message><RequestId>proxy</RequestId></Error>"

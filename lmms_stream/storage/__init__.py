@@ -2,6 +2,7 @@
 
 storage         a URL -> a store: local (folders), s3 (through boto3), gcs and azure (through the clouds' own
                 libraries), clouds (others, through MosaicML's code); clients: one for each process
+failures        kinds of failed requests, the same for every store
 retry           requests that are tried again, and bounded in time
 disk_errors     what a disk refuses, said with the remedy
 sizes           sizes in bytes as people write them

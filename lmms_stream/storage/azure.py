@@ -22,6 +22,7 @@ from ..errors import ObjectChangedError, ObjectMissingError, StorageError
 from ..types import StoredObject
 from .clients import MAX_CONNECTIONS, ProcessClients, Watched
 from .disk_errors import disk_error
+from .failures import first_line, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
 
 T = TypeVar("T")
@@ -149,7 +150,7 @@ class AzureStorage:
         )
 
     def _explain(self, error: Exception, where: str) -> StorageError | None:
-        """The error to raise at once, or None when another attempt may help (a reset, a short body, a 5xx)."""
+        """The error to raise at once, or None where another attempt may help (a reset, a short body)."""
         if isinstance(error, ImportError):
             return StorageError(f"{where}: {error}: pip install azure-storage-blob azure-identity")
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
@@ -158,15 +159,15 @@ class AzureStorage:
         if isinstance(error, ClientAuthenticationError) and error.status_code is None:  # before any answer
             if os.environ.get(_KEY):
                 return StorageError(
-                    f"{where}: {_KEY} is not the key of a storage account ({_reason(error)}): correct it"
+                    f"{where}: {_KEY} is not the key of a storage account ({first_line(error)}): correct it"
                 )
-            return StorageError(f"{where}: no Azure credentials were found ({_reason(error)}): set {_KEY}")
+            return StorageError(f"{where}: no Azure credentials were found ({first_line(error)}): set {_KEY}")
         if isinstance(error, HttpResponseError):
             return self._explain_answer(error, where)
-        if isinstance(error, (AzureError, RequestException, ConnectionError, TimeoutError)):
+        if isinstance(error, (AzureError, RequestException)):
             return None
         if isinstance(error, OSError):
-            return disk_error(where, error)
+            return None if is_out_of_reach(error) else disk_error(where, error)
         return None
 
     def _explain_answer(self, error: Any, where: str) -> StorageError | None:
@@ -177,14 +178,23 @@ class AzureStorage:
             return ObjectMissingError(f"{where} does not exist: check the URL")
         if status in (412, 416):  # another tag, or shorter than the range begins
             return ObjectChangedError(where)
+        if status in (401, 403) and "date header too old" in str(error):
+            return StorageError(
+                f"{where}: the clock of this machine is wrong by many minutes ({first_line(error)}): set it "
+                "(timedatectl set-ntp true), and start again"
+            )
+        if status in (401, 403) and ("Expired" in code or "expired" in str(error)):
+            return StorageError(
+                f"{where}: the credentials have expired ({first_line(error)}): renew them (az login), and start again"
+            )
         if status in (401, 403):
             return StorageError(
-                f"{where}: the credentials are refused ({_reason(error)}): check AZURE_ACCOUNT_NAME, {_KEY} and the "
+                f"{where}: the credentials are refused ({first_line(error)}): check AZURE_ACCOUNT_NAME, {_KEY} and the "
                 "roles of the account"
             )
-        if status is None or status >= 500 or status in (408, 429):
+        if status is None:
             return None
-        return StorageError(f"{where}: {_reason(error)}")
+        return StorageError(f"{where}: {first_line(error)}: check the URL and the settings of the account")
 
 
 def _credential(account: str) -> Any:
@@ -201,7 +211,3 @@ def _pieces(answer: Any, proceed: Proceed) -> list[bytes]:
         proceed()
         pieces.append(piece)
     return pieces
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -10,14 +10,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from socket import gaierror
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import ObjectMissingError, StorageError
 from ..types import StoredObject
 from .disk_errors import disk_error
+from .failures import answer_of, causes, first_line, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
 
+SCHEMES = ("azure-dl", "oci", "hf", "sftp", "dbfs", "alipan")
 _HUB_TIMEOUT_S = 60.0  # for an answer without a body
 
 
@@ -151,16 +154,50 @@ _FACTS: dict[str, Callable[[Any, str], _Facts]] = {  # each finds the object as 
 
 
 def _explain(error: Exception, where: str) -> StorageError | None:
-    """The error to raise at once, or None when another attempt may help."""
-    if isinstance(error, FileNotFoundError):
+    """The error to raise at once, or None where another attempt may help."""
+    status, _ = answer_of(error)
+    if isinstance(error, FileNotFoundError) or status == 404:
         return ObjectMissingError(f"{where} does not exist: check the URL")
+    if status in (401, 403):
+        return StorageError(f"{where}: the credentials are refused ({first_line(error)}): check or renew them")
     if isinstance(error, NotImplementedError):
         return StorageError(f"{where}: {error}: name the objects one by one, or list them in a YAML file")
     if isinstance(error, ImportError):
         return StorageError(f"{where}: {error}: install what MosaicML Streaming needs for this kind of store")
-    if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError)):
+    if _is_of_settings(error):
+        return StorageError(f"{where}: {first_line(error)}: {_SET_UP.get(urlsplit(where).scheme, _SET_UP_ANY)}")
+    is_of_disk = isinstance(error, OSError) and error.errno is not None and not isinstance(error, gaierror)
+    if isinstance(error, OSError) and is_of_disk and not is_out_of_reach(error):
         return disk_error(where, error)
     return None
+
+
+_SET_UP_ANY = "correct the URL, or set up the credentials of this kind of store"
+_SET_UP = {
+    "oci": "write ~/.oci/config (oci setup config)",
+    "sftp": "check user and password in the URL (sftp://USER@HOST/PATH), COMPOSER_SFTP_KEY_FILE and ~/.ssh/known_hosts",
+    "azure-dl": "set AZURE_ACCOUNT_ACCESS_KEY, or log in (az login)",
+    "hf": "write hf://datasets/ORGANIZATION/NAME/PATH",
+}
+# Classes of errors of the stores' libraries, which need not be installed.
+_OF_SETTINGS = {
+    "oci.exceptions": (
+        "ConfigFileNotFound", "InvalidConfig", "ProfileNotFound", "InvalidKeyFilePath", "InvalidPrivateKey",
+        "MissingPrivateKeyPassphrase",
+    ),
+    "paramiko.ssh_exception": ("AuthenticationException", "BadHostKeyException", "PasswordRequiredException"),
+    "azure.core.exceptions": ("ClientAuthenticationError",),
+}  # fmt: skip
+
+
+def _is_of_settings(error: Exception) -> bool:
+    """Whether an error is one of the URL, of missing settings or of credentials, which no further attempt mends."""
+    if type(error) in (ValueError, AssertionError):  # of MosaicML's code
+        return True
+    if "known_hosts" in str(error) or "No authentication methods" in str(error):  # of paramiko, in its SSHException
+        return True
+    classes = [(each.__module__, each.__name__) for each in type(error).__mro__]
+    return any(name in _OF_SETTINGS.get(module, ()) for module, name in classes)
 
 
 def _explain_hub(error: Exception, where: str) -> StorageError | None:
@@ -169,6 +206,8 @@ def _explain_hub(error: Exception, where: str) -> StorageError | None:
         from huggingface_hub import errors
     except ImportError:
         return _explain(error, where)
+    if any(isinstance(each, errors.OfflineModeIsEnabled) for each in causes(error)):
+        return StorageError(f"{where}: HF_HUB_OFFLINE is set, so the hub is not asked: unset it")
     if isinstance(error, errors.LocalEntryNotFoundError):
         return None
     if isinstance(error, errors.EntryNotFoundError):
@@ -179,6 +218,6 @@ def _explain_hub(error: Exception, where: str) -> StorageError | None:
             "(hf://datasets/ORGANIZATION/NAME/…), or set HF_TOKEN"
         )
     if isinstance(error, errors.HfHubHTTPError):
-        status = error.response.status_code if error.response is not None else 500
-        return None if status >= 500 or status == 429 else StorageError(f"{where}: {error}: check the URL and HF_TOKEN")
+        has_answer = answer_of(error)[0] is not None
+        return StorageError(f"{where}: {error}: check the URL and HF_TOKEN") if has_answer else None
     return _explain(error, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from .retry import Retry
+from .retry import DEFAULT_RETRY, Retry
 from .sizes import parse_bytes
 
 
@@ -13,8 +13,9 @@ from .sizes import parse_bytes
 class FetchConfig:
     """How shards come to this node."""
 
-    attempts: int = 5  # at each object
-    timeout_s: float = 600.0  # after which a shard that is not there is an error, whatever the reason
+    attempts: int = DEFAULT_RETRY.attempts  # at each object; attempts that meet an outage of the store are not counted
+    # after which a shard that has not come is an error; throttling and outages are waited out for so long
+    timeout_s: float = DEFAULT_RETRY.timeout_s
     threads: int = 4  # downloads at once, of each process
     ahead: int = 64  # shards that a process fetches before it reads them, at most
     # room for the dataset's shards on this node, as bytes or "500mb", "1.5gb" (default: no limit)

@@ -15,12 +15,13 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar
 
 from ..errors import ObjectChangedError, ObjectMissingError, StorageError
 from ..types import StoredObject
 from .clients import MAX_CONNECTIONS, ProcessClients, Watched
 from .disk_errors import disk_error
+from .failures import first_line, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
 from .s3 import GOOGLE_HMAC, S3Storage
 
@@ -200,7 +201,7 @@ def _make_client(timeout_s: float) -> Any:
 
 
 def _explain(error: Exception, where: str) -> StorageError | None:
-    """The error to raise at once, or None when another attempt may help (a reset, a short body, a 5xx)."""
+    """The error to raise at once, or None where another attempt may help (a reset, a short body)."""
     if isinstance(error, StorageError):
         return error
     if isinstance(error, ImportError):
@@ -211,20 +212,31 @@ def _explain(error: Exception, where: str) -> StorageError | None:
 
     if isinstance(error, DefaultCredentialsError):
         return StorageError(f"{where}: no Google credentials were found ({error}): {_SET_KEYS}")
-    if isinstance(error, (Unauthorized, Forbidden, RefreshError)):
+    if isinstance(error, RefreshError):
+        return None if error.retryable or is_out_of_reach(error) else _explain_refresh(error, where)
+    if isinstance(error, (Unauthorized, Forbidden)):
         return StorageError(
-            f"{where}: the credentials are refused ({_reason(error)}): check GOOGLE_APPLICATION_CREDENTIALS and the "
+            f"{where}: the credentials are refused ({first_line(error)}): check GOOGLE_APPLICATION_CREDENTIALS and the "
             "roles that its account has on the bucket"
         )
     if isinstance(error, GoogleAPICallError):
-        status = cast(int, error.code)
-        return None if status >= 500 or status in (408, 429) else StorageError(f"{where}: {_reason(error)}")
-    if isinstance(error, (GoogleAuthError, RequestException, ConnectionError, TimeoutError)):
+        return StorageError(f"{where}: {first_line(error)}: check the URL and the settings of the bucket")
+    if isinstance(error, (GoogleAuthError, RequestException)):
         return None
     if isinstance(error, OSError):
-        return disk_error(where, error)
+        return None if is_out_of_reach(error) else disk_error(where, error)
     return None
 
 
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0]
+def _explain_refresh(error: Exception, where: str) -> StorageError:
+    """The error for credentials from which Google makes no token."""
+    reason = first_line(error)
+    if "iat" in reason or "clock" in reason:  # Google's words for a token from the future or the past
+        return StorageError(
+            f"{where}: the clock of this machine is wrong ({reason}): set it (timedatectl set-ntp true), and start "
+            "again"
+        )
+    return StorageError(
+        f"{where}: the credentials are refused or have expired ({reason}): renew them (gcloud auth application-default "
+        "login, or another key in GOOGLE_APPLICATION_CREDENTIALS), and start again"
+    )

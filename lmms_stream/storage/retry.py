@@ -1,40 +1,47 @@
-"""Requests to remote stores: tried again with back-off, and bounded in time."""
+"""Requests to remote stores: outages are waited out by time, other failures are counted.
+
+There is one rule for all stores. A store that throttles, is unwell or cannot be reached (see failures.py) is asked
+again, with growing pauses, until `timeout_s` is over. A failure that no further attempt can mend ends the request at
+once. Any other failure counts as one of the `attempts`.
+"""
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from ..errors import ConfigError, StorageError
+from .failures import certificate_failure, first_line, is_out_of_reach, is_throttled
 from .threads import start_thread
 
 T = TypeVar("T")
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.25, 8.0
+REPORT_AFTER_S, REPORT_EVERY_S = 5.0, 60.0  # of waiting for a store
+logger = logging.getLogger("lmms_stream")
+_last_report_s = -REPORT_EVERY_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retry:
-    """How hard a request to a remote store is tried: up to `attempts` times, within `timeout_s` seconds in all.
+    """Limits of a request to a remote store: `timeout_s` seconds in all, and `attempts` that fail.
 
-    Between attempts the wait doubles, from a quarter of a second to eight, less a random part of up to a half. Where a
-    store that has answered before cannot be reached, attempts go on for `outage_s` seconds.
+    Attempts that meet an outage of the store are not counted. The pause before the next attempt doubles, from a
+    quarter of a second to eight, less a random part of up to a half.
     """
 
     attempts: int = 5
     timeout_s: float = 600.0
-    outage_s: float = 120.0
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ConfigError(f"attempts must be at least 1, got {self.attempts}")
         if not self.timeout_s > 0:
             raise ConfigError(f"timeout_s must be more than 0 seconds, got {self.timeout_s}")
-        if not self.outage_s >= 0:
-            raise ConfigError(f"outage_s must be 0 seconds or more, got {self.outage_s}")
 
 
 DEFAULT_RETRY = Retry()
@@ -51,52 +58,109 @@ def persist(
     retry: Retry,
     refusal: Callable[[Exception], StorageError | None],
     remedy: str,
-    is_outage: Callable[[Exception], bool] = lambda _: False,
 ) -> T:
-    """What `action` gives, tried again with back-off while `refusal` knows no reason to give up at once.
+    """Result of `action`, which is tried again until it succeeds or the limits of `retry` are reached.
 
-    is_outage: whether an error says that a store which has answered before cannot be reached now.
-    It runs in a thread that is left behind when `timeout_s` is over, because a server that trickles can hold a
-    read for ever; `action` calls its argument now and then, which ends it once nobody waits.
+    refusal: the error to raise at once, or None where another attempt may help. It is not asked about a store that
+    throttles. The action runs in a thread that is left behind when `timeout_s` is over, because a server that trickles
+    can hold a read for ever; `action` calls its argument now and then, which ends it once nobody waits.
     """
-    outcome: list[T] = []
-    failure: list[Exception] = []
-    num_attempts = 0
-    given_up = threading.Event()
+    request = _Request(action, where=where, retry=retry, refusal=refusal)
+    thread = start_thread(request.run, name="lmms-request")
+    thread.join(retry.timeout_s)
+    if request.outcome:
+        return request.outcome[0]
+    error = request.last_error
+    request.given_up.set()
+    if not request.has_ended:
+        raise StorageError(f"{where}: {request.reason_for_timeout(remedy)}") from error
+    assert error is not None
+    raise request.refuse(error) or StorageError(
+        f"{where}: {first_line(error)} (after {request.num_attempts} attempts): {remedy}"
+    ) from error
 
-    def proceed() -> None:
-        if given_up.is_set():
-            raise _GivenUpError
 
-    def attempts() -> None:
-        nonlocal num_attempts
-        outage_s = 0.0  # since it could not be reached
-        while not given_up.is_set():
-            begun = time.monotonic()
-            num_attempts += 1
+class _Request(Generic[T]):
+    """The attempts at one request."""
+
+    def __init__(
+        self,
+        action: Callable[[Callable[[], None]], T],
+        *,
+        where: str,
+        retry: Retry,
+        refusal: Callable[[Exception], StorageError | None],
+    ):
+        self._action, self._where, self._retry, self._refusal = action, where, retry, refusal
+        self.outcome: list[T] = []
+        self.last_error: Exception | None = None
+        self.num_attempts = self._num_failures = 0
+        self.has_ended = False
+        self.given_up = threading.Event()
+
+    def run(self) -> None:
+        """Try until there is an outcome, or an error that ends the request."""
+        begun = time.monotonic()
+        while not self.given_up.is_set():
+            self.num_attempts += 1
             try:
-                outcome.append(action(proceed))
+                self.outcome.append(self._action(self._proceed))
                 return
             except Exception as error:  # noqa: BLE001 - it is raised by the thread that waits
-                failure.append(error)
-                waits = is_outage(error) and outage_s < retry.outage_s
-                if refusal(error) is not None or (num_attempts >= retry.attempts and not waits):
+                self.last_error = error
+                if self._ends_with(error):
+                    self.has_ended = True
                     return
-                backoff = min(FIRST_BACKOFF_S * 2 ** min(num_attempts - 1, 9), LONGEST_BACKOFF_S)
-                given_up.wait(backoff * random.SystemRandom().uniform(0.5, 1))
-                outage_s = outage_s + time.monotonic() - begun if is_outage(error) else 0.0
+                _report(self._where, error, waited_s=time.monotonic() - begun, limit_s=self._retry.timeout_s)
+                backoff_s = min(FIRST_BACKOFF_S * 2 ** min(self.num_attempts - 1, 9), LONGEST_BACKOFF_S)
+                self.given_up.wait(backoff_s * random.SystemRandom().uniform(0.5, 1))
 
-    thread = start_thread(attempts, name="lmms-request")
-    thread.join(retry.timeout_s)
-    if outcome:
-        return outcome[0]
-    if thread.is_alive():
-        given_up.set()
-        cause = f", the last error was: {failure[-1]}" if failure else ""
-        of_all = f" of {retry.attempts}" if num_attempts <= retry.attempts else ""  # more where it could not be reached
-        raise StorageError(
-            f"{where}: no complete answer within {retry.timeout_s:g} s (attempt {num_attempts}{of_all}{cause}): "
-            f"{remedy}, or raise timeout_s"
+    def _proceed(self) -> None:
+        if self.given_up.is_set():
+            raise _GivenUpError
+
+    def _ends_with(self, error: Exception) -> bool:
+        if is_throttled(error):
+            return False
+        if self.refuse(error) is not None:
+            return True
+        if is_out_of_reach(error):
+            return False
+        self._num_failures += 1
+        return self._num_failures >= self._retry.attempts
+
+    def refuse(self, error: Exception) -> StorageError | None:
+        """The error for a failure that no further attempt can mend."""
+        certificate = certificate_failure(error)
+        if certificate is not None:
+            return StorageError(
+                f"{self._where}: the server's certificate is refused ({certificate}): check the endpoint and the clock "
+                "of this machine, or name the file of its authority in AWS_CA_BUNDLE and REQUESTS_CA_BUNDLE"
+            )
+        return self._refusal(error)
+
+    def reason_for_timeout(self, remedy: str) -> str:
+        """What happened until time was over, and the remedy."""
+        error, limit_s = self.last_error, self._retry.timeout_s
+        if error is None:
+            return (
+                f"no complete answer within {limit_s:g} s (attempt {self.num_attempts}): {remedy}, or raise timeout_s"
+            )
+        if is_throttled(error):
+            return (
+                f"the store was overloaded or unwell for {limit_s:g} s (attempt {self.num_attempts}, its last answer "
+                f"was: {first_line(error)}): try again later, send fewer requests at once, or raise timeout_s"
+            )
+        return (
+            f"no complete answer within {limit_s:g} s (attempt {self.num_attempts}, the last error was: "
+            f"{first_line(error)}): {remedy}, or raise timeout_s"
         )
-    error = failure[-1]
-    raise refusal(error) or StorageError(f"{where}: {error} (after {num_attempts} attempts): {remedy}") from error
+
+
+def _report(where: str, error: Exception, *, waited_s: float, limit_s: float) -> None:
+    """Warn of a wait, not more often than once a minute in a process."""
+    global _last_report_s
+    now = time.monotonic()
+    if waited_s >= REPORT_AFTER_S and now - _last_report_s >= REPORT_EVERY_S:
+        _last_report_s = now
+        logger.warning("%s: %s; asked again for up to %g s", where, first_line(error), limit_s)

@@ -21,6 +21,7 @@ from ..errors import ObjectChangedError, ObjectHiddenError, ObjectMissingError, 
 from ..types import StoredObject
 from .clients import MAX_CONNECTIONS, ProcessClients
 from .disk_errors import disk_error
+from .failures import answer_of, is_out_of_reach
 from .retry import DEFAULT_RETRY, Retry, persist
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
 REQUESTER_PAYS = "MOSAICML_STREAMING_AWS_REQUESTER_PAYS"
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
+_SKEWED = {"RequestTimeTooSkewed", "RequestExpired"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +89,6 @@ class S3Storage:
         self._clients = ProcessClients(self._make_client)  # by whether requests are signed
         self._signs = True  # what is read; what is written always
         self._lacks_keys = False
-        self._has_answered = False
         self._session: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,7 +165,9 @@ class S3Storage:
 
     @staticmethod
     def _chunks(answer: Any, proceed: Callable[[], None]) -> Iterator[bytes]:
-        """The body of an answer, whole; ConnectionError when it is shorter than the answer says."""
+        """The body of an answer, whole; IncompleteReadError when it is shorter than the answer says."""
+        from botocore.exceptions import IncompleteReadError
+
         received = 0
         with closing(answer["Body"]) as body:
             for chunk in body.iter_chunks(CHUNK_BYTES):
@@ -171,7 +175,7 @@ class S3Storage:
                 received += len(chunk)
                 yield chunk
         if received != answer["ContentLength"]:
-            raise ConnectionError(f"got {received} of {answer['ContentLength']} bytes")
+            raise IncompleteReadError(actual_bytes=received, expected_bytes=answer["ContentLength"])
 
     def _make_client(self, signs: bool) -> S3Client:
         from botocore import UNSIGNED
@@ -203,9 +207,7 @@ class S3Storage:
 
             signs = writes or self._signs
             try:
-                found = action(self._clients.get(signs), dict(at), proceed)
-                self._has_answered = True
-                return found
+                return action(self._clients.get(signs), dict(at), proceed)
             except NoCredentialsError:
                 if writes:
                     raise
@@ -228,7 +230,6 @@ class S3Storage:
                 retry=self.retry,
                 refusal=lambda error: self._explain(error, where),
                 remedy=f"check {self.service.endpoint_name} and the network, or try again",
-                is_outage=lambda error: self._has_answered and _is_unreachable(error),
             )
         except (ObjectChangedError, ObjectMissingError):
             raise
@@ -240,45 +241,74 @@ class S3Storage:
             ) from error
 
     def _explain(self, error: Exception, where: str) -> StorageError | None:
-        """The error to raise at once, or None when another attempt may help (a reset, a short body, a 5xx)."""
-        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+        """The error to raise at once, or None where another attempt may help (a reset, a short body)."""
+        from botocore.exceptions import BotoCoreError, NoCredentialsError, PartialCredentialsError
 
         if isinstance(error, ObjectChangedError):
             return error
         if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
             return StorageError(f"{where}: no AWS credentials were found: {self._set_keys()}")
-        if isinstance(error, ClientError):
-            status = _status(error)
-            code = error.response.get("Error", {}).get("Code", "")
-            return self._explain_text(code, where) or (
-                None if status >= 500 or status == 429 else StorageError(f"{where}: {error}")
-            )
-        if isinstance(error, (BotoCoreError, ConnectionError, TimeoutError)):
-            return None
+        if isinstance(error, BotoCoreError):
+            return None if _may_pass(error) else self._wrong_setting(error, where)
+        if isinstance(error, ValueError) and "endpoint" in str(error):
+            return self._wrong_setting(error, where)
         if isinstance(error, OSError):
-            return disk_error(where, error)
-        # s3transfer wraps a client's error in one of its own
-        return self._explain_text(str(error), where)
+            return None if is_out_of_reach(error) else disk_error(where, error)
+        status, codes = answer_of(error)  # of a client's error, which s3transfer wraps in one of its own
+        if status is None:
+            return None
+        code = next(iter(codes), "") or str(status)
+        return self._explain_code(code, where) or StorageError(
+            f"{where}: {error}: check the URL, the credentials and the region (AWS_DEFAULT_REGION)"
+        )
 
-    def _explain_text(self, text: str, where: str) -> StorageError | None:
-        if "NoSuchBucket" in text:
+    def _wrong_setting(self, error: Exception, where: str) -> StorageError:
+        return StorageError(
+            f"{where}: {error}: correct the URL, {self.service.endpoint_name}, AWS_PROFILE or what else the message "
+            "names; an expired login is renewed by aws sso login"
+        )
+
+    def _explain_code(self, code: str, where: str) -> StorageError | None:
+        if code == "NoSuchBucket":
             return StorageError(f"{where}: bucket {self.bucket!r} does not exist: create it or correct the URL")
-        if "NoSuchKey" in text or text == "404":
+        if code in ("NoSuchKey", "404"):
             return ObjectMissingError(f"{where} does not exist: check the URL")
-        if text == "InvalidRange":  # it has become shorter
+        if code == "InvalidRange":  # it has become shorter
             return ObjectChangedError(where)
-        if self._lacks_keys and any(code in text for code in ("AccessDenied", "403")):
+        if code in _EXPIRED:
+            return StorageError(
+                f"{where}: the temporary credentials have expired ({code}): renew {self.service.key_name}, "
+                f"{self.service.secret_name} and AWS_SESSION_TOKEN together, and start again"
+            )
+        if code in _SKEWED:
+            return StorageError(
+                f"{where}: the clock of this machine is wrong by many minutes ({code}): set it "
+                "(timedatectl set-ntp true), and start again"
+            )
+        if self._lacks_keys and code in ("AccessDenied", "403"):
             return ObjectHiddenError(
-                f"{where} does not exist or is not public ({text}), and no AWS credentials were found: check the URL, "
+                f"{where} does not exist or is not public ({code}), and no AWS credentials were found: check the URL, "
                 f"or {self._set_keys()}"
             )
-        if any(code in text for code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403")):
+        if code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403"):
             return StorageError(
-                f"{where}: the credentials are refused ({text}): check {self.service.key_name}, "
+                f"{where}: the credentials are refused ({code}): check {self.service.key_name}, "
                 f"{self.service.secret_name} and the bucket's policy; a bucket whose requester pays belongs into "
                 f"{REQUESTER_PAYS}"
             )
         return None
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether an error of botocore may pass: it is of the connection, the body, or where credentials come from."""
+    from botocore import exceptions
+
+    kinds = (
+        exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError,
+        exceptions.ChecksumError, exceptions.FlexibleChecksumError, exceptions.MetadataRetrievalError,
+        exceptions.CredentialRetrievalError,
+    )  # fmt: skip
+    return isinstance(error, kinds)
 
 
 def _new_session() -> Any:
@@ -302,13 +332,6 @@ def _descriptions() -> Any:
     import botocore.session
 
     return botocore.session.Session().get_component("data_loader")
-
-
-def _is_unreachable(error: Exception) -> bool:
-    """Whether no connection was made."""
-    from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
-
-    return isinstance(error, (ConnectTimeoutError, EndpointConnectionError))
 
 
 def _status(error: Any) -> int:

@@ -11,9 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from ..errors import StorageError
 from ..types import StoredObject
 from .azure import AzureStorage
-from .clouds import CloudStorage
+from .clouds import SCHEMES, CloudStorage
 from .gcs import open_google
 from .local import LocalStorage
 from .retry import DEFAULT_RETRY, Retry
@@ -45,7 +46,10 @@ class Storage(Protocol):
 
 
 def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
-    """The store at a local path, `file://…`, `s3://bucket/prefix`, or another cloud's URL."""
+    """The store at a local path, `file://…`, `s3://bucket/prefix`, or another cloud's URL.
+
+    StorageError for a scheme that no store has.
+    """
     text = str(url).rstrip("/")
     scheme, separator, rest = text.partition("://")
     if not separator or scheme == "file":
@@ -56,7 +60,10 @@ def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
         return open_google(text, retry=retry)
     if scheme == "azure":
         return AzureStorage(text, retry=retry)
-    return CloudStorage(text, retry=retry)
+    if scheme in SCHEMES:
+        return CloudStorage(text, retry=retry)
+    known = ", ".join(f"{each}://" for each in ("s3", "gs", "azure", *SCHEMES))
+    raise StorageError(f"{text}: no store has the scheme {scheme!r}: write one of {known}, or a path")
 
 
 def shared_storage(url: str) -> Storage:

@@ -135,14 +135,14 @@ def test_connections_that_die_are_made_again(
     assert samples(str(tmp_path / "out")) == expected
 
 
-def test_an_object_whose_connections_die_for_good_is_named_and_gone_on_with(
+def test_an_object_that_is_refused_is_named_and_gone_on_with(
     chats: list[dict[str, Any]], expected: dict[str, bytes], proxy: FaultProxy, s3_folder: str, tmp_path: Path
 ) -> None:
     store, _ = upload(chats, "chats.jsonl", s3_folder)
     store.write("more.jsonl", lines(chats))
     both = [f"{s3_folder}/chats.jsonl", f"{s3_folder}/more.jsonl"]
-    proxy.set_rules(Rule(path=r"/more\.jsonl", reset=True))
-    with pytest.raises(StorageError, match=rf"{re.escape(s3_folder)}/more\.jsonl: .*\(after 5 attempts\): check S3_EN"):
+    proxy.set_rules(Rule(path=r"/more\.jsonl", status=403))
+    with pytest.raises(StorageError, match=rf"{re.escape(s3_folder)}/more\.jsonl: the credentials are refused"):
         convert(both, str(tmp_path / "out"), num_workers=2, **OPTIONS)
     proxy.set_rules()
     assert convert(both, str(tmp_path / "out"), num_workers=2, **OPTIONS).num_rows == 2 * NUM_CHATS

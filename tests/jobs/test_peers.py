@@ -1,14 +1,16 @@
-"""Jobs on the CPU whose ranks are nodes that take shards from each other."""
+"""Jobs on the CPU that read from a store, or whose ranks are nodes that take shards from each other."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from lmms_stream.train.report.train_log import read_log
 
 from tests.conftest import last_words
+from tests.proxy import FaultProxy, Rule
 from tests.rounds import in_long_rounds
 from tests.storage.test_room import upload_tokens
 from tests.train.runs import write_run
@@ -42,3 +44,23 @@ def test_a_run_whose_nodes_take_shards_from_each_other_learns_the_same(s3_folder
     assert sum(record.get("data/from_peers", 0) for record in records) == both - num_shards
     assert {record.get("data/peer_failures", 0) for record in records} == {0}
     assert not any("data/from_peers" in record for record in read_log(tmp_path / "alone" / "out"))
+
+
+@in_long_rounds
+@pytest.mark.timeout(300)
+def test_a_run_waits_out_a_store_that_is_away_for_twenty_seconds(
+    s3_folder: str, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    upload_tokens(s3_folder, tmp_path / "data", num_samples=500)
+    config = write_run(tmp_path / "run.yaml", s3_folder, num_train_epochs=1, num_workers=1)
+    for name, rules in (("calm", ()), ("outage", (Rule(path=r"shard\.", status=503, for_s=20),))):
+        proxy.set_rules(*rules)
+        overrides = (
+            f"dataset.local={tmp_path / name / 'cache'}", "dataset.fetch.attempts=1",
+            f"train.output_dir={tmp_path / name / 'out'}",
+        )  # fmt: skip
+        begun = time.monotonic()
+        done = run_job(2, "lmms_stream.train", str(config), *overrides, timeout_s=120)
+        assert done.returncode == 0, last_words(done.stderr)
+        assert time.monotonic() - begun > 20 * len(rules)
+    assert differences(tmp_path / "calm" / "out", tmp_path / "outage" / "out") == []

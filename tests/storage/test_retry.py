@@ -37,9 +37,9 @@ def test_what_fails_at_first_is_tried_again() -> None:
 
 def test_the_last_error_names_the_object_the_cause_and_the_attempts() -> None:
     def action(proceed: Callable[[], None]) -> int:
-        raise ConnectionError("reset by peer")
+        raise EOFError("cut short")
 
-    with pytest.raises(StorageError, match=r"^s3://b/k: reset by peer \(after 3 attempts\): check the store$"):
+    with pytest.raises(StorageError, match=r"^s3://b/k: cut short \(after 3 attempts\): check the store$"):
         run(action)
 
 
@@ -67,7 +67,7 @@ def test_a_request_that_hangs_is_left_behind_in_time_and_ends_when_it_looks() ->
         return 1
 
     started = time.monotonic()
-    with pytest.raises(StorageError, match=r"s3://b/k: no complete answer within 0\.2 s \(attempt 1 of 3\): check"):
+    with pytest.raises(StorageError, match=r"s3://b/k: no complete answer within 0\.2 s \(attempt 1\): check"):
         run(action, timeout_s=0.2)
     assert time.monotonic() - started < 10
     hanging.set()
@@ -78,13 +78,13 @@ def test_time_that_runs_out_between_attempts_names_the_last_error() -> None:
     def action(proceed: Callable[[], None]) -> int:
         raise ConnectionError("reset by peer")
 
-    with pytest.raises(StorageError, match=r"within 0\.5 s \(attempt \d of 99, the last error was: reset by peer\)"):
+    with pytest.raises(StorageError, match=r"within 0\.5 s \(attempt \d, the last error was: reset by peer\)"):
         run(action, attempts=99, timeout_s=0.5)
 
 
-@pytest.mark.parametrize("settings", [{"attempts": 0}, {"timeout_s": 0}, {"timeout_s": float("nan")}, {"outage_s": -1}])
+@pytest.mark.parametrize("settings", [{"attempts": 0}, {"timeout_s": 0}, {"timeout_s": float("nan")}])
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=r"(attempts|timeout_s|outage_s) must be"):
+    with pytest.raises(ConfigError, match=r"(attempts|timeout_s) must be"):
         Retry(**settings)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,100 @@
+"""Kinds of failed requests, the same for every store. error of any library -> throttled, out of reach, or neither.
+
+Errors are judged by their HTTP status, their code and the errors of the operating system that they wrap, so that no
+library of a store is imported here.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import Iterator
+from http.client import RemoteDisconnected
+from typing import Any
+
+_THROTTLED_OR_UNWELL = {408, 425, 429, 500, 502, 503, 504, 509, *range(520, 528)}  # 520 and more: Cloudflare's
+_UNREACHABLE = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+# Codes that services also send with status 400 or 403: botocore's own list, Google's and Databricks' reasons.
+_THROTTLING_CODES = {
+    "BandwidthLimitExceeded", "EC2ThrottledException", "LimitExceededException", "PriorRequestNotComplete",
+    "ProvisionedThroughputExceededException", "REQUEST_LIMIT_EXCEEDED", "RequestLimitExceeded", "RequestThrottled",
+    "RequestThrottledException", "RequestTimeout", "SlowDown", "TEMPORARILY_UNAVAILABLE", "ThrottledException",
+    "Throttling", "ThrottlingException", "TooManyRequestsException", "TransactionInProgressException",
+    "rateLimitExceeded", "userRateLimitExceeded",
+}  # fmt: skip
+
+
+def is_throttled(error: BaseException) -> bool:
+    """Whether the store answered that it is unwell or gets too many requests, as it may not in a moment."""
+    status, codes = answer_of(error)
+    return status in _THROTTLED_OR_UNWELL or not codes.isdisjoint(_THROTTLING_CODES)
+
+
+def is_out_of_reach(error: BaseException) -> bool:
+    """Whether the store could not be asked, or did not answer: refused, reset, closed or slow connections."""
+    return any(_is_of_the_network(each) for each in causes(error))
+
+
+def certificate_failure(error: BaseException) -> str | None:
+    """The reason why the server's certificate was refused, if it was."""
+    return next((str(each) for each in causes(error) if isinstance(each, ssl.SSLCertVerificationError)), None)
+
+
+def answer_of(error: BaseException) -> tuple[int | None, set[str]]:
+    """The HTTP status (None: no answer) and the codes of the store's answer that an error tells of.
+
+    It is the first answer along the chain of errors: s3transfer, for one, wraps the client's error in its own.
+    """
+    each: BaseException | None = error
+    for _ in range(20):
+        if each is None:
+            break
+        status, codes = _own_answer(each)
+        if status is not None or codes:
+            return status, codes
+        each = each.__cause__ or each.__context__
+    return None, set()
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and all that it wraps, in whatever way its library does."""
+    left: list[object] = [error]
+    known: set[int] = set()
+    while left:
+        each = left.pop()
+        if not isinstance(each, BaseException) or id(each) in known:
+            continue
+        known.add(id(each))
+        yield each
+        inner = (getattr(each, name, None) for name in ("inner_exception", "reason", "__cause__", "__context__"))
+        per_address = getattr(each, "errors", None)  # of paramiko
+        left += [*inner, *each.args, *(per_address.values() if isinstance(per_address, dict) else ())]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, as libraries append whole answers."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _own_answer(error: BaseException) -> tuple[int | None, set[str]]:
+    """The answer that this error itself holds, where botocore, azure, google, oci, databricks and requests put it."""
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return status, {str(response.get("Error", {}).get("Code", ""))}
+    statuses = [getattr(error, name, None) for name in ("status_code", "status", "code")]
+    statuses.append(getattr(response, "status_code", None))
+    codes = {getattr(error, "code", None), getattr(error, "error_code", None)}
+    errors = getattr(error, "errors", None)
+    codes |= {each.get("reason") for each in errors if isinstance(each, dict)} if isinstance(errors, list) else set()
+    found = [int(each) for each in statuses if isinstance(each, int) and 100 <= each < 600]
+    return found[0] if found else None, {each for each in codes if isinstance(each, str)}
+
+
+def _is_of_the_network(error: BaseException) -> bool:
+    if isinstance(error, (ConnectionError, TimeoutError, RemoteDisconnected, ssl.SSLEOFError)):
+        return True
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN  # a name that does not exist is not an outage
+    return isinstance(error, OSError) and error.errno in _UNREACHABLE
