@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from ..errors import ConfigError, StorageError
 from ..mds.index import DATASET_NAME
 from ..storage.storage import Storage, open_storage
 from .asked import asked_of, content_of, described
+from .columns import with_processor
 from .convert import Progress, convert_sources, folders_of, look
 from .dropping import dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, open_engine
-from .options import ConvertOptions
+from .options import ConvertOptions, changed
 from .report import ConvertReport
 from .sources.units import Source
 from .stored.catalog import no_dataset
@@ -72,7 +73,8 @@ def append(
     Raises what `convert` raises, ConfigError for other options and for sources that changed since they were converted.
     """
     started = time.monotonic()
-    options = replace(options or ConvertOptions(), **changes)
+    num_workers = changes.pop("workers", num_workers)
+    options = changed(options, changes)
     progress = progress or Progress()
     folders = folders_of(target, options)
     targets = [open_storage(folder) for folder in folders]
@@ -82,6 +84,7 @@ def append(
         datasets = _caught_up(targets)
         part = part_name(1 + len(parts_of(datasets[0])))
         opened = look(sources, work_folder(f"{targets[0].url}/{part}", work) / "sources", options=options)
+        options = with_processor(options, opened)
         new = _new_sources(opened, targets, datasets, options)
         are_new = set(map(id, new))
         known = [source.name for source in opened if id(source) not in are_new]

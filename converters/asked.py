@@ -26,7 +26,8 @@ def asked_of(sources: Sequence[Source], options: ConvertOptions, dropped: Droppe
     schemas = schemas_of(sources, options)
     values["schema"] = options.schema.asked
     values["drop_tail"] = options.drop_tail or None  # as in datasets of earlier versions, which do not have it
-    for name in ("ids", "drop", "drop_sources"):  # the source knows the ids, and the rows are what is dropped
+    # The source knows the ids, the rows are what is dropped, and the processor is what was chosen.
+    for name in ("ids", "drop", "drop_sources", "choice"):
         values.pop(name)
     if dropped is not None:  # datasets of earlier versions do not have it
         values["drop"] = dropped.digest

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 
 from ..errors import ConfigError, DataError
 from ..processors.base import Processor
 from .options import ConvertOptions
 from .rows import schemas
 from .rows.mapper import Mapper
+from .sources.units import Source
+from .writing.reading import Reading
+
+
+def with_processor(options: ConvertOptions, sources: Sequence[Source]) -> ConvertOptions:
+    """The options with the processor that was chosen; the first rows of the sources decide a type that is not named."""
+    choice = options.choice
+    if choice is None:
+        return options
+    if choice.type is not None:
+        return replace(options, processor=choice.build(), choice=None)
+    with closing(Reading(sources, options.schema, say=lambda text: None)) as reading:
+        return replace(options, processor=choice.build(reading.mapper.schema), choice=None)
 
 
 def check_processor(processor: Processor | None, mapper: Mapper) -> None:
     """ConfigError for a processor that does not read what the mapper makes of rows."""
     if processor is not None and processor.schema != mapper.schema:
+        remedy = "leave --processor out, or say what the rows are with --kind and --columns"
         raise ConfigError(
-            f"the rows are {mapper.schema!r}, and {type(processor).__name__} reads {processor.schema!r}: choose the "
-            "other with --processor, or say what the rows are with --kind and --columns"
+            f"the rows are {mapper.schema!r}, and {type(processor).__name__} reads {processor.schema!r}: {remedy}"
         )
 
 

@@ -20,10 +20,10 @@ from ..storage.storage import Storage, open_storage
 from ..version import VERSION
 from .again import carried_over, check_targets, measures
 from .asked import asked_of, check_code, check_unchanged, described
-from .columns import check_columns, check_processor, stored_columns, stored_schema
+from .columns import check_columns, check_processor, stored_columns, stored_schema, with_processor
 from .dropping import check_drop_targets, dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
-from .options import ConvertOptions
+from .options import ConvertOptions, changed
 from .report import ConvertReport, CountedBytes, SplitReport, added_documents, documents_of, report_of
 from .rows.user_functions import NamedOrFunction, with_functions
 from .sources.python_rows import GivenSources, cannot_go_on, given_sources
@@ -60,7 +60,7 @@ class Progress:
 
 def convert(
     sources: GivenSources,
-    target: str,
+    target: str | Path,
     *,
     map: NamedOrFunction | None = None,
     filter: NamedOrFunction | None = None,
@@ -78,9 +78,11 @@ def convert(
 
     sources: what open_sources knows, a datasets.Dataset or an IterableDataset, an iterable of rows (dicts), or several
     of these in a list; of a YAML list whose entries have weights each becomes a dataset of its own below the target.
-    map, filter: see SchemaOptions; a function is one that a module or the script defines. options, changes: see
-    ConvertOptions. num_workers: processes (default: the cores this one may use, or fewer for little data, or one where
-    nothing tells how much there is); more than one are spawned, so a script calls this below
+    map, filter: see SchemaOptions; a function is one that a module or the script defines. options: see ConvertOptions.
+    changes: of its fields, of those of SchemaOptions, or options of `lmms-stream convert` by name, as tokenizer="path",
+    kind="messages", columns={"messages": "dialogue"}, shard_size="256mb". num_workers, or workers: processes (default:
+    the cores this one may use, or fewer for little data, or one where nothing tells how much there is); more than one
+    are spawned, so a script calls this below
     `if __name__ == "__main__":`. work: folder for what a run that is ended leaves for the next (default: in the
     system's temporary folder). overwrite: replace the dataset, or what is left of one, that lies at the target.
     engine: "processes" of this machine, or "ray": workers on the cluster at ray_address (a connection that this process
@@ -89,7 +91,8 @@ def convert(
 
     Raises DataError, StorageError, ConfigError, WorkerError; the same call goes on afterwards where that makes sense.
     """
-    options = replace(options or ConvertOptions(), **changes)
+    target, num_workers = str(target), changes.pop("workers", num_workers)
+    options = changed(options, changes)
     options = replace(options, schema=with_functions(options.schema, map=map, filter=filter))
     progress = progress or Progress()
     on_engine: dict[str, Any] = {"engine": engine, "ray_address": ray_address, "ray_timeout_s": ray_timeout_s}
@@ -153,6 +156,7 @@ def convert_sources(
     targets = [open_storage(folder) for folder in folders]
     scratch = work_folder(targets[0].url, work) / "sources"
     opened = look(scratch)
+    options = with_processor(options, opened)
     check_targets(opened, targets)
     if once := cannot_go_on(opened):
         progress.say(

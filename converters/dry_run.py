@@ -23,10 +23,10 @@ from ..mds.shard import Shard
 from ..processes.pool import num_cores
 from .append import new_sources
 from .beginnings import Beginning, beginnings
-from .columns import check_processor, stored_columns, stored_schema
+from .columns import check_processor, stored_columns, stored_schema, with_processor
 from .convert import look
 from .dropping import dropped_rows
-from .options import ConvertOptions
+from .options import ConvertOptions, changed
 from .rows import schemas
 from .sources.specs import Spec
 from .sources.units import Source
@@ -103,7 +103,8 @@ def dry_run(
     reckoned for. append_to: a dataset whose own sources are passed over. Raises what `convert` raises before it reads
     on, DataError where no row can be read or the rows are of no kind.
     """
-    options = replace(options or ConvertOptions(), **changes)
+    num_workers = changes.pop("workers", num_workers)
+    options = changed(options, changes)
     if append_to is None and len(parts := weighted_parts(sources, options)) > 0:
         raise ConfigError(
             f"{sources[0]}: its entries have weights, so that each of {', '.join(part.name for part in parts[:5])} "
@@ -111,6 +112,7 @@ def dry_run(
         )
     with TemporaryDirectory(prefix="lmms_stream-dry-run-") as folder:
         opened = look(sources, Path(folder) / "sources", options=replace(options, unit_bytes=_UNIT_BYTES))
+        options = with_processor(options, opened)
         if append_to is not None:
             opened = new_sources(opened, append_to, options)
         read = beginnings(opened, num_rows)

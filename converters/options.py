@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
-from ..errors import ConfigError
+from ..errors import ConfigError, did_you_mean
 from ..processors.base import Processor
 from ..processors.text import TokensProcessor
+from ..storage.sizes import parse_bytes
+from .processor import ProcessorChoice
 from .rows.options import SchemaOptions
 from .sources.delimited import delimited
 from .sources.table import Delimited
@@ -48,6 +50,7 @@ class ConvertOptions:
     quote: str | None = None
     schema: SchemaOptions = field(default_factory=SchemaOptions)
     processor: Processor | None = None
+    choice: ProcessorChoice | None = None
     tokenize: bool = False
     shard_bytes: int = DEFAULT_SHARD_BYTES
     compression: str | None = None
@@ -72,9 +75,12 @@ class ConvertOptions:
 
     def __post_init__(self) -> None:
         check_compression(self.compression)
-        if self.tokenize and self.processor is None:
+        if self.processor is not None and self.choice is not None:
+            raise ConfigError("a processor and a tokenizer are both named: leave one of them out")
+        has_processor = self.processor is not None or self.choice is not None
+        if self.tokenize and not has_processor:
             raise ConfigError("--tokenize needs a tokenizer: pass --tokenizer")
-        if (self.shortest or self.longest) and self.processor is None and self.concat is None:
+        if (self.shortest or self.longest) and not has_processor and self.concat is None:
             raise ConfigError("samples are left out by their tokens, which a tokenizer counts: pass --tokenizer")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 sample, got {self.limit}")
@@ -134,3 +140,45 @@ class ConvertOptions:
     @property
     def measured_by(self) -> Processor | None:
         return TokensProcessor() if self.stores_tokens else self.processor
+
+
+# Names of the command line -> what they are called here.
+_NAMES = {
+    "min_tokens": "shortest",
+    "max_tokens": "longest",
+    "shard_size": "shard_bytes",
+    "split": "splits",
+    "drop_source": "drop_sources",
+}
+_OF_PROCESSOR = ("tokenizer", "processor", "setting")
+
+
+def changed(options: ConvertOptions | None, changes: Mapping[str, Any]) -> ConvertOptions:
+    """The options with changes by name: of ConvertOptions, of SchemaOptions, or an option of the command line.
+
+    tokenizer, processor ("text", or a Processor) and setting ({"fps": 1}) are as `lmms-stream convert` takes them.
+    ConfigError for another name.
+    """
+    options = options or ConvertOptions()
+    of_schema = {field.name for field in fields(SchemaOptions)}
+    own = {field.name for field in fields(ConvertOptions)}
+    values: dict[str, Any] = {}
+    schema: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
+    for name, value in changes.items():
+        if name in of_schema:
+            schema[name] = (value,) if name == "keep" and isinstance(value, str) else value
+        elif name in _OF_PROCESSOR and (name != "processor" or value is None or isinstance(value, str)):
+            chosen[name] = value
+        elif _NAMES.get(name, name) in own:
+            values[_NAMES.get(name, name)] = parse_bytes(value, name=name) if name == "shard_size" else value
+        else:
+            known = sorted({*own, *of_schema, *_NAMES, *_OF_PROCESSOR, "num_workers", "workers"})
+            raise ConfigError(f"convert has no argument {name!r}: {did_you_mean(name, known)}")
+    if any(value is not None for value in chosen.values()):
+        values["choice"] = ProcessorChoice(
+            tokenizer=chosen.get("tokenizer"), type=chosen.get("processor"), settings=chosen.get("setting") or {}
+        )
+    if schema:
+        values["schema"] = replace(values.get("schema", options.schema), **schema)
+    return replace(options, **values)

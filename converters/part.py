@@ -22,11 +22,11 @@ from ..storage.local import LocalStorage
 from ..storage.storage import Storage, open_storage
 from .again import carried_over, check_targets, measures
 from .asked import asked_of, check_code, check_unchanged
-from .columns import check_processor, stored_columns
+from .columns import check_processor, stored_columns, with_processor
 from .convert import Progress, folders_of, look, unit_encoder
 from .dropping import check_drop_targets, dropped_rows
 from .engines.engine import RAY_TIMEOUT_S, Engine, open_engine
-from .options import ConvertOptions
+from .options import ConvertOptions, changed
 from .report import CountedBytes
 from .sources.python_rows import cannot_go_on
 from .sources.units import Source
@@ -78,7 +78,8 @@ def convert_part(
     """
     started = time.monotonic()
     part = Part.parse(part) if isinstance(part, str) else part
-    options = replace(options or ConvertOptions(), **changes)
+    num_workers = changes.pop("workers", num_workers)
+    options = changed(options, changes)
     progress = progress or Progress()
     if weighted_parts(sources, options):
         raise ConfigError(
@@ -90,6 +91,7 @@ def convert_part(
     home = (work.absolute() / home_folder(target).name if work else home_folder(target)) / "convert-parts"
     scratch = home / f"{part.number:05}-of-{part.count:05}"
     opened = look(sources, scratch / "sources", options=options)
+    options = with_processor(options, opened)
     check_targets(opened, targets)
     if once := cannot_go_on(opened):
         raise ConfigError(

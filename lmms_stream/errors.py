@@ -1,4 +1,9 @@
-"""Every error this package raises on purpose; each message names the value, the rule and the remedy."""
+"""Every error this package raises on purpose; each message names the value, the rule and the remedy.
+
+Each error is also the built-in exception that fits it best, so that `except ValueError` or `except OSError` in a
+user's program catches it. A handler of a built-in exception in this package therefore re-raises LmmsStreamError first
+where ours can reach it.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +64,11 @@ class LmmsStreamError(Exception):
     """Base of all errors that a user can act on; the command line prints it in one line."""
 
 
-class ConfigError(LmmsStreamError):
+class ConfigError(LmmsStreamError, ValueError):
     """A setting is unknown, of the wrong type, or contradicts another."""
 
 
-class DataError(LmmsStreamError):
+class DataError(LmmsStreamError, ValueError):
     """Source data cannot be read, or a row does not fit its schema."""
 
 
@@ -71,11 +76,11 @@ class EmptyRowError(DataError):
     """A row holds an empty text, as ordinary data has some: it is left out and counted."""
 
 
-class StorageError(LmmsStreamError):
+class StorageError(LmmsStreamError, OSError):
     """A local path or an object store refused or failed a request."""
 
 
-class ObjectMissingError(StorageError):
+class ObjectMissingError(StorageError, FileNotFoundError):
     """The named object does not exist in a store that answered."""
 
 
@@ -93,29 +98,29 @@ class ObjectHiddenError(ObjectMissingError):
     """The named object does not exist, or a store shows it to known users alone, and does not say which."""
 
 
-class ShardError(LmmsStreamError):
+class ShardError(LmmsStreamError, ValueError):
     """A shard or its index is malformed, truncated or corrupt."""
 
 
-class LengthsError(LmmsStreamError):
+class LengthsError(LmmsStreamError, ValueError):
     """A lengths index is missing, or disagrees with the samples that it describes."""
 
 
-class PackingError(LmmsStreamError):
+class PackingError(LmmsStreamError, ValueError):
     """Lengths cannot be packed under the given settings."""
 
 
-class CursorError(LmmsStreamError):
+class CursorError(LmmsStreamError, ValueError):
     """A saved position does not belong to the plan at hand."""
 
 
-class CheckpointError(LmmsStreamError):
+class CheckpointError(LmmsStreamError, RuntimeError):
     """A checkpoint is missing, incomplete or does not fit the run."""
 
 
-class WorkerError(LmmsStreamError):
+class WorkerError(LmmsStreamError, RuntimeError):
     """A process that makes batches died or gave no answer in time."""
 
 
-class TrainingError(LmmsStreamError):
+class TrainingError(LmmsStreamError, RuntimeError):
     """Training cannot start or go on."""

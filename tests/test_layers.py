@@ -44,8 +44,9 @@ ALLOWED: dict[str, set[str]] = {
         *BASE, "storage", "processors/media", "mds", "converters/rows", "converters/sources", "converters/stored",
     },
     "converters": {
-        *BASE, "version", "lazy", "storage", "processors", "processes", "mds", "converters/rows", "converters/sources",
-        "converters/engines", "converters/stored", "converters/stored/inspect", "converters/writing",
+        *BASE, "version", "config", "lazy", "storage", "processors", "processes", "mds", "converters/rows",
+        "converters/sources", "converters/engines", "converters/stored", "converters/stored/inspect",
+        "converters/writing",
     },
     "loader": {*BASE, "version", "signals", "plan", "plan/kernels", "storage", "processes", "processors", "mds"},
     "datasets": {

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from ...errors import DataError, ObjectMissingError
+from ...errors import DataError, LmmsStreamError, ObjectMissingError
 from ...processors.media.facts import SOUND_OF_VIDEO, Facts, VideoFacts, checked_facts, facts_of, sound_to_store
 from ...processors.media.formats import Kind, looks_like_base64, mime_type
 from ...processors.media.image_header import fit_image
@@ -174,6 +174,8 @@ def _read_local(reference: str, root: Path) -> bytes:
         if not path.is_relative_to(base):
             raise _outside(reference, str(root))
         return _load(path, reference)
+    except LmmsStreamError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: null bytes; RuntimeError: links in a circle
         missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
         what = "is missing" if missing else f"cannot be read ({error})"

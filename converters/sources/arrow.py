@@ -14,7 +14,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 from pyarrow.lib import ArrowException
 
-from ...errors import DataError, if_lfs_pointer
+from ...errors import DataError, LmmsStreamError, if_lfs_pointer
 from .arrow_values import Convert, convert_row, converters
 from .by_index import NumberedRows
 from .files import File, LocalFile
@@ -33,6 +33,8 @@ def arrow_errors(name: str, kind: str) -> Iterator[None]:
     """What pyarrow finds wrong with the data, as a DataError; errors of the system stay what they are."""
     try:
         yield
+    except LmmsStreamError:
+        raise
     except (ArrowException, OSError, EOFError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise

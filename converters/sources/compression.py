@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow
 
-from ...errors import DataError
+from ...errors import DataError, LmmsStreamError
 from .files import File
 
 GZIP, ZSTD, ZSTD_SKIPPABLE, BZIP2, XZ = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18", b"BZh", b"\xfd7zX"
@@ -53,6 +53,8 @@ class PlainStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             data = self._data.read(len(buffer))
+        except LmmsStreamError:
+            raise
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise

@@ -15,7 +15,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow.lib import ArrowException
 
-from ...errors import DataError, StorageError
+from ...errors import DataError, LmmsStreamError, StorageError
 from .arrow import check_columns, rows_of
 from .by_index import NumberedRows
 from .table import Location, carried, carry, in_units
@@ -213,6 +213,8 @@ def _hub_errors(name: str) -> Iterator[None]:
 
     try:
         yield
+    except LmmsStreamError:
+        raise
     except (DatasetsError, OSError, ValueError, RuntimeError, ImportError, LookupError, TypeError, ArrowException) as e:
         text = " ".join(str(e).split())
         if "Dataset scripts" in text:

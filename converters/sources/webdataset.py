@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ...errors import DataError
+from ...errors import DataError, LmmsStreamError
 from ...processors.json_text import parsed
 from .table import Location, in_units
 from .units import Row, Unit
@@ -60,6 +60,8 @@ class TarSamples:
                 raise DataError(f"{self.name}: ends within {sample.key}.{extension}: copy it again")
             try:
                 values[extension] = _decoded(extension, data)
+            except LmmsStreamError:
+                raise
             except ValueError as error:
                 return Row(number, None, f"{sample.key}.{extension} is not what its name says ({error}): correct it")
         return Row(number, {name: _with_members(value, values) for name, value in values.items()})

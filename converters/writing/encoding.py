@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ConfigError, DataError
+from ...errors import ConfigError, DataError, LmmsStreamError
 from ...types import Sample
 
 MAX_SAMPLE_BYTES = (1 << 31) - 1  # MDS counts a shard's bytes in 32 bits
@@ -68,6 +68,8 @@ class ShardFormat:
         for name, encode, fixed in zip(self.names, self._encoders, self._sizes, strict=True):
             try:
                 value = encode(sample[name])
+            except LmmsStreamError:
+                raise
             except (TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
                 raise DataError(
                     f"column {name!r} holds {str(sample[name])[:80]!r}, which is not {self.columns[name]!r} ({error})"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError, DataError, StorageError, WorkerError
+from ...errors import ConfigError, DataError, LmmsStreamError, StorageError, WorkerError
 from ...mds.index import DATASET_NAME, INDEX_NAME
 from ...mds.listing import read_if_there
 from ...mds.stored_lengths import write_json
@@ -189,6 +189,8 @@ def open_work(
                     target.delete(UNFINISHED_NAME)
                 raise
             shutil.rmtree(folder, ignore_errors=True)
+    except LmmsStreamError:
+        raise
     except OSError as error:
         raise disk_error(str(folder), error) from error
 

@@ -1,6 +1,6 @@
 """The command line: commands, tables and figures.
 
-main            `lmms-stream COMMAND`; command: what every command is made with
+main            `lmms-stream COMMAND`; command: what every command is made with; output: its standard output
 processor       which processor a command reads samples with
 convert         the command that converts; repeated: its options of several values
 datasets        commands for datasets that are there

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]  # argparse gives it no public name
@@ -36,6 +38,9 @@ class CommandParser(argparse.ArgumentParser):
     of the command.
     """
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)  # --over would be --overwrite
+
     examples: Sequence[str] = ()
     more: Callable[[], str] | None = None
     page: str | None = None
@@ -58,12 +63,28 @@ class CommandParser(argparse.ArgumentParser):
         """One line on stderr and exit status 2."""
         self.exit(2, f"error: {message}: see {self.prog} --help\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse does it, which passes over what cannot be written."""
+        (file or sys.stderr).write(message)
+
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """The error of arguments that the command does not know; it names the option that one may be meant to be."""
         known = [name for action in self._actions for name in action.option_strings]
         meant = [name for word in unknown for name in difflib.get_close_matches(word.partition("=")[0], known, n=1)]
         hint = f" (did you mean {meant[0]}?)" if meant else ""
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """The type of an option that is a whole number of at least `minimum`."""
+
+    def number(text: str) -> int:
+        with suppress(ValueError):
+            if int(text) >= minimum:
+                return int(text)
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {minimum}, got {text!r}")
+
+    return number
 
 
 def add_command(

@@ -6,15 +6,14 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, LmmsStreamError
 from .command import add_command
 from .convert_options import add_arguments, kinds_and_roles
-from .processor import PAIRS, chosen_processor
+from .processor import PAIRS, processor_choice
 from .repeated import one_value_each
 
 if TYPE_CHECKING:
     from ..converters.options import ConvertOptions
-    from ..processors.base import Processor
     from .command import Commands
 
 EXAMPLES = (
@@ -145,7 +144,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         format=options.format,
         quote=options.quote,
         schema=schema,
-        processor=_processor(options),
+        choice=processor_choice(options.tokenizer, options.processor, options.setting),
         tokenize=options.tokenize,
         shard_bytes=parse_bytes(options.shard_size or DEFAULT_SHARD_BYTES, name="--shard-size"),
         compression=options.compression,
@@ -169,12 +168,6 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
     )
 
 
-def _processor(options: argparse.Namespace) -> Processor | None:
-    if options.tokenizer is None and options.processor in (None, "chat", "text") and not options.setting:
-        return None
-    return chosen_processor(options.tokenizer, options.processor or "chat", options.setting)
-
-
 def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     wrong = [text for text, (name, separator, _) in zip(texts, pairs, strict=True) if not (name and separator)]
@@ -188,6 +181,8 @@ def _shares(texts: Sequence[str] | None) -> dict[str, float] | None:
         return None
     try:
         shares = {name: float(share) for name, share in _pairs(texts, "--split").items()}
+    except LmmsStreamError:
+        raise
     except ValueError as error:
         raise ConfigError(f"--split {' '.join(texts)}: {error}; expected NAME=SHARE such as train=0.99") from error
     unsafe = [name for name in shares if not name.replace("_", "").replace("-", "").isalnum()]

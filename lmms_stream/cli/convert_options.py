@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from textwrap import fill
 
-from .command import help_width
+from .command import at_least, help_width
 from .processor import add_options
 
 Group = argparse._ArgumentGroup  # argparse gives it no public name
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("target", metavar="TARGET", help="write to a folder or a URL such as s3://bucket/prefix")
     parser.add_argument("--overwrite", action="store_true", help="replace the dataset, or half of one, at the target")
-    parser.add_argument("--workers", type=int, metavar="N", help="use N processes; default: one for each core")
+    parser.add_argument("--workers", type=at_least(1), metavar="N", help="use N processes; default: one for each core")
     parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep in FOLDER what a later run goes on with")
     _add_growth(parser)
     _add_engine(parser.add_argument_group("what does the work"))
@@ -184,7 +184,7 @@ def _add_media(group: Group) -> None:
         "--media-root", metavar="FOLDER", help="start paths of media from FOLDER; default: where their source lies"
     )
     group.add_argument(
-        "--max-image-pixels", type=int, metavar="PIXELS", help="make images of more than so many PIXELS smaller"
+        "--max-image-pixels", type=at_least(1), metavar="PIXELS", help="make images of more than so many PIXELS smaller"
     )
     group.add_argument(
         "--check-media",
@@ -198,8 +198,10 @@ def _add_media(group: Group) -> None:
 def _add_written(group: Group) -> None:
     _add_sizes(group)
     group.add_argument("--compression", metavar="KIND", help="compress shards as zstd, zstd:7, gz, …")
-    group.add_argument("--limit", type=int, metavar="N", help="write at most N samples")
-    group.add_argument("--shuffle-seed", type=int, metavar="SEED", help="put all samples in the random order of SEED")
+    group.add_argument("--limit", type=at_least(1), metavar="N", help="write at most N samples")
+    group.add_argument(
+        "--shuffle-seed", type=at_least(0), metavar="SEED", help="put all samples in the random order of SEED"
+    )
     group.add_argument(
         "--split",
         action="append",
@@ -207,15 +209,19 @@ def _add_written(group: Group) -> None:
         help="write several datasets below the target: --split train=0.99 validation=0.01",
     )
     group.add_argument(
-        "--split-seed", type=int, default=0, metavar="SEED", help="draw the splits by SEED; default: %(default)s"
+        "--split-seed",
+        type=at_least(0),
+        default=0,
+        metavar="SEED",
+        help="draw the splits by SEED; default: %(default)s",
     )
 
 
 def _add_sizes(group: Group) -> None:
     group.add_argument("--shard-size", metavar="SIZE", help="fill shards up to SIZE, as 256mb; default: 64mb")
-    group.add_argument("--num-shards", type=int, metavar="N", help="write N shards of equally many samples")
+    group.add_argument("--num-shards", type=at_least(1), metavar="N", help="write N shards of equally many samples")
     group.add_argument(
-        "--samples-per-shard", type=int, metavar="N", help="write shards of N samples, the last of fewer"
+        "--samples-per-shard", type=at_least(1), metavar="N", help="write shards of N samples, the last of fewer"
     )
     group.add_argument(
         "--ids",
@@ -232,7 +238,7 @@ def _add_tokens(group: Group) -> None:
     group.add_argument("--tokenize", action="store_true", help="store tokens and loss spans instead of the samples")
     group.add_argument(
         "--concat",
-        type=int,
+        type=at_least(2),
         metavar="TOKENS",
         help="store the tokens of all documents end to end, as samples of so many TOKENS, the last of fewer, with "
         "where documents begin; options that choose, count or shuffle samples are then about documents; between texts "
@@ -243,8 +249,12 @@ def _add_tokens(group: Group) -> None:
         action="store_true",
         help="leave out what remains after the last whole sample of --concat, and count it",
     )
-    group.add_argument("--min-tokens", type=int, metavar="TOKENS", help="leave out shorter samples, and count them")
-    group.add_argument("--max-tokens", type=int, metavar="TOKENS", help="leave out longer samples, and count them")
+    group.add_argument(
+        "--min-tokens", type=at_least(0), metavar="TOKENS", help="leave out shorter samples, and count them"
+    )
+    group.add_argument(
+        "--max-tokens", type=at_least(1), metavar="TOKENS", help="leave out longer samples, and count them"
+    )
 
 
 def _add_user_code(group: Group) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from .command import add_command
+from .command import add_command, at_least
 from .processor import add_options, chosen_processor, stored_processor
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def _add_index(commands: Commands) -> None:
         "--tokenizer", metavar="PATH", help="measure with this folder or hub id; a tokenized dataset needs none"
     )
     add_options(parser)
-    parser.add_argument("--workers", type=int, metavar="N", help="measure in N processes; default: one for each core")
+    parser.add_argument(
+        "--workers", type=at_least(1), metavar="N", help="measure in N processes; default: one for each core"
+    )
     parser.add_argument(
         "--work",
         type=Path,
@@ -69,7 +71,10 @@ def _add_verify(commands: Commands) -> None:
     )
     add_options(parser)
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="check N shards at once; default: 8, with --deep one for each core"
+        "--workers",
+        type=at_least(1),
+        metavar="N",
+        help="check N shards at once; default: 8, with --deep one for each core",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
@@ -82,7 +87,7 @@ def _add_inspect(commands: Commands) -> None:
         "-i", "--sample", type=int, default=0, metavar="N", help="show sample N, -1 for the last; default: %(default)s"
     )
     parser.add_argument(
-        "--samples", type=int, default=1, metavar="K", help="show K samples from N on; default: %(default)s"
+        "--samples", type=at_least(1), default=1, metavar="K", help="show K samples from N on; default: %(default)s"
     )
     parser.add_argument(
         "--source", metavar="FILE:ROW", help="show what was made of this row of this source, counted from 1"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .command import add_command
+from .command import add_command, at_least
 
 if TYPE_CHECKING:
     from ..ledger.opening import RunHistory
@@ -39,7 +39,12 @@ def add_commands(commands: Commands) -> None:
         metavar="SETTING=VALUE",
         help="change a setting of the YAML file, as train.max_steps=100",
     )
-    add("--step", type=int, metavar="N", help="show the packs of step N, counted from 0, by rank and micro-batch")
+    add(
+        "--step",
+        type=at_least(0),
+        metavar="N",
+        help="show the packs of step N, counted from 0, by rank and micro-batch",
+    )
     add(
         "--sample",
         action="append",
@@ -54,7 +59,12 @@ def add_commands(commands: Commands) -> None:
         metavar="FILE",
         help="say from which step on the run would be another one without the samples of this drop list, a line each",
     )
-    add("--until", type=int, metavar="N", help="count what steps before N read; default: those of the checkpoint")
+    add(
+        "--until",
+        type=at_least(0),
+        metavar="N",
+        help="count what steps before N read; default: those of the checkpoint",
+    )
     add("--show", action="store_true", help="print the samples of --step or --sample as inspect does")
     add("--renamed", metavar="URL", help="say what --sample is called in the dataset there, made of the same rows")
     add(
@@ -65,9 +75,12 @@ def add_commands(commands: Commands) -> None:
         help="read SOURCE from URL, where it lies elsewhere than when it was trained on",
     )
     add(
-        "--world-size", type=int, metavar="RANKS", help="share the steps of a YAML file among so many ranks; default: 1"
+        "--world-size",
+        type=at_least(1),
+        metavar="RANKS",
+        help="share the steps of a YAML file among so many ranks; default: 1",
     )
-    add("--num-nodes", type=int, metavar="N", help="spread these ranks over N nodes; default: 1")
+    add("--num-nodes", type=at_least(1), metavar="N", help="spread these ranks over N nodes; default: 1")
     add("--json", action="store_true", help="print one JSON object instead of tables")
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LmmsStreamError
 from ..version import VERSION
 from . import convert, datasets, ledger, plan, profile, runs, simulate, unload, watch
 from .command import CommandParser, HelpFormatter, help_width, shown_examples
+from .output import OutputError, checked_output, discard_output
 
 if TYPE_CHECKING:
     from .command import Commands
@@ -35,6 +35,7 @@ GROUPS = {  # of the overview: in the order of the work
     "train": ("train", "watch", "plot", "ledger", "export"),
     "try all of it on this machine": ("demo",),
 }
+PATHS = ("CHECKPOINT", "DATASET", "FILE", "FOLDER", "PATH", "RUN", "RUN.yaml", "SOURCE", "TARGET")  # completed as such
 FIRST_STEPS = (
     "lmms-stream convert chats.jsonl chats --tokenizer path/to/tokenizer",
     "lmms-stream plan chats --packing-length 4096 --overlong drop",
@@ -63,8 +64,23 @@ class MainParser(CommandParser):
             parts.append("\n".join([f"{group}:", *lines]))
         parts.append(shown_examples(FIRST_STEPS))
         parts.append("lmms-stream COMMAND --help tells all of a command, and has examples of it.")
+        parts.append('eval "$(lmms-stream --completion bash)" completes commands and options (or zsh).')
         parts.append("more: docs/start.md (five minutes, from a file of chats to a trained model)")
         return "\n\n".join(parts) + "\n"
+
+
+class Completion(argparse.Action):
+    """Print a script by which a shell completes commands, options and paths, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, shell: Any, option: str | None = None) -> None:
+        import shtab
+
+        for each in (parser, *_commands(parser).values()):
+            for action in each._actions:
+                if action.metavar in PATHS:
+                    action.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE  # type: ignore[attr-defined]
+        sys.stdout.write(shtab.complete(parser, shell) + "\n")
+        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands] = ()) -> int:
@@ -72,13 +88,24 @@ def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands
 
     Without arguments the overview is shown.
     """
+    try:
+        with checked_output():
+            return _run(sys.argv[1:] if arguments is None else list(arguments), others)
+    except OutputError as error:
+        discard_output()
+        if error.is_closed:
+            return 141
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+
+
+def _run(words: Sequence[str], others: Sequence[AddCommands]) -> int:
     parser = build_parser(others)
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if not given:
+    if not words:
         parser.print_help()
         return 0
-    _check_command(parser, given[0])
-    options, unknown = parser.parse_known_args(convert.one_value_an_option(given))
+    _check_command(parser, words[0])
+    options, unknown = parser.parse_known_args(convert.one_value_an_option(words))
     if options.command in ("train", "profile") and not any(each.startswith("-") for each in unknown):
         options.overrides += unknown  # argparse leaves those that follow an option
     elif unknown:
@@ -94,14 +121,18 @@ def main(arguments: Sequence[str] | None = None, *, others: Sequence[AddCommands
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
-    except BrokenPipeError:  # what reads this output, as head does, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def build_parser(others: Sequence[AddCommands] = ()) -> MainParser:
     parser = MainParser(prog="lmms-stream", formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=VERSION, help="show the release and exit")
+    parser.add_argument(
+        "--completion",
+        action=Completion,
+        choices=("bash", "zsh"),
+        metavar="SHELL",
+        help='complete commands, options and paths in bash or zsh: eval "$(lmms-stream --completion bash)"',
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     for add in (*OUR_COMMANDS, *others):
         add(commands)

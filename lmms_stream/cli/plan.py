@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from .command import add_command
+from .command import add_command, at_least
 from .processor import add_options, stored_processor
 
 if TYPE_CHECKING:
@@ -32,7 +32,12 @@ def add_commands(commands: Commands) -> None:
         metavar="DATASET",
         help="read the lengths of these datasets, in folders or at URLs; with --from the YAML file of a run",
     )
-    add("--packing-length", type=int, metavar="TOKENS", help="fill packs up to so many tokens; needed without --from")
+    add(
+        "--packing-length",
+        type=at_least(1),
+        metavar="TOKENS",
+        help="fill packs up to so many tokens; needed without --from",
+    )
     add(
         "--tokenizer",
         metavar="PATH",
@@ -51,17 +56,33 @@ def add_commands(commands: Commands) -> None:
         default="error",
         help="do this with samples that are longer than a pack; default: %(default)s",
     )
-    add("--max-samples-per-pack", type=int, metavar="N", help="put at most N samples into a pack")
-    add("--global-batch", type=int, metavar="PACKS", help="read so many packs a step; default: 64, or that of the run")
+    add("--max-samples-per-pack", type=at_least(1), metavar="N", help="put at most N samples into a pack")
+    add(
+        "--global-batch",
+        type=at_least(1),
+        metavar="PACKS",
+        help="read so many packs a step; default: 64, or that of the run",
+    )
     add(
         "--world-size",
-        type=int,
+        type=at_least(1),
         default=1,
         metavar="RANKS",
         help="share a step among so many ranks; default: %(default)s",
     )
-    add("--num-nodes", type=int, default=1, metavar="N", help="spread the ranks over N nodes; default: %(default)s")
-    add("--canonical-nodes", type=int, metavar="C", help="cut the order into C canonical nodes; default: by its size")
+    add(
+        "--num-nodes",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="spread the ranks over N nodes; default: %(default)s",
+    )
+    add(
+        "--canonical-nodes",
+        type=at_least(1),
+        metavar="C",
+        help="cut the order into C canonical nodes; default: by its size",
+    )
     add(
         "--weights",
         nargs="+",
@@ -69,8 +90,8 @@ def add_commands(commands: Commands) -> None:
         metavar="W",
         help="mix by these shares of the tokens, one for each DATASET; with --from NAME=W,…",
     )
-    add("--epochs", type=int, default=1, metavar="N", help="report N epochs; default: %(default)s")
-    add("--seed", type=int, default=0, metavar="SEED", help="shuffle by this seed; default: %(default)s")
+    add("--epochs", type=at_least(1), default=1, metavar="N", help="report N epochs; default: %(default)s")
+    add("--seed", type=at_least(0), default=0, metavar="SEED", help="shuffle by this seed; default: %(default)s")
     add("--compare", action="store_true", help="compare all packing strategies")
     add("--plot", type=Path, metavar="FILE", help="draw lengths and fill as .png, .svg or .pdf")
     add("--json", action="store_true", help="print one JSON object instead of tables")
@@ -87,7 +108,12 @@ def _add_change(parser: argparse.ArgumentParser) -> None:
         "unread from this checkpoint on, or from the latest of this output_dir",
     )
     add("--max-epochs", nargs="+", metavar="NAME=N,…", help="end sources after so many epochs, with --from")
-    add("--steps", type=int, metavar="N", help="report N steps from the checkpoint on; default: to the run's end")
+    add(
+        "--steps",
+        type=at_least(1),
+        metavar="N",
+        help="report N steps from the checkpoint on; default: to the run's end",
+    )
 
 
 def _weight(text: str) -> str:
@@ -116,8 +142,6 @@ def _check_options(options: argparse.Namespace) -> None:
             raise ConfigError(f"{option} {how} --from, the checkpoint of a run: see lmms-stream plan --help")
     if options.checkpoint is None and options.packing_length is None:
         raise ConfigError("--packing-length is missing: say how many tokens a pack holds, or name a run with --from")
-    if options.steps is not None and options.steps < 1:
-        raise ConfigError(f"--steps must be at least 1, got {options.steps}")
 
 
 def _plan_datasets(options: argparse.Namespace) -> int:
@@ -126,8 +150,6 @@ def _plan_datasets(options: argparse.Namespace) -> int:
     from .console import print_next, print_plan
     from .plan_report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_kinds, report_steps, with_strategy
 
-    if options.epochs < 1:
-        raise ConfigError(f"--epochs must be at least 1, got {options.epochs}")
     world = World(world_size=options.world_size, num_nodes=options.num_nodes)
     plans = _open_plans(options)
     if options.weights and len(options.weights) != len(plans):

@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import ConfigError
-
 if TYPE_CHECKING:
+    from ..converters.processor import ProcessorChoice
     from ..processors.base import Processor
 
 PAIRS = ("--setting",)  # options whose values read NAME=VALUE
@@ -40,31 +39,19 @@ def add_options(
     )
 
 
-def chosen_processor(tokenizer: str | None, kind: str | None, settings: Sequence[str]) -> Processor | None:
-    """The processor of that kind; None where no kind is chosen. ConfigError for settings that it does not have."""
-    if kind is None and not settings:
+def processor_choice(tokenizer: str | None, kind: str | None, settings: Sequence[str]) -> ProcessorChoice | None:
+    """What the options say of a processor; None without any of them. ConfigError for options that do not fit."""
+    if tokenizer is None and kind is None and not settings:
         return None
-    from ..config import build_config
-    from ..processors import MEDIA_TYPES, ProcessorConfig
+    from ..converters.processor import ProcessorChoice, nested_settings
 
-    if kind == "image" and tokenizer is not None:
-        raise ConfigError("--processor image reads images, not texts: leave --tokenizer out")
-    if tokenizer is None and kind != "image":
-        named = f"--processor {kind}" if kind else f"--setting {settings[0]}"
-        raise ConfigError(f"{named} is for samples that become tokens: pass --tokenizer with its folder or hub id")
-    values: dict[str, Any] = {"type": kind or "chat"}
-    if tokenizer is not None:
-        values["path" if kind in MEDIA_TYPES else "tokenizer"] = tokenizer
-    for setting in settings:
-        name, separator, value = setting.partition("=")
-        if not (name and separator):
-            raise ConfigError(f"--setting {setting}: expected NAME=VALUE")
-        *sections, name = name.split(".")
-        section = values
-        for each in sections:
-            section = section.setdefault(each, {})
-        section[name] = value
-    return build_config(ProcessorConfig, values, source="--setting" if settings else "--processor").build()
+    return ProcessorChoice(tokenizer=tokenizer, type=kind, settings=nested_settings(settings))
+
+
+def chosen_processor(tokenizer: str | None, kind: str | None, settings: Sequence[str]) -> Processor | None:
+    """The processor of that kind; None if no kind is chosen. ConfigError for settings that it does not have."""
+    choice = processor_choice(tokenizer, kind, settings) if kind is not None or settings else None
+    return None if choice is None else choice.build()
 
 
 def stored_processor(remote: str, options: argparse.Namespace) -> Processor | None:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import add_command
+from .command import add_command, at_least
 
 if TYPE_CHECKING:
     from ..train.limits.rates import LoaderRates, Rates, Spread
@@ -32,18 +32,18 @@ def add_commands(commands: Commands) -> None:
         "overrides", nargs="*", metavar="SETTING=VALUE", help="change a setting of the file, as train.num_workers=4"
     )
     parser.add_argument(
-        "--nproc", type=int, default=1, metavar="N", help="start N processes, a GPU each; default: %(default)s"
+        "--nproc", type=at_least(1), default=1, metavar="N", help="start N processes, a GPU each; default: %(default)s"
     )
     parser.add_argument(
         "--steps",
-        type=int,
+        type=at_least(1),
         default=10,
         metavar="N",
         help="measure three rounds of N steps or a few more; default: %(default)s",
     )
     parser.add_argument(
         "--warmup-steps",
-        type=int,
+        type=at_least(0),
         default=3,
         metavar="N",
         help="do N steps before each measurement; default: %(default)s",

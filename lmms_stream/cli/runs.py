@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import add_command
+from .command import add_command, at_least
 
 if TYPE_CHECKING:
     from .command import Commands
@@ -40,7 +40,7 @@ def _add_train(commands: Commands) -> None:
         "overrides", nargs="*", metavar="SETTING=VALUE", help="change a setting of the file, as train.max_steps=100"
     )
     parser.add_argument(
-        "--nproc", type=int, default=1, metavar="N", help="start N processes, a GPU each; default: %(default)s"
+        "--nproc", type=at_least(1), default=1, metavar="N", help="start N processes, a GPU each; default: %(default)s"
     )
 
 
@@ -63,7 +63,7 @@ def _add_plot(commands: Commands) -> None:
         help="draw them over this; default: %(default)s",
     )
     parser.add_argument(
-        "--smooth", type=int, default=1, metavar="N", help="draw means of N records; default: %(default)s"
+        "--smooth", type=at_least(1), default=1, metavar="N", help="draw means of N records; default: %(default)s"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from .command import add_command
+from .command import add_command, at_least
 from .processor import add_options, stored_processor
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def add_commands(commands: Commands) -> None:
         help="read the index and the lengths of this folder or URL, or of a run's YAML file; or take the sources that "
         "a YAML file describes, which need not exist",
     )
-    add("--nodes", type=int, default=1, metavar="N", help="spread the ranks over N nodes; default: %(default)s")
-    add("--gpus", type=int, default=8, metavar="N", help="put N ranks on each node; default: %(default)s")
-    add("--workers", type=int, metavar="N", help="give each rank N loader workers; default: the run's, or 2")
+    add("--nodes", type=at_least(1), default=1, metavar="N", help="spread the ranks over N nodes; default: %(default)s")
+    add("--gpus", type=at_least(1), default=8, metavar="N", help="put N ranks on each node; default: %(default)s")
+    add("--workers", type=at_least(0), metavar="N", help="give each rank N loader workers; default: the run's, or 2")
     add("--bandwidth", metavar="RATE", help="give each node a link of RATE to the store, as 5gbit; default: no limit")
     add(
         "--cache",
@@ -86,11 +86,11 @@ def add_commands(commands: Commands) -> None:
         action=argparse.BooleanOptionalAction,
         help="share shards between nodes, each from the store once; default: as the run's file says, or not",
     )
-    add("--epochs", type=int, metavar="N", help="run N epochs, caches kept; default: the run's, or 1")
-    add("--max-steps", type=int, metavar="N", help="end after N steps; default: the run's")
+    add("--epochs", type=at_least(1), metavar="N", help="run N epochs, caches kept; default: the run's, or 1")
+    add("--max-steps", type=at_least(1), metavar="N", help="end after N steps; default: the run's")
     add(
         "--max-samples",
-        type=int,
+        type=at_least(1),
         metavar="N",
         help="read every step of a run of at most N samples, and some of a longer one; default: 2^25",
     )
@@ -106,19 +106,24 @@ def add_commands(commands: Commands) -> None:
     add("--json", action="store_true", help="print one JSON object instead of tables")
     of_dataset = parser.add_argument_group("of a dataset, or described sources; a run's file says these itself")
     add = of_dataset.add_argument
-    add("--packing-length", type=int, metavar="TOKENS", help="fill packs up to so many tokens")
-    add("--global-batch", type=int, metavar="PACKS", help="read so many packs a step")
+    add("--packing-length", type=at_least(1), metavar="TOKENS", help="fill packs up to so many tokens")
+    add("--global-batch", type=at_least(1), metavar="PACKS", help="read so many packs a step")
     add("--overlong", choices=("error", "drop", "truncate", "split"), default="error",
         help="do this with samples that are longer than a pack; default: %(default)s")  # fmt: skip
-    add("--canonical-nodes", type=int, metavar="C", help="cut the order into C canonical nodes; default: by its size")
+    add(
+        "--canonical-nodes",
+        type=at_least(1),
+        metavar="C",
+        help="cut the order into C canonical nodes; default: by its size",
+    )
     add(
         "--block-size",
-        type=int,
+        type=at_least(1),
         default=1 << 18,
         metavar="SAMPLES",
         help="shuffle blocks of so many; default: %(default)s",
     )
-    add("--seed", type=int, default=0, metavar="SEED", help="shuffle by this seed; default: %(default)s")
+    add("--seed", type=at_least(0), default=0, metavar="SEED", help="shuffle by this seed; default: %(default)s")
     add(
         "--tokenizer",
         metavar="PATH",

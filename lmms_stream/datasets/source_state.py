@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from operator import index
 from typing import Any, NamedTuple
 
-from ..errors import CursorError
+from ..errors import CursorError, LmmsStreamError
 from .streaming_packs import PieceRef
 
 STATE_VERSION = 1
@@ -178,6 +178,8 @@ class SourcesState:
             for lane, each in data["lanes"].items():
                 keys = list(state.known.get(index(each["epoch"]), ()))
                 state.lanes[int(lane)] = _lane_from_dict(each, keys)
+        except LmmsStreamError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise CursorError(f"the saved state is damaged ({error!r}): use another checkpoint") from error
         return state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import CheckpointError, CursorError
+from ..errors import CheckpointError, CursorError, LmmsStreamError
 from ..mds.pack_counts import PackCountsFolder
 from ..mds.streams import StoredDataset, StreamConfig
 from ..plan.cursor import FINGERPRINT_FIELDS, Cursor, explain_other_plan
@@ -108,6 +108,8 @@ def open_stretches(saved: Sequence[Mapping[str, Any]], sources: OpenedSources, *
     """
     try:
         return [_opened(each, sources) for each in saved]
+    except LmmsStreamError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the history of the run in {where} is damaged ({error!r}): use another of its checkpoints"

@@ -77,6 +77,8 @@ class Workers:
         except GeneratorExit:
             keep = self._persistent
             raise
+        except LmmsStreamError:
+            raise
         except (RuntimeError, ConnectionError, EOFError) as error:  # a worker has died, or gave nothing in time
             if is_of_worker_code(error):
                 raise

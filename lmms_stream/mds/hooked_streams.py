@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ObjectMissingError, StorageError
+from ..errors import LmmsStreamError, ObjectMissingError, StorageError
 from ..types import StoredObject
 from .index import INDEX_NAME
 
@@ -62,6 +62,8 @@ class HookedStream:
                 shutil.copyfile(found, path)
                 if found.name == path.name:
                     found.unlink()
+        except LmmsStreamError:
+            raise
         except FileNotFoundError as error:
             raise ObjectMissingError(f"{self.url}/{key} does not exist: {error}") from error
         except OSError as error:

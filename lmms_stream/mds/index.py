@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from ..errors import ConfigError, ShardError, if_lfs_pointer
+from ..errors import ConfigError, LmmsStreamError, ShardError, if_lfs_pointer
 from ..types import Columns
 from .decoding import COMPRESSIONS, check_encoding
 
@@ -83,6 +83,8 @@ def parse_index(
         names.check()
         described = None if dataset is None else _with_checksums(infos, json.loads(dataset), source=source)
         return infos if described is None or validate_hash is not None else described
+    except LmmsStreamError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if problem := if_lfs_pointer(data):
             raise ShardError(f"{source} {problem}") from error

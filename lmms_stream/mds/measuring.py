@@ -138,6 +138,8 @@ def _work_folder(url: str, fingerprint: str, work: Path | None) -> Iterator[tupl
             with TemporaryDirectory(prefix="downloads-", dir=folder, ignore_cleanup_errors=True) as downloads:
                 yield folder, Path(downloads)
             shutil.rmtree(folder, ignore_errors=True)  # over NFS a file stays while it is mapped
+    except LmmsStreamError:
+        raise
     except OSError as error:
         raise StorageError(f"{folder}: {error}: correct it, or name another folder with --work") from error
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ShardError
+from ..errors import LmmsStreamError, ShardError
 from .decoding import Decoder, decoder
 from .index import ShardInfo
 
@@ -97,6 +97,8 @@ class Shard:
                 at += size
             if at != stop:
                 raise ValueError(f"columns take {at - start} of {stop - start} bytes")
+        except LmmsStreamError:
+            raise
         except (ValueError, struct.error, IndexError) as error:
             raise ShardError(f"{self.path}: sample {index} cannot be decoded ({error})") from error
         return sample
@@ -125,6 +127,8 @@ class SplitShard:
         try:
             sample = self._reader[index]
             return {name: sample[name] for name in self._columns}
+        except LmmsStreamError:
+            raise
         except (ValueError, KeyError, IndexError, AttributeError) as error:
             raise ShardError(f"{self.path}: sample {index} cannot be decoded ({error!r})") from error
 

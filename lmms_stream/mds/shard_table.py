@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ShardError
+from ..errors import LmmsStreamError, ShardError
 from ..types import Columns
 from .index import DATASET_NAME, ShardInfo, ShardNames, check_version, hash_kinds, other_shards, parse_shard
 from .index_stream import members
@@ -86,6 +86,8 @@ class ShardTable(ShardList):
         try:
             entry = json.loads(self._entries[start : start + int(row["length"])])
             info = parse_shard(entry, self._kinds, source=self._source)
+        except LmmsStreamError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ShardError(
                 f"{self._folder} does not hold shard {index} of {self._source} ({error!r}): delete this folder, it is "
@@ -138,6 +140,8 @@ def write_table(folder: Path, *, dataset: Path | None, validate_hash: str | None
     try:
         with _mapped(folder / ENTRIES_NAME) as index:
             about, rows = _rows_of(index, dataset, validate_hash=validate_hash, source=source)
+    except LmmsStreamError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ShardError(f"{source}: not a valid MDS index ({error!r}): convert the dataset again") from error
     np.save(folder / ROWS_NAME, rows)

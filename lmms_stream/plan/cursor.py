@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, NamedTuple
 
-from ..errors import CursorError
+from ..errors import CursorError, LmmsStreamError
 
 CURSOR_VERSION = 2  # 1: shares began anew in each phase of a mixture, and order had other canonical nodes unshuffled
 MANY_SOURCES = 64  # more of them are written in one string
@@ -101,6 +101,8 @@ class Cursor:
                 for name, at in sources.items()
             }
             return Cursor(step=_count(data["step"]), sources=found)
+        except LmmsStreamError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CursorError(f"the saved cursor is damaged ({error!r}): use another checkpoint") from error
 

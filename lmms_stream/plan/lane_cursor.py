@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import Any, NamedTuple
 
-from ..errors import CursorError
+from ..errors import CursorError, LmmsStreamError
 from .cursor import CURSOR_VERSION, check_version, explain_other_plan
 from .lane_state import LaneState
 
@@ -59,6 +59,8 @@ class LaneCursor:
             states = {int(lane): LaneState.from_dict(state) for lane, state in data["lanes"].items()}
             if min(numbers.values()) < 0 or not isinstance(data["plan"], str):
                 raise ValueError("a number is negative or the plan is not text")
+        except LmmsStreamError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CursorError(f"the saved cursor is damaged ({error!r}): use another checkpoint") from error
         return LaneCursor(plan=data["plan"], states=states, **numbers)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CursorError
+from ..errors import CursorError, LmmsStreamError
 from .packing import MAX_LENGTH
 
 MAX_COUNT = 1 << 62  # in a state
@@ -100,6 +100,8 @@ class LaneState:
             return LaneState(
                 **{name: _count(data[key], MAX_COUNT) for name, key in _KEYS.items()}, carried=CarriedPacks(**carried)
             )
+        except LmmsStreamError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
             raise CursorError(f"the saved lane state is damaged ({error!r}): use another checkpoint") from error
 

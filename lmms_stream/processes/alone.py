@@ -35,6 +35,8 @@ def call_alone(call: Callable[[Callable[[int], None]], Any], *, on_progress: Cal
         try:
             ours.send_bytes(pickle.dumps(call))
             return _result(ours, on_progress)
+        except LmmsStreamError:
+            raise
         except (EOFError, OSError) as error:
             status = process.wait()
             raise WorkerError(f"process {process.pid} ended (status {status}) before it was done") from error

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ..errors import CheckpointError, ObjectMissingError
+from ..errors import CheckpointError, LmmsStreamError, ObjectMissingError
 from ..storage.storage import Storage
 from .sample import Sample
 
@@ -150,6 +150,8 @@ def load_state(store: Storage, name: str) -> dict[str, Any]:
             values: dict[str, Any] = _restored(described["values"], {each: arrays[each] for each in arrays})
     except ObjectMissingError as error:
         raise CheckpointError(f"{where} names a file that is not there ({error}): take an earlier state") from error
+    except LmmsStreamError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{where} is no saved state ({error!r}): take an earlier one") from error
     return values

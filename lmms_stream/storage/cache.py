@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import StorageError
+from ..errors import LmmsStreamError, StorageError
 from .disk_errors import disk_error, disk_errors
 from .local import LocalStorage
 from .locks import lock_of, locked
@@ -126,6 +126,8 @@ class LocalCache:
                         return None
                     Record.of(path, identity, ours=ours).write(lock)
                     self.touch(path)
+        except LmmsStreamError:
+            raise
         except OSError as error:
             raise disk_error(str(path), error) from error
         return path

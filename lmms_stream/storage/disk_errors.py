@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..errors import StorageError
+from ..errors import LmmsStreamError, StorageError
 
 FREE_SOME = "free some, or name another folder (as local, as --work, as the target), or set cache_limit"
 
@@ -24,5 +24,7 @@ def disk_errors(where: str, *, room: str = FREE_SOME) -> Iterator[None]:
     """What the disk refuses inside is a StorageError, see disk_error."""
     try:
         yield
+    except LmmsStreamError:
+        raise
     except OSError as error:
         raise disk_error(where, error, room=room) from error

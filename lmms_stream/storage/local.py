@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import ObjectChangedError, ObjectMissingError
+from ..errors import LmmsStreamError, ObjectChangedError, ObjectMissingError
 from ..types import StoredObject
 from .disk_errors import disk_error, disk_errors
 
@@ -112,6 +112,8 @@ class LocalStorage:
     def _run(self, key: str, action: Callable[[], T]) -> T:
         try:
             return action()
+        except LmmsStreamError:
+            raise
         except (FileNotFoundError, NotADirectoryError) as error:
             raise missing(self.folder / key) from error
         except OSError as error:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from ..errors import ConfigError
+from ..errors import ConfigError, LmmsStreamError
 from .tally import FetchTally
 
 T = TypeVar("T")
@@ -147,6 +147,8 @@ class PeerClient:
         """What a call gives that waits for a peer."""
         try:
             found = call()
+        except LmmsStreamError:
+            raise
         except (OSError, HTTPException, ValueError, TypeError) as error:
             self._avoid(node, error)
             raise PeerFailedError from error

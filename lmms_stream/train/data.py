@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
+from ..errors import ConfigError, LmmsStreamError
 from ..loader.bad_samples import BadSamples
 from ..loader.batch_maker import Collator
 from ..loader.loader import PackedLoader
@@ -144,6 +144,8 @@ class RunData:
         """torch's signal handler raises the death of a loader worker at any line inside: it is named."""
         try:
             yield
+        except LmmsStreamError:
+            raise
         except RuntimeError as error:
             if "DataLoader worker" not in str(error) or is_of_worker_code(error):
                 raise

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config import build_config, load_mapping
-from ..errors import TrainingError
+from ..errors import LmmsStreamError, TrainingError
 from ..loader.worker_server import fork_worker_server, without_blas_threads
 from ..types import World
 
@@ -46,6 +46,8 @@ def lost_ranks_named(prepared: Prepared) -> Iterator[None]:
 
     try:
         yield
+    except LmmsStreamError:
+        raise
     except RuntimeError as error:
         if not is_lost_rank(error):
             raise

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -169,7 +170,7 @@ def test_errors_are_one_line_and_a_failure(corpus: Corpus, tokenizer: Path, tmp_
         (["convert", str(broken), str(tmp_path / "x")], "broken.jsonl:1: expected a list of messages"),
         (["convert", str(empty), str(tmp_path / "x"), "--tokenize"], "--tokenize needs a tokenizer"),
         (["plan", converted, "--packing-length", "64"], "are longer than packing_length 64"),
-        (["plan", converted, "--packing-length", "0"], "packing_length must be from 1 to"),
+        (["plan", converted, "--packing-length", str(1 << 40)], "packing_length must be from 1 to"),
         (["plan", str(tmp_path / "none"), "--packing-length", "8"], "holds no dataset"),
     ):
         result = run_cli(*arguments)
@@ -190,9 +191,6 @@ def test_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--epochs", "0"], "--epochs must be at least 1, got 0"),
-        (["--world-size", "0"], "world_size must be at least 1, got 0"),
-        (["--num-nodes", "0"], "num_nodes must be at least 1, got 0"),
         (
             ["--world-size", "8", "--num-nodes", "3"],
             "3 nodes cannot have equal shares of 8 ranks: choose a divisor of 8",
@@ -204,3 +202,61 @@ def test_numbers_of_a_plan_that_make_no_sense_are_named(
 ) -> None:
     assert main(["plan", str(dataset_folder), "--packing-length", "2048", "--overlong", "drop", *option]) == 1
     assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_numbers_below_their_least_are_errors_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every option that is a whole number, but for an offset that may count from the end."""
+    tried = 0
+    for command, parser in subparsers().items():
+        for action in parser._actions:
+            name = action.option_strings[-1] if action.option_strings else ""
+            if getattr(action.type, "__qualname__", "").startswith("at_least"):
+                tried += 1
+                with pytest.raises(SystemExit) as stop:
+                    main([command, name, "-1"])
+                assert stop.value.code == 2, name
+                assert f"{name}: expected a whole number of at least" in capsys.readouterr().err
+            assert action.type is not int or name == "--sample", f"{command} {name}"
+    assert tried > 40
+
+
+def test_output_that_cannot_be_written_is_an_error_and_a_closed_one_is_not_damage(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "some words"}\n')
+    assert run_cli("convert", str(rows), str(tmp_path / "out")).returncode == 0
+    command = [sys.executable, "-m", "lmms_stream"]
+    for unbuffered in ("", "1"):
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        for words in (["--help"], ["verify", str(tmp_path / "out")]):
+            with Path("/dev/full").open("w") as full:
+                result = subprocess.run(
+                    [*command, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=environment
+                )
+            assert result.returncode == 1
+            assert result.stderr.startswith("error: standard output cannot be written (No space left on device): free")
+            assert len(result.stderr.splitlines()) == 1
+        reading, writing = os.pipe()
+        os.close(reading)
+        verify = [*command, "verify", str(tmp_path / "out")]
+        result = subprocess.run(verify, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
+        os.close(writing)
+        assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_bash_completes_commands_options_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--completion", "bash"])
+    assert stop.value.code == 0
+    script = capsys.readouterr().out
+    for words, completed in (
+        (["con"], "convert"), (["convert", "--over"], "--overwrite"), (["convert", "--engine", ""], "processes ray"),
+    ):  # fmt: skip
+        line = " ".join(f"'{word}'" for word in ("lmms-stream", *words))
+        ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; _shtab_lmms_stream; echo ${{COMPREPLY[@]}}"
+        result = subprocess.run(
+            ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert result.stdout.strip() == completed
+    with pytest.raises(SystemExit):
+        main(["--completion", "zsh"])
+    assert capsys.readouterr().out.startswith("#compdef lmms-stream")

@@ -104,7 +104,9 @@ def test_training_by_torchrun_has_help_that_fits_80_columns() -> None:
          "unrecognized arguments: --tokeniser c (did you mean --tokenizer?): see lmms-stream convert --help"),
         (["plan"], "the following arguments are required: DATASET: see lmms-stream plan --help"),
         (["plan", "a", "--epochs", "many"],
-         "argument --epochs: invalid int value: 'many': see lmms-stream plan --help"),
+         "argument --epochs: expected a whole number of at least 1, got 'many': see lmms-stream plan --help"),
+        (["convert", "a", "b", "--over"],
+         "unrecognized arguments: --over (did you mean --overwrite?): see lmms-stream convert --help"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_an_error_of_one_line(

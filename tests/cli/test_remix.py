@@ -131,7 +131,6 @@ def test_left_out_samples_and_the_phases_of_the_weights_are_told(
         (["--max-epochs", "a=x"], "--max-epochs a=x: with --from it takes NAME=NUMBER"),
         (["--packing-length", "256"], "--packing-length is not taken together with --from"),
         (["more.yaml"], "--from takes the YAML file of one run, got"),
-        (["--steps", "0"], "--steps must be at least 1, got 0"),
         ([], "no step is left from step 4 on: the run is at its end"),
     ],
 )

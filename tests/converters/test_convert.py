@@ -320,3 +320,46 @@ def test_the_kind_of_rows_is_insisted_on_by_either_spelling(option: str, tmp_pat
     result = run_cli("convert", str(source), str(tmp_path / "out"), option, "text")
     assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "out" / "_lmms" / "dataset.json").read_text())["schema"] == "text"
+
+
+def test_the_processor_is_chosen_by_what_the_rows_are(tokenizer: Path, tmp_path: Path) -> None:
+    answers = {"chosen": GOOD["messages"], "rejected": [GOOD["messages"][0], {"role": "assistant", "content": "bye"}]}
+    for kind, row in (("chat", GOOD), ("text", {"text": "some words"}), ("preference", answers)):
+        rows = write_jsonl(tmp_path / f"{kind}.jsonl", row)
+        targets = [tmp_path / kind, tmp_path / f"{kind}-named"]
+        assert run_cli("convert", str(rows), str(targets[0]), "--tokenizer", str(tokenizer)).returncode == 0
+        assert convert([rows], targets[1], tokenizer=str(tokenizer), processor=kind).num_tokens
+        lengths = [{path.name for path in (target / "_lmms" / "lengths").iterdir()} for target in targets]
+        assert lengths[0] == lengths[1] != set(), kind
+
+
+def test_rows_that_a_tokenizer_does_not_measure_say_so(tokenizer: Path, tmp_path: Path) -> None:
+    rows = write_jsonl(tmp_path / "tokens.jsonl", {"input_ids": [1, 2, 3]})
+    with pytest.raises(ConfigError, match=r"the rows are 'tokens': the rows are tokens already: leave --tokenizer out"):
+        convert([rows], tmp_path / "out", tokenizer=str(tokenizer))
+    assert convert([rows], tmp_path / "out").num_rows == 1
+
+
+def test_a_conversion_in_python_takes_the_names_of_the_command_line(tokenizer: Path, tmp_path: Path) -> None:
+    row = {"dialogue": GOOD["messages"], "id": 7}
+    rows = write_jsonl(tmp_path / "rows.jsonl", row, row)
+    names = {
+        "kind": "messages", "columns": {"messages": "dialogue"}, "keep": "id", "tokenizer": str(tokenizer),
+        "min_tokens": 1, "shard_size": "1mb", "on_error": "skip", "workers": 1, "limit": 1,
+    }  # fmt: skip
+    report = convert([rows], tmp_path / "python", **names)  # type: ignore[arg-type]
+    options = "--kind messages --columns messages=dialogue --keep id --min-tokens 1 --shard-size 1mb --on-error skip"
+    words = [*options.split(), "--tokenizer", str(tokenizer), "--workers", "1", "--limit", "1"]
+    assert run_cli("convert", str(rows), str(tmp_path / "command"), *words).returncode == 0
+    assert report.num_rows == 1
+    shards = [(tmp_path / name / "shard.00000.mds").read_bytes() for name in ("python", "command")]
+    assert shards[0] == shards[1]
+    with pytest.raises(ConfigError, match="convert has no argument 'tokeniser': did you mean 'tokenizer'"):
+        convert([rows], tmp_path / "wrong", tokeniser="x")
+    with pytest.raises(ConfigError, match="a processor and a tokenizer are both named: leave one of them out"):
+        convert(
+            [rows],
+            tmp_path / "wrong",
+            tokenizer=str(tokenizer),
+            processor=ChatProcessor.from_pretrained(str(tokenizer)),
+        )

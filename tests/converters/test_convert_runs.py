@@ -385,7 +385,7 @@ def test_a_limit_gives_the_same_samples_and_counts_for_any_number_of_workers(
 def test_a_processor_must_read_what_the_rows_are(tmp_path: Path, chat_processor: ChatProcessor) -> None:
     source = tmp_path / "texts.jsonl"
     source.write_text('{"text": "some words"}\n')
-    with pytest.raises(ConfigError, match="the rows are 'text', and ChatProcessor reads 'messages': choose the other"):
+    with pytest.raises(ConfigError, match="the rows are 'text', and ChatProcessor reads 'messages': leave --processor"):
         convert([source], str(tmp_path / "out"), processor=chat_processor)
 
 

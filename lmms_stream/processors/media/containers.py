@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from io import BytesIO
 from typing import Any, Literal
 
-from ...errors import ConfigError, DataError
+from ...errors import ConfigError, DataError, LmmsStreamError
 from .formats import media_format
 
 MAX_FRAME_PIXELS = 178_956_970  # of a video: as many as Pillow decodes of an image, against decompression bombs
@@ -42,6 +42,8 @@ def opened(
                 options["max_pixels"] = str(MAX_FRAME_PIXELS)  # also of frames that are larger than the header says
             stream.codec_context.options = options
             yield container, stream
+    except LmmsStreamError:
+        raise
     except (av.FFmpegError, ValueError, ArithmeticError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{subject} cannot be decoded ({reason}): repair or remove it") from error

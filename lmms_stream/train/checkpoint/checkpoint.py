@@ -151,6 +151,8 @@ class Checkpointer:
         def look() -> None:
             try:
                 self._target.probe(name, is_first=self.rank == 0)
+            except LmmsStreamError:
+                raise
             except OSError as error:
                 raise CheckpointError(
                     f"rank {self.rank} on {socket.gethostname()} cannot use {self._target.storage.url} for checkpoints "

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ...errors import CheckpointError, StorageError
+from ...errors import CheckpointError, LmmsStreamError, StorageError
 from ..model.adapters import adapter_of
 from ..run.average import Average
 from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
@@ -264,6 +264,8 @@ def _failures(folder: Path | None = None) -> Iterator[None]:
     """Turn errors into CheckpointErrors, which can be sent to other ranks and say when the disk of `folder` is full."""
     try:
         yield
+    except LmmsStreamError:
+        raise
     except (OSError, RuntimeError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if not full and folder is not None and folder.is_dir():

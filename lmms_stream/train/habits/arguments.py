@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import ConfigError
+from ...errors import ConfigError, LmmsStreamError
 from ...types import World
 from ..run.settings import TrainConfig
 from . import sft_fields
@@ -165,6 +165,8 @@ def _number(text: str) -> Any:
     for kind in (int, float):
         try:
             return kind(text)
+        except LmmsStreamError:
+            raise
         except ValueError:
             continue
     return {"true": True, "false": False}.get(text.lower(), text)

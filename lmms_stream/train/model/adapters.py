@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from ...errors import ConfigError
+from ...errors import ConfigError, LmmsStreamError
 from ..run.distributed import cpu_group
 from .pretrained import PretrainedTensors
 
@@ -77,6 +77,8 @@ def peft_model(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) -
             config = peft.get_peft_config({"peft_type": "LORA", "task_type": "CAUSAL_LM", **config})
         _check_kind(config)
         made = peft.get_peft_model(model, config)
+    except LmmsStreamError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, NotImplementedError, ImportError) as error:
         raise ConfigError(f"the adapter cannot be added: {' '.join(str(error).split())}") from error
     assert isinstance(made, peft.PeftModel)

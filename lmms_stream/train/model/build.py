@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from ...errors import ConfigError, if_folder_of_lfs_pointers
+from ...errors import ConfigError, LmmsStreamError, if_folder_of_lfs_pointers
 from ...processors.families.family import AUTO_CLASS
 from ...processors.families.registry import family_of_model
 from .adapters import add_adapter
@@ -142,6 +142,8 @@ class ModelConfig:
             torch.manual_seed(self.seed)
             try:
                 model = self._build(empty)
+            except LmmsStreamError:
+                raise
             except (LookupError, ValueError, OSError, TypeError, ImportError, ArithmeticError, RuntimeError) as error:
                 if "trust_remote_code" in str(error) and not self.trust_remote_code:
                     raise ConfigError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ...errors import ConfigError
+from ...errors import ConfigError, LmmsStreamError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,6 +82,8 @@ def find_tensors(source: str, model: PreTrainedModel) -> PretrainedTensors:
     _check_class(model)
     try:
         held = _held(_files(source))
+    except LmmsStreamError:
+        raise
     except (OSError, ValueError, LookupError, ImportError, SafetensorError) as error:
         raise WholeOnlyError(f"its files cannot be listed ({' '.join(str(error).split())[:200]})") from error
     faults = []

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ...errors import TrainingError
+from ...errors import LmmsStreamError, TrainingError
 from ...types import World, nodes_of_ranks
 from .flight_recorder import record_collectives
 from .interface import set_interface
@@ -80,6 +80,8 @@ def _make_group(backend: str, device: torch.device, timeout_s: float) -> None:
     tell_of_restarts(os.environ)
     try:
         join_ranks(backend, device, timeout_s=timeout_s)
+    except LmmsStreamError:
+        raise
     except RuntimeError as error:
         if not is_lost_rank(error):
             raise

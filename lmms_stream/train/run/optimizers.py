@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ConfigError
+from ...errors import ConfigError, LmmsStreamError
 from .muon import Muon, hidden_matrices
 from .settings import TrainConfig
 
@@ -42,6 +42,8 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
         raise ConfigError(f"train.optim_args has {clashing[0]}: set train.{_OF_CONFIG[clashing[0]]}")
     try:
         made = make(groups, config, model)
+    except LmmsStreamError:
+        raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"train.optim {config.optim} with optim_args {dict(config.optim_args)}: {' '.join(str(error).split())}"
