@@ -1,13 +1,17 @@
-"""The remedy for an unknown name: only names that could have been meant are suggested."""
+"""Errors of this package: what built-in exceptions they are, and the remedy for an unknown name."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import lmms_stream.errors as errors
 import pytest
-from lmms_stream.errors import did_you_mean
+from lmms_stream.errors import LmmsStreamError, did_you_mean
 from lmms_stream.train.run.settings import TrainConfig
+
+from .arrows import files
 
 KNOWN = ("torch_dtype", "attention", "image_min_pixels", "image_max_pixels", "loss_scale")
 
@@ -41,3 +45,76 @@ def test_arguments_of_transformers_are_not_taken_for_other_settings() -> None:
     settings = [field.name for field in dataclasses.fields(TrainConfig)]
     for argument in ("deepspeed", "ddp_timeout", "hub_token", "data_seed", "save_safetensors", "tpu_num_cores"):
         assert did_you_mean(argument, settings, otherwise="look it up") == "look it up"
+
+
+BUILT_IN = {
+    "ConfigError": ValueError, "DataError": ValueError, "EmptyRowError": ValueError, "StorageError": OSError,
+    "ObjectMissingError": FileNotFoundError, "ObjectHiddenError": FileNotFoundError, "ObjectChangedError": OSError,
+    "ShardError": ValueError, "LengthsError": ValueError, "PackingError": ValueError, "CursorError": ValueError,
+    "CheckpointError": RuntimeError, "WorkerError": RuntimeError, "TrainingError": RuntimeError,
+}  # fmt: skip
+CAUGHT = {"ValueError", "OSError", "RuntimeError", "FileNotFoundError"}
+
+
+def test_each_error_is_also_the_built_in_exception_that_fits() -> None:
+    ours = {name: each for name, each in vars(errors).items() if name.endswith("Error") and each is not LmmsStreamError}
+    assert ours.keys() == BUILT_IN.keys()
+    for name, error in ours.items():
+        assert issubclass(error, LmmsStreamError)
+        assert issubclass(error, BUILT_IN[name]), name
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_an_error_says_its_message_whatever_else_it_is(name: str) -> None:
+    error = getattr(errors, name)("s3://bucket/a: the rule: the remedy")
+    assert str(error).startswith("s3://bucket/a")
+
+
+def test_handlers_of_built_in_exceptions_let_errors_of_this_package_through() -> None:
+    """Held for errors raised in the body of a `try`, for calls of what a function was given, and context managers."""
+    wrong = []
+    for module, path in files().items():
+        tree = ast.parse(path.read_text())
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            is_manager = "contextmanager" in map(ast.unparse, function.decorator_list)
+            given = {each.arg for each in [*function.args.args, *function.args.kwonlyargs]}
+            for node in _statements(function.body):
+                if isinstance(node, ast.Try) and _takes_ours(node, is_manager=is_manager, given=given):
+                    wrong.append(f"{module}:{node.lineno}")
+    assert wrong == []
+
+
+def _takes_ours(node: ast.Try, *, is_manager: bool, given: set[str]) -> bool:
+    """Whether an error of ours in the body ends in a handler of built-in exceptions."""
+    for handler in node.handlers:
+        caught = set() if handler.type is None else {ast.unparse(each) for each in _types(handler.type)}
+        if any(hasattr(errors, name) for name in caught):
+            return False
+        if caught & CAUGHT:
+            inside = [*_statements(node.body)]
+            calls = {ast.unparse(each.func) for each in inside if isinstance(each, ast.Call)}
+            is_around = is_manager and any(isinstance(each, ast.Yield) for each in inside)
+            return (
+                is_around
+                or bool(calls & given)
+                or any(isinstance(each, ast.Raise) and _is_ours(each) for each in inside)
+            )
+    return False
+
+
+def _types(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple) else [node]
+
+
+def _is_ours(node: ast.Raise) -> bool:
+    return isinstance(node.exc, ast.Call) and hasattr(errors, ast.unparse(node.exc.func))
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """What runs inside a body, without functions that it only defines."""
+    waiting: list[ast.AST] = [*body]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)

@@ -27,12 +27,16 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with _named():
+        try:
             return self._stream.write(text)
+        except OSError as error:
+            raise OutputError(error) from error
 
     def flush(self) -> None:
-        with _named():
+        try:
             self._stream.flush()
+        except OSError as error:
+            raise OutputError(error) from error
 
 
 @contextmanager
@@ -57,11 +61,3 @@ def checked_output() -> Iterator[None]:
 def discard_output() -> None:
     """Send what is still buffered nowhere, so that the interpreter does not try to write it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(error) from error
