@@ -45,6 +45,7 @@ from .writing.reading import Reading
 from .writing.row_counts import RowCounts
 from .writing.run import Encoder, Job, Run, task_name
 from .writing.shards import ShardMaker, entry_bytes
+from .writing.unread import described as unread_described
 from .writing.work import Work, from_anywhere, open_work, work_folder
 
 
@@ -274,6 +275,7 @@ def _commit(
         "columns": output.format.columns,
         "num_samples": output.num_samples,
         **(laying.left_out if is_first else RowCounts()).as_dict(),
+        **unread_described(laying.unread if is_first else {}),
         **documents_of(output),
         "source": [each | {"at": place_of(each["name"])} for each in described(sources)],
         "options": options_of(asked),
@@ -312,6 +314,7 @@ def _report(reading: Reading, laying: Laying, work: Work, options: ConvertOption
         seconds=seconds,
         splits=dict(zip(options.splits or (), reports, strict=False)),
         **added_documents(reports),
+        unread=laying.unread,
     )
 
 

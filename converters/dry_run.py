@@ -39,6 +39,7 @@ from .writing.encoding import ShardFormat, compress, index_json
 from .writing.reading import Reading
 from .writing.row_counts import RowCounts
 from .writing.unit_files import EncodedUnit
+from .writing.unread import UnreadNames, joined, unread_of
 
 NUM_ROWS = 10_000
 NUM_SAMPLES = 3
@@ -71,7 +72,7 @@ class DryRun(RowCounts):
 
     found: for each kind of rows the first source of it and what is read of it. rejects: "source:row: reason". expected:
     None where a source does not tell how large it is. With `concat` num_samples and samples are those of documents, and
-    what is expected is of the samples that they make up.
+    what is expected is of the samples that they make up. unread: see ConvertReport.
     """
 
     schema: str
@@ -84,6 +85,7 @@ class DryRun(RowCounts):
     rejects: tuple[str, ...]
     samples: tuple[SampleView, ...]
     expected: Expected | None
+    unread: UnreadNames
 
 
 def dry_run(
@@ -142,6 +144,7 @@ def dry_run(
         rejects=tuple(tried.rejects),
         samples=samples,
         expected=_expected(opened, read, tried, format, options, num_workers),
+        unread=tried.unread,
     )
 
 
@@ -186,6 +189,7 @@ class _Tried:
     num_bytes: int = 0  # of samples
     num_tokens: int | None = None
     left_out: RowCounts = field(default_factory=RowCounts)
+    unread: UnreadNames = field(default_factory=dict)
     source_bytes: int = 0
     timed: list[tuple[int, float]] = field(default_factory=list)  # bytes of sources and seconds of each unit
     _kept_bytes: int = 0
@@ -204,6 +208,7 @@ class _Tried:
             encoded, num_dropped = without(encoded, numbers)
             rejects = [f"{name}:{row}: {why}" for name, row, why in self.reading.rejects(task, encoded)]
             self.rejects += rejects
+            self.unread = joined([self.unread, unread_of(encoded.unread, source=task.source_name, first_row=first)])
             self.left_out += RowCounts(num_rejected=len(rejects), num_dropped=num_dropped)
             self._count(samples, encoded, ~np.isin(encoded.rows, numbers))
         self.num_rows = sum(each.rows_read for each in read)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from .writing.done import Finished
 from .writing.outputs import Output
 from .writing.row_counts import RowCounts as RowCounts
+from .writing.unread import UnreadNames as UnreadNames
+from .writing.unread import joined, of_dataset
 
 
 class DocumentCounts(TypedDict, total=False):
@@ -66,7 +68,9 @@ class ConvertReport(RowCounts):
 
     kind: what the rows are, and which of their columns are read and kept. schema: what is stored of them. Rows that are
     not stored: see RowCounts. num_tokens is None where nothing measured them. num_documents, num_tail_tokens,
-    num_dropped_tokens: as in SplitReport, of all together. was_there: an earlier call had done all of it.
+    num_dropped_tokens: as in SplitReport, of all together. was_there: an earlier call had done all of it. unread: names
+    of columns that the first rows of a source do not have and that nothing reads, with their first row and number of
+    rows.
     """
 
     kind: str
@@ -81,6 +85,7 @@ class ConvertReport(RowCounts):
     num_tail_tokens: int = 0
     num_dropped_tokens: int = 0
     was_there: bool = False
+    unread: UnreadNames = field(default_factory=dict)
 
 
 def added_documents(reports: Iterable[SplitReport]) -> DocumentCounts:
@@ -122,6 +127,7 @@ def report_of(finished: Sequence[Finished], splits: Iterable[str], *, seconds: f
         splits=dict(zip(splits, reports, strict=False)),
         **added_documents(reports),
         was_there=True,
+        unread=joined(map(of_dataset, described)),
     )
 
 

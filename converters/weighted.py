@@ -22,6 +22,7 @@ from .report import ConvertReport, SplitReport
 from .sources.lists import is_list, yaml_specs
 from .sources.specs import Spec, glob_base, has_wildcard, parse_spec
 from .writing.row_counts import RowCounts
+from .writing.unread import joined
 
 RUN_NAME = "datasets.yaml"
 
@@ -121,4 +122,5 @@ def _joint(reports: dict[str, ConvertReport]) -> ConvertReport:
         seconds=sum(report.seconds for report in each),
         splits=splits,
         was_there=all(report.was_there for report in each),
+        unread=joined(report.unread for report in each),
     )

@@ -7,6 +7,7 @@ mapper          the first rows of a source -> what maps all of them
 kinds           the kinds of rows that are known, in the order in which they are looked for
 nearest         columns that fit no kind -> the kind that they are nearest to
 row_kind        what a kind is: detection, columns, reading
+late_columns    columns that hold nothing in the first rows, and something in a later one
 fields          which column of a row plays which role
 chat            what all kinds of chats share: turns -> stored messages; answers: a chat for each answer of one
 content         content of turns -> text and media parts

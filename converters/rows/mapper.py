@@ -16,6 +16,7 @@ from .columns import COLUMNS
 from .fields import Fields, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import KINDS
+from .late_columns import check_kind, filled_names, late_columns
 from .llama_factory import aligned, check_columns, described
 from .nearest import no_kind
 from .options import SchemaOptions
@@ -31,19 +32,23 @@ ROWS_VERSION = 5  # raised when rows are stored differently
 class Mapper:
     """Maps rows of one kind; can be pickled.
 
-    found: role -> column of the first rows. kept: columns that are kept beside those, and their encodings.
-    description: what was found, in a line for people.
+    found: role -> column of the first rows. kept: columns that are kept beside those, and their encodings. names: of
+    columns that hold something in the first rows. description: what was found, in a line for people.
     """
 
     kind: RowKind
     options: SchemaOptions
     found: Mapping[str, str]
     kept: Mapping[str, str]
+    names: frozenset[str]
     description: str
 
     def __call__(self, values: Mapping[str, Any], folder: str | None) -> Sample:
         """A row as a sample; relative paths of media start from folder. DataError for a row that does not fit."""
+        late = [] if values.keys() <= self.names else late_columns(values, self.names)
         values = _usually_named(values, self.options)
+        if late and self.options.kind is None and self.options.dataset_info is None:
+            check_kind(values, late, self.kind, self.options.columns)
         if self.schema == MESSAGES.name:
             check_verdict(values)
         if self.kind.read_simple is not None and not self.kept:
@@ -63,6 +68,17 @@ class Mapper:
         """The samples that a row gives: one, or one for each answer of a chat where the options say so."""
         sample = self(values, folder)
         return list(each_answer(sample)) if self.options.learn == "each" and self.schema == MESSAGES.name else [sample]
+
+    def unread(self, values: Mapping[str, Any]) -> list[str]:
+        """Names of columns that hold something in this row and nothing in the first rows, and that nothing reads."""
+        late = late_columns(values, self.names)
+        if not late:
+            return []
+        info = self.options.dataset_info
+        fields = Fields(values, self.kind.columns, self.options.columns, self.found)
+        read = {fields.column(role) for role in self.kind.columns} if info is None else {*info.columns.values()}
+        heads = {name.partition(".")[0] for name in read if name}
+        return [name for name in late if name not in read and name not in heads and name not in self.kept]
 
     @property
     def schema(self) -> str:
@@ -120,7 +136,10 @@ def _find_renamed(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> 
     if not found:
         raise next(each for each in made if isinstance(each, DataError))
     mapper = _find(found, options)
-    return mapper if info is None else replace(mapper, description=described(info, names, kept=list(mapper.kept)))
+    if info is None:
+        return mapper
+    description = described(info, names, kept=list(mapper.kept))
+    return replace(mapper, names=filled_names(rows), description=description)
 
 
 def _usually_named(values: Mapping[str, Any], options: SchemaOptions) -> Mapping[str, Any]:
@@ -160,7 +179,8 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     }
     heads = [column.partition(".")[0] for column in read]
     left = [name for name in names if name not in {*read, *kept, *heads}]
-    return Mapper(kind=kind, options=options, found=found, kept=kept, description=_describe(kind, found, kept, left))
+    description = _describe(kind, found, kept, left, names)
+    return Mapper(kind=kind, options=options, found=found, kept=kept, names=filled_names(rows), description=description)
 
 
 def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind:
@@ -203,9 +223,12 @@ def _kept_names(
     else:
         asked = list(options.keep) or (list(names) if keeps_all else [])
         kept = dict(named_encoding(text, names) for text in asked)
-    absent = [name for name in kept if name not in names]
+    absent = [name for name, encoding in kept.items() if name not in names and encoding != "json"]
     if absent:
-        raise DataError(f"--keep {' '.join(absent)}: no such column, found {', '.join(names)}: correct it")
+        raise DataError(
+            f"--keep {' '.join(absent)}: no such column in the first rows, found {', '.join(names)}: correct it, or "
+            f"pass --keep {absent[0]}:json for a column that later rows have"
+        )
     taken = [name for name in kept if name in kind.schema.columns]
     if taken:
         raise DataError(
@@ -215,12 +238,15 @@ def _kept_names(
     return kept
 
 
-def _describe(kind: RowKind, read: Mapping[str, str], kept: Mapping[str, str], left: Sequence[str]) -> str:
+def _describe(
+    kind: RowKind, read: Mapping[str, str], kept: Mapping[str, str], left: Sequence[str], names: Sequence[str]
+) -> str:
     said = [kind.name]
     if read:
         said.append("reads " + ", ".join(f"{name} as {role}" if name != role else name for role, name in read.items()))
     if kept:
-        said.append("keeps " + ", ".join(f"{name} ({encoding})" for name, encoding in kept.items()))
+        absent = {name: ", in none of the first rows" for name in kept if name not in names}
+        said.append("keeps " + ", ".join(f"{name} ({kept[name]}{absent.get(name, '')})" for name in kept))
     if left:
         said.append(f"leaves out {', '.join(left)}")
     return "; ".join(said)

@@ -22,7 +22,12 @@ def stored_mapper(schema: str, columns: Mapping[str, str]) -> Mapper:
     kind = RowKind(name=STORED, schema=Schema(schema, dict(columns)), read=_never, read_simple=_as_it_is)
     shown = ", ".join(f"{name} ({encoding})" for name, encoding in columns.items())
     return Mapper(
-        kind=kind, options=SchemaOptions(), found={}, kept={}, description=f"{STORED} of schema {schema}: {shown}"
+        kind=kind,
+        options=SchemaOptions(),
+        found={},
+        kept={},
+        names=frozenset(columns),
+        description=f"{STORED} of schema {schema}: {shown}",
     )
 
 

@@ -96,7 +96,8 @@ class Dropping:
 
 
 def without(encoded: EncodedUnit, numbers: NDArray[np.int64]) -> tuple[EncodedUnit, int]:
-    """A unit whose rejects, and rows left out for other reasons, are none of some rows; and how many of these it had.
+    """A unit whose rejects, rows left out for other reasons and rows with unread names are none of some rows; and how
+    many of these it had.
 
     numbers: of rows in the unit, ascending. The samples of these rows are still there: the layout takes none of them.
     """
@@ -108,5 +109,6 @@ def without(encoded: EncodedUnit, numbers: NDArray[np.int64]) -> tuple[EncodedUn
         encoded,
         rejects=[reject for reject in encoded.rejects if reject[0] not in dropped],
         left_out={why: each[~np.isin(each, numbers)] for why, each in encoded.left_out.items()},
+        unread={name: each[~np.isin(each, numbers)] for name, each in encoded.unread.items()},
     )
     return left, int(np.isin(numbers, np.concatenate(rows)).sum())

@@ -169,6 +169,7 @@ class _Encoding:
         self._lengths: list[int | Measured] = []
         self._rejects: list[tuple[int, str]] = []
         self._left_out: dict[Why, list[int]] = {why: [] for why in REASONS}
+        self._unread: dict[str, list[int]] = {}  # name -> rows that hold something by it
         self._hashes: list[bytes] = []
         self._spans: list[NDArray[np.int32]] = []  # of each document
         self._measures: Processor | None = TokensProcessor() if encoder.tokenize else encoder.processor
@@ -210,9 +211,11 @@ class _Encoding:
         if row.values is None:
             return [DataError(row.error)]
         if self._functions is None:
-            return self._samples(row.values)
+            return self._samples(row.number, row.values)
         rows = or_error(self._rows_left, row.number, row.values, self._functions)
-        return [rows] if isinstance(rows, DataError) else [made for values in rows for made in self._samples(values)]
+        if isinstance(rows, DataError):
+            return [rows]
+        return [made for values in rows for made in self._samples(row.number, values)]
 
     def _rows_left(self, number: int, values: dict[str, Any], functions: RowFunctions) -> Sequence[dict[str, Any]]:
         """What the user's functions make of a row; where they leave it out, that is noted."""
@@ -224,14 +227,22 @@ class _Encoding:
             self._left_out["by_map"].append(number)
         return rows
 
-    def _samples(self, values: dict[str, Any]) -> Sequence[Sample | DataError]:
+    def _samples(self, number: int, values: dict[str, Any]) -> Sequence[Sample | DataError]:
         if self._mapper is None:
             raise WorkerError(
                 f"{self._source_name}: the functions of --filter and --map left out all rows before, and take one now: "
                 "what they give must follow from the row alone: correct them"
             )
         made = or_error(self._mapper.samples, values, self._unit.folder)
-        return [made] if isinstance(made, DataError) else made
+        if isinstance(made, DataError):
+            return [made]
+        if values.keys() <= self._mapper.names:
+            return made
+        for name in self._mapper.unread(values):
+            rows = self._unread.setdefault(name, [])
+            if number not in rows[-1:]:  # the map may make several of a row
+                rows.append(number)
+        return made
 
     def _encoded(self, row: Row, sample: Sample | DataError, found: Measured | DataError) -> bytes | None:
         """A sample as it lies in a shard; None for one that is left out."""
@@ -304,6 +315,7 @@ class _Encoding:
             # Not needed: no unit follows one that ended early.
             num_rows=0 if self.has_failed or self._is_full else self._unit.count(),
             spans=Spans.of(self._spans) if self._encoder.documents else None,
+            unread={name: np.array(rows, np.int64) for name, rows in self._unread.items()},
         )
 
 

@@ -22,6 +22,7 @@ from .replacing import free_numbers
 from .row_counts import RowCounts
 from .shards import MADE, ShardTask
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path
+from .unread import Unread, joined, unread_of
 from .work import RowError, Work
 
 _DEALT = 1 << 20  # samples that are dealt at once
@@ -67,6 +68,7 @@ class Laying:
         self.next_unit = 0
         self.rejects: list[tuple[str, int, str]] = []
         self.left_out = RowCounts()
+        self.unread: dict[str, Unread] = {}
         self.is_finished = False
         self._asked = asked
         self._work = work
@@ -110,6 +112,7 @@ class Laying:
         self.left_out += RowCounts.of_unit(
             encoded.left_out, num_rejected=len(rejects), num_duplicates=num_duplicates, num_dropped=num_dropped
         )
+        self.unread = joined([self.unread, unread_of(encoded.unread, source=task.source_name, first_row=first_row)])
         sizes = encoded.sizes
         samples = np.stack([np.full(len(sizes), task.number), encoded.first_bytes, sizes, rows], axis=1)
         laid = Laid(samples, encoded.lengths, encoded.spans).taken(np.flatnonzero(is_kept))

@@ -7,7 +7,7 @@ does not fit, it has another name: a later run, which may skip such rows, encode
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from ...errors import StorageError
 from ...processors.base import Measured
 from .laid import Spans
 from .row_counts import REASONS, RowsLeftOut
+from .unread import UnreadRows
 
 _ARRAYS = ("sizes", "rows", "lengths", "hashes", "places")  # of an EncodedUnit
 _NO_ROWS = np.empty(0, np.int64)
@@ -32,8 +33,9 @@ class EncodedUnit:
     them. rejects: number of the row in the unit, and what is wrong with it.
     left_out: rows that are left out, by why; none where it does not say. hashes: uint64[n, 2], of what is stored of
     each sample, where equal ones are looked for. num_rows: rows and blank lines. spans: of samples that are documents,
-    whose tokens alone are stored. places: int64[n], the first byte of each sample in the file, where that is a link to
-    a shard that holds them; None where they lie one after another.
+    whose tokens alone are stored. unread: rows that hold something by a name that nothing reads. places: int64[n], the
+    first byte of each sample in the file, where that is a link to a shard that holds them; None where they lie one
+    after another.
     """
 
     sizes: NDArray[np.int64]
@@ -45,6 +47,7 @@ class EncodedUnit:
     num_rows: int
     spans: Spans | None = None
     places: NDArray[np.int64] | None = None
+    unread: UnreadRows = field(default_factory=dict)
 
     @property
     def first_bytes(self) -> NDArray[np.int64]:
@@ -64,12 +67,15 @@ class EncodedUnit:
             num_rows=int(last_row) + 1,
             spans=None if self.spans is None else self.spans.taken(np.arange(num_samples)),
             places=None if self.places is None else self.places[:num_samples],
+            unread={name: numbers[numbers <= last_row] for name, numbers in self.unread.items()},
         )
 
     def save(self, path: Path) -> None:
-        about = np.frombuffer(orjson.dumps({"rejects": self.rejects, "num_rows": self.num_rows}), np.uint8)
+        said = {"rejects": self.rejects, "num_rows": self.num_rows, "unread": list(self.unread)}
+        about = np.frombuffer(orjson.dumps(said), np.uint8)
         arrays = {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
         arrays |= {str(why): numbers for why, numbers in self.left_out.items()}
+        arrays |= {f"unread_{number}": rows for number, rows in enumerate(self.unread.values())}
         if self.spans is not None:
             arrays |= {"span_counts": self.spans.counts, "span_bounds": self.spans.bounds}
         temporary = temporary_beside(path)
@@ -92,6 +98,7 @@ class EncodedUnit:
                     places=arrays.get("places"),
                     num_rows=about["num_rows"],
                     spans=Spans(arrays["span_counts"], arrays["span_bounds"]) if "span_counts" in arrays else None,
+                    unread={name: arrays[f"unread_{at}"] for at, name in enumerate(about.get("unread", ()))},
                 )
         except (ValueError, KeyError, EOFError, OSError) as error:
             raise StorageError(f"{path} is damaged ({error}): begin again with --overwrite") from error

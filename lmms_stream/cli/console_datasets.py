@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ..converters.stored.inspect.visible import clip, visible
 from .console import console, print_found, print_record, print_table
-from .convert_summary import left_out_lines
+from .convert_summary import left_out_lines, unread_lines
 
 if TYPE_CHECKING:
     from ..converters.dry_run import DryRun
@@ -95,6 +95,8 @@ def print_dry_run(found: DryRun, *, on_error: str, name: str = "") -> None:
     print_record("rows that were read", found, left_out=list(found.as_dict()))
     for line in left_out_lines(found):
         console.print(Text(f"left out: {line}", style="yellow"), soft_wrap=True)
+    for line in unread_lines(found.unread):
+        console.print(Text(visible(f"not read: {line}"), style="yellow"), soft_wrap=True)
     if found.expected is None:
         print_notes(["a source does not tell how large it is: nothing is said of the whole"])
         return

@@ -13,7 +13,7 @@ from ..storage.sizes import shown_bytes
 from .console import print_next, print_records, print_table, shown_seconds
 
 if TYPE_CHECKING:
-    from ..converters.report import ConvertReport, RowCounts
+    from ..converters.report import ConvertReport, RowCounts, UnreadNames
 
 # Schemas whose samples have tokens, and what `lmms-stream index` needs to count them.
 _COUNTED_BY = {**dict.fromkeys(("messages", "preference", "text"), " --tokenizer PATH"), "tokens": ""}
@@ -34,6 +34,8 @@ def print_summary(target: str, report: ConvertReport) -> None:
         table.add_row("time", _time(report))
     for line in left_out_lines(report):
         table.add_row("left out", Text(line), style="yellow")
+    for line in unread_lines(report.unread):
+        table.add_row("not read", Text(visible(line)), style="yellow")
     if report.num_dropped_tokens:
         reason = "after the last whole sample, dropped by --drop-tail"
         table.add_row("left out", f"{_counted(report.num_dropped_tokens, 'token')} {reason}", style="yellow")
@@ -52,6 +54,15 @@ def plan_command(target: str) -> str:
 def left_out_lines(counts: RowCounts) -> list[str]:
     """How many rows are not stored, a line for each reason."""
     return [f"{_counted(count, 'row')} {reason}" for reason, count in counts.left_out.items()]
+
+
+def unread_lines(names: UnreadNames) -> list[str]:
+    """The columns that nothing reads and that the first rows do not have, a line for each."""
+    return [
+        f"column {name} in {_counted(unread.num_rows, 'row')}, first in {unread.first}: the first rows of its source "
+        f"have none (--keep {quote(name)}:json keeps text, numbers, lists and objects)"
+        for name, unread in names.items()
+    ]
 
 
 def _counted(count: int, noun: str) -> str:
