@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .processors.text import TokensProcessor as TokensProcessor
     from .storage.fetch_config import FetchConfig as FetchConfig
     from .train.model.build import ModelConfig as ModelConfig
+    from .train.model.own_loop import check_isolation as check_isolation
     from .train.run.settings import TrainConfig as TrainConfig
     from .train.run_config import RunConfig as RunConfig
     from .train.trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
@@ -88,6 +89,7 @@ _HOME = {
     "TokensProcessor": "processors.text",
     "TrainConfig": "train.run.settings",
     "World": "types",
+    "check_isolation": "train.model.own_loop",
     "convert": "converters.convert",
     "join_peers": "mds.peers",
     "load_config": "config",

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from importlib import import_module
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -307,6 +308,18 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens of the sequence, padding included."""
         return int(self.input_ids.shape[1])
+
+    def for_model(self, model: Any, processor: Any = None) -> dict[str, Any]:
+        """The keyword arguments with which a transformers model keeps the samples of this pack apart.
+
+        model(**batch.for_model(model)).logits are those of each sample by itself; labels are not among the arguments.
+        model may be wrapped by DDP, fully_shard, torch.compile or peft. processor: of packs with media, the one that
+        made them. The first call for a model proves it, see check_isolation: all ranks make it together. Raises
+        ConfigError for a model, or an attention, that mixes samples.
+        """
+        own_loop = import_module(".train.model.own_loop", __package__)
+        arguments: dict[str, Any] = own_loop.arguments_of(self, model, processor)
+        return arguments
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory (called by torch's DataLoader)."""

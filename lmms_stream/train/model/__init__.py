@@ -10,7 +10,7 @@ adapters    what is trained of a model with an adapter
 build       how a model is built; diffusion: one of diffusers; own_class: one of the user's own class
 model       how it is run on packs; towers: its parts that read media; plain: one that is no language model
 isolation   the proof that it keeps the samples of a pack apart, by proof_samples; choice: the attention that passes it;
-            trial: how long a step takes with it
+            trial: how long a step takes with it; own_loop: both for a loop of the user's own
 sharing     has it run on parts of the tokens of packs
 sharding    what each rank holds; weights: how it gets there; pretrained: read one by one; unused: gradients of what a
             rank does not use

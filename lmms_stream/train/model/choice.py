@@ -34,7 +34,7 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
     tolerances = tolerances_of(model, bf16=bf16)
     if trial is None and device.type == "cuda":
         trial = step_seconds
-    with _proving(model), torch.no_grad():
+    with proving(model), torch.no_grad():
         refused = _choose_attention(model, tolerances, device, trial)
         _choose_logits_way(model, tolerances, device)
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -44,7 +44,7 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
 
 def prove_compiled(model: PackedModel, *, device: torch.device, bf16: bool = False) -> None:
     """ConfigError where a model whose blocks were compiled since does not keep samples apart; all ranks call it."""
-    with _proving(model):  # with gradients, as in training: without them other code would be compiled
+    with proving(model):  # with gradients, as in training: without them other code would be compiled
         fault = agreed(find_fault(model, tolerances_of(model, bf16=bf16), device=device, backward=True))
     if fault is not None:
         attention = model.model.config._attn_implementation
@@ -144,10 +144,13 @@ def _choose_logits_way(model: PackedModel, tolerances: Tolerances, device: torch
 
 
 @contextmanager
-def _proving(model: PackedModel) -> Iterator[None]:
-    """Inside, nothing of the model is random; afterwards it is as it was, and sharded."""
-    was_training = model.training
+def proving(model: PackedModel) -> Iterator[None]:
+    """Inside, nothing of the model is random; afterwards each of its modules is as it was, and sharded."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    yield
-    model.train(was_training)
-    reshard(model)
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+        reshard(model)

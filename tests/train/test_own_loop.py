@@ -1,0 +1,133 @@
+"""Batches give transformers models, in a loop of one's own, the arguments that keep the samples of a pack apart."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lmms_stream import check_isolation
+from lmms_stream.errors import ConfigError
+from lmms_stream.loader.collate import collate
+from lmms_stream.processors.base import Processor
+from lmms_stream.types import Batch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from . import vision
+from .test_isolation import LEAKS, leaky
+from .test_model import TINY
+
+GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4}
+
+
+def made(model_type: str, *, attention: str = "sdpa", **fields: Any) -> Any:
+    """As a user makes it, in eval mode, with transformers alone."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**TINY, "pad_token_id": 0, **fields})
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+
+
+def pack(*lengths: int, vocabulary: int = 100) -> Batch:
+    rng = np.random.default_rng(1)
+    ids = [rng.integers(5, vocabulary, length) for length in lengths]
+    return collate([{"input_ids": each, "labels": each} for each in ids], range(len(ids)))
+
+
+def logits_alone(model: Any, batch: Batch) -> torch.Tensor:
+    bounds = pairwise(batch.cu_seqlens.tolist())
+    return torch.cat([model(input_ids=batch.input_ids[:, start:stop]).logits[0] for start, stop in bounds])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("model_type", "fields"), [("llama", {}), ("gpt2", GPT2), ("mistral", {"sliding_window": 8})])
+def test_a_pack_gives_the_logits_of_its_samples_alone(model_type: str, fields: dict[str, Any], attention: str) -> None:
+    model, batch = made(model_type, attention=attention, **fields), pack(7, 12, 9)
+    with torch.no_grad():
+        alone = logits_alone(model, batch)
+        found = model(**batch.for_model(model)).logits[0]
+        mixed = model(input_ids=batch.input_ids, position_ids=batch.position_ids).logits[0]
+    assert (found - alone).abs().max() < 1e-5 * alone.std()
+    assert (mixed - alone).abs().max() > 1e-3 * alone.std()  # what it is for
+
+
+def test_the_proof_leaves_modes_gradients_and_random_numbers_as_they_were() -> None:
+    model = made("llama").train()
+    model.model.layers[0].eval()
+    model(**pack(9).for_model(model)).logits.sum().backward()  # one sample, which needs no proof
+    before = [parameter.grad.clone() for parameter in model.parameters()]
+    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
+    names = list(model.state_dict())
+    check_isolation(model, pack(5, 6))
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(grad.equal(parameter.grad) for grad, parameter in zip(before, model.parameters(), strict=True))
+    assert list(model.state_dict()) == names
+
+
+def test_an_attention_that_mixes_samples_is_refused_until_it_is_changed_as_the_error_says() -> None:
+    model, batch = leaky(max_position_embeddings=1024).model, pack(5, 6)
+    with pytest.raises(ConfigError, match=f"attention {LEAKS} does not keep the samples of a pack apart: .*: call mod"):
+        batch.for_model(model)
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        found = model.eval()(**batch.for_model(model)).logits[0]
+        assert (found - logits_alone(model, batch)).abs().max() < 1e-5
+    model.set_attn_implementation(LEAKS)
+    with pytest.raises(ConfigError, match=LEAKS):
+        check_isolation(model, batch)
+
+
+def test_a_model_without_positions_takes_packs_of_one_sample_as_the_error_says() -> None:
+    model = made("bloom", n_layer=2, n_head=4, attention="eager")
+    with pytest.raises(
+        ConfigError,
+        match=r"BloomForCausalLM with attention eager takes no position_ids, .*\(max_samples_per_pack=1, wi",
+    ):
+        pack(5, 6).for_model(model)
+    batch = pack(11)
+    with torch.no_grad():
+        assert model(**batch.for_model(model)).logits.equal(model(input_ids=batch.input_ids, use_cache=False).logits)
+
+
+class OfImages(SimpleNamespace):
+    """As much of a processor as tells the family of its media."""
+
+
+def test_media_are_given_as_the_processors_family_says() -> None:
+    model = vision.build("qwen2_5_vl", attention="sdpa").eval()
+    processor: Processor = OfImages(family=vision.Family("qwen2_5_vl"))
+    samples = vision.samples_of(model, "images")
+    batch = collate(samples, range(len(samples)))
+    with pytest.raises(
+        ConfigError, match=r"media \(pixel_values, image_grid_thw\), .*: call batch\.for_model\(model, pr"
+    ):
+        batch.for_model(model)
+    with torch.no_grad():
+        found = model(**batch.for_model(model, processor)).logits[0]
+        alone = [model(**collate([each], [0]).for_model(model, processor)).logits[0] for each in samples]  # one by one
+    assert (found - torch.cat(alone)).abs().max() < 1e-4
+    model.set_attn_implementation("eager")
+    check_isolation(model, batch, processor)
+
+
+def test_what_a_wrapper_holds_is_what_is_proven() -> None:
+    model = made("llama")
+    batch = pack(5, 6)
+    for wrapped in (torch.nn.DataParallel(model), torch.compile(model)):
+        assert batch.for_model(wrapped).keys() == batch.for_model(model).keys()
+    with pytest.raises(
+        ConfigError, match="a Linear is not a model of transformers: for_model cannot know its arguments"
+    ):
+        batch.for_model(torch.nn.Linear(2, 2))
+
+
+def test_packs_that_a_model_cannot_take_are_refused_by_the_number() -> None:
+    model = made("gpt2", max_position_embeddings=16, **GPT2)
+    check_isolation(model, pack(5, 6))
+    with pytest.raises(ConfigError, match="a sample of 17 tokens is longer than the model's 16 positions: lower"):
+        pack(4, 17).for_model(model)
+    with pytest.raises(ConfigError, match=r"token id \d+ in sample \d is none of the model's"):
+        check_isolation(model, pack(5, 6, vocabulary=100_000))
