@@ -16,18 +16,21 @@ from .errors import ConfigError, did_you_mean
 T = TypeVar("T")
 
 
-def load_config(config_class: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
-    """The file at `path`, changed by `key.sub=value` overrides, as a `config_class`.
+def load_config(config_class: type[T], path: Path, overrides: Sequence[str] = (), *, one_of: Sequence[str] = ()) -> T:
+    """The file at `path`, changed by `key.sub=value` overrides, as a `config_class`; one_of: see load_mapping.
 
     Raises ConfigError for a missing file, YAML that does not parse, an unknown key (with its dotted path and
     the closest valid key) and a value of the wrong type.
     """
-    data = load_mapping(path, overrides)
+    data = load_mapping(path, overrides, one_of=one_of)
     return build_config(config_class, data, source=str(path))
 
 
-def load_mapping(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The file at `path`, changed by overrides, as it is; see load_config for the errors."""
+def load_mapping(path: Path, overrides: Sequence[str] = (), *, one_of: Sequence[str] = ()) -> dict[str, Any]:
+    """The file at `path`, changed by overrides, as it is; see load_config for the errors.
+
+    one_of: dotted keys that exclude each other: an override of one of them replaces the others of the file.
+    """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -38,6 +41,10 @@ def load_mapping(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected a mapping of settings at the top, found {type(data).__name__}")
     for override in overrides:
         _apply_override(data, override)
+    named = {override.partition("=")[0] for override in overrides}
+    if any(_section(data, key).get(key.rpartition(".")[2]) is not None for key in named & {*one_of}):
+        for key in {*one_of} - named:
+            _section(data, key).pop(key.rpartition(".")[2], None)
     return data
 
 
@@ -75,6 +82,15 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         if not isinstance(data, dict):
             raise ConfigError(f"override {override!r}: {parent!r} holds a value, not a mapping")
     data[last] = value
+
+
+def _section(data: dict[str, Any], key: str) -> dict[str, Any]:
+    """The mapping that holds a dotted key; an empty one where there is none."""
+    for parent in key.split(".")[:-1]:
+        data = data.get(parent) or {}
+        if not isinstance(data, dict):
+            return {}
+    return data
 
 
 def _refuse_unknown_keys(config_class: Any, data: Any, *, path: str, source: str) -> None:

@@ -47,9 +47,9 @@ def open_run(
     its packs; and for LMMS Engine's launch file without a world, whose global batch follows from that.
     """
     from ..config import load_mapping
-    from ..train.prepared import is_launch_file
+    from ..train.prepared import RUN_LENGTHS, is_launch_file
 
-    data = load_mapping(path, overrides)
+    data = load_mapping(path, overrides, one_of=RUN_LENGTHS)
     opened = _launched if is_launch_file(data) else _configured
     train, world, built = opened(data, path, world, is_stored)
     named = built if isinstance(built, Mapping) else {SOURCE: built}

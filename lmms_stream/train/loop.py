@@ -179,7 +179,7 @@ class Loop:
     def _grad_norm(self) -> torch.Tensor:
         trainer = self.trainer
         with trainer.phases.doing("grad_norm"):
-            return clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm)
+            return clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm or math.inf)
 
     def _update(self, grad_norm: float) -> None:
         """Update the parameters, or leave them where a gradient is not finite."""

@@ -16,6 +16,7 @@ from ..types import World
 if TYPE_CHECKING:
     from .trainer import FSDP2SFTTrainer
 
+RUN_LENGTHS = ("train.max_steps", "train.num_train_epochs", "train.max_tokens")  # a run has exactly one
 _LAUNCH_KEYS = {"trainer_type", "dataset_config", "model_config", "trainer_args"}  # of LMMS Engine's launch file
 
 
@@ -30,7 +31,7 @@ class Prepared(NamedTuple):
 def prepare(path: Path, overrides: Sequence[str]) -> Prepared:
     """The run of a file, ours or LMMS Engine's."""
     with without_collections(), without_blas_threads():
-        data = load_mapping(path, overrides)
+        data = load_mapping(path, overrides, one_of=RUN_LENGTHS)
         return (_launched if is_launch_file(data) else _configured)(data, str(path))
 
 

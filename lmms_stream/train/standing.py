@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from ..errors import CheckpointError
 from ..loader.stretches import begin_stretch, stretch_of
 from .filled import resume_choice
 from .protocol import Trainer
+from .run.settings import TrainConfig
+
+logger = logging.getLogger("lmms_stream")
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
@@ -42,12 +46,25 @@ def resume(trainer: Trainer, asked: bool | str | Path | None) -> None:
     begin_stretch(trainer.counts.history, stretch_of(trainer.loader, skipped=trainer.config.skip_steps))
     trainer.phases.step = trainer.step
     trainer.set_length()  # the global batch or skipped steps may have changed
+    if state is not None and trainer.is_finished and trainer.world.rank == 0:
+        logger.warning(
+            "nothing to do: the checkpoint is of step %d, where the run has ended (its length is %d %s): raise "
+            "train.%s to train longer",
+            trainer.step, trainer.schedule.length, *_unit_of_length(trainer.config),
+        )  # fmt: skip
     trainer.callbacks.given |= {
         "model": trainer.model.model,
         "optimizer": trainer.optimizer,
         "lr_scheduler": trainer.schedule.scheduler,
         "train_dataloader": trainer.loader,
     }
+
+
+def _unit_of_length(config: TrainConfig) -> tuple[str, str]:
+    """The unit of a run's length, and the setting that it follows from."""
+    if config.max_tokens is not None:
+        return "tokens", "max_tokens"
+    return "steps", "max_steps" if config.num_train_epochs is None else "num_train_epochs"
 
 
 def _begin_from(trainer: Trainer, state: Mapping[str, Any]) -> None:

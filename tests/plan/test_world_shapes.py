@@ -23,7 +23,6 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import StepConfig, StepPlanner
 from lmms_stream.types import World, nodes_of_ranks
 
-from ..rounds import rounds
 from ..strategies import chat_lengths, examples
 
 MAX_RANKS = 12
@@ -98,7 +97,7 @@ def read(cursor: Cursor, stretch: Stretch, *, global_batch: int) -> tuple[list[C
     return steps, last
 
 
-@examples(rounds(25, 2000))
+@examples(75, many=800)
 @given(run=runs())
 def test_each_pack_of_each_step_is_read_once_on_nodes_of_any_sizes_and_resumed_on_others(
     run: tuple[int, list[Stretch]],
@@ -115,7 +114,7 @@ def test_each_pack_of_each_step_is_read_once_on_nodes_of_any_sizes_and_resumed_o
     assert all(count == 1 for step in steps for count in step.values())
 
 
-@examples(rounds(100, 3000))
+@examples(100, many=3000)
 @given(nodes=st.lists(st.integers(1, 6), min_size=1, max_size=6), num_canonical_nodes=st.integers(1, 48))
 def test_nodes_serve_canonical_nodes_in_proportion_to_their_ranks(
     nodes: Sequence[int], num_canonical_nodes: int
@@ -138,7 +137,7 @@ def test_nodes_serve_canonical_nodes_in_proportion_to_their_ranks(
         assert all(each.all() for each in served)
 
 
-@examples(rounds(100, 2000))
+@examples(100, many=2000)
 @given(data=st.data(), nodes=st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_a_rank_knows_its_node_and_equal_nodes_have_one_form(data: st.DataObject, nodes: list[int]) -> None:
     rank = data.draw(st.integers(0, sum(nodes) - 1))

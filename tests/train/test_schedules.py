@@ -185,7 +185,7 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         ({"adam_epsilon": -1e-8}, "adam_epsilon must be 0 or more, got -1e-08"),
         ({"adam_beta1": 1.0}, "adam_beta1 must be at least 0 and below 1, got 1.0"),
         ({"adam_beta2": -0.1}, "adam_beta2 must be at least 0 and below 1, got -0.1"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm must be above 0, got 0.0"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm must be 0 or more, got -1.0"),
         ({"timeout_s": -1.0}, "timeout_s must be above 0, got -1.0"),
         ({"seed": -1}, "seed must be 0 or more, got -1"),
         ({"learning_rates": {"visual.*": -1.0}}, r"learning_rates 'visual.\*' must be 0 or more, got -1.0"),

@@ -10,6 +10,7 @@ import socket
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +44,7 @@ from .tensors import (
     Tensors,
     cause_of,
     needed_files,
+    other_optimizer,
     read_metadata,
     read_tensors,
     room_for,
@@ -52,6 +54,7 @@ from .tensors import (
 )
 
 T = TypeVar("T")
+OPTIMIZER = "optimizer"  # in the state of a checkpoint: the class of its optimizer
 # A stager keeps the memory of its copies for the next save. In torch 2.11 it closes itself after its first save.
 _STAGERS_LAST = torch.__version__ >= "2.15"  # compared as versions, not as texts
 logger = logging.getLogger("lmms_stream")
@@ -125,7 +128,8 @@ class Checkpointer:
         """
         self.wait()
         values = tensors_of(model, optimizer, self._average)
-        text = json.dumps({**state, "step": step}, indent=1) + "\n"
+        state = {**state, "step": step, OPTIMIZER: type(optimizer).__name__}
+        text = json.dumps(state, indent=1) + "\n"
         documents = {**documents, STATE_NAME: text.encode()}
         self._writer = CheckpointWriter(self._target, step, documents, keep=self._keep, best=best, beside=beside)
         options: dict[str, Any] = {
@@ -167,7 +171,8 @@ class Checkpointer:
             self._on_all(lambda: None if self.rank == 0 else look())
         finally:
             if self.rank == 0 and self._target.reads_in_place:
-                Path(self._target.storage.url, name).unlink(missing_ok=True)
+                with suppress(NotADirectoryError):  # the error of the probe names it
+                    Path(self._target.storage.url, name).unlink(missing_ok=True)
 
     @property
     def has_failed(self) -> bool:
@@ -210,12 +215,14 @@ class Checkpointer:
         *,
         choice: str = "auto",
         check: Callable[[Checkpoint], None] = lambda _: None,
+        resets_other_optimizer: bool = False,
     ) -> Checkpoint | None:
         """Fill model and optimizer from the latest checkpoint that is whole; None where there is none.
 
         choice: "auto"; "never", an error where there are checkpoints; or the path or URL of one. check may refuse the
-        checkpoint before tensors are read. A damaged one is passed over with a warning that names the file. Raises
-        CheckpointError, also where all are damaged.
+        checkpoint before tensors are read. A damaged one is passed over with a warning that names the file.
+        resets_other_optimizer: the state of another optimizer is left out, and this one begins without; an error
+        otherwise. Raises CheckpointError, also where all are damaged.
         """
         target, steps = self._choose(choice)
         damaged: DamagedError | None = None
@@ -224,7 +231,14 @@ class Checkpointer:
             try:
                 checkpoint = self._on_rank_0(partial(read_checkpoint, target.storage, step))
                 check(checkpoint)
-                folder, saved = self._fetch(target, checkpoint, values)
+                part = partial(
+                    _saved_part,
+                    values=values,
+                    checkpoint=checkpoint,
+                    optimizer=optimizer,
+                    resets=resets_other_optimizer,
+                )
+                folder, saved = self._fetch(target, checkpoint, part)
             except DamagedError as error:
                 damaged = error
                 self._warn(f"{error}: the checkpoint of step {step} is passed over")
@@ -263,17 +277,17 @@ class Checkpointer:
             )
         return target, [step]
 
-    def _fetch(self, target: Target, checkpoint: Checkpoint, values: Tensors) -> tuple[Path, Tensors]:
-        """The folder with all files that this rank reads, and what of `values` they hold.
+    def _fetch(self, target: Target, checkpoint: Checkpoint, part: Callable[[Path], Tensors]) -> tuple[Path, Tensors]:
+        """The folder with all files that this rank reads, and the tensors to read: part says them, of that folder.
 
         Each file was checked by one rank, or by each that fetched it.
         """
         if target.reads_in_place:
             share = sorted(checkpoint.files)[self.rank :: self.world_size]
             folder = self._on_all(lambda: target.fetch(checkpoint, share))
-            return folder, self._on_all(lambda: saved_part(folder, values))
+            return folder, self._on_all(lambda: part(folder))
         folder = self._on_all(lambda: target.fetch(checkpoint, [METADATA_NAME]))
-        saved = self._on_all(lambda: saved_part(folder, values))
+        saved = self._on_all(lambda: part(folder))
         return self._on_all(lambda: target.fetch(checkpoint, needed_files(read_metadata(folder), saved))), saved
 
     def _on_rank_0(self, action: Callable[[], T]) -> T:
@@ -302,6 +316,26 @@ class Checkpointer:
         if self.rank == 0:
             for message in messages:
                 logger.warning("%s", message)
+
+
+def _saved_part(
+    folder: Path, *, values: Tensors, checkpoint: Checkpoint, optimizer: torch.optim.Optimizer, resets: bool
+) -> Tensors:
+    """The tensors of a checkpoint to read; those of another optimizer are left out or a CheckpointError."""
+    found = saved_part(folder, values)
+    now = type(optimizer).__name__
+    saved = checkpoint.state.get(OPTIMIZER, "another optimizer")  # of earlier versions it is not known
+    is_renamed = OPTIMIZER in checkpoint.state and saved != now
+    difference = other_optimizer(read_metadata(folder), values, is_renamed=is_renamed)
+    if difference is None:
+        return found
+    if resets:
+        return {**found, "optimizer": {}}
+    raise CheckpointError(
+        f"checkpoint {checkpoint.where} has the state of {saved}, and this run's optimizer is {now} (its state was "
+        f"{difference}): restore train.optim and train.optim_args, or set train.on_other_optimizer to reset, to begin "
+        "the optimizer without state"
+    )
 
 
 def _new_stager() -> DefaultStager:

@@ -114,17 +114,24 @@ class RunSaver:
         """
 
         def check(checkpoint: Checkpoint) -> None:
-            saved = checkpoint.state["fingerprint"]
-            check_same_model(saved, self._fingerprint, where=checkpoint.where)
+            check_same_model(checkpoint.state["fingerprint"], self._fingerprint, where=checkpoint.where)
             load_state(checkpoint.state)
-            differences = other_differences(saved, self._fingerprint)
-            if differences and self._checkpointer.rank == 0:
-                logger.warning("resumed from %s with other settings: %s", checkpoint.where, "; ".join(differences))
 
-        found = self._checkpointer.resume(self._model, self._optimizer, choice=choice or self._args.resume, check=check)
+        found = self._checkpointer.resume(
+            self._model,
+            self._optimizer,
+            choice=choice or self._args.resume,
+            check=check,
+            resets_other_optimizer=self._args.on_other_optimizer == "reset",
+        )
         if found is None:
             return None
         self._latest = found.where
+        differences = other_differences(found.state["fingerprint"], self._fingerprint)
+        if self._checkpointer.rank == 0:
+            logger.info("resumed from step %d (%s)", found.step, found.where)
+            if differences:
+                logger.warning("resumed from %s with other settings: %s", found.where, "; ".join(differences))
         return found.state
 
     def write_model(self, out: Path) -> None:

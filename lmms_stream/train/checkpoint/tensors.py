@@ -99,6 +99,28 @@ def saved_part(folder: Path, values: Tensors) -> Tensors:
     return {**values, **kept}
 
 
+def other_optimizer(metadata: Metadata, values: Tensors, *, is_renamed: bool) -> str | None:
+    """How the optimizer's state in a checkpoint differs from that of this run, in words; None where it fits.
+
+    A state that is only in this run fits, unless is_renamed: the checkpoint names another optimizer.
+    """
+    stored: dict[str, set[str]] = {}
+    for name in stored_tensors(metadata, "optimizer."):
+        parameter, _, kind = name.rpartition(".")
+        stored.setdefault(parameter, set()).add(kind)
+    ours = {
+        parameter: {kind for kind, value in state.items() if isinstance(value, torch.Tensor)}
+        for parameter, state in values["optimizer"].items()
+    }
+    both = [each for each in stored if each in ours]
+    if stored and not both and ours:
+        return None  # other parameters are trained
+    if all(stored[each] == ours[each] for each in both) and (both or not (stored or (ours and is_renamed))):
+        return None
+    kinds = [", ".join(sorted(set().union(*each.values()))) or "no state" for each in (stored, ours)]
+    return f"{kinds[0]}, now {kinds[1]}"
+
+
 def read_metadata(folder: Path) -> Metadata:
     """What DCP's .metadata says of the tensors of a checkpoint, and of the files that hold them."""
     return FileSystemReader(folder).read_metadata()

@@ -56,7 +56,7 @@ def train_config(
         "per_device_batch": 1 if is_quadratic else arguments.per_device_train_batch_size,
         "bf16": bool(arguments.bf16),
         "tf32": arguments.tf32,
-        "max_grad_norm": arguments.max_grad_norm or math.inf,
+        "max_grad_norm": arguments.max_grad_norm or 0.0,
         "resume": "never",  # as train(resume_from_checkpoint=…) says
         "num_workers": arguments.dataloader_num_workers,
         "timeout_s": float(arguments.ddp_timeout),

@@ -117,7 +117,7 @@ ROWS = (
     refused("fsdp_config", "blocks are sharded one by one, as the model names them: leave it out", _default_fsdp),
     refused("fsdp_transformer_layer_cls_to_wrap", "the model names its blocks: leave it out, or give a TrainConfig with wrap"),
     refused("accelerator_config", "accelerate does not run the loop: leave it out", _default_accelerator),
-    refused("parallelism_config", "tensor and context parallelism are not here: leave it out"),
+    refused("parallelism_config", "ranks that share a model or its tokens are settings of a run: leave it out, or give a TrainConfig with tensor_parallel, sequence_parallel or shard_ranks"),
     refused("deepspeed", "the model is sharded with FSDP2: leave deepspeed out"),
     refused("label_smoothing_factor", "the loss is the cross entropy of the targets: give a compute_loss_func"),
     honoured("optim", "optim, where the name is known"),

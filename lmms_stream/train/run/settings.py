@@ -22,9 +22,9 @@ _AT_LEAST_1 = (
 _AT_LEAST_0 = (
     "save_steps", "eval_steps", "num_workers", "warmup_steps", "warmup_tokens", "max_skipped_steps", "z_loss", "seed",
     "learning_rate", "min_learning_rate", "weight_decay", "adam_epsilon", "eval_delay", "prefetch_blocks",
-    "alert_spike", "alert_wait_share", "max_bad_samples",
+    "alert_spike", "alert_wait_share", "max_bad_samples", "max_grad_norm",
 )  # fmt: skip
-_ABOVE_0 = ("max_grad_norm", "save_minutes", "timeout_s", "peak_tflops", "sample_timeout_s")
+_ABOVE_0 = ("save_minutes", "timeout_s", "peak_tflops", "sample_timeout_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ class TrainConfig:
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     learning_rates: dict[str, float] | None = None  # by pattern: short for `groups` that have an lr alone
     frozen: list[str] = field(default_factory=list)  # patterns of parameters that are not trained
-    max_grad_norm: float = 1.0  # gradients are scaled down to it
+    max_grad_norm: float = 1.0  # gradients are scaled down to it; 0: they are not scaled
     max_skipped_steps: int = 10  # steps without an update, as a gradient was not finite, that a run may have
     # keep an average of the weights too, in float32: after each step it is so much of itself, the rest of the weights
     ema_decay: float | None = None
@@ -140,6 +140,8 @@ class TrainConfig:
     # "auto" goes on from the latest checkpoint there that is whole; "never" refuses to start where there are any; or
     # the path or URL of one, to start from it each time
     resume: str = "auto"
+    # where the checkpoint to resume from is of another optimizer: "error"; "reset" begins this one without its state
+    on_other_optimizer: Literal["error", "reset"] = "error"
     # write a transformers folder at the end, export/ in the output_dir; of the average, export-ema/
     export: bool = False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ BECOMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "adam_beta1": (0.5, {"adam_beta1": 0.5}),
     "adam_beta2": (0.5, {"adam_beta2": 0.5}),
     "adam_epsilon": (0.5, {"adam_epsilon": 0.5}),
-    "max_grad_norm": (0.0, {"max_grad_norm": math.inf}),
+    "max_grad_norm": (0.0, {"max_grad_norm": 0.0}),
     "num_train_epochs": (2.5, {"num_train_epochs": None, "max_steps": 25}),
     "max_steps": (9, {"num_train_epochs": None, "max_steps": 9}),
     "lr_scheduler_type": ("constant_with_warmup", {"lr_scheduler_type": "constant"}),

@@ -1,0 +1,150 @@
+"""What a run that resumes says, and what it does where its settings are others than the checkpoint's."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from lmms_stream.config import load_config
+from lmms_stream.errors import CheckpointError, ConfigError
+from lmms_stream.train.prepared import RUN_LENGTHS, prepare
+from lmms_stream.train.run_config import RunConfig
+
+from ..conftest import write_tokens
+from .runs import trainer_of, write_run
+from .test_checkpoint import ours
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_tokens(tmp_path / "data", num_samples=60)
+    return write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, lr_scheduler_type="constant")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            "optim=adamw",
+            "optim=muon",
+            r"the state of AdamW, .*optimizer is Muon \(its state was exp_avg, ",
+        ),
+        ("optim=adamw", "optim=sgd", r"AdamW, .* is SGD \(its state was exp_avg, exp_avg_sq, step, now no state\)"),
+        ("optim=sgd", "optim=adamw", r"SGD, .* is AdamW \(its state was no state, now exp_avg, exp_avg_sq, step\)"),
+        (
+            "optim_args.amsgrad=true",
+            "optim=adamw",
+            r"AdamW, .* AdamW \(its state was .*max_exp_avg_sq, step, now ",
+        ),
+    ],
+)
+def test_another_optimizer_is_an_error_with_a_remedy_that_begins_it_without_state(
+    run: Path, before: str, after: str, message: str
+) -> None:
+    trainer_of(run, f"train.{before}").train()
+    longer = (f"train.{after}", "train.max_steps=4")
+    with pytest.raises(CheckpointError, match=message) as refused:
+        trainer_of(run, *longer).train()
+    assert "restore train.optim and train.optim_args, or set train.on_other_optimizer to reset" in str(refused.value)
+    trainer = trainer_of(run, *longer, "train.on_other_optimizer=reset")
+    trainer.train()
+    assert trainer.step == 4
+    assert {float(state["step"]) for state in trainer.optimizer.state.values() if "step" in state} <= {2.0}
+    again = trainer_of(run, f"train.{after}", "train.max_steps=5", "train.on_other_optimizer=reset")
+    again.train()  # its own state is taken from its own checkpoint
+    assert {float(state["step"]) for state in again.optimizer.state.values() if "step" in state} <= {3.0}
+
+
+def test_an_optimizer_of_another_name_with_the_same_state_resumes(run: Path) -> None:
+    trainer_of(run, "train.optim=adamw").train()
+    trainer = trainer_of(run, "train.optim=adamw_torch", "train.max_steps=3")
+    trainer.train()
+    assert {float(state["step"]) for state in trainer.optimizer.state.values()} == {3.0}
+
+
+def test_a_momentum_that_is_new_begins_at_zero_and_one_that_is_gone_is_an_error(run: Path) -> None:
+    trainer_of(run, "train.optim=sgd").train()
+    trainer_of(run, "train.optim=sgd", "train.optim_args.momentum=0.9", "train.max_steps=3").train()
+    with pytest.raises(CheckpointError, match="its state was momentum_buffer, now no state"):
+        trainer_of(run, "train.optim=sgd", "train.max_steps=4").train()
+
+
+def test_a_resume_names_its_step_and_a_run_that_has_ended_says_what_makes_it_longer(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lmms_stream")
+    trainer_of(run, "train.max_steps=3").train()
+    assert "resumed" not in caplog.text
+    for overrides, step, said in (
+        (["train.max_steps=5"], 5, None),
+        (["train.max_steps=2"], 5, "its length is 2 steps): raise train.max_steps to train longer"),
+        (["train.max_steps=5"], 5, "its length is 5 steps): raise train.max_steps"),
+        (["train.max_steps=null", "train.max_tokens=10"], 5, "its length is 10 tokens): raise train.max_tokens"),
+    ):
+        caplog.clear()
+        trainer = trainer_of(run, *overrides)
+        trainer.train()
+        assert trainer.step == step
+        assert f"resumed from step {3 if said is None else 5} (" in caplog.text
+        told = [line for line in ours(caplog) if line.startswith("nothing to do")]
+        if said is None:
+            assert told == []
+        else:
+            (line,) = told
+            assert line.startswith("nothing to do: the checkpoint is of step 5, where the run has ended")
+            assert said in line
+
+
+def test_settings_that_changed_are_told_once_the_checkpoint_is_found_whole(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer_of(run, "train.save_steps=1").train()
+    folder = run.parent / "default" / "checkpoints"
+    (damaged,) = [*(folder / "step-00000002").glob("__*.distcp")][:1]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    caplog.clear()
+    trainer_of(run, "train.learning_rate=0.5").train()
+    told = ours(caplog)
+    assert [line.split(":")[0] for line in told if "passed over" in line or "other settings" in line] == [
+        next(line for line in told if "passed over" in line).split(":")[0],
+        f"resumed from {folder}/step-00000001 with other settings",
+    ]
+
+
+def test_a_checkpoint_dir_that_is_a_file_is_the_error_that_names_it(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"cannot use .*/file for checkpoints \(.*\): name a folder that all"):
+        trainer_of(run, f"train.checkpoint_dir={tmp_path / 'file'}").train()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_length_on_the_command_line_replaces_that_of_the_file(run: Path, tmp_path: Path) -> None:
+    epochs = write_run(tmp_path / "epochs.yaml", tmp_path / "data", num_train_epochs=3)
+
+    def lengths(*overrides: str) -> list[float | None]:
+        train = load_config(RunConfig, epochs, overrides, one_of=RUN_LENGTHS).train
+        return [train.max_steps, train.num_train_epochs, train.max_tokens]
+
+    assert lengths() == [None, 3, None]
+    assert lengths("train.max_steps=5") == [5, None, None]
+    assert lengths("train.max_tokens=100") == [None, None, 100]
+    assert lengths("train.max_steps=null") == [None, 3, None]
+    with pytest.raises(ConfigError, match="got max_steps and max_tokens"):
+        lengths("train.max_steps=5", "train.max_tokens=100")
+    trainer = prepare(epochs, ["train.max_steps=1"]).trainer()
+    trainer.train()
+    assert trainer.step == 1
+
+
+def test_a_max_grad_norm_of_0_clips_nothing(run: Path, tmp_path: Path) -> None:
+    weights = {}
+    for norm in ("0", "1e9", "1e-6"):
+        trainer = trainer_of(
+            run, f"train.max_grad_norm={norm}", f"train.output_dir={tmp_path / norm}", "train.optim=sgd"
+        )
+        trainer.train()
+        weights[norm] = [each.full_tensor() for each in trainer.model.parameters()]  # type: ignore[attr-defined]
+    assert all(map(torch.equal, weights["0"], weights["1e9"]))
+    assert not all(map(torch.equal, weights["0"], weights["1e-6"]))
