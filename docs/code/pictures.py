@@ -113,7 +113,7 @@ def steps() -> str:
     )
     y = 50
     for world_size in (2, 4):
-        dealt = assign_steps(packs, global_batch=8, world_size=world_size)
+        dealt = assign_steps(packs, global_batch=8, nodes=(world_size,))
         for rank in range(world_size):
             d.words(14, y + 20, f"rank {rank} of {world_size}")
             for step in range(4):
