@@ -37,6 +37,14 @@ def add_options(
         metavar="NAME=VALUE",
         help="set what a run sets in its section processor, for the same lengths: image_max_pixels=200704, fps=1, …",
     )
+    parser.add_argument(
+        "--learn-stop",
+        action="append_const",
+        dest="setting",
+        const="learn_stop=true",
+        help="also train on the next token that the chat template writes after an answer, in templates without a token "
+        "of their own that ends answers, as GLM's; short for --setting learn_stop=true",
+    )
 
 
 def processor_choice(tokenizer: str | None, kind: str | None, settings: Sequence[str]) -> ProcessorChoice | None:

@@ -7,6 +7,7 @@ byte_tokens     where the tokens of byte-level tokenizers lie, told from their i
 json_text       JSON texts -> values, integers of any size as they are
 stored_chat     a stored conversation -> its messages, checked
 chat_template   a conversation -> its text, and what of it is marked
+stops           which tokens end answers of a template
 conversation    a stored conversation -> its text and tokens, and which of them are learnt
 chat, text      the processors of texts; token_kernels: the compiled loop that fills packs from shards
 documents       the processor of several documents in a sample of tokens
@@ -54,6 +55,8 @@ class ProcessorConfig(MediaSettings, ImageSettings):
     # of chats, whether all that the assistant says is learnt or its last message alone, as templates need that change
     # earlier messages (Qwen3's drops their thoughts)
     learn: Literal["all", "last"] = "all"
+    # of chats, whether the next speaker's token is trained on where a template ends answers by nothing else (GLM's)
+    learn_stop: bool = False
     bagel: BagelSettings | None = None  # of "bagel": how its sequences are made (see docs/bagel.md)
     # the task that samples are for: of "preference" dpo (the default, pairs) or kto (single answers), of "image"
     # flow_matching (the default with crop "center") or reconstruction (with "random")
@@ -71,6 +74,10 @@ class ProcessorConfig(MediaSettings, ImageSettings):
             raise ConfigError(f"processor.bagel is for processor.type bagel, and that is {self.type}: leave bagel out")
         if self.learn != "all" and self.type not in ("chat", *MEDIA_TYPES):
             raise ConfigError(f"processor.learn is for chats, and processor.type is {self.type}: leave learn out")
+        if self.learn_stop and self.type not in ("chat", *MEDIA_TYPES):
+            raise ConfigError(
+                f"processor.learn_stop is for chats, and processor.type is {self.type}: leave learn_stop out"
+            )
         self._check_objective()
         self._check_documents()
         if self.type in MEDIA_TYPES:
@@ -125,7 +132,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
 
             return DocumentsProcessor() if self.isolate_documents else TokensProcessor()
         if self.type in MEDIA_TYPES:
-            return self._of_media(learn=self.learn)
+            return self._of_media(learn=self.learn, learn_stop=self.learn_stop)
         if self.type == "image":
             from .image import ImageProcessor
 
@@ -133,7 +140,7 @@ class ProcessorConfig(MediaSettings, ImageSettings):
         if self.type == "preference" and self.path is not None:
             from .preference_media import MediaPreferenceProcessor
 
-            return MediaPreferenceProcessor(self._of_media(learn="last"), objective=self._compared)
+            return MediaPreferenceProcessor(self._of_media(learn="last", learn_stop=None), objective=self._compared)
         if not self.tokenizer:
             raise ConfigError("processor.tokenizer is missing: name the folder or hub id of a tokenizer")
         if self.type == "text":
@@ -150,16 +157,16 @@ class ProcessorConfig(MediaSettings, ImageSettings):
             return BagelProcessor.from_pretrained(self.tokenizer, self.bagel)
         from .chat import ChatProcessor
 
-        return ChatProcessor.from_pretrained(self.tokenizer, learn=self.learn)
+        return ChatProcessor.from_pretrained(self.tokenizer, learn=self.learn, learn_stop=self.learn_stop)
 
     @property
     def _compared(self) -> Compared:
         return "kto" if self.objective == "kto" else "dpo"
 
-    def _of_media(self, *, learn: Learn) -> MultimodalProcessor:
+    def _of_media(self, *, learn: Learn, learn_stop: bool | None) -> MultimodalProcessor:
         from .multimodal import MultimodalProcessor
 
         if not self.path:
             raise ConfigError("processor.path is missing: name the folder or hub id of a processor of transformers'")
         settings = {field.name: getattr(self, field.name) for field in fields(MediaSettings)}
-        return MultimodalProcessor.from_pretrained(self.path, learn=learn, **settings)
+        return MultimodalProcessor.from_pretrained(self.path, learn=learn, learn_stop=learn_stop, **settings)

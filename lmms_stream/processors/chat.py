@@ -30,24 +30,35 @@ class ChatProcessor:
     thoughts) needs that, or a DataError is raised. The template is given the tools of the sample, arguments of tool
     calls as objects, and always the same day as today.
 
+    learn_stop: in a template that leaves the end of an answer to the next speaker's token (GLM's), that token is
+    trained on, too, and follows the last answer. Without it such a template is warned of.
+
     ConfigError for a tokenizer that has no chat template, and for one that is not a fast one.
     """
 
     columns = ("messages",)
     schema = "messages"
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, source: str = "", learn: Learn = "all"):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast | FastTokenizer,
+        *,
+        source: str = "",
+        learn: Learn = "all",
+        learn_stop: bool = False,
+    ):
         self.tokenizer = FastTokenizer.of(tokenizer, name=source)
-        self._conversations = Conversations(self.tokenizer, learn=learn)
+        self._conversations = Conversations(self.tokenizer, learn=learn, learn_stop=learn_stop)
+        self._conversations.warn_of_ends()
 
     @property
     def learn(self) -> Learn:
         return self._conversations.learn
 
     @staticmethod
-    def from_pretrained(path: str, *, learn: Learn = "all") -> ChatProcessor:
+    def from_pretrained(path: str, *, learn: Learn = "all", learn_stop: bool = False) -> ChatProcessor:
         """A processor with the tokenizer at a local path or hub id."""
-        return ChatProcessor(load_tokenizer(path), source=path, learn=learn)
+        return ChatProcessor(load_tokenizer(path), source=path, learn=learn, learn_stop=learn_stop)
 
     @property
     def description(self) -> Mapping[str, Any]:

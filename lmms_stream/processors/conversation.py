@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from .base import Tokens, or_error
 from .byte_tokens import Span
 from .chat_template import TODAY, ChatTemplate
 from .spans import learnt_of, spans_of
+from .stops import Stops
 from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, digest
 
@@ -67,16 +69,18 @@ class Conversations:
     ConfigError for templates that cannot be compiled, or that are missing.
     """
 
-    def __init__(self, tokenizer: FastTokenizer, *, learn: Learn):
+    def __init__(self, tokenizer: FastTokenizer, *, learn: Learn, learn_stop: bool = False):
         if learn not in get_args(Learn):
             raise ConfigError(f"processor.learn must be {' or '.join(get_args(Learn))}, got {learn!r}")
         self.learn = learn
+        self.learn_stop = learn_stop
         self.tokenizer = tokenizer
         if "default" not in tokenizer.chat_templates:
             raise ConfigError(
                 f"tokenizer {tokenizer.name} has no chat template: set tokenizer.chat_template and save it"
             )
-        _ = self._templates  # raises for a template that cannot be compiled
+        if not self._stops["default"].are_trained_on and learn_stop:
+            self._stops["default"].check()
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -88,11 +92,23 @@ class Conversations:
             "chat_template": digest(templates),
             "special_tokens": dict(self.tokenizer.special_tokens),
             **({"today": TODAY.isoformat()} if "strftime_now" in templates else {}),
+            **({"learn_stop": True} if self.learn_stop else {}),
         }
 
     def text(self, chat: Chat, *, prompt: bool = False) -> str:
         """prompt: as if the assistant were to go on. DataError for a chat that the template refuses."""
-        return self._render(chat, prompt=prompt)[0]
+        text, spans = self._render(chat, prompt=prompt)
+        return text if prompt else self._ended(chat, text, spans)
+
+    def warn_of_ends(self) -> None:
+        """Warn of a template that leaves the end of answers out of what is trained on."""
+        if not self.learn_stop and not self._stops["default"].are_trained_on:
+            warnings.warn(
+                f"the chat template of tokenizer {self.tokenizer.name} does not mark the end of an answer, so no end "
+                "is trained on and the model does not learn to stop: set learn_stop: true in the settings of the "
+                "processor, or pass --learn-stop, to train on the next token that the template writes",
+                stacklevel=3,
+            )
 
     def rendered(self, chat: Chat) -> Rendered:
         """DataError besides where what the assistant says cannot be told from the rest."""
@@ -105,6 +121,10 @@ class Conversations:
             added = self._added_spans(chat, text)
             spans = list(added.values())
             left_out = [span for index, span in added.items() if index in chat.left_out]
+        text = self._ended(chat, text, spans)
+        stops = self._stops_of(chat)
+        if stops is not None:
+            spans, left_out = ([stops.extended(text, span) for span in each] for each in (spans, left_out))
         return Rendered((text, _not_empty(spans)), _not_empty(left_out))
 
     def tokenized(self, rendered: Sequence[Rendered]) -> list[Tokens]:
@@ -126,13 +146,32 @@ class Conversations:
             for name, source in self.tokenizer.chat_templates.items()
         }
 
+    @cached_property
+    def _stops(self) -> dict[str, Stops]:
+        return {
+            name: Stops(template.render, self.tokenizer, has_marks=template.has_marks)
+            for name, template in self._templates.items()
+        }
+
     def __getstate__(self) -> dict[str, Any]:
         # Templates are compiled again where they are used.
-        return {name: value for name, value in self.__dict__.items() if name != "_templates"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_templates", "_stops")}
+
+    def _name_of_template(self, chat: Chat) -> str:
+        return "tool_use" if chat.tools and "tool_use" in self._templates else "default"
 
     def _template_of(self, chat: Chat) -> ChatTemplate:
-        templates = self._templates
-        return templates["tool_use" if chat.tools and "tool_use" in templates else "default"]
+        return self._templates[self._name_of_template(chat)]
+
+    def _stops_of(self, chat: Chat) -> Stops | None:
+        """Ends of answers that are to be trained on besides what is marked."""
+        stops = self._stops[self._name_of_template(chat)]
+        return stops if self.learn_stop and not stops.are_trained_on else None
+
+    def _ended(self, chat: Chat, text: str, spans: Sequence[Span]) -> str:
+        """The text of a chat, with the token that ends its last answer if that is to be trained on."""
+        stops, last = self._stops_of(chat), chat.messages[-1]
+        return text if stops is None or last["role"] != "assistant" else stops.ended(text, spans, last)
 
     def _render(self, chat: Chat, stop: int | None = None, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """Return the text and the marked spans of the first `stop` messages (default: all).

@@ -42,10 +42,14 @@ class MultimodalProcessor:
     measured_columns = ("messages",)
     schema = "messages"
 
-    def __init__(self, tokenizer: FastTokenizer, family: Family, *, learn: Learn = "all"):
+    def __init__(
+        self, tokenizer: FastTokenizer, family: Family, *, learn: Learn = "all", learn_stop: bool | None = False
+    ):
         self.tokenizer = tokenizer
         self.family = family
-        self._conversations = Conversations(tokenizer, learn=learn)
+        self._conversations = Conversations(tokenizer, learn=learn, learn_stop=bool(learn_stop))
+        if learn_stop is not None:
+            self._conversations.warn_of_ends()
         self._placeholders = Placeholders(family.placeholders, family.surroundings)
         repeated = getattr(family, "repeated_tokens", None) or family.placeholders.values()
         self._placeholder_ids = np.array([_token_id(tokenizer, token) for token in repeated])
@@ -53,9 +57,17 @@ class MultimodalProcessor:
 
     @staticmethod
     def from_pretrained(
-        path: str, *, learn: Learn = "all", family: FamilyMaker | None = None, **settings: Any
+        path: str,
+        *,
+        learn: Learn = "all",
+        learn_stop: bool | None = False,
+        family: FamilyMaker | None = None,
+        **settings: Any,
     ) -> MultimodalProcessor:
-        """The processor at a local path or hub id. settings: of MediaSettings. family: default, the path's own."""
+        """The processor at a local path or hub id. settings: of MediaSettings. family: default, the path's own.
+
+        learn_stop: see ChatProcessor; None where ends of answers do not matter.
+        """
         known = [field.name for field in fields(MediaSettings)]
         for name in settings.keys() - {*known}:
             raise ConfigError(f"a processor of media has no setting {name!r}: {did_you_mean(name, known)}")
@@ -67,7 +79,7 @@ class MultimodalProcessor:
             tokenizer = replace(tokenizer, chat_templates=files.chat_templates)
         made = maker.of(files, chosen, lambda token: _token_id(tokenizer, token))
         _check_sound(chosen, made, path)
-        return MultimodalProcessor(tokenizer, made, learn=learn)
+        return MultimodalProcessor(tokenizer, made, learn=learn, learn_stop=learn_stop)
 
     @property
     def learn(self) -> Learn:

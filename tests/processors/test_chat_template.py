@@ -219,6 +219,7 @@ def test_special_tokens_in_a_text_are_text_where_the_tokenizer_says_so(tokenizer
     assert processor_fingerprint(processor) != processor_fingerprint(ChatProcessor(load_tokenizer(str(tokenizer))))
 
 
+@pytest.mark.filterwarnings("ignore:the chat template of tokenizer")
 def test_characters_that_become_no_token_are_passed_over() -> None:
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     backend.normalizer = normalizers.Replace(".", "")

@@ -164,6 +164,7 @@ def test_spans_are_the_tokens_that_have_their_bytes(name: str, monkeypatch: pyte
     assert num_compared > rounds(50, 1000)
 
 
+@pytest.mark.filterwarnings("ignore:the chat template of tokenizer")
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize("kind", ["bytes", "a space before each text"])
 def test_an_answer_without_an_end_token_is_trained_on_to_its_last_byte(kind: str, marks: bool, tmp_path: Path) -> None:
