@@ -124,7 +124,7 @@ def _called(asked: UserFunction, function: Callable[[dict[str, Any]], Any], valu
         if type(made) is dict or not isinstance(made, Iterable) or isinstance(made, Mapping | str | bytes):
             return made
         return list(made)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
             f"{asked} raised {type(error).__name__}: {error}{_line(error.__traceback__, function)}: correct it"
         ) from error

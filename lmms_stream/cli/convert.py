@@ -83,10 +83,10 @@ def _run(options: argparse.Namespace) -> int:
         print_next("the other parts; when all are there, the same command without --part")
         return 0
     if not options.append:
-        print_summary(options.target, report)
+        print_summary(options.target, report, packing_length=options.concat)
         return 0
     if added.converted is not None:
-        print_summary(options.target, added.converted)
+        print_summary(options.target, added.converted, packing_length=options.concat)
     print_record(options.target, added)
     print_notes(added.dropped)
     return 0

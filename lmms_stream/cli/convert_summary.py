@@ -20,8 +20,11 @@ _COUNTED_BY = {**dict.fromkeys(("messages", "preference", "text"), " --tokenizer
 _OF_DOCUMENTS = ("num_documents", "num_tail_tokens", "num_dropped_tokens")  # of a SplitReport
 
 
-def print_summary(target: str, report: ConvertReport) -> None:
-    """A table of what lies at the target now, what was left out in yellow, and the next command."""
+def print_summary(target: str, report: ConvertReport, *, packing_length: int | None = None) -> None:
+    """Print a table of what is stored at the target, what was left out in yellow, and the next command.
+
+    packing_length: tokens of a pack that the samples were made for, if they were.
+    """
     first = f"{target.rstrip('/')}/{next(iter(report.splits))}" if report.splits else target
     table = Table("", "", show_header=False)
     table.add_row("rows", Text(visible(report.kind)))
@@ -43,12 +46,12 @@ def print_summary(target: str, report: ConvertReport) -> None:
     if report.splits:
         left_out = () if report.num_documents is not None else _OF_DOCUMENTS
         print_records("splits", list(report.splits.items()), left_out=left_out)
-    print_next(_next_command(first, report))
+    print_next(_next_command(first, report, packing_length or 4096))
 
 
-def plan_command(target: str) -> str:
+def plan_command(target: str, packing_length: int = 4096) -> str:
     """The command that says what packs of a dataset amount to."""
-    return f"lmms-stream plan {quote(target)} --packing-length 4096 --overlong drop"
+    return f"lmms-stream plan {quote(target)} --packing-length {packing_length} --overlong drop"
 
 
 def left_out_lines(counts: RowCounts) -> list[str]:
@@ -88,10 +91,10 @@ def _time(report: ConvertReport) -> str:
     return f"{shown_seconds(report.seconds)}, {rates}"
 
 
-def _next_command(target: str, report: ConvertReport) -> str:
+def _next_command(target: str, report: ConvertReport, packing_length: int) -> str:
     """Tokens first, since packs are planned by them."""
     if report.num_tokens is not None:
-        return plan_command(target)
+        return plan_command(target, packing_length)
     if report.schema in _COUNTED_BY:
         return f"lmms-stream index {quote(target)}{_COUNTED_BY[report.schema]}"
     return f"lmms-stream inspect {quote(target)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
@@ -11,15 +12,24 @@ from .command import add_command, at_least
 from .processor import add_options, stored_processor
 
 if TYPE_CHECKING:
+    from ..plan.mixture import Mixture
     from ..plan.pack_plan import PackPlan
+    from ..types import World
     from .command import Commands
 
+DEFAULT_GLOBAL_BATCH = 64
 EXAMPLES = (
     "lmms-stream plan s3://bucket/chats --packing-length 4096 --world-size 8 --compare --plot plan.png",
+    "lmms-stream plan run.yaml --world-size 16 --num-nodes 2",
     "lmms-stream plan run.yaml --from runs/chats --weights chats=3,code=1 --max-epochs code=2",
 )
-OF_DATASETS = ("packing_length", "compare", "plot")  # what --from takes from the YAML file, or does not say
 OF_CHANGES = ("max_epochs", "steps")
+IN_RUN_FILES = (  # options that the YAML file of a run has settings for
+    "packing_length", "strategy", "overlong", "max_samples_per_pack", "canonical_nodes", "seed", "weights",
+    "tokenizer", "processor", "setting",
+)  # fmt: skip
+# What --from takes from the YAML file, or does not report.
+OF_DATASETS = ("compare", "plot", "epochs", *(name for name in IN_RUN_FILES if name != "weights"))
 
 
 def add_commands(commands: Commands) -> None:
@@ -30,13 +40,13 @@ def add_commands(commands: Commands) -> None:
         "remotes",
         nargs="+",
         metavar="DATASET",
-        help="read the lengths of these datasets, in folders or at URLs; with --from the YAML file of a run",
+        help="read the lengths of these datasets, in folders or at URLs; or the YAML file of a run, which --from needs",
     )
     add(
         "--packing-length",
         type=at_least(1),
         metavar="TOKENS",
-        help="fill packs up to so many tokens; needed without --from",
+        help="fill packs up to so many tokens; needed for datasets",
     )
     add(
         "--tokenizer",
@@ -46,22 +56,20 @@ def add_commands(commands: Commands) -> None:
     add_options(parser)
     add(
         "--strategy",
-        default="best_fit",
         metavar="NAME",
-        help="pack by best_fit, first_fit, next_fit or window_N; default: %(default)s",
+        help="pack by best_fit, first_fit, next_fit or window_N; default: best_fit",
     )
     add(
         "--overlong",
         choices=("error", "drop", "truncate", "split"),
-        default="error",
-        help="do this with samples that are longer than a pack; default: %(default)s",
+        help="do this with samples that are longer than a pack; default: error",
     )
     add("--max-samples-per-pack", type=at_least(1), metavar="N", help="put at most N samples into a pack")
     add(
         "--global-batch",
         type=at_least(1),
         metavar="PACKS",
-        help="read so many packs a step; default: 64, or that of the run",
+        help=f"read so many packs a step; default: {DEFAULT_GLOBAL_BATCH}, or that of the run",
     )
     add(
         "--world-size",
@@ -90,8 +98,8 @@ def add_commands(commands: Commands) -> None:
         metavar="W",
         help="mix by these shares of the tokens, one for each DATASET; with --from NAME=W,…",
     )
-    add("--epochs", type=at_least(1), default=1, metavar="N", help="report N epochs; default: %(default)s")
-    add("--seed", type=at_least(0), default=0, metavar="SEED", help="shuffle by this seed; default: %(default)s")
+    add("--epochs", type=at_least(1), metavar="N", help="report N epochs; default: 1")
+    add("--seed", type=at_least(0), metavar="SEED", help="shuffle by this seed; default: 0")
     add("--compare", action="store_true", help="compare all packing strategies")
     add("--plot", type=Path, metavar="FILE", help="draw lengths and fill as .png, .svg or .pdf")
     add("--json", action="store_true", help="print one JSON object instead of tables")
@@ -134,31 +142,31 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     """ConfigError for options that do not go together."""
-    others = OF_CHANGES if options.checkpoint is None else OF_DATASETS
-    for name in others:
-        if getattr(options, name):
+    for name in OF_CHANGES if options.checkpoint is None else OF_DATASETS:
+        if getattr(options, name) not in (None, False, []):
             option = f"--{name.replace('_', '-')}"
             how = "needs" if options.checkpoint is None else "is not taken together with"
             raise ConfigError(f"{option} {how} --from, the checkpoint of a run: see lmms-stream plan --help")
-    if options.checkpoint is None and options.packing_length is None:
-        raise ConfigError("--packing-length is missing: say how many tokens a pack holds, or name a run with --from")
+    if options.checkpoint is not None:
+        return
+    if (run := _run_file(options)) is not None:
+        given = [name for name in IN_RUN_FILES if getattr(options, name) not in (None, [])]
+        if given:
+            raise ConfigError(f"{run} says {given[0]} itself: leave --{given[0].replace('_', '-')} out")
+    elif options.packing_length is None:
+        raise ConfigError("--packing-length is missing: say how many tokens a pack holds, or name a run's YAML file")
 
 
 def _plan_datasets(options: argparse.Namespace) -> int:
-    from ..plan.mixture import Mixture
-    from ..types import World
     from .console import print_next, print_plan
     from .plan_report import COMPARED_STRATEGIES, plot_plans, report_epoch, report_kinds, report_steps, with_strategy
 
-    world = World(world_size=options.world_size, num_nodes=options.num_nodes)
-    plans = _open_plans(options)
-    if options.weights and len(options.weights) != len(plans):
-        raise ConfigError(f"{len(options.weights)} weights for {len(plans)} datasets: give one for each")
-    weights = dict(zip(plans, map(_share, options.weights), strict=True)) if options.weights else None
-    global_batch = 64 if options.global_batch is None else options.global_batch
-    steps = report_steps(Mixture(plans, weights=weights), global_batch=global_batch, world=world)
+    mixture, global_batch, world = _opened(options)
+    plans = mixture.plans
+    num_epochs = options.epochs or 1
+    steps = report_steps(mixture, global_batch=global_batch, world=world)
     epochs = [
-        report_epoch(plan, source=name, epoch=epoch) for name, plan in plans.items() for epoch in range(options.epochs)
+        report_epoch(plan, source=name, epoch=epoch) for name, plan in plans.items() for epoch in range(num_epochs)
     ]
     compared = {}
     if options.compare:
@@ -177,9 +185,46 @@ def _plan_datasets(options: argparse.Namespace) -> int:
     return 0
 
 
+def _opened(options: argparse.Namespace) -> tuple[Mixture, int, World]:
+    """The packs of a run's file, or of datasets with the options; the packs of a step; the ranks that share them."""
+    from ..plan.mixture import Mixture
+    from ..types import World
+
+    world = World(world_size=options.world_size, num_nodes=options.num_nodes)
+    if (path := _run_file(options)) is not None:
+        from ..ledger.planned import open_run
+
+        overrides = [] if options.global_batch is None else [f"train.global_batch={options.global_batch}"]
+        run = open_run(path, world=world, overrides=overrides, is_stored=True)
+        return run.mixture, run.train.global_batch, run.world
+    plans = _open_plans(options)
+    if options.weights and len(options.weights) != len(plans):
+        raise ConfigError(f"{len(options.weights)} weights for {len(plans)} datasets: give one for each")
+    weights = dict(zip(plans, map(_share, options.weights), strict=True)) if options.weights else None
+    return Mixture(plans, weights=weights), options.global_batch or DEFAULT_GLOBAL_BATCH, world
+
+
+def _run_file(options: argparse.Namespace) -> Path | None:
+    """The YAML file of a run, if DATASET names one."""
+    files = [each for each in options.remotes if each.endswith((".yaml", ".yml"))]
+    if files and len(options.remotes) > 1:
+        raise ConfigError(f"{files[0]} is the file of a run, which names its datasets: leave the others out")
+    return Path(files[0]) if files else None
+
+
 def _next_step(options: argparse.Namespace) -> str:
     """How the packs that were planned are trained on."""
-    packed = f"packing_length: {options.packing_length}, overlong: {options.overlong}"
+    if (path := _run_file(options)) is not None:
+        return f"lmms-stream train {quote(str(path))}"
+    settings = {
+        "packing_length": options.packing_length,
+        "overlong": options.overlong or "error",
+        "packing_strategy": options.strategy,
+        "max_samples_per_pack": options.max_samples_per_pack,
+        "seed": options.seed,
+        "num_canonical_nodes": options.canonical_nodes,
+    }
+    packed = ", ".join(f"{name}: {value}" for name, value in settings.items() if value is not None)
     sections = [f"{{remote: {remote}, {packed}, processor: …}}" for remote in options.remotes]
     section = f"dataset: {sections[0]}" if len(sections) == 1 else f"datasets: {{NAME: {sections[0]}, …}}"
     return f"lmms-stream train run.yaml (docs/start.md), where run.yaml has {section}"
@@ -201,11 +246,11 @@ def _open_plans(options: argparse.Namespace) -> dict[str, PackPlan]:
 
     packing = PackingConfig(
         packing_length=options.packing_length,
-        strategy=options.strategy,
-        overlong=options.overlong,
+        strategy=options.strategy or "best_fit",
+        overlong=options.overlong or "error",
         max_samples_per_pack=options.max_samples_per_pack,
     )
-    order = OrderConfig(seed=options.seed, num_canonical_nodes=options.canonical_nodes)
+    order = OrderConfig(seed=options.seed or 0, num_canonical_nodes=options.canonical_nodes)
     plans: dict[str, PackPlan] = {}
     for remote in options.remotes:
         processor = stored_processor(remote, options)

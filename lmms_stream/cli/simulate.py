@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from .command import add_command, at_least
+from .plan import DEFAULT_GLOBAL_BATCH
 from .processor import add_options, stored_processor
 
 if TYPE_CHECKING:
@@ -107,7 +108,12 @@ def add_commands(commands: Commands) -> None:
     of_dataset = parser.add_argument_group("of a dataset, or described sources; a run's file says these itself")
     add = of_dataset.add_argument
     add("--packing-length", type=at_least(1), metavar="TOKENS", help="fill packs up to so many tokens")
-    add("--global-batch", type=at_least(1), metavar="PACKS", help="read so many packs a step")
+    add(
+        "--global-batch",
+        type=at_least(1),
+        metavar="PACKS",
+        help=f"read so many packs a step; default: {DEFAULT_GLOBAL_BATCH}",
+    )
     add("--overlong", choices=("error", "drop", "truncate", "split"), default="error",
         help="do this with samples that are longer than a pack; default: %(default)s")  # fmt: skip
     add(
@@ -201,7 +207,11 @@ def _of_dataset(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
         packing=packing,
         order=order,
     )
-    return Sources.of(dataset), _cluster(options, num_workers=2), _steps(options, options.global_batch)
+    return (
+        Sources.of(dataset),
+        _cluster(options, num_workers=2),
+        _steps(options, options.global_batch or DEFAULT_GLOBAL_BATCH),
+    )
 
 
 def _of_description(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
@@ -212,16 +222,15 @@ def _of_description(options: argparse.Namespace) -> tuple[Sources, Cluster, Step
     packing, order = _packing_and_order(options)
     described = load_config(DescribedSources, Path(options.dataset))
     sources = describe(described, packing=packing, order=order)
-    return sources, _cluster(options, num_workers=2), _steps(options, options.global_batch)
+    return sources, _cluster(options, num_workers=2), _steps(options, options.global_batch or DEFAULT_GLOBAL_BATCH)
 
 
 def _packing_and_order(options: argparse.Namespace) -> tuple[PackingConfig, OrderConfig]:
     from ..plan.order import OrderConfig
     from ..plan.packing import PackingConfig
 
-    for name in ("packing_length", "global_batch"):
-        if getattr(options, name) is None:
-            raise ConfigError(f"a dataset needs --{name.replace('_', '-')}: give it, or the YAML file of a run")
+    if options.packing_length is None:
+        raise ConfigError("a dataset needs --packing-length: give it, or the YAML file of a run")
     order = OrderConfig(
         seed=options.seed, num_canonical_nodes=options.canonical_nodes, shuffle_block_size=options.block_size
     )

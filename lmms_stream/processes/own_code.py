@@ -92,7 +92,7 @@ def _module(where: str, name: str, setting: str, what: str) -> ModuleType:
             f"{setting} {name}: module {where} cannot be imported ({error}): install it, or name its file as "
             f"path/to/file.py:{what}"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{setting} {name}: module {where} cannot be imported ({error!r}): correct it") from error
 
 
@@ -116,7 +116,7 @@ def _of_file(path: Path, asked: str) -> ModuleType:
     try:
         # Compiled here: Python's own cache of compiled files takes another content of the same second for the same.
         exec(compile(source, str(path), "exec"), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"{asked}: {path} cannot be run ({error!r}): correct it") from error
     return module

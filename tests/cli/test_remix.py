@@ -51,6 +51,40 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def test_a_run_is_planned_from_its_file(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is shown is what the options say of the same datasets; what the file says itself is refused as an option."""
+    folders = [str(config.parent / name) for name in "ab"]
+    options = ["--packing-length", "256", "--weights", "1", "1", "--global-batch", "4", "--epochs", "2"]
+    of_run = planned(capsys, str(config), "--epochs", "2", "--world-size", "2")
+    assert of_run == planned(capsys, *folders, *options, "--world-size", "2")
+    of_larger_steps = planned(capsys, str(config), "--global-batch", "8")
+    assert of_larger_steps["steps"] == planned(capsys, *folders, *options[:-4], "--global-batch", "8")["steps"]
+    assert main(["plan", str(config)]) == 0
+    assert f"next: lmms-stream train {config}" in capsys.readouterr().out
+    for wrong, message in (
+        ([str(config), "--packing-length", "512"], "run.yaml says packing_length itself: leave --packing-length out"),
+        ([str(config), "--seed", "0"], "run.yaml says seed itself: leave --seed out"),
+        ([str(config), folders[0]], "run.yaml is the file of a run, which names its datasets: leave the others out"),
+        ([folders[0]], "--packing-length is missing: say how many tokens a pack holds, or name a run's YAML file"),
+        ([str(config), "--from", "x", "--strategy", "next_fit"], "--strategy is not taken together with --from"),
+    ):
+        assert main(["plan", *wrong]) == 1
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_next_step_of_a_plan_has_the_settings_that_were_planned(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = config.parent / "a"
+    assert main(["plan", str(folder), "--packing-length", "512", "--strategy", "next_fit", "--seed", "3"]) == 0
+    said = capsys.readouterr().out.partition("where run.yaml has ")[2]
+    (section,) = [line for line in " ".join(said.split()).splitlines() if line]
+    shown = yaml.safe_load(section.replace("processor: …", "processor: {type: tokens}"))["dataset"]
+    run = with_settings(config, tmp_path / "run.yaml", datasets={"a": shown}, weights={"a": 1})
+    settings = ["--packing-length", "512", "--strategy", "next_fit", "--seed", "3", "--global-batch", "4"]
+    assert planned(capsys, str(run))["epochs"][0] == planned(capsys, str(folder), *settings)["epochs"][0]
+
+
 def test_a_change_is_told_before_the_resume_and_is_what_the_resumed_run_reads(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,7 +210,7 @@ def test_a_run_that_does_not_say_where_it_ends_needs_a_number_of_steps(
     [
         (["--steps", "3"], "--steps needs --from, the checkpoint of a run"),
         (["--max-epochs", "a=1"], "--max-epochs needs --from"),
-        ([], "--packing-length is missing: say how many tokens a pack holds, or name a run with --from"),
+        ([], "--packing-length is missing: say how many tokens a pack holds, or name a run's"),
         (["--packing-length", "256", "--weights", "a=1"], "--weights a=1: names are taken with --from"),
     ],
 )

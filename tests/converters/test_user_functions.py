@@ -56,6 +56,7 @@ class Texts:
 def emptied(row):
     return {"text": ""} if row["n"] % 4 == 1 else None
 
+def leaving(row): raise SystemExit(3)
 def number(row): return 3
 def text(row): return "text"
 def numbers(row): return [row, 3]
@@ -157,6 +158,7 @@ def test_where_all_is_left_out_the_error_says_by_what(rows: Path) -> None:
             {"map": "own:raising"},
             r"rows\.jsonl:8: --map own:raising raised KeyError: 'nothing' \(line 20\): correct it",
         ),
+        ({"map": "own:leaving"}, r"the first: --map own:leaving raised SystemExit: 3 \(line \d+\): correct it"),
         ({"map": "own:number"}, r"--map own:number gave 3 \(int\), expected a row \(a dict\), several of them"),
         ({"map": "own:text"}, r"--map own:text gave 'text' \(str\), expected a row"),
         ({"map": "own:numbers"}, r"--map own:numbers gave a list that holds 3 \(int\), expected rows \(dicts\) alone"),

@@ -240,6 +240,18 @@ def test_the_command_prints_figures_settings_and_advice(
     assert "loaders refuse less with this order" in capsys.readouterr().out
 
 
+def test_a_dataset_is_simulated_in_steps_of_as_many_packs_as_it_is_planned_in(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for options in ([], ["--global-batch", "64"]):
+        assert main(["simulate", str(folder), "--packing-length", "256", *options, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out)["simulation"]["num_steps"])
+    assert main(["plan", str(folder), "--packing-length", "256", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["steps"]["num_steps"]
+    assert told == [planned, planned]
+
+
 def test_a_run_is_simulated_from_its_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run.yaml"
     run.write_text(
@@ -262,7 +274,6 @@ def test_a_run_is_simulated_from_its_file(folder: Path, tmp_path: Path, capsys: 
     [
         (["--global-batch", "8"], "a dataset needs --packing-length: give it, or the YAML file of a run"),
         (["--packing-length", "256", "--global-batch", "9"], "global_batch 9 cannot be shared equally by 8 ranks"),
-        (["--packing-length", "256", "--global-batch", "8", "--nodes", "0"], "num_nodes must be at least 1, got 0"),
         (["--bandwidth", "fast"], "bandwidth 'fast' is no amount a second: write it as 5gbit"),
         (["--step-time", "soon"], "'soon' is no time: write it as 1.2s, 800ms or 2m"),
         (["--step-time", "0"], "step_time_s must be a number above 0, got 0.0"),
@@ -270,7 +281,6 @@ def test_a_run_is_simulated_from_its_file(folder: Path, tmp_path: Path, capsys: 
         (["--compare", "color=red"], "'color=red' names nothing to compare: write NAME=VALUE,VALUE with one of"),
         (["--compare", "num_nodes=few"], "num_nodes=few is no whole number"),
         (["--compare", "packing_length=long"], "packing_length=long is no whole number"),
-        (["--max-steps", "-1"], "max_steps must be at least 1, got -1"),
         (["--epochs", "2", "--max-samples", "1000"], "2 epochs of 4000 samples are more than max_samples 1000"),
     ],
 )

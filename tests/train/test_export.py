@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -178,8 +179,14 @@ def test_an_export_replaces_an_earlier_one_and_nothing_else(data: Path, tmp_path
     ):
         export_checkpoint(first, out)
     assert (out / "model.safetensors").read_bytes() == before
-    for wrong, message in ((tmp_path / "out", "is no checkpoint: name one of"), (first.with_name("step-00000007"), "")):
-        with pytest.raises(CheckpointError, match=message or "step-00000007/complete.json is missing"):
+    named = f"name one of {re.escape(f'{first}, {second}')}$"
+    for wrong, message in (
+        (tmp_path / "out", f"out is not a checkpoint: {named}"),
+        (first.parent, f"is not a checkpoint: {named}"),
+        (first.with_name("step-00000007"), f"step-00000007 does not exist: {named}"),
+        (tmp_path, "is not a checkpoint: .* holds no checkpoint; name a folder step-NNNNNNNN below"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
             export_checkpoint(wrong, tmp_path / "other")
     with pytest.raises(ConfigError, match="is a file: name another folder"):
         export_checkpoint(first, tmp_path / "run.yaml")

@@ -87,6 +87,9 @@ def test_a_log_is_read_as_it_grows_whatever_becomes_of_it(tmp_path: Path) -> Non
         file.write(b'{"step": 2}\nnone\n[3]\n{"step": 3}\n')
     assert tail.read() == ([{"step": 2}, {"step": 3}], False)
     assert tail.num_damaged == 2
+    with path.open("ab") as file:  # as other programs write what is not finite
+        file.write(b'{"step": 4, "loss": NaN, "grad_norm": 1e999, "x": [-Infinity]}\n')
+    assert tail.read() == ([{"step": 4, "loss": None, "grad_norm": None, "x": [None]}], False)
     path.write_bytes(b'{"step": 7}\n')  # begun again
     assert tail.read() == ([{"step": 7}], True)
     assert tail.num_damaged == 0

@@ -105,10 +105,12 @@ def export_checkpoint(
     check_out(out)
     folder, step = split_path(str(checkpoint))
     if step is None:
-        raise CheckpointError(f"{checkpoint} is no checkpoint: name one of its folder's step-NNNNNNNN")
+        raise CheckpointError(f"{checkpoint} is not a checkpoint: {_those_of(str(checkpoint))}")
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp") as temporary:
         target = open_target(folder, staging=Path(temporary) / "staging")
+        if step not in target.candidates():
+            raise CheckpointError(f"{checkpoint} does not exist: {_those_of(folder)}")
         found = read_checkpoint(target.storage, step)
         documents = [name for name in found.files if name.startswith(f"{MODEL_FOLDER}/")]
         stored = target.fetch(found, [METADATA_NAME, *documents])
@@ -128,6 +130,19 @@ def export_checkpoint(
             )
         _put_in_place(made, out, found)
     return out
+
+
+def _those_of(run: str) -> str:
+    """The remedy that names the checkpoints of a run: in this folder, or in its folder of checkpoints."""
+    from .paths import CHECKPOINTS_NAME
+    from .store import folder_name, open_target
+
+    for folder in (run.rstrip("/"), f"{run.rstrip('/')}/{CHECKPOINTS_NAME}"):
+        with TemporaryDirectory() as staging:
+            steps = open_target(folder, staging=Path(staging)).candidates()
+        if steps:
+            return f"name one of {', '.join(f'{folder}/{folder_name(step)}' for step in steps[-5:])}"
+    return f"{run} holds no checkpoint; name a folder step-NNNNNNNN below the checkpoint_dir of a run"
 
 
 def check_out(out: Path) -> None:

@@ -97,15 +97,19 @@ def keep(kept: History, record: dict[str, Any]) -> None:
 
 
 def record_of(line: bytes, *, where: str) -> dict[str, Any]:
-    """The record that a line of a log holds; DataError for a line that is none."""
+    """The record that a line of a log holds, null for numbers that are not finite; DataError for any other line."""
     try:
-        record = json.loads(line.decode())
+        record = json.loads(line.decode(), parse_constant=lambda name: None, parse_float=_finite)
     except ValueError as error:
         raise DataError(f"{where}: not a record of a run ({error}): remove the line") from None
     numbers = [record.get("step"), record.get("num_steps", 1)] if isinstance(record, dict) else [None]
     if any(type(number) is not int for number in numbers):
         raise DataError(f"{where}: not a record of a run (an object with its step): remove the line")
     return dict(record)
+
+
+def _finite(text: str) -> float | None:
+    return None if _is_not_finite(value := float(text)) else value
 
 
 def _is_not_finite(value: Any) -> bool:
