@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -141,6 +143,33 @@ class PackWorker(IterableDataset[Item]):
     def _planned(self, start: dict[str, Any], *, worker: int, num_workers: int) -> Iterator[Planned]:
         """What a worker has to do from the start on, whose shards it has asked for."""
         raise NotImplementedError
+
+
+class SentWorker(IterableDataset[Item]):
+    """A worker for a process that is started, not forked: it is unpickled when the process iterates.
+
+    Errors of unpickling then come back as those of any sample do. A process whose own start fails only dies.
+    """
+
+    def __init__(self, worker: IterableDataset[Item]):
+        self._worker: IterableDataset[Item] | None = worker
+        self._pickled = b""
+
+    def __getstate__(self) -> bytes:
+        return bytes(ForkingPickler.dumps(self._worker))
+
+    def __setstate__(self, state: bytes) -> None:
+        self._worker, self._pickled = None, state
+
+    def __iter__(self) -> Iterator[Item]:
+        if self._worker is None:
+            try:
+                self._worker = pickle.loads(self._pickled)
+            except LmmsStreamError as error:
+                return iter([error])
+            self._pickled = b""
+        assert self._worker is not None
+        return iter(self._worker)
 
 
 class PlanWorker(PackWorker):

@@ -17,7 +17,7 @@ from ..processes.sendable import obstacle
 from ..signals import outlive_stop_signal
 from .batch_maker import Ready
 from .sample_clock import SampleWatch
-from .worker import Item, PackWorker
+from .worker import Item, PackWorker, SentWorker
 from .worker_end import end_with, is_of_worker_code
 from .worker_server import BeginFromServer, start_worker_server, watch_deaths, without_main
 from .worker_start import Running, iterate_running
@@ -144,7 +144,7 @@ class Workers:
         if start_method == "server":
             begin = BeginFromServer()
         batches = DataLoader(
-            self._worker,
+            self._worker if start_method == "fork" else SentWorker(self._worker),
             batch_size=None,
             collate_fn=_as_it_is,
             num_workers=self._num_workers,

@@ -1,13 +1,15 @@
 """The sample ids of a rank and worker by MosaicML's arithmetic, which makes those of all at once.
 
 It takes seconds and gigabytes for hundreds of millions of samples, so one process of a node does it and the others read
-its file, which is named by all that it depends on.
+its file. The file is named by all that it depends on: first by the settings, then by the epoch and the position.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, StorageError
 from ..storage.disk_errors import disk_errors
-from ..storage.locks import locked
-from ..storage.temporaries import temporary_name
+from ..storage.locks import locked, map_in_use, unused
+from ..storage.temporaries import leftovers, remove_leftovers, temporary_name
 
 MAX_SAMPLES_EACH = 1 << 20  # of an epoch, that every process works out for itself
 LIMIT_S = 1800.0  # for the process that does it
+UNUSED_S = 86400.0  # after which an order of other settings is removed
 _SETTINGS = (
     "batching_method", "partition_algo", "sampling_method", "sampling_granularity", "num_canonical_nodes",
     "initial_physical_nodes", "batch_size", "shuffle", "shuffle_algo", "shuffle_seed", "shuffle_block_size",
@@ -62,23 +65,62 @@ def _shared_work(dataset: Any, world: Any, epoch: int, position: int, *, folder:
         with locked(folder / "orders.lock", timeout_s=LIMIT_S) as lock:
             if lock is None:
                 raise StorageError(f"{path}: another process worked on it for {LIMIT_S:g} s: end it and try again")
-            if not path.exists():
-                for old in folder.glob("*.npy"):  # of epochs before; who reads one has it open
-                    old.unlink(missing_ok=True)
-                temporary = temporary_name(path)
-                with temporary.open("wb") as file:
-                    np.save(file, _all_work(dataset, world, epoch, position))
-                temporary.replace(path)
-            work: NDArray[np.int64] = np.load(path, mmap_mode="r")
+            work = _read_order(path)
+            if work is None:
+                _remove_old(path)
+                _write_order(path, _all_work(dataset, world, epoch, position))
+                work = _read_order(path)
+                assert work is not None
     return work
 
 
+def _read_order(path: Path) -> NDArray[np.int64] | None:
+    """The order in a file, mapped; None where the file is missing or damaged."""
+    try:
+        data = map_in_use(path)
+        np.lib.format.read_magic(data)  # type: ignore[no-untyped-call]
+        shape, _, dtype = np.lib.format.read_array_header_1_0(data)  # type: ignore[no-untyped-call]
+        work: NDArray[np.int64] = np.frombuffer(data, dtype, offset=data.tell()).reshape(shape)
+    except (FileNotFoundError, ValueError):
+        return None
+    os.utime(path)  # it is used
+    return work
+
+
+def _write_order(path: Path, work: NDArray[np.int64]) -> None:
+    remove_leftovers(path)
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("wb") as file:
+            np.save(file, work)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _remove_old(path: Path) -> None:
+    """Remove orders that no process has open: other epochs of the same settings, and what was not used for a day.
+
+    Other settings are those of other runs, whose workers may be about to open their orders. The caller holds the lock.
+    """
+    settings = path.name.partition("-")[0]
+    for old in path.parent.glob("*.npy"):
+        is_same_run = old.name.partition("-")[0] == settings
+        if is_same_run or time.time() - old.stat().st_mtime > UNUSED_S:
+            with unused(old) as is_unused:
+                if is_unused:
+                    old.unlink(missing_ok=True)
+    for left in leftovers(path.parent):
+        remove_leftovers(left)
+
+
 def _name(dataset: Any, world: Any, epoch: int, position: int) -> str:
-    """Of all that the work depends on."""
+    """A name for all that the work depends on: SETTINGS-EPOCH, two hexadecimal digests."""
     settings = {name: getattr(dataset, name) for name in _SETTINGS}
     shares = [(float(stream.proportion), float(stream.repeat), int(stream.choose)) for stream in dataset.streams]
     shape = world.num_nodes, world.ranks_per_node, world.workers_per_rank
-    said = json.dumps([settings, shares, shape, epoch, position, np.__version__], default=int)
+    said = json.dumps([settings, shares, shape, np.__version__], default=int)
     digest = hashlib.blake2b(said.encode(), digest_size=16)
     digest.update(dataset.samples_per_shard.tobytes() + dataset.stream_per_shard.tobytes())
-    return digest.hexdigest()
+    when = hashlib.blake2b(json.dumps([epoch, position], default=int).encode(), digest_size=8)
+    return f"{digest.hexdigest()}-{when.hexdigest()}"

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LmmsStreamError, ShardError
+from ..storage.locks import map_in_use
 from ..types import Columns
 from .index import DATASET_NAME, ShardInfo, ShardNames, check_version, hash_kinds, other_shards, parse_shard
 from .index_stream import members
@@ -57,15 +58,23 @@ class About(NamedTuple):
 
 
 class ShardTable(ShardList):
-    """The shards of a table in a folder, memory-mapped; pickled as the folder's path."""
+    """The shards of a table in a folder, memory-mapped; pickled as the folder's path.
+
+    The table counts as used (see locks.unused) while this object exists. ShardError for a table that is not whole,
+    FileNotFoundError for one that is gone.
+    """
 
     def __init__(self, folder: Path, *, source: str, num_shards: int | None = None):
         self._folder, self._source = folder, source
-        rows = np.load(folder / ROWS_NAME, mmap_mode="r")
+        try:
+            self._entries = map_in_use(folder / ENTRIES_NAME)
+            rows = np.load(folder / ROWS_NAME, mmap_mode="r")
+            self.about = About(**json.loads((folder / ABOUT_NAME).read_bytes()))
+        except (ValueError, TypeError, EOFError) as error:
+            raise ShardError(
+                f"{folder} does not hold the index of {source} ({error!r}): delete this folder, it is made again"
+            ) from error
         self._num_listed, self._rows = len(rows), rows[:num_shards]
-        with (folder / ENTRIES_NAME).open("rb") as file:
-            self._entries = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.about = About(**json.loads((folder / ABOUT_NAME).read_bytes()))
         self._kinds = hash_kinds(self.about.validate_hash)
 
     def __reduce__(self) -> tuple[Any, ...]:

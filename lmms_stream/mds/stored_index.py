@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ObjectHiddenError, ObjectMissingError, ShardError, StorageError
 from ..storage.disk_errors import disk_errors
-from ..storage.locks import locked
+from ..storage.locks import locked, unused
 from ..storage.storage import Storage
 from ..types import StoredObject
 from .index import DATASET_NAME, INDEX_NAME, parse_index
@@ -22,6 +22,8 @@ from .shard_table import ABOUT_NAME, ENTRIES_NAME, ShardTable, write_table
 LONG_INDEX_BYTES = 1 << 20  # about 3000 shards; a longer index is made into a table
 _FORMAT = 1  # of tables
 _TABLES = "_lmms/index"
+_WRITING = ".writing-"  # begins the names of tables that are being made
+_TRIES = 3  # to open a table that others remove, or that is damaged, before the index is read into memory
 _Facts = tuple[StoredObject, StoredObject | None]  # of index.json, and of dataset.json where there is one
 
 
@@ -52,10 +54,36 @@ def read_index(storage: Storage, cache_folder: Path, *, validate_hash: str | Non
     if facts is None or facts[0].num_bytes <= LONG_INDEX_BYTES or not all(each.tag for each in facts if each):
         return _listed(storage, validate_hash)
     folder = _table_folder(storage.url, facts, cache_folder, validate_hash)
-    if not (folder / ABOUT_NAME).exists() and not _make_once(storage, facts, folder, validate_hash, timeout_s):
-        return _listed(storage, validate_hash)
-    table = ShardTable(folder, source=f"{storage.url}/{INDEX_NAME}")
-    return StoredIndex(shards=table, dataset=table.about.dataset, digest=table.about.digest)
+    for _ in range(_TRIES):
+        if not (folder / ABOUT_NAME).exists() and not _make_once(storage, facts, folder, validate_hash, timeout_s):
+            break
+        table = _open_table(folder, storage)
+        if table is not None:
+            return StoredIndex(shards=table, dataset=table.about.dataset, digest=table.about.digest)
+        _remove_damaged(folder, storage, timeout_s)
+    return _listed(storage, validate_hash)
+
+
+def _open_table(folder: Path, storage: Storage) -> ShardTable | None:
+    """The table in a folder; None where it is damaged, or another process has just removed it."""
+    try:
+        return ShardTable(folder, source=f"{storage.url}/{INDEX_NAME}")
+    except (FileNotFoundError, ShardError):
+        return None
+
+
+def _remove_damaged(folder: Path, storage: Storage, timeout_s: float) -> None:
+    """Remove a table that cannot be opened, so that it is made again."""
+    with locked(folder.parent / ".lock", timeout_s=timeout_s) as lock:
+        if lock is not None and _open_table(folder, storage) is None:
+            _remove_unused(folder)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a table, unless a process has it open. The caller holds the lock of all tables."""
+    with unused(folder / ENTRIES_NAME) as is_unused:
+        if is_unused:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _table_folder(url: str, facts: _Facts, cache_folder: Path, validate_hash: str | None) -> Path:
@@ -78,13 +106,15 @@ def _make_once(storage: Storage, facts: _Facts, folder: Path, validate_hash: str
                 )
             if (folder / ABOUT_NAME).exists():
                 return True
+            for left in (folder, *tables.glob(f"{_WRITING}*")):  # of processes that were killed
+                shutil.rmtree(left, ignore_errors=True)
             _make_table(storage, folder, has_dataset=facts[1] is not None, validate_hash=validate_hash)
             if _facts(storage) != facts:
-                shutil.rmtree(folder)
+                _remove_unused(folder)
                 return False
             kind = folder.name.partition("-")[0]
             for other in set(tables.glob(f"{kind}-*")) - {folder}:
-                shutil.rmtree(other)  # of the index that this one has replaced
+                _remove_unused(other)  # of the index that this one has replaced
             return True
 
 
@@ -104,7 +134,7 @@ def _facts(storage: Storage) -> _Facts | None:
 
 def _make_table(storage: Storage, folder: Path, *, has_dataset: bool, validate_hash: str | None) -> None:
     """Write a table; it is there whole or not at all."""
-    with TemporaryDirectory(prefix=".writing-", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+    with TemporaryDirectory(prefix=_WRITING, dir=folder.parent, ignore_cleanup_errors=True) as temporary:
         made = Path(temporary) / "table"
         made.mkdir()
         storage.download(INDEX_NAME, made / ENTRIES_NAME)

@@ -11,12 +11,14 @@ A local dataset's files are read where they lie. Records of those that were chec
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from .peers import Peers
 
 _PEER_POLL_S = 0.05  # between looks for what a peer downloads
+logger = logging.getLogger("lmms_stream")
 _MD5 = re.compile(r"[0-9a-f]{32}")  # what S3 gives as the tag of an object that was written in one request
 
 
@@ -239,6 +242,8 @@ class LocalCache:
                 return record.owns(path)
             if record.owns(path):
                 path.unlink()  # what replaces it is downloaded under a new record, which does not vouch for this file
+            elif record.was_ours(path):
+                _set_aside(path)
             elif not self._is_original(key, path):
                 raise StorageError(
                     f"{path} is not what {self.storage.url}/{key} holds, and was not downloaded by lmms-stream, so it "
@@ -339,3 +344,10 @@ class LocalCache:
             with locked(lock_of(path), timeout_s=0) as lock:
                 if lock is not None:
                     remove_leftovers(path)
+
+
+def _set_aside(path: Path) -> None:
+    """Rename a copy of ours that was changed: it may be a user's file, and another copy takes its place."""
+    other = next(each for number in count(1) if not (each := path.with_name(f"{path.name}.changed-{number}")).exists())
+    path.rename(other)
+    logger.warning("%s was changed after its download: it is kept as %s and downloaded again", path, other.name)

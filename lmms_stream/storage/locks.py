@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import math
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
@@ -50,6 +51,35 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def map_in_use(path: Path) -> mmap.mmap:
+    """Map a file to read it. The file counts as used, by a shared lock, for as long as the mapping exists; see unused.
+
+    FileNotFoundError for a file that is gone, ValueError for an empty one.
+    """
+    while True:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            if _is_at(file, path):
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # its own descriptor keeps the lock
+
+
+@contextmanager
+def unused(path: Path) -> Iterator[bool]:
+    """Tell whether no process has a file mapped by map_in_use; until the end nobody can map it."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("rb"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            yield True
+            return
+        except BlockingIOError:
+            yield False
+            return
+        stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
+        yield True
 
 
 class Waited(NamedTuple):

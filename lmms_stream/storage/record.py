@@ -83,9 +83,13 @@ class Record:
         return (stat.st_ino, stat.st_size, stat.st_mtime_ns) == (self.inode, self.size, self.mtime_ns)
 
     def owns(self, path: Path) -> bool:
-        """Whether the file is one that we downloaded."""
+        """Whether the file is one that we downloaded, and nobody has written into it since."""
+        return self.ours and self.fits(path)
+
+    def was_ours(self, path: Path) -> bool:
+        """Whether somebody, or a fault of the disk, has changed a file that we downloaded."""
         try:
-            return self.ours and path.stat().st_ino == self.inode
+            return self.ours and path.stat().st_ino == self.inode and not self.fits(path)
         except OSError:
             return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import time
 from pathlib import Path
@@ -40,6 +41,26 @@ def test_an_error_of_a_processor_is_raised_as_what_it_is_with_its_traceback(erro
         next(iter(loader(tmp_path, Raising(error))))
     assert not isinstance(caught.value, WorkerError)
     assert "raise self.error" in str(caught.value)
+
+
+class NotSent(OneByOne):
+    """Cannot be unpickled in another process, as a thing that is opened by a path that is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pid = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        if os.getpid() != self.pid:
+            raise FileNotFoundError("the table is gone")
+
+
+@pytest.mark.parametrize("method", ["server", "spawn"])
+def test_an_error_of_unpickling_in_a_worker_is_raised_as_what_it_is(method: Any, tmp_path: Path) -> None:
+    write_tokens(tmp_path, num_samples=50)
+    with pytest.raises(FileNotFoundError, match="the table is gone"):
+        next(iter(loader(tmp_path, NotSent(), start_method=method)))
 
 
 class Stuck:

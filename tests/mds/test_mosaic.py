@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,29 @@ def test_a_long_epoch_is_worked_out_by_one_process_for_all(
     again.next_epoch = 1
     assert numbers(again) == expected[1]
     assert list((tmp_path / "_lmms" / "orders").glob("*.npy")) == files
+    files[0].write_bytes(files[0].read_bytes()[:200])  # as a full disk leaves it
+    again.next_epoch = 1
+    assert numbers(again) == expected[1]
+    (tmp_path / "_lmms" / "orders" / f".{files[0].name}.1-1.tmp").touch()  # of a process that was killed
+    other = StreamingDataset(remote=str(folder), local=str(tmp_path), **{**SMALL, "shuffle_seed": 5})
+    numbers(other)
+    left = {path.name for path in (tmp_path / "_lmms" / "orders").iterdir()}
+    assert len(left) == 3  # with the lock
+    assert files[0].name in left  # a run with other settings may still need it
+    os.utime(files[0], (1, 1))
+    numbers(other)
+    assert not files[0].exists()
+
+
+def test_an_order_that_cannot_be_written_leaves_no_temporary_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmms_stream.mds.epoch_work.MAX_SAMPLES_EACH", 10)
+    dataset = StreamingDataset(remote=str(folder), local=str(tmp_path), **SMALL)
+    dataset.batching_method = "no such method"
+    with pytest.raises(KeyError, match="no such method"):
+        numbers(dataset)
+    assert [path.name for path in (tmp_path / "_lmms" / "orders").iterdir()] == ["orders.lock"]
 
 
 # States

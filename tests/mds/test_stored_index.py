@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -177,8 +178,37 @@ def test_the_table_of_an_index_that_was_replaced_gives_way(long: Path, tmp_path:
     assert first.digest != second.digest
     assert len(first.shards) == len(by_sha1.shards) == SHARDS
     assert first.shards[SHARDS - 1].num_samples == 3  # who has it open reads on
-    assert len(tables(cache)) == 2
+    assert pickle.loads(pickle.dumps(first.shards))[SHARDS - 1].num_samples == 3  # and so do its workers
+    assert len(tables(cache)) == 3
+    del first
+    gc.collect()
+    change(folder, lambda index, dataset: [each["shards"].pop() for each in (index, dataset)])
+    third = read(folder, cache)
     assert len({*tables(cache)} & {*old}) == 1  # that of the other checksums
+    assert len(tables(cache)) == 3  # that of `second`, too
+    assert [len(each.shards) for each in (second, third, by_sha1)] == [SHARDS - 1, SHARDS - 2, SHARDS]
+    assert tables(cache)[0].parent.joinpath(".lock").exists()
+
+
+@pytest.mark.parametrize("name", ["index.json", "shards.npy", "about.json"])
+@pytest.mark.parametrize("left", [0, 100, None], ids=["emptied", "cut short", "gone"])
+def test_a_table_that_is_not_whole_is_made_again(name: str, left: int | None, long: Path, tmp_path: Path) -> None:
+    expected = len(read(long, tmp_path).shards)
+    gc.collect()
+    (folder,) = tables(tmp_path)
+    (tmp_path / "_lmms/index/.writing-killed").mkdir()
+    if left is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes((folder / name).read_bytes()[:left])
+    if (name, left) == ("index.json", 100):
+        with pytest.raises(ShardError, match="delete this folder, it is made again"):
+            read(long, tmp_path).shards[SHARDS - 1]
+        return
+    found = read(long, tmp_path)
+    assert isinstance(found.shards, ShardTable)
+    assert (len(found.shards), found.shards[SHARDS - 1].num_samples) == (expected, 3)
+    assert {path.name for path in (tmp_path / "_lmms/index").iterdir()} == {".lock", folder.name}
 
 
 REFUSED: dict[str, tuple[str, Change]] = {

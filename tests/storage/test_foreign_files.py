@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 from lmms_stream.errors import StorageError
 from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
 
@@ -91,3 +93,17 @@ def test_copies_of_earlier_releases_without_a_tag_are_kept_where_the_content_sho
     dataset = PackedStreamingDataset(remote, cache)
     assert [sample["x"] for sample in dataset[:]] == list(range(40))
     assert dataset.core.one.cache.tally.total.misses == 0
+
+
+def test_a_file_that_a_user_copies_over_a_copy_of_ours_is_never_deleted(s3_folder: str, tmp_path: Path) -> None:
+    remote = uploaded(written(tmp_path / "one", list(range(40)), hashes=["xxh3_64"]), s3_folder)
+    cache, mine = tmp_path / "cache", b"my notes"
+    limit = sum((tmp_path / "one" / f"shard.0000{number}.mds").stat().st_size for number in (1, 2))
+    PackedStreamingDataset(remote, cache)[0]
+    (tmp_path / "mine").write_bytes(mine)
+    copyfile(tmp_path / "mine", cache / "shard.00001.mds")  # as cp does it: into the same inode
+    limited = PackedStreamingDataset(remote, cache, fetch=FetchConfig(cache_limit=limit))
+    assert [sample["x"] for sample in limited[5:]] == list(range(5, 40))  # more than the limit: copies are evicted
+    assert (cache / "shard.00001.mds").read_bytes() == mine
+    assert PackedStreamingDataset(remote, cache)[0]["x"] == 0
+    assert (cache / "shard.00001.mds.changed-1").read_bytes() == mine
