@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerFast
 SPEAKERS = ["<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|end|>"]
 BY_NEXT_SPEAKER = (  # as GLM's: a turn ends where the next speaker's token begins
     "{% for m in messages %}{% if m.role == 'tool' %}<|observation|>{% else %}<|{{ m.role }}|>{% endif %}"
-    "{{ '\\n' }}{{ m.content }}{% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}BREAK{% endfor %}"
+    "{{ '\\n' }}{{ m.content }}{% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}"
+    "BREAK{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 MARKED = (
