@@ -14,7 +14,7 @@ from ..storage.disk_errors import disk_errors
 from ..storage.locks import file_of, lock_of, locked
 from ..storage.temporaries import leftovers, remove_leftovers, temporary_name
 
-KEPT_FILES = 32  # those used last: two epochs of sixteen plans, say
+KEPT_FILES = 256  # those used last: sixteen epochs of sixteen plans, say
 WAIT_S = 600.0  # for another process that counts; one that stands still for longer is not waited for
 
 

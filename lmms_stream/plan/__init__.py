@@ -8,6 +8,7 @@ pack_range      consecutive packs as arrays
 block_packs     the packs of a shuffle block, a stretch at a time; block_counts: how many there are
 fixed_packs     packs of the first epoch in the order of another
 epoch_plan      the packs of an epoch by their numbers, and of a sample
+short_epochs    epochs of few samples, many at a time
 pack_plan       the numbered packs of an epoch, any of them at once
 measured_block, lane_state, lanes   the same where lengths are measured on the way
 next_use        when each shard is needed next

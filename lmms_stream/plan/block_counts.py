@@ -43,12 +43,12 @@ def block_counts(
     with counting(key):
         counts = counts_cache.get(key)  # another process may have counted meanwhile
         if counts is None or counts.shape != shape:
-            counted = _count(inputs, order, num_threads=num_threads)
-            counts = counts_cache[key] = counted[:, : shape[1]]
+            counts = counts_cache[key] = count_blocks(inputs, order, num_threads=num_threads)
     return counts
 
 
-def _count(inputs: PlanInputs, order: EpochOrder, *, num_threads: int | None) -> NDArray[np.int64]:
+def count_blocks(inputs: PlanInputs, order: EpochOrder, *, num_threads: int | None) -> NDArray[np.int64]:
+    """Counts as block_counts returns them, made now."""
     blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
 
     def count(node_and_block: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -61,4 +61,5 @@ def _count(inputs: PlanInputs, order: EpochOrder, *, num_threads: int | None) ->
         with ThreadPoolExecutor(max_workers=num_threads or len(os.sched_getaffinity(0))) as pool:
             counted = list(pool.map(count, blocks))
     give_back_memory()
-    return np.array(counted, dtype=np.int64).reshape(-1, 4)
+    num_columns = 3 + (inputs.index.patches is not None)
+    return np.array(counted, dtype=np.int64).reshape(-1, 4)[:, :num_columns]

@@ -29,6 +29,7 @@ from .packing import (
 )
 
 KEPT_SEGMENTS = 1 << 21  # of all canonical nodes together: whole blocks of 8
+MIXED_SEGMENTS = 1 << 23  # of all sources of a mixture together: 128 MiB
 LEAST_SEGMENTS = 1 << 12  # of each canonical node, however many there are
 WINDOW_SEGMENTS = 1 << 14  # packed in one go, at least: calls of smaller windows would cost more than their packs
 

@@ -65,7 +65,7 @@ class Mixture:
     ):
         if not plans:
             raise ConfigError("a mixture needs at least one source")
-        self.plans = dict(plans)
+        self.plans = {name: plan.sharing(len(plans)) for name, plan in plans.items()}
         self.names = tuple(self.plans)
         self._numbers = {name: number for number, name in enumerate(self.names)}
         self.schedule = None if weights is None else parse_schedule(weights, self.names)
@@ -82,6 +82,7 @@ class Mixture:
                 raise ConfigError("max_epochs needs weights: without weights each source comes once an epoch")
             if count < 1:
                 raise ConfigError(f"max_epochs of {name!r} must be at least 1, got {count}")
+        self._short = {name for name, plan in self.plans.items() if plan.short is not None}
         self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
 
     def start(self) -> Cursor:
@@ -120,7 +121,7 @@ class Mixture:
                 return None
             if self._has_epochs_left(name, at):
                 total += self._left_in_epoch(name, at)
-                total += sum(self.plans[name].num_packs(e) for e in range(at.epoch + 1, self.max_epochs[name]))
+                total += self.plans[name].num_packs_of_epochs(at.epoch + 1, self.max_epochs[name])
         return total
 
     def epochs_at(self, cursor: Cursor) -> list[tuple[str, int]]:
@@ -144,8 +145,8 @@ class Mixture:
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         """The next step; one without packs at an end. Without weights, an epoch's last step may be short."""
         sources = dict(cursor.sources)
-        ranges = self._take(sources, cursor.step, global_batch, global_batch=global_batch)
-        left = global_batch - _count(ranges)
+        ranges: list[SourceRange] = []
+        left = global_batch - self._take(sources, cursor.step, global_batch, global_batch=global_batch, ranges=ranges)
         ends_epoch = left > 0 or self._is_over(sources)
         if self.schedule is None and ends_epoch:
             self._begin_epoch(sources)
@@ -155,18 +156,41 @@ class Mixture:
     def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
         """The cursor after `num_steps` steps that nobody reads (around a spike of the loss, say).
 
-        Without weights the steps of an epoch are counted and passed over; with weights all turns are taken in one go.
+        Without weights the steps of epochs are counted and passed over; with weights all turns are taken in one go.
         """
         while num_steps:
+            if self.schedule is None and (whole := self._whole_epochs(cursor, num_steps, global_batch=global_batch)):
+                steps_here, cursor = whole
+                num_steps -= steps_here
+                continue
             left = None if self.schedule is not None else self.packs_left(cursor)
             steps_here = num_steps if left is None else min(num_steps, max(1, -(-left // global_batch)))
             sources = dict(cursor.sources)
             taken = self._take(sources, cursor.step, steps_here * global_batch, global_batch=global_batch)
-            if self.schedule is None and _count(taken) == left:
+            if self.schedule is None and taken == left:
                 self._begin_epoch(sources)
             cursor = Cursor(step=cursor.step + steps_here, sources=sources)
             num_steps -= steps_here
         return cursor
+
+    def _whole_epochs(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> tuple[int, Cursor] | None:
+        """Steps of whole epochs at the beginning of one, at most num_steps, and the cursor after them; without weights.
+
+        Of those epochs whose packs are known together; None where no epoch fits.
+        """
+        at = {name: cursor.sources[name] for name in self.names}
+        if any(source.packs for source in at.values()):
+            return None
+        counts = [self.plans[name].known_counts(source.epoch) for name, source in at.items()]
+        known = min(map(len, counts))
+        totals = np.sum([each[:known] for each in counts], axis=0)
+        ends = np.cumsum(np.maximum(1, -(-totals // global_batch)))
+        num_epochs = int(np.searchsorted(ends, num_steps, side="right"))
+        if not num_epochs:
+            return None
+        sources = {name: SourceCursor(plan=source.plan, epoch=source.epoch + num_epochs) for name, source in at.items()}
+        steps_here = int(ends[num_epochs - 1])
+        return steps_here, Cursor(step=cursor.step + steps_here, sources={**cursor.sources, **sources})
 
     def step_of(self, cursor: Cursor, pack: SourceRange, *, global_batch: int, num_steps: int) -> Cursor | None:
         """The cursor before the step that reads a pack, if one of the next num_steps does; None otherwise.
@@ -178,7 +202,7 @@ class Mixture:
         while pack.source in self._weighted and _at(cursor.sources[pack.source]) <= wanted and cursor.step < end:
             sources = dict(cursor.sources)
             count = (end - cursor.step) * global_batch
-            num_packs = _count(self._take(sources, cursor.step, count, global_batch=global_batch, until=pack))
+            num_packs = self._take(sources, cursor.step, count, global_batch=global_batch, until=pack)
             if _at(sources[pack.source]) > wanted:
                 return self.skip(cursor, (num_packs - 1) // global_batch, global_batch=global_batch)
             if self.schedule is not None or num_packs == count:
@@ -195,21 +219,26 @@ class Mixture:
         *,
         global_batch: int,
         until: SourceRange | None = None,
-    ) -> list[SourceRange]:
-        """The next `count` packs from the beginning of a step on, or those to the end (without weights: of the epoch).
+        ranges: list[SourceRange] | None = None,
+    ) -> int:
+        """Take `count` packs from the beginning of a step on, or those to the end (without weights: of the epoch).
 
-        `sources` are moved behind them. until: a range of one pack, which is the last to be taken.
+        `sources` are moved behind them, and they are added to ranges; how many there were. until: a range of one pack,
+        which is the last to be taken.
         """
         names = [name for name in self._weighted if self._has_packs(name, sources[name])]
         if len(names) == 1 and self.schedule is None and until is None:  # as most runs are: no turns to take
-            return [self._take_alone(sources, names[0], count)]
-        ranges: list[SourceRange] = []
+            taken = self._take_alone(sources, names[0], count)
+            if ranges is not None:
+                ranges.append(taken)
+            return taken.stop - taken.first
         done, is_found = 0, False
         turns = SourceTurns(
             sources,
             names,
-            num_packs=lambda name, epoch: self.plans[name].num_packs(epoch),
+            known_counts=lambda name, epoch: self.plans[name].known_counts(epoch),
             num_epochs=None if self.schedule is None else self._num_epochs,
+            most=count,
         )
         while done < count and not is_found and turns.go_on():
             left_in_step = global_batch - done % global_batch
@@ -217,11 +246,10 @@ class Mixture:
             most = min(count - done, int(ends[0]))  # phases further ahead are looked for when the first one is over
             quotas = self._quotas_of(tuple(turns.names), tuple(turns.epochs))[rows]
             least = UNIT // max(2, 2 * len(self._weighted) - 2)
-            taken, is_found = turns.take(most, quotas, ends, least=least, until=until)
-            ranges += taken
-            done += _count(taken)
+            num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, ranges=ranges)
+            done += num_packs
         turns.write()
-        return ranges
+        return done
 
     def _take_alone(self, sources: dict[str, SourceCursor], name: str, count: int) -> SourceRange:
         """_take where only one source has packs left, and it ends with its epoch."""
@@ -233,10 +261,10 @@ class Mixture:
     def canonical_nodes(self, ranges: Sequence[SourceRange]) -> NDArray[np.int64]:
         """The canonical node of each pack of some ranges, as in `packs`, without making packs."""
         nodes = np.empty(_count(ranges), np.int64)
-        for each in by_epoch(ranges):
+        for each in by_epoch(ranges, short=self._short):
             plan = self.plans[each.source]
             parts = self.num_canonical_nodes // plan.num_canonical_nodes
-            nodes[each.positions] = parts * plan.canonical_nodes(each.epoch, each.numbers)
+            nodes[each.positions] = parts * plan.canonical_nodes(each.epochs, each.numbers)
         return nodes
 
     def packs(self, ranges: Sequence[SourceRange], chosen: NDArray[np.int64] | None = None) -> PackRange:
@@ -244,8 +272,8 @@ class Mixture:
 
         chosen: which of them, by their positions, which ascend; None: all.
         """
-        epochs = by_epoch(ranges, chosen)
-        found = [self.plans[each.source].take(each.epoch, each.numbers) for each in epochs]
+        epochs = by_epoch(ranges, chosen, short=self._short)
+        found = [self.plans[each.source].take(each.epochs, each.numbers) for each in epochs]
         counts = [len(each) for each in found]
 
         def of_packs(values: Iterable[int]) -> NDArray[np.int64]:
@@ -260,7 +288,7 @@ class Mixture:
             canonical_nodes=parts * join(each.canonical_nodes for each in found),
             sources=of_packs(self._numbers[each.source] for each in epochs),
             patches=join_patches(found),
-            epochs=of_packs(each.epoch for each in epochs),
+            epochs=join(each.epochs for each in epochs),
         )
         if len(found) <= 1:
             return joined
@@ -269,9 +297,9 @@ class Mixture:
     def blocks(self, ranges: Sequence[SourceRange]) -> list[tuple[int, SourceBlock]]:
         """The shuffle blocks that packs of some ranges come from, each with the position of its first pack."""
         return [
-            (int(each.positions[first]), SourceBlock(source=each.source, epoch=each.epoch, node=node, block=block))
-            for each in by_epoch(ranges)
-            for first, node, block in self.plans[each.source].blocks(each.epoch, each.numbers)
+            (int(each.positions[first]), SourceBlock(source=each.source, epoch=epoch, node=node, block=block))
+            for each in by_epoch(ranges, short=self._short)
+            for first, epoch, node, block in self.plans[each.source].blocks(each.epochs, each.numbers)
         ]
 
     def _begin_epoch(self, sources: dict[str, SourceCursor]) -> None:

@@ -12,20 +12,23 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LengthsError, PackingError
-from .block_counts import Counting, CountsCache, block_counts
-from .block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS, PlanInputs
+from .block_counts import Counting, CountsCache, block_counts, count_blocks
+from .block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS, MIXED_SEGMENTS, PlanInputs
 from .epoch_plan import Amounts, EpochPlan
 from .lengths import Lengths, hash_lengths
 from .order import EpochOrder, OrderConfig, in_stored_order, streams_digest
 from .pack_range import PackRange
 from .packing import PackingConfig
+from .short_epochs import ShortEpochs, short_epochs
 
+Epochs = int | NDArray[np.int64]  # the epoch of some packs, or that of each, ascending
 PLAN_VERSION = 2  # changes when the same inputs give other packs
 
 
@@ -36,7 +39,8 @@ class PackPlan:
     counts_cache: keeps pack counts by plan fingerprint and epoch; a dict unless given, a folder in the dataset.
     counting: entered with the key of counts that the cache lacks, while they are made; one process after another where
     several share the cache, so that the first one counts and the others find what it kept. kept_segments: of packs
-    that are kept in memory, 16 bytes each, for all canonical nodes together; more of them are replayed less often.
+    that are kept in memory, 16 bytes each, for all canonical nodes together; more of them are replayed less often. By
+    default plans that are mixed share MIXED_SEGMENTS. Short epochs are packed many at a time (see short_epochs).
     """
 
     def __init__(
@@ -70,8 +74,13 @@ class PackPlan:
         self.fingerprint = self._fingerprint(index.content_hash + index.patches_hash)
         self._counts_cache: CountsCache = {} if counts_cache is None else counts_cache
         self._counting = counting
-        self._kept_segments = kept_segments or max(KEPT_SEGMENTS, LEAST_SEGMENTS * self.num_canonical_nodes)
+        self._given_kept_segments = kept_segments
+        self.kept_segments = kept_segments or max(KEPT_SEGMENTS, LEAST_SEGMENTS * self.num_canonical_nodes)
         self._epochs: OrderedDict[int, EpochPlan] = OrderedDict()
+        self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
+        self._counted: dict[
+            int, NDArray[np.int64]
+        ] = {}  # packs of epochs, each as int64[1]: `len` asks for all of them
 
     def keeping(self, num_segments: int) -> PackPlan:
         """The same plan, with so many segments kept in memory."""
@@ -85,11 +94,51 @@ class PackPlan:
             kept_segments=num_segments,
         )
 
+    def sharing(self, num_plans: int) -> PackPlan:
+        """The plan as one of so many that are mixed: all together keep MIXED_SEGMENTS, unless it was told how many.
+
+        At least LEAST_SEGMENTS are kept of each canonical node.
+        """
+        share = max(MIXED_SEGMENTS // num_plans, LEAST_SEGMENTS * self.num_canonical_nodes)
+        is_given = self._given_kept_segments is not None
+        return self if is_given or self.kept_segments <= share else self.keeping(share)
+
+    @cached_property
+    def short(self) -> ShortEpochs | None:
+        """The epochs of a source of few samples, which are packed many at a time; None for other sources."""
+        return short_epochs(
+            self.index,
+            self.samples_per_shard,
+            order=self.order,
+            packing=self.packing,
+            num_canonical_nodes=self.num_canonical_nodes,
+            kept_segments=self.kept_segments,
+        )
+
     def num_packs(self, epoch: int) -> int:
-        return self._epoch(epoch).num_packs
+        return int(self.known_counts(epoch)[0])
+
+    def num_packs_of_epochs(self, first: int, stop: int) -> int:
+        """Packs of the epochs [first, stop) in all."""
+        total = 0
+        while first < stop:
+            counts = self.known_counts(first)[: stop - first]
+            total += int(counts.sum())
+            first += len(counts)
+        return total
+
+    def known_counts(self, epoch: int) -> NDArray[np.int64]:
+        """Packs of an epoch, and of those after it that are known with it: int64[1 or more]."""
+        if self.short is not None:
+            return self.short.counts(epoch)
+        if epoch not in self._counted:
+            self._counted[epoch] = np.array([self._epoch(epoch).num_packs])
+        return self._counted[epoch]
 
     def count(self, epoch: int) -> None:
         """See that the pack counts of an epoch are kept, before anybody needs them: by one thread, for it has time."""
+        if self.short is not None:
+            return
         key, order = self._packed(epoch)
         block_counts(self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting, num_threads=1)
 
@@ -116,16 +165,21 @@ class PackPlan:
             raise PackingError(f"packs [{first}, {stop}) asked of epoch {epoch}, which has packs [0, {total})")
         return self.take(epoch, np.arange(first, stop))
 
-    def take(self, epoch: int, numbers: NDArray[np.int64]) -> PackRange:
-        """The packs of an epoch with these numbers, which ascend and are not checked."""
+    def take(self, epochs: Epochs, numbers: NDArray[np.int64]) -> PackRange:
+        """The packs with these numbers, which ascend in each epoch and are not checked."""
+        if self.short is not None:
+            return self.short.packs(np.broadcast_to(epochs, len(numbers)), numbers)
+        epoch = _only(epochs)
         for other, plan in self._epochs.items():
             if other != epoch:
                 plan.forget_blocks()
         return self._epoch(epoch).packs(numbers)
 
-    def canonical_nodes(self, epoch: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def canonical_nodes(self, epochs: Epochs, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The canonical node that each of these packs comes from, without making them."""
-        return self._epoch(epoch).canonical_nodes(numbers)
+        if self.short is not None:
+            return self.short.canonical_nodes(np.broadcast_to(epochs, len(numbers)), numbers)
+        return self._epoch(_only(epochs)).canonical_nodes(numbers)
 
     def packs_of(self, epoch: int, sample_id: int) -> NDArray[np.int64]:
         """The numbers of the packs of an epoch that hold a sample, or the pieces of one that is split, piece by piece.
@@ -157,21 +211,37 @@ class PackPlan:
             raise PackingError(f"the first {num_packs} packs asked of epoch {epoch}, which has packs [0, {total})")
         return self._epoch(epoch).amounts(num_packs)
 
-    def blocks(self, epoch: int, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """The blocks that these packs come from: index into `numbers` of the first pack, canonical node, block.
+    def blocks(self, epochs: Epochs, numbers: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
+        """The blocks that these packs come from: index into `numbers` of the first pack, epoch, canonical node, block.
 
         The blocks of a canonical node are numbered in the order in which the epoch reads them.
         """
-        return self._epoch(epoch).blocks(numbers)
+        if self.short is not None:
+            of_packs = np.broadcast_to(epochs, len(numbers))
+            firsts, nodes, blocks = self.short.blocks(of_packs, numbers)
+            found = firsts, of_packs[firsts], nodes, blocks
+            return list(zip(*(each.tolist() for each in found), strict=True))
+        epoch = _only(epochs)
+        return [(first, epoch, node, block) for first, node, block in self._epoch(epoch).blocks(numbers)]
 
     def shards_of_block(self, epoch: int, node: int, block: int) -> NDArray[np.int64]:
         """The shards that hold samples of a block; none beyond a canonical node's last block."""
-        return self._epoch(epoch).shards_of_block(node, block)
+        if self.short is None or not self.order.reshuffle:
+            return self._epoch(epoch).shards_of_block(node, block)
+        if epoch not in self._orders:  # of short epochs: no pack needs to be counted for it
+            self._orders[epoch] = self._packed(epoch)[1]
+            if len(self._orders) > 4:
+                self._orders.popitem(last=False)
+        return self._orders[epoch].shards_of_block(node, block)
 
     def _epoch(self, epoch: int) -> EpochPlan:
         if epoch not in self._epochs:
             key, order = self._packed(epoch)
-            counts = block_counts(self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting)
+            if self.short is not None:  # counted sooner than a folder is read
+                counts = count_blocks(self._inputs, order, num_threads=1)
+            else:
+                cache, counting = self._counts_cache, self._counting
+                counts = block_counts(self._inputs, order, key, counts_cache=cache, counting=counting)
             self._epochs[epoch] = EpochPlan(self._inputs, order, counts, epoch=epoch)
             if len(self._epochs) > 2:
                 self._epochs.popitem(last=False)
@@ -185,7 +255,7 @@ class PackPlan:
 
     @property
     def _inputs(self) -> PlanInputs:
-        return PlanInputs(index=self.index, order=self.order, packing=self.packing, kept_segments=self._kept_segments)
+        return PlanInputs(index=self.index, order=self.order, packing=self.packing, kept_segments=self.kept_segments)
 
     def _fingerprint(self, lengths_hash: str) -> str:
         """Hashes with dashes between them, so that two can be compared field by field (cursor.py)."""
@@ -193,6 +263,11 @@ class PackPlan:
         return plan_fingerprint(
             str(PLAN_VERSION), lengths_hash, self.samples_per_shard, order=order, packing=self.packing
         )
+
+
+def _only(epochs: Epochs) -> int:
+    """The epoch of all packs; a plan of long epochs is asked for those of one at a time."""
+    return epochs if isinstance(epochs, int) else int(epochs[0]) if len(epochs) else 0
 
 
 def plan_fingerprint(

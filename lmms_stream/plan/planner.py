@@ -241,11 +241,26 @@ class StepPlanner:
         return Segments(packs.sample_ids, packs.starts, packs.lengths, shard_ids, indices, expected)
 
     def _entered(self, stretch: Sequence[_ReaderStep], ranges: Sequence[SourceRange]) -> dict[int, list[SourceBlock]]:
-        """The shuffle blocks that packs of the stretch come from, by the number of the first step that does."""
+        """The shuffle blocks that packs of the stretch come from, by the number of the first step that does.
+
+        Where several short epochs begin in a step, those of the first and of the last: each reads the same shards.
+        """
         entered: dict[int, list[SourceBlock]] = {}
         for position, block in self.mixture.blocks(ranges):
             entered.setdefault(stretch[position // self.config.global_batch].number, []).append(block)
+        if any(plan.short is not None for plan in self.mixture.plans.values()):
+            return {number: self._ends_of_epochs(blocks) for number, blocks in entered.items()}
         return entered
+
+    def _ends_of_epochs(self, blocks: Sequence[SourceBlock]) -> list[SourceBlock]:
+        epochs: dict[str, tuple[int, int]] = {}
+        for source, epoch, _, _ in blocks:
+            first, last = epochs.get(source, (epoch, epoch))
+            epochs[source] = min(first, epoch), max(last, epoch)
+        return [each for each in blocks if self._is_long(each.source) or each.epoch in epochs[each.source]]
+
+    def _is_long(self, source: str) -> bool:
+        return self.mixture.plans[source].short is None
 
 
 def deal_to_groups(packs: PackRange, mixture: Mixture, *, global_batch: int, world: World) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,16 +30,25 @@ class SourceBlock(NamedTuple):
 
 
 class EpochPacks(NamedTuple):
-    """Packs of one epoch of a source: their numbers in it, and their positions among the packs of all ranges."""
+    """Packs of one epoch of a source, or of several short ones: their epochs, numbers and positions in all ranges.
+
+    int64[num_packs] each. epoch: the first one's; epochs ascend.
+    """
 
     source: str
     epoch: int
+    epochs: NDArray[np.int64]
     numbers: NDArray[np.int64]
     positions: NDArray[np.int64]
 
 
-def by_epoch(ranges: Sequence[SourceRange], chosen: NDArray[np.int64] | None = None) -> list[EpochPacks]:
-    """The same packs, each epoch of a source together. chosen: positions of those that are wanted; None: all."""
+def by_epoch(
+    ranges: Sequence[SourceRange], chosen: NDArray[np.int64] | None = None, *, short: Container[str] = ()
+) -> list[EpochPacks]:
+    """The same packs, each epoch of a source together, and all epochs of the sources in `short`.
+
+    chosen: positions of the packs that are wanted, which ascend; None: all.
+    """
     counts = np.array([taken.stop - taken.first for taken in ranges], np.int64)
     firsts = np.array([taken.first for taken in ranges], np.int64)
     begins = ends_of(counts)[:-1]
@@ -47,19 +56,22 @@ def by_epoch(ranges: Sequence[SourceRange], chosen: NDArray[np.int64] | None = N
     is_chosen[slice(0) if chosen is None else chosen] = True
     members: dict[tuple[str, int], list[int]] = {}
     for number, taken in enumerate(ranges):
-        members.setdefault((taken.source, taken.epoch), []).append(number)
+        members.setdefault((taken.source, 0 if taken.source in short else taken.epoch), []).append(number)
     found = []
-    for (source, epoch), mine in members.items():
+    for (source, _), mine in members.items():
+        first, begin = ranges[mine[0]], int(begins[mine[0]])
         if len(mine) == 1:  # as most of a thousand sources have in a step
-            taken, begin = ranges[mine[0]], int(begins[mine[0]])
-            count = taken.stop - taken.first
-            numbers, positions = np.arange(taken.first, taken.stop), np.arange(begin, begin + count)
+            count = first.stop - first.first
+            numbers, positions = np.arange(first.first, first.stop), np.arange(begin, begin + count)
         else:
             numbers, positions = (runs(each[mine], counts[mine]) for each in (firsts, begins))
+        epochs = np.full(len(numbers), first.epoch)
+        if source in short:
+            epochs = np.repeat([ranges[number].epoch for number in mine], counts[mine])
         if chosen is not None:
             here = is_chosen[positions]
-            numbers, positions = numbers[here], positions[here]
-        found.append(EpochPacks(source, epoch, numbers, positions))
+            epochs, numbers, positions = epochs[here], numbers[here], positions[here]
+        found.append(EpochPacks(source, first.epoch, epochs, numbers, positions))
     return found
 
 

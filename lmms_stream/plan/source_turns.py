@@ -12,16 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cursor import SourceCursor
-from .kernels.turns import take_turns
+from .kernels.turns import take_epochs
+from .pack_range import ends_of
 from .source_ranges import SourceRange
 from .weights import UNIT, share_out
+
+ROWS = 256  # ranges that are taken at once, and one of each source more
 
 
 class SourceTurns:
     """The sources that have packs left: `names`, and `epochs`, the epoch that each is in.
 
-    sources: all cursors, which `write` moves. num_packs: of an epoch of a source. num_epochs: how many a source has;
-    None: it ends with the epoch that it is in, and stays there.
+    sources: all cursors, which `write` moves. known_counts: packs of an epoch of a source, and of those after it that
+    are known without counting (see PackPlan). num_epochs: of a source; None: it ends with the epoch that it is in, and
+    stays there. most: packs that are taken at most.
     """
 
     def __init__(
@@ -29,19 +33,29 @@ class SourceTurns:
         sources: MutableMapping[str, SourceCursor],
         names: Sequence[str],
         *,
-        num_packs: Callable[[str, int], int],
+        known_counts: Callable[[str, int], NDArray[np.int64]],
         num_epochs: Callable[[str], float] | None,
+        most: int,
     ):
-        self._sources, self._num_packs, self._num_epochs = sources, num_packs, num_epochs
+        self._sources, self._num_epochs, self._most = sources, num_epochs, most
+        self._known_counts = known_counts
         cursors = [sources[name] for name in names]
         self.names = [*names]
-        self.epochs = [at.epoch for at in cursors]
+        self._first_epochs = [at.epoch for at in cursors]  # of the counts that are known
+        self._at = np.zeros(len(names), np.int64)  # epochs after those
         self._packs = np.array([at.packs for at in cursors], np.int64)
         self._credits = np.array([at.credit for at in cursors], np.int64)
-        self._left = np.array(
-            [num_packs(name, at.epoch) - at.packs for name, at in zip(names, cursors, strict=True)], np.int64
-        )
-        self._ended: int | None = None  # the number of the one that came to the end of its epoch last
+        self._counts = [self._known(name, at.epoch) for name, at in zip(names, cursors, strict=True)]
+        self._joined: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None  # the counts, as take_epochs has them
+        self._ended: int | None = None  # the number of the one whose known epochs are over
+
+    def _known(self, name: str, epoch: int) -> NDArray[np.int64]:
+        most = 1 if self._num_epochs is None else min(self._most + 1, self._num_epochs(name) - epoch)
+        return self._known_counts(name, epoch)[: int(most)]
+
+    @property
+    def epochs(self) -> list[int]:
+        return [first + at for first, at in zip(self._first_epochs, self._at.tolist(), strict=True)]
 
     def go_on(self) -> bool:
         """Whether any has packs left; those of an epoch that begins are counted now, and not before."""
@@ -52,61 +66,67 @@ class SourceTurns:
 
     def _begin_epoch(self, number: int) -> None:
         name = self.names[number]
+        self._joined = None
         if self._num_epochs is not None:
-            self.epochs[number] += 1
-            self._packs[number] = 0
-            if self.epochs[number] < self._num_epochs(name):
-                self._left[number] = self._num_packs(name, self.epochs[number])
+            self._next_epoch(number)
+            if self._first_epochs[number] < self._num_epochs(name):
+                self._counts[number] = self._known(name, self._first_epochs[number])
                 return
         self._sources[name] = self._cursor(number)
-        del self.names[number], self.epochs[number]
-        self._packs, self._credits, self._left = (
-            np.delete(values, number) for values in (self._packs, self._credits, self._left)
+        del self.names[number], self._first_epochs[number], self._counts[number]
+        self._at, self._packs, self._credits = (
+            np.delete(values, number) for values in (self._at, self._packs, self._credits)
         )
 
+    def _next_epoch(self, number: int) -> None:
+        self._first_epochs[number] += int(self._at[number]) + 1
+        self._at[number] = self._packs[number] = 0
+
     def take(
-        self, count: int, quotas: NDArray[np.int64], ends: NDArray[np.int64], *, least: int, until: SourceRange | None
-    ) -> tuple[list[SourceRange], bool]:
-        """Ranges of the next `count` packs, or of fewer: up to the end of a source's epoch, or up to a pack.
+        self,
+        count: int,
+        quotas: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        *,
+        least: int,
+        until: SourceRange | None,
+        ranges: list[SourceRange] | None,
+    ) -> tuple[int, bool]:
+        """Take the next `count` packs, or fewer: as far as epochs are known, or up to a pack; how many were taken.
 
         quotas, ends, least: see take_turns. until: a range of one pack. Also whether that one was taken, or is behind.
+        ranges: those taken are added, up to the end of an epoch of any source each.
         """
-        left = self._left.copy()
         wanted = self.names.index(until.source) if until is not None and until.source in self.names else None
-        if until is not None and wanted is not None and self.epochs[wanted] == until.epoch:
-            left[wanted] = until.stop - self._packs[wanted]
-        taken = np.zeros(len(left), np.int64)
-        if len(left) == 1:
-            taken[0], self._credits[0] = min(count, int(left[0])), 0
-        else:
-            self._credits += share_out(-int(self._credits.sum()), quotas[0])
-            take_turns(count, left, self._credits, quotas, ends, UNIT, least, taken)
-        ranges = self._ranges(taken)
-        self._packs += taken
-        self._left -= taken
-        ended = np.flatnonzero(self._left == 0)
-        self._ended = int(ended[0]) if len(ended) else None
+        stop = np.array([-1, 0, 0])
+        if until is not None and wanted is not None:
+            stop = np.array([wanted, until.epoch - self._first_epochs[wanted], until.first])
+        self._credits += share_out(-int(self._credits.sum()), quotas[0])
+        if self._joined is None:
+            self._joined = np.concatenate(self._counts), ends_of(np.array([len(each) for each in self._counts]))
+        rows = np.empty((0 if ranges is None else ROWS + len(self.names), 4), np.int64)
+        done, num_rows, ended = take_epochs(
+            count, self._at, self._packs, *self._joined, self._credits, quotas, ends, UNIT, least, stop, rows
+        )
+        self._ended = ended if ended >= 0 else None
+        if ranges is not None:
+            names, firsts = self.names, self._first_epochs
+            ranges += [
+                SourceRange(names[number], firsts[number] + epoch, first, stop)
+                for number, epoch, first, stop in rows[:num_rows].tolist()
+            ]
         if until is None or wanted is None:
-            return ranges, False
-        return ranges, (self.epochs[wanted], int(self._packs[wanted])) > (until.epoch, until.first)
-
-    def _ranges(self, taken: NDArray[np.int64]) -> list[SourceRange]:
-        numbers = np.flatnonzero(taken)
-        firsts, counts = self._packs[numbers].tolist(), taken[numbers].tolist()
-        return [
-            SourceRange(self.names[number], self.epochs[number], first, first + count)
-            for number, first, count in zip(numbers.tolist(), firsts, counts, strict=True)
-        ]
+            return done, False
+        return done, (self.epochs[wanted], int(self._packs[wanted])) > (until.epoch, until.first)
 
     def write(self) -> None:
         """Move the cursors to where the sources stand."""
         if self._ended is not None and self._num_epochs is not None:  # the next epoch follows at once
-            self.epochs[self._ended] += 1
-            self._packs[self._ended] = 0
+            self._next_epoch(self._ended)
         values = zip(self.names, self.epochs, self._packs.tolist(), self._credits.tolist(), strict=True)
         for name, epoch, packs, credit in values:
             self._sources[name] = SourceCursor(self._sources[name].plan, epoch, packs, credit)
 
     def _cursor(self, number: int) -> SourceCursor:
         before, packs, credit = self._sources[self.names[number]], self._packs[number], self._credits[number]
-        return SourceCursor(before.plan, self.epochs[number], int(packs), int(credit))
+        return SourceCursor(before.plan, self._first_epochs[number] + int(self._at[number]), int(packs), int(credit))

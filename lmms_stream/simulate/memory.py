@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..plan.block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS
 from ..plan.mixture import Mixture
 from ..plan.planner import STRETCH_PACKS
 
@@ -28,7 +27,7 @@ def worker_bytes(mixture: Mixture, *, num_items: int, packs_per_item: int, makes
     for plan in mixture.plans.values():
         nodes = plan.num_canonical_nodes
         block = min(plan.order.shuffle_block_size, -(-plan.num_samples // nodes))
-        kept = min(max(KEPT_SEGMENTS, LEAST_SEGMENTS * nodes), nodes * block)
+        kept = min(plan.kept_segments, nodes * block)
         if kept < nodes * block:
             total += nodes * min(plan.packing.samples_at_once or block, block) * CARRIED_BYTES
         num_shards, num_packs = len(plan.samples_per_shard), plan.num_packs(0)

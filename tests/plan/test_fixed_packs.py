@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import given
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
@@ -12,6 +13,8 @@ from lmms_stream.plan.packing import PackingConfig
 
 from ..strategies import examples
 from .test_pack_plan import PlanCase, plan_cases
+
+pytestmark = pytest.mark.usefixtures("long_epochs")
 
 
 def fixed(case: PlanCase) -> PlanCase:
@@ -58,11 +61,11 @@ def test_blocks_tell_the_shards_of_the_packs_that_are_read() -> None:
     order = OrderConfig(reshuffle=False, num_canonical_nodes=1, shuffle_block_size=64)
     plan = PackPlan(np.full(1024, 30), [64] * 16, order=order, packing=PackingConfig(packing_length=100))
     for number in range(plan.num_packs(1)):
-        ((_, node, block),) = plan.blocks(1, np.array([number]))
+        ((_, _, node, block),) = plan.blocks(1, np.array([number]))
         shards = plan.shards_of_block(1, node, block)
         assert {*(plan.packs(1, number, number + 1).sample_ids // 64).tolist()} <= {*shards.tolist()}
     assert not len(plan.shards_of_block(1, 0, 16))
-    assert [plan.blocks(1, np.array([number]))[0][2] for number in (0, plan.num_packs(1) - 1)] == [0, 15]
+    assert [plan.blocks(1, np.array([number]))[0][3] for number in (0, plan.num_packs(1) - 1)] == [0, 15]
 
 
 def test_packs_in_stored_order_stay_in_it() -> None:

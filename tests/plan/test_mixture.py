@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
+from lmms_stream.plan.block_packs import MIXED_SEGMENTS
 from lmms_stream.plan.cursor import Cursor, SourceCursor
 from lmms_stream.plan.mixture import Mixture, Step
 from lmms_stream.plan.order import OrderConfig
@@ -387,3 +388,40 @@ def test_no_sources_and_sources_without_packs_are_refused() -> None:
     )
     with pytest.raises(ConfigError, match="source 'x' has no packs: all its samples are dropped"):
         Mixture({"x": dropped}).start()
+
+
+def test_plans_that_are_mixed_share_the_memory_of_kept_packs() -> None:
+    lengths = chat_lengths(300_000, limit=512, seed=0)
+    order, packing = OrderConfig(shuffle_block_size=1 << 17), PackingConfig(packing_length=512)
+    plan = PackPlan(lengths, [len(lengths)], order=order, packing=packing)
+    for num_plans in (1, 4, 100):
+        mixture = Mixture({f"source {number}": plan for number in range(num_plans)})
+        assert sum(each.kept_segments for each in mixture.plans.values()) <= MIXED_SEGMENTS
+    told = plan.keeping(1 << 22)
+    assert Mixture({"a": told, **{f"source {number}": plan for number in range(40)}}).plans["a"] is told
+    packs = Mixture({"a": plan}).packs([SourceRange("a", 0, 100, 300)])
+    shared = mixture.packs([SourceRange("source 7", 0, 100, 300)])
+    assert np.array_equal(packs.sample_ids, shared.sample_ids)
+
+
+def test_the_packs_of_each_epoch_are_counted_once() -> None:
+    """`len` asks for the packs of all epochs again and again, and a cache of counts may keep few of them."""
+
+    class Forgetful(dict[str, Any]):
+        num_counted = 0
+
+        def __setitem__(self, key: str, counts: Any) -> None:
+            self.num_counted += 1
+
+    counts = Forgetful()
+    plan = PackPlan(
+        chat_lengths(9000, limit=512, seed=0),
+        [9000],
+        order=OrderConfig(),
+        packing=PackingConfig(packing_length=512),
+        counts_cache=counts,
+    )
+    mixture = Mixture({"a": plan}, weights={"a": 1}, max_epochs={"a": 40})
+    left = [mixture.packs_left(mixture.start()) for _ in range(3)]
+    assert left == 3 * [sum(plan.num_packs(epoch) for epoch in range(40))]
+    assert counts.num_counted == 40

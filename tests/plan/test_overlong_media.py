@@ -23,6 +23,8 @@ from lmms_stream.types import World
 from ..strategies import STRATEGIES, Lengths, PackingCase, chat_lengths, examples, packing_cases
 from .test_lanes import LaneCase, content, lane_cases, small_case, take, through_json
 
+pytestmark = pytest.mark.usefixtures("long_epochs")
+
 CUTTING: tuple[Overlong, ...] = ("truncate", "split")
 
 

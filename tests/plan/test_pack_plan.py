@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from ..strategies import STRATEGIES, Lengths, chat_lengths, examples, order_configs, seeds, shard_sizes
 
+pytestmark = pytest.mark.usefixtures("long_epochs")
+
 PROCESS_TIMEOUT_S = 120
 
 

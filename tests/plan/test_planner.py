@@ -154,6 +154,7 @@ def test_the_works_of_all_readers_are_the_packs_of_each_step_whatever_the_world(
     assert found == expected
 
 
+@pytest.mark.usefixtures("long_epochs")
 def test_a_reader_makes_the_packs_of_its_own_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of other nodes' blocks it knows how many packs they have, and replays none: 64 nodes cost it no more than one."""
     replayed: set[int] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from lmms_stream.plan.kernels.turns import NEVER, take_turns
 from lmms_stream.plan.weights import UNIT, to_quotas
@@ -16,7 +16,7 @@ from ..strategies import examples
 def _deadline(lack: int, turn: int, most: int, quotas: list[int], ends: list[int], phase: int) -> int:
     for quota, stop in list(zip(quotas, ends, strict=True))[phase:]:
         if quota > 0 and stop > turn:
-            if (waits := (most - lack) // quota - 1) < stop - turn:
+            if turn + (waits := (most - lack) // quota - 1) < stop - 1:
                 return turn + waits
             lack += quota * (stop - turn)
         turn = max(turn, stop)
@@ -59,6 +59,7 @@ def cases(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]], list[
 
 @examples(100)
 @given(case=cases(), count=st.integers(1, 90))
+@example(case=([1, 1, 1], [0, 0, 0], [[0, UNIT // 2, UNIT // 2], [0, 0, UNIT]], [1, int(NEVER)]), count=1)
 def test_turns_by_heaps_are_those_of_a_look_at_every_source(
     case: tuple[list[int], list[int], list[list[int]], list[int]], count: int
 ) -> None:

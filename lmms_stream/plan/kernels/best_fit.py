@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .bitmap import clear_bit, least_bit, set_bit
 
+FEW_SAMPLES = 64  # of a window: sorting them by comparison is quicker than looking at every length there may be
 CLOSED_BELOW = 1 / 512  # of a pack: with less room than that left it is not kept open for another window
 
 
@@ -21,7 +22,7 @@ def _mix(value: np.uint64) -> np.uint64:
     return value ^ (value >> np.uint64(31))
 
 
-class _Bins(NamedTuple):
+class Bins(NamedTuple):
     """Open packs, and scratch for one window.
 
     Bins with r tokens of room form a linked list `by_room[r]` through `next_bin`; a two-level bitmap over r finds the
@@ -45,13 +46,13 @@ class _Bins(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def _new_bins(num_positions: int, window: int, limit: int) -> _Bins:
+def new_bins(num_positions: int, window: int, limit: int) -> Bins:
     """Bins for up to `num_positions` positions, one after another, of which up to `window` are placed at a time."""
     slots = 1
     while slots < num_positions:
         slots *= 2
     num_words = (limit >> 6) + 1
-    return _Bins(
+    return Bins(
         np.zeros(num_words, np.uint64),
         np.zeros((num_words >> 6) + 1, np.uint64),
         np.full(limit + 1, -1, np.int32),
@@ -113,8 +114,43 @@ def _sort_window(
 
 
 @njit(cache=True, nogil=True)
+def _sort_few(lengths: NDArray[np.int32], start: int, stop: int, share: float, turns: NDArray[np.int32]) -> None:
+    """_sort_window for a window of a few samples: the same order, by insertion."""
+    count = stop - start
+    by_length = np.empty(count, np.int32)  # longest first, equal ones as they come
+    total = np.int64(0)
+    for number in range(count):
+        length = lengths[start + number]
+        total += length
+        slot = number
+        while slot > 0 and lengths[by_length[slot - 1]] < length:
+            by_length[slot] = by_length[slot - 1]
+            slot -= 1
+        by_length[slot] = start + number
+    budget = np.int64(total * share)
+    threshold = np.int64(0)
+    held = np.int64(0)
+    num_large = count
+    while num_large > 0:
+        length = np.int64(lengths[by_length[num_large - 1]])
+        equal = num_large
+        while equal > 0 and lengths[by_length[equal - 1]] == length:
+            equal -= 1
+        held += (num_large - equal) * length
+        if held > budget:
+            break
+        threshold, num_large = length, equal
+    at = 0
+    for position in range(start, stop):
+        if lengths[position] > threshold:
+            turns[at] = position
+            at += 1
+    turns[num_large:count] = by_length[num_large:]
+
+
+@njit(cache=True, nogil=True)
 def _fill_window(
-    bins: _Bins, lengths: NDArray[np.int32], num_samples: int, shift: int, num_open: int, limit: int, max_samples: int
+    bins: Bins, lengths: NDArray[np.int32], num_samples: int, shift: int, num_open: int, limit: int, max_samples: int
 ) -> int:
     """Put samples, in the order of bins.turns, into the fullest packs that take them; the number of open bins.
 
@@ -156,7 +192,7 @@ def _fill_window(
 
 
 @njit(cache=True, nogil=True)
-def _enter(bins: _Bins, num_open: int) -> None:
+def _enter(bins: Bins, num_open: int) -> None:
     """Enter the open bins into lists that are empty."""
     words, summary, by_room, next_bin = bins.words, bins.summary, bins.by_room, bins.next_bin
     opened, rooms = bins.opened, bins.room
@@ -170,7 +206,7 @@ def _enter(bins: _Bins, num_open: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _close(
-    bins: _Bins, num_last: int, num_open: int, limit: int, max_samples: int, seed: np.uint64
+    bins: Bins, num_last: int, num_open: int, limit: int, max_samples: int, seed: np.uint64
 ) -> tuple[NDArray[np.int32], int]:
     """Close the first `num_last` open bins and all that are full enough: these, in hash order; how many stay open."""
     words, summary, by_room, unused, opened = bins.words, bins.summary, bins.by_room, bins.unused, bins.opened
@@ -233,7 +269,7 @@ def _sort_by_hash(keys: NDArray[np.uint64], bins: NDArray[np.int32]) -> NDArray[
 
 @njit(cache=True, nogil=True)
 def _emit(
-    bins: _Bins, emitted: NDArray[np.int32], order: NDArray[np.int32], offsets: NDArray[np.int64], num_packs: int
+    bins: Bins, emitted: NDArray[np.int32], order: NDArray[np.int32], offsets: NDArray[np.int64], num_packs: int
 ) -> int:
     """Write the samples of bins behind the packs that are there; the number of packs then."""
     head, size, following = bins.head, bins.size, bins.following
@@ -254,7 +290,7 @@ def _emit(
 
 @njit(cache=True, nogil=True)
 def _open_again(
-    bins: _Bins, lengths: NDArray[np.int32], offsets: NDArray[np.int64], firsts: NDArray[np.int64], limit: int
+    bins: Bins, lengths: NDArray[np.int32], offsets: NDArray[np.int64], firsts: NDArray[np.int64], limit: int
 ) -> None:
     """Open a bin for each pack of the first samples, in the order of the packs."""
     for number in range(len(firsts)):
@@ -284,13 +320,39 @@ def best_fit(
     carry: bool,
     seed: np.uint64,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Best fit over windows of a sequence, or of a stretch of it; see packing.pack for what it does, and _Bins for how.
+    """Best fit over windows of a sequence, or of a stretch of it; see packing.pack for what it does, and Bins for how.
 
     A stretch begins with a window. carried: offsets of the packs that are open then; `lengths` begins with theirs.
     firsts: positions in the sequence of their first samples. position: that of the stretch's first sample. last: the
     sequence ends with the stretch.
     filler_share: see _sort_window; 1 is best fit decreasing. carry: whether packs with room stay open for one more
     window. Returns order and offsets over `lengths`; firsts of the last packs in them, which are still open.
+    """
+    window = min(window, max(len(lengths) - carried[-1], 1))
+    bins = new_bins(window + max(window, carried[-1]), window, limit)
+    return best_fit_in(
+        bins, lengths, carried, firsts, position, last, limit, max_samples, window, filler_share, carry, seed
+    )
+
+
+@njit(cache=True, nogil=True)
+def best_fit_in(
+    bins: Bins,
+    lengths: NDArray[np.int32],
+    carried: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    position: int,
+    last: bool,
+    limit: int,
+    max_samples: int,
+    window: int,
+    filler_share: float,
+    carry: bool,
+    seed: np.uint64,
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """best_fit in bins that other sequences were packed in before: where a stretch is the last, it leaves them empty.
+
+    bins: new_bins of twice the window, or more.
     """
     count = len(lengths)
     first_new = carried[-1]
@@ -299,12 +361,13 @@ def best_fit(
     offsets = np.empty(count + 1, np.int64)
     offsets[0] = 0
     num_packs = 0
-    window = min(window, max(count - first_new, 1))
-    bins = _new_bins(window + max(window, first_new), window, limit)
     _open_again(bins, lengths, carried, firsts, limit)
     for start in range(first_new, count, window):
         stop = min(start + window, count)
-        _sort_window(lengths, start, stop, filler_share, bins.counts, bins.turns)
+        if stop - start <= FEW_SAMPLES:
+            _sort_few(lengths, start, stop, filler_share, bins.turns)
+        else:
+            _sort_window(lengths, start, stop, filler_share, bins.counts, bins.turns)
         num_carried = num_open
         num_open = _fill_window(bins, lengths, stop - start, position - first_new, num_open, limit, max_samples)
         keep = carry and not (last and stop == count)

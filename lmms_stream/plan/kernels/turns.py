@@ -136,3 +136,61 @@ def take_turns(
     for source in range(num_sources):
         credits[source] += quotas[phase, source] * (turn - known[source])
     return turn
+
+
+@njit(cache=True, nogil=True)
+def take_epochs(
+    count: int,
+    at: _Numbers,
+    packs: _Numbers,
+    counts: _Numbers,
+    first_counts: _Numbers,
+    credits: _Numbers,
+    quotas: _Numbers,
+    ends: _Numbers,
+    unit: int,
+    least: int,
+    until: _Numbers,
+    rows: _Numbers,
+) -> tuple[int, int, int]:
+    """Let k sources give `count` packs in turn, through the epochs whose counts are known. See take_turns, too.
+
+    at, packs: int64[k], the epoch that each source is in, and packs that it gave of it; both are changed. counts: of
+    the known epochs of one source after another; first_counts: int64[k + 1], where those of each source begin, to which
+    `at` counts. until: a source, epoch and number of the pack that is taken last; -1 for none. rows: int64[n, 4],
+    ranges that were given, as source, epoch, first and stop, up to the end of an epoch of any source; n 0: none are
+    written. Returns the packs that were given, the rows that were written, and the source whose known epochs are over,
+    or -1: there it stops, and where there is no room for rows of another epoch.
+    """
+    num_sources = len(at)
+    left, taken = np.empty(num_sources, np.int64), np.empty(num_sources, np.int64)
+    done = num_rows = 0
+    while done < count and (not len(rows) or num_rows + num_sources <= len(rows)):
+        for source in range(num_sources):
+            left[source] = counts[first_counts[source] + at[source]] - packs[source]
+        if until[0] >= 0 and at[until[0]] == until[1]:
+            left[until[0]] = until[2] + 1 - packs[until[0]]
+        taken[:] = 0
+        if num_sources == 1:
+            taken[0], credits[0] = min(count - done, left[0]), 0
+            done += taken[0]
+        else:
+            done += take_turns(count - done, left, credits, quotas, ends - done, unit, least, taken)
+        ended = -1
+        for source in range(num_sources):
+            if taken[source] and len(rows):
+                rows[num_rows, 0], rows[num_rows, 1] = source, at[source]
+                rows[num_rows, 2], rows[num_rows, 3] = packs[source], packs[source] + taken[source]
+                num_rows += 1
+            packs[source] += taken[source]
+            if ended < 0 and packs[source] == counts[first_counts[source] + at[source]]:
+                ended = source
+        is_found = until[0] >= 0 and at[until[0]] == until[1] and packs[until[0]] > until[2]
+        if ended >= 0:
+            if first_counts[ended] + at[ended] + 1 == first_counts[ended + 1]:
+                return done, num_rows, ended
+            at[ended] += 1
+            packs[ended] = 0
+        if is_found:
+            break
+    return done, num_rows, -1

@@ -1,0 +1,237 @@
+"""The compiled loops that pack many short epochs at once: order, packing and interleaving, as for one long epoch.
+
+An epoch of a few samples takes Python far longer than its packs are worth; here it costs a few microseconds.
+"""
+
+# mypy: allow-untyped-decorators, disable-error-code="assignment, return-value, no-any-return"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from .best_fit import Bins, best_fit_in, new_bins
+from .first_fit import first_fit, next_fit
+from .streams import STATE_WORDS, begin_stream, seeded_words, shuffle
+
+BEST_FIT, FIRST_FIT, NEXT_FIT = 0, 1, 2
+_PACKED, _PACKS, _BLOCKS = 1, 2, 3  # the last words of the streams' keys (see packing.block_seed and fixed_packs)
+
+_Numbers = NDArray[np.int64]
+_Words = NDArray[np.uint64]
+
+
+class SourceFacts(NamedTuple):
+    """What epochs of a source follow from; see OrderConfig and EpochOrder.
+
+    sizes, first_ids: int64[num_shards], samples of each shard, and the id of its first. lengths: int32[num_samples].
+    num_pieces: int32[num_samples], segments that each sample is packed as: 0 for one that is dropped.
+    """
+
+    seed: int
+    shuffles: bool
+    reshuffles: bool
+    num_nodes: int
+    block_size: int
+    sizes: _Numbers
+    first_ids: _Numbers
+    lengths: NDArray[np.int32]
+    num_pieces: NDArray[np.int32]
+
+
+class Rules(NamedTuple):
+    """How samples are packed; see best_fit. kind: BEST_FIT (with window_N), FIRST_FIT or NEXT_FIT."""
+
+    kind: int
+    limit: int
+    max_samples: int
+    window: int
+    filler_share: float
+    carries: bool
+
+
+class Segments(NamedTuple):
+    """Segments of a block, or of an epoch: int32[num_segments] each, as in PackRange."""
+
+    sample_ids: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+
+
+class EpochPacks(NamedTuple):
+    """Packs of epochs that follow one another; offsets[p]: the first segment of pack p.
+
+    nodes, turns: int32[num_packs], the canonical node of each pack, and the turn of its block there. first_packs:
+    int64[num_epochs + 1], the first pack of each epoch.
+    """
+
+    segments: Segments
+    offsets: _Numbers
+    nodes: NDArray[np.int32]
+    turns: NDArray[np.int32]
+    first_packs: _Numbers
+
+
+@njit(cache=True, nogil=True)
+def _new_segments(count: int) -> Segments:
+    return Segments(np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int32))
+
+
+@njit(cache=True, nogil=True)
+def _permutation(size: int, is_shuffled: bool, entropy: _Words, state: _Words) -> _Numbers:
+    numbers = np.arange(size)
+    if is_shuffled and size > 1:
+        begin_stream(entropy, state)
+        shuffle(state, numbers)
+    return numbers
+
+
+@njit(cache=True, nogil=True)
+def _entropy(seed: int, epoch: int, node: int, block: int, stream: int) -> _Words:
+    """The key of a block's stream; the words from `stream` on are left out by those that have none."""
+    words = np.empty(5, np.uint64)
+    words[0], words[1], words[2], words[3], words[4] = seed, epoch, node + 1, block, stream
+    return words
+
+
+@njit(cache=True, nogil=True)
+def _lay_out(facts: SourceFacts, epoch: int, state: _Words, ids: _Numbers) -> None:
+    """Write the samples of an epoch's shards, end to end."""
+    turns = _permutation(len(facts.sizes), facts.shuffles, _entropy(facts.seed, epoch, 0, 0, 0)[:2], state)
+    at = 0
+    for shard in turns:
+        for index in range(facts.sizes[shard]):
+            ids[at] = facts.first_ids[shard] + index
+            at += 1
+
+
+@njit(cache=True, nogil=True)
+def _cut(facts: SourceFacts, limit: int, ids: _Numbers, cut: Segments) -> int:
+    """Write what there is to pack of some samples; the number of segments."""
+    count = 0
+    for sample in ids:
+        length = facts.lengths[sample]
+        for piece in range(facts.num_pieces[sample]):
+            cut.sample_ids[count] = sample
+            cut.starts[count] = piece * limit
+            cut.lengths[count] = min(length - piece * limit, limit)
+            count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _pack(lengths: NDArray[np.int32], rules: Rules, bins: Bins, seed: np.uint64) -> tuple[NDArray[np.int32], _Numbers]:
+    if rules.kind == NEXT_FIT:
+        return next_fit(lengths, rules.limit, rules.max_samples)
+    if rules.kind == FIRST_FIT:
+        return first_fit(lengths, rules.limit, rules.max_samples)
+    order, offsets, _ = best_fit_in(
+        bins, lengths, np.zeros(1, np.int64), np.empty(0, np.int64), 0, True, rules.limit, rules.max_samples,
+        min(rules.window, max(len(lengths), 1)), rules.filler_share, rules.carries, seed,
+    )  # fmt: skip
+    return order, offsets
+
+
+@njit(cache=True, nogil=True)
+def _interleave(
+    num_packs: int, node_firsts: _Numbers, packed: Segments, ends: _Numbers, turns: NDArray[np.int32], found: EpochPacks
+) -> int:
+    """Write an epoch's packs behind those before, one of each canonical node that has any left in each round.
+
+    node_firsts: int64[num_nodes + 1], the first pack of each node. ends: where the segments of each pack end.
+    """
+    most = np.int64(0)
+    for node in range(len(node_firsts) - 1):
+        most = max(most, node_firsts[node + 1] - node_firsts[node])
+    write = found.offsets[num_packs]
+    for turn in range(most):
+        for node in range(len(node_firsts) - 1):
+            pack = node_firsts[node] + turn
+            if pack >= node_firsts[node + 1]:
+                continue
+            begin = ends[pack - 1] if pack else np.int64(0)
+            for at in range(begin, ends[pack]):
+                found.segments.sample_ids[write] = packed.sample_ids[at]
+                found.segments.starts[write] = packed.starts[at]
+                found.segments.lengths[write] = packed.lengths[at]
+                write += 1
+            found.nodes[num_packs], found.turns[num_packs] = node, turns[pack]
+            num_packs += 1
+            found.offsets[num_packs] = write
+    return num_packs
+
+
+@njit(cache=True, nogil=True)
+def _pack_node(
+    facts: SourceFacts,
+    rules: Rules,
+    bins: Bins,
+    epoch: int,
+    node: int,
+    ids: _Numbers,
+    state: _Words,
+    cut: Segments,
+    packed: Segments,
+    ends: _Numbers,
+    turns: NDArray[np.int32],
+    num_packs: int,
+) -> int:
+    """Write the packs of a canonical node behind those of the nodes before; the number of packs then.
+
+    ids: the samples as _lay_out wrote them. cut: scratch.
+    """
+    packed_epoch = epoch if facts.reshuffles else 0
+    turns_again = facts.shuffles and epoch != packed_epoch  # packs that are made once come in another order
+    begin, end = len(ids) * node // facts.num_nodes, len(ids) * (node + 1) // facts.num_nodes
+    num_blocks = -((begin - end) // facts.block_size)
+    blocks = _permutation(num_blocks, turns_again, _entropy(facts.seed, epoch, node, 0, _BLOCKS), state)
+    write = ends[num_packs - 1] if num_packs else np.int64(0)
+    for turn in range(num_blocks):
+        block = blocks[turn]
+        start = begin + block * facts.block_size
+        mine = ids[start : min(end, start + facts.block_size)]
+        entropy = _entropy(facts.seed, packed_epoch, node, block, _PACKED)
+        if facts.shuffles:
+            begin_stream(entropy[:4], state)
+            shuffle(state, mine)
+        num_cut = _cut(facts, rules.limit, mine, cut)
+        order, offsets = _pack(cut.lengths[:num_cut], rules, bins, seeded_words(entropy, 1)[0])
+        numbers = _permutation(len(offsets) - 1, turns_again, _entropy(facts.seed, epoch, node, block, _PACKS), state)
+        for pack in numbers:
+            for at in order[offsets[pack] : offsets[pack + 1]]:
+                packed.sample_ids[write] = cut.sample_ids[at]
+                packed.starts[write], packed.lengths[write] = cut.starts[at], cut.lengths[at]
+                write += 1
+            ends[num_packs], turns[num_packs] = write, turn
+            num_packs += 1
+    return num_packs
+
+
+@njit(cache=True, nogil=True)
+def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> EpochPacks:
+    """The packs of the epochs [first, first + count), in the order of their numbers."""
+    num_segments = int(facts.num_pieces.sum())
+    window = max(1, min(rules.window, num_segments)) if rules.kind == BEST_FIT else 1
+    bins = new_bins(2 * window, window, rules.limit if rules.kind == BEST_FIT else 1)
+    ids, state = np.empty(len(facts.lengths), np.int64), np.empty(STATE_WORDS, np.uint64)
+    cut, packed = _new_segments(num_segments), _new_segments(num_segments)
+    ends, turns = np.empty(num_segments, np.int64), np.empty(num_segments, np.int32)
+    node_firsts, first_packs = np.zeros(facts.num_nodes + 1, np.int64), np.zeros(count + 1, np.int64)
+    most = count * num_segments
+    segments, offsets = _new_segments(most), np.zeros(most + 1, np.int64)
+    nodes, turns_of_packs = np.empty(most, np.int32), np.empty(most, np.int32)
+    found = EpochPacks(segments, offsets, nodes, turns_of_packs, first_packs)
+    num_found = 0
+    for number in range(count):
+        epoch = first + number
+        _lay_out(facts, epoch if facts.reshuffles else 0, state, ids)
+        num_packs = 0
+        for node in range(facts.num_nodes):
+            num_packs = _pack_node(facts, rules, bins, epoch, node, ids, state, cut, packed, ends, turns, num_packs)
+            node_firsts[node + 1] = num_packs
+        num_found = _interleave(num_found, node_firsts, packed, ends, turns, found)
+        first_packs[number + 1] = num_found
+    return EpochPacks(segments, offsets[: num_found + 1], nodes[:num_found], turns_of_packs[:num_found], first_packs)

@@ -1,0 +1,250 @@
+"""Epochs of few samples, many at a time. lengths + order + packing -> [this] -> packs of any epochs, and their counts.
+
+A source of four packs comes to its end dozens of times in a step. Its epochs are packed some hundred at once by a
+compiled loop, and kept as arrays: runs of epochs, which begin at multiples of their length.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernels.short_epochs import BEST_FIT, FIRST_FIT, NEXT_FIT, EpochPacks, Rules, SourceFacts, pack_epochs
+from .kernels.streams import STATE_WORDS, begin_stream, seeded_words, shuffle
+from .lengths import Lengths
+from .order import OrderConfig
+from .pack_range import PackRange, ends_of, runs
+from .packing import FILLER_SHARE, MAX_LENGTH, PackingConfig
+
+MAX_SAMPLES = 1 << 13  # of a short epoch; Python's share of a longer one is small
+MAX_SEGMENTS = 1 << 16
+RUN_SEGMENTS = 1 << 15  # that are packed at once
+MAX_RUNS = 16  # that are kept
+MAX_COUNTS = 1 << 20  # of epochs that are kept
+MAX_KNOWN = 1 << 16  # epochs whose equal counts are told at once
+_NODE_BITS = 32
+
+_Numbers = NDArray[np.int64]
+
+
+class ShortEpochs:
+    """Packs of a source's epochs, which are told by epoch and number, both int64[num_packs].
+
+    kept_segments: of packs that are kept in memory, 12 bytes each.
+    """
+
+    def __init__(
+        self,
+        index: Lengths,
+        samples_per_shard: _Numbers,
+        *,
+        order: OrderConfig,
+        packing: PackingConfig,
+        num_canonical_nodes: int,
+        kept_segments: int,
+    ):
+        lengths = np.ascontiguousarray(index.lengths, np.int32)
+        self._patches = None if index.patches is None else np.asarray(index.patches)
+        self._facts = SourceFacts(
+            seed=order.seed,
+            shuffles=order.shuffle,
+            reshuffles=order.reshuffle,
+            num_nodes=num_canonical_nodes,
+            block_size=order.shuffle_block_size,
+            sizes=samples_per_shard,
+            first_ids=np.cumsum(samples_per_shard) - samples_per_shard,
+            lengths=lengths,
+            num_pieces=num_pieces(lengths, self._patches, packing=packing),
+        )
+        self._rules = _rules(packing, len(lengths))
+        segments = max(1, int(self._facts.num_pieces.sum()))
+        self._run_epochs = max(1, min(RUN_SEGMENTS, kept_segments // 4) // segments)
+        self._most_runs = max(2, min(MAX_RUNS, kept_segments // (self._run_epochs * segments)))
+        self._runs: OrderedDict[int, EpochPacks] = OrderedDict()
+        self._counts: OrderedDict[int, _Numbers] = OrderedDict()  # of runs
+        self._equal = self._equal_counts()
+
+    @property
+    def num_runs(self) -> int:
+        """Runs of epochs that are kept."""
+        return len(self._runs)
+
+    def counts(self, epoch: int) -> _Numbers:
+        """Packs of an epoch, and of those after it that are known with it: int64[1 or more]."""
+        if self._equal is not None:
+            return self._equal
+        number, at = divmod(epoch, self._run_epochs)
+        if number not in self._counts:
+            self._counts[number] = np.diff(self._run(epoch).first_packs)
+            if len(self._counts) * self._run_epochs > MAX_COUNTS:
+                self._counts.popitem(last=False)
+        return self._counts[number][at:]
+
+    def packs(self, epochs: _Numbers, numbers: _Numbers) -> PackRange:
+        """Epochs ascend, as numbers do in each; neither is checked. sources are 0."""
+        found = [self._take(run, at) for run, at in self._found(epochs, numbers)]
+        if len(found) == 1:
+            return found[0]
+        joined = [
+            np.concatenate([getattr(each, name) for each in found])
+            for name in ("sample_ids", "starts", "lengths", "canonical_nodes", "sources")
+        ]
+        sample_ids, starts, lengths, canonical_nodes, sources = joined
+        counts = np.concatenate([np.diff(each.offsets) for each in found])
+        patches = [each.patches for each in found if each.patches is not None]
+        return PackRange(
+            sample_ids=sample_ids, starts=starts, lengths=lengths, offsets=ends_of(counts),
+            canonical_nodes=canonical_nodes, sources=sources, patches=np.concatenate(patches) if patches else None,
+        )  # fmt: skip
+
+    def canonical_nodes(self, epochs: _Numbers, numbers: _Numbers) -> _Numbers:
+        """The canonical node that each pack comes from."""
+        return np.concatenate([run.nodes[at].astype(np.int64) for run, at in self._found(epochs, numbers)])
+
+    def blocks(self, epochs: _Numbers, numbers: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
+        """Of each block that packs come from its first pack, as an index, its canonical node and its turn there."""
+        pairs = [(run.nodes[at], run.turns[at]) for run, at in self._found(epochs, numbers)]
+        nodes, turns = (np.concatenate(each).astype(np.int64) for each in zip(*pairs, strict=True))
+        begins = np.flatnonzero(np.diff(epochs, prepend=-1))
+        of_epoch = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(epochs)))
+        keys = np.stack([of_epoch, nodes << _NODE_BITS | turns])
+        order = np.lexsort(keys[::-1])
+        is_first = np.ones(len(order), bool)
+        is_first[1:] = (np.diff(keys[:, order]) != 0).any(axis=0)
+        firsts = np.sort(order[is_first])
+        return firsts, nodes[firsts], turns[firsts]
+
+    def _found(self, epochs: _Numbers, numbers: _Numbers) -> list[tuple[EpochPacks, _Numbers]]:
+        """The runs that hold packs, and the packs of each, by their numbers in it; one without packs where none is."""
+        if not len(epochs):
+            return [(self._run(0), np.empty(0, np.int64))]
+        run_numbers = epochs // self._run_epochs
+        begins = np.flatnonzero(np.diff(run_numbers, prepend=-1)).tolist()
+        found = []
+        for begin, end in zip(begins, [*begins[1:], len(epochs)], strict=True):
+            run = self._run(int(epochs[begin]))
+            of_run = epochs[begin:end] - int(run_numbers[begin]) * self._run_epochs
+            found.append((run, run.first_packs[of_run] + numbers[begin:end]))
+        return found
+
+    def _take(self, run: EpochPacks, at: _Numbers) -> PackRange:
+        begins = run.offsets[at]
+        counts = run.offsets[at + 1] - begins
+        segments = runs(begins, counts)
+        sample_ids, starts, lengths = (each[segments].astype(np.int64) for each in run.segments)
+        offsets = ends_of(counts)
+        patches = None
+        if self._patches is not None:
+            of_segments = np.append(self._patches[sample_ids].astype(np.int64), 0)
+            patches = np.add.reduceat(of_segments, offsets[:-1]) if len(at) else np.empty(0, np.int64)
+        return PackRange(
+            sample_ids=sample_ids, starts=starts, lengths=lengths, offsets=offsets,
+            canonical_nodes=run.nodes[at].astype(np.int64), sources=np.zeros(len(at), np.int64), patches=patches,
+        )  # fmt: skip
+
+    def _run(self, epoch: int) -> EpochPacks:
+        number = epoch // self._run_epochs
+        if number not in self._runs:
+            self._runs[number] = pack_epochs(self._facts, self._rules, number * self._run_epochs, self._run_epochs)
+            if len(self._runs) > self._most_runs:
+                self._runs.popitem(last=False)
+        self._runs.move_to_end(number)
+        return self._runs[number]
+
+    def _equal_counts(self) -> _Numbers | None:
+        """The packs of each of MAX_KNOWN epochs where all have as many in whatever order samples come; None elsewhere.
+
+        So it is where all fit into one pack or no two do, of three samples that are packed together, where any pack
+        with room is taken, and where packs are made once.
+        """
+        facts, rules = self._facts, self._rules
+        segments = np.repeat(facts.lengths, facts.num_pieces)
+        if len(segments) == int((facts.num_pieces > 0).sum()):  # none is split
+            segments = np.minimum(segments, rules.limit)
+            two = np.sort(segments)[:2].sum() if len(segments) > 1 else rules.limit + 1
+            is_alone = two > rules.limit or rules.max_samples == 1
+            is_together = facts.num_nodes == 1 and len(facts.lengths) <= min(facts.block_size, rules.window)
+            fits = is_together and segments.sum() <= rules.limit and len(segments) <= rules.max_samples
+            any_order = is_together and len(segments) <= min(3, rules.max_samples) and rules.kind != NEXT_FIT
+            if not (is_alone or fits or any_order or not facts.reshuffles):
+                return None
+        elif facts.reshuffles:
+            return None
+        return np.full(MAX_KNOWN, self._run(0).first_packs[1])
+
+
+def short_epochs(
+    index: Lengths,
+    samples_per_shard: _Numbers,
+    *,
+    order: OrderConfig,
+    packing: PackingConfig,
+    num_canonical_nodes: int,
+    kept_segments: int,
+) -> ShortEpochs | None:
+    """The epochs of a source that has few samples; None for others, and for samples that cannot be packed."""
+    lengths = index.lengths
+    if not len(lengths) or max(len(lengths), len(samples_per_shard), num_canonical_nodes) > MAX_SAMPLES:
+        return None
+    longest = int(lengths.max())
+    if (
+        int(lengths.min()) < 1
+        or longest > MAX_LENGTH
+        or (packing.overlong == "error" and longest > packing.packing_length)
+    ):
+        return None
+    if packing.overlong == "split" and int((lengths.astype(np.int64) // packing.packing_length).sum()) > MAX_SEGMENTS:
+        return None
+    if not streams_are_numpys():
+        return None
+    return ShortEpochs(
+        index, samples_per_shard, order=order, packing=packing, num_canonical_nodes=num_canonical_nodes,
+        kept_segments=kept_segments,
+    )  # fmt: skip
+
+
+def num_pieces(
+    lengths: NDArray[np.int32], patches: NDArray[np.integer[Any]] | None, *, packing: PackingConfig
+) -> NDArray[np.int32]:
+    """Segments that each sample is packed as, as packing.cut_overlong makes them: int32[num_samples]."""
+    limit = packing.packing_length
+    pieces = np.ones(len(lengths), np.int32)
+    if packing.overlong == "split":
+        pieces = -(-lengths // limit)
+    is_dropped = lengths > limit
+    if packing.overlong != "drop":
+        is_dropped &= False if patches is None else patches > 0
+    pieces[is_dropped] = 0
+    return pieces.astype(np.int32)
+
+
+def _rules(packing: PackingConfig, num_samples: int) -> Rules:
+    kind = {"next_fit": NEXT_FIT, "first_fit": FIRST_FIT}.get(packing.strategy, BEST_FIT)
+    carries = packing.strategy == "best_fit"
+    return Rules(
+        kind=kind,
+        limit=packing.packing_length,
+        max_samples=packing.max_samples_per_pack or MAX_SEGMENTS + 1,
+        window=packing.samples_at_once or num_samples,
+        filler_share=FILLER_SHARE if carries else 1.0,
+        carries=carries,
+    )
+
+
+@lru_cache(maxsize=1)
+def streams_are_numpys() -> bool:
+    """Whether the compiled random streams give the numbers of this NumPy; another one may have others."""
+    for words in ([5], [1, 2, 3, 4], [(1 << 32) - 1, 0, 7, 1, 1]):
+        entropy, state = np.array(words, np.uint64), np.empty(STATE_WORDS, np.uint64)
+        shuffled = np.arange(500)
+        begin_stream(entropy, state)
+        shuffle(state, shuffled)
+        seed = np.random.SeedSequence(words).generate_state(1, np.uint64)
+        expected = np.random.default_rng(words).permutation(500)
+        if seeded_words(entropy, 1)[0] != seed[0] or not np.array_equal(shuffled, expected):
+            return False
+    return True
