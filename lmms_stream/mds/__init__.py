@@ -17,7 +17,7 @@ measuring       shards -> the lengths of their samples, in many processes; shard
 stored_lengths  where a lengths index is kept
 pack_counts     pack counts of plans, kept on this node
 reader      samples by number, from shards fetched when they are needed
-streams     one stored dataset: index, lengths index, cache folder
+streams     one stored dataset: index, lengths index, cache folder; filled_folder: what makes that one a dataset, too
 peers       nodes that give each other shards
 auto        the lengths index of a dataset that has none, measured once for all ranks
 core        PackedDataset: streams, samples and packs, for loaders and commands

@@ -22,7 +22,7 @@ from ..processes.bar import terminal_bar
 from ..processes.sendable import obstacle
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.disk_errors import disk_errors
-from ..storage.local import LocalStorage, can_write
+from ..storage.local import FolderStorage, can_write
 from ..storage.locks import locked, wait_for_other
 from ..storage.storage import Storage, open_storage
 from ..types import World
@@ -165,7 +165,7 @@ def _late(stored: StoredDataset, limit_s: float) -> LengthsError:
 
 def _is_writable(storage: Storage) -> bool:
     """Whether a lengths index can be put beside a dataset."""
-    if isinstance(storage, LocalStorage):
+    if isinstance(storage, FolderStorage):
         return can_write(storage.folder, storage.folder / "_lmms", storage.folder / LENGTHS_FOLDER)
     name = f"{LENGTHS_FOLDER}/.written-by-{os.uname().nodename}-{os.getpid()}"
     try:

@@ -12,6 +12,7 @@ from streaming.base.stream import streams_registry
 from ..errors import ConfigError
 from ..storage.cache import default_cache_folder
 from ..storage.retry import Retry
+from ..storage.storage import is_folder
 from .hooked_streams import HookedStream
 from .streams import StreamConfig
 
@@ -29,6 +30,7 @@ class Stream(streaming.Stream):  # type: ignore[misc]
             raise ConfigError("a dataset needs remote (a folder or a URL), or local (a folder that holds all of it)")
         folder = default_cache_folder(str(remote)) if local is None else local
         super().__init__(remote=None if remote is None else str(remote), local=str(folder), **keywords)
+        self._local = None if local is None else str(local)  # what the user named, as in the parent
 
 
 def registered_stream(name: str, config: dict[str, Any] | None, defaults: dict[str, Any]) -> streaming.Stream:
@@ -41,10 +43,11 @@ def registered_stream(name: str, config: dict[str, Any] | None, defaults: dict[s
 
 def config_of(stream: streaming.Stream) -> StreamConfig:
     """Where a stream lies, and how it is fetched; what its class overrides is asked of it."""
+    is_read_in_place = stream._local is None and is_folder(stream.remote)
     hooks = [name for name in _HOOKS if getattr(type(stream), name) is not getattr(streaming.Stream, name)]
     return StreamConfig(
         remote=stream.remote,
-        local=stream.local,
+        local=None if is_read_in_place else stream.local,
         split=stream.split or None,
         retry=Retry(attempts=1 + stream.download_retry, timeout_s=float(stream.download_timeout)),
         validate_hash=stream.validate_hash,

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
-from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError
+from ..errors import ConfigError, LengthsError, ObjectMissingError, ShardError, StorageError
 from ..processors.base import Processor, processor_fingerprint
 from ..storage.cache import LocalCache, default_cache_folder
 from ..storage.fetch_config import FetchConfig
-from ..storage.local import LocalStorage, can_write
+from ..storage.local import CopiedFolder, FolderStorage, LocalStorage, can_write
 from ..storage.retry import Retry
 from ..storage.room import CacheRoom
 from ..storage.storage import Storage, open_storage
 from ..storage.wanted import Wanted
+from .filled_folder import FilledFolder
 from .growth import first_parts
 from .index import DATASET_NAME, INDEX_NAME, is_safe_name
 from .lengths import (
@@ -27,17 +30,20 @@ from .lengths import (
     parse_description,
     patches_name,
 )
-from .stored_index import read_index
+from .stored_index import StoredIndex, read_index
 from .stored_lengths import kept_lengths, node_folder
+
+logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamConfig:
     """Where a dataset lies, and how its shards come to this node.
 
-    remote: a folder or a URL; local: where shards are kept on this node (each may be left out for the other). split:
-    a folder below both. retry: instead of the FetchConfig's. validate_hash: the kind of checksum that shards are
-    checked with (default: the fastest that the index has). keep_zip: compressed shards are kept beside the plain ones.
+    remote: a folder or a URL; local: where shards are kept on this node (each may be left out for the other). A folder
+    is read in place, unless another one is named as local. split: a folder below both. retry: instead of the
+    FetchConfig's. validate_hash: the kind of checksum that shards are checked with (default: the fastest that the index
+    has). keep_zip: compressed shards are kept beside the plain ones.
     source: what is read instead of what lies at the URL. num_parts: a dataset that has grown (lmms-stream convert
     --append) is read as it was when it had so many parts, 0 before the first; None as it is.
     """
@@ -73,19 +79,44 @@ class StoredDataset:
 
     def __init__(self, stream: StreamConfig, *, config: FetchConfig):
         retry = stream.retry or config.retry
-        self.storage: Storage = stream.source or open_storage(stream.url, retry=retry)
+        self.storage: Storage = stream.source or _opened(stream, retry)
         self.url = self.storage.url
         self.cache = LocalCache(self.storage, self._cache_folder(stream), retry=retry, keep_zip=stream.keep_zip)
-        index = read_index(
-            self.storage, self.cache.folder, validate_hash=stream.validate_hash, timeout_s=config.timeout_s
-        )
-        self._index = index
+        self._filled: FilledFolder | None = None
+        if stream.source is None and stream.local is not None and self._is_elsewhere:
+            self._filled = FilledFolder(self.storage, self.cache.folder, timeout_s=config.timeout_s)
+        index = self._index = self._read_index(stream, timeout_s=config.timeout_s)
         self._read_parts(stream.num_parts)
         self.node_folder = node_folder(self.cache.folder, index.digest)
         self._descriptions: dict[str, bytes | None] = {}  # of lengths indexes, read to see whether they are there
         if self.num_samples == 0:
             raise ShardError(f"{self.url}/{INDEX_NAME} lists no samples: convert the dataset again")
         self.cache.clean([*self.shard_folders, self.cache.folder / LENGTHS_FOLDER])
+        if self._filled is not None:
+            self._filled.keep_index(index.digest)
+
+    def _read_index(self, stream: StreamConfig, *, timeout_s: float) -> StoredIndex:
+        """The index; that of a folder which holds all of the dataset where the store cannot be reached."""
+        folder = self.cache.folder
+        read = partial(read_index, cache_folder=folder, validate_hash=stream.validate_hash, timeout_s=timeout_s)
+        try:
+            return read(self.storage)
+        except StorageError as error:
+            if self._filled is None or not (folder / INDEX_NAME).exists():
+                raise
+            local = LocalStorage(folder)
+            index = read(local)
+            read_ones = [info for info in index.shards if info.num_samples]
+            if not all((folder / each.name).exists() for info in read_ones for each in (info, info.meta) if each):
+                raise
+            if isinstance(error.__cause__, ObjectMissingError):
+                raise StorageError(
+                    f"{error}; or, as {folder} holds all of a dataset, leave remote out and name that as local"
+                ) from error
+            logger.warning("reading the dataset in %s, which holds all of it: %s", folder, error)
+            self.storage, self._filled = local, None
+            self.cache = LocalCache(local, folder, retry=self.cache.retry, keep_zip=stream.keep_zip)
+            return index
 
     def _read_parts(self, num_parts: int | None) -> None:
         self.shards = first_parts(self._index.shards, self._index.parts, num_parts, url=self.url)
@@ -132,7 +163,7 @@ class StoredDataset:
     def folder_of_files(self) -> Path:
         """Where the shards' files lie on this node, once they are there."""
         return (
-            self.cache.folder if self.is_copied or not isinstance(self.storage, LocalStorage) else self.storage.folder
+            self.storage.folder if isinstance(self.storage, LocalStorage) and not self.is_copied else self.cache.folder
         )
 
     @property
@@ -149,7 +180,12 @@ class StoredDataset:
     @property
     def is_copied(self) -> bool:
         """Whether reading it makes copies on this node."""
-        return not isinstance(self.storage, LocalStorage) or bool(self.shards.zip_sizes.any())
+        return self._is_elsewhere or bool(self.shards.zip_sizes.any())
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether nothing of the dataset is read where it is."""
+        return not isinstance(self.storage, LocalStorage)
 
     def has_lengths(self, processor: Processor) -> bool:
         """Whether this processor measured the samples: beside the dataset, or on this node where that is read-only."""
@@ -178,6 +214,8 @@ class StoredDataset:
                 f"lmms-stream index {self.url} --tokenizer …"
             )
         described = parse_description(description, fingerprint=fingerprint)
+        if self._filled is not None:
+            self._filled.keep(description_name, description)
         patches_path = None
         if described.patches_hash is not None:
             patches_path = self._fetch_array(patches_name(fingerprint), described.patches_hash, what="its patches")
@@ -197,6 +235,8 @@ class StoredDataset:
             valid=lambda path: array_matches(path, content_hash=content_hash),
             remember=True,
         )
+        if isinstance(self.storage, LocalStorage) and not (self.storage.folder / name).exists():
+            name = wanted.name  # of a folder that was filled from another place
         try:
             path = self.cache.fetch(name, wanted)
         except ObjectMissingError as error:
@@ -227,7 +267,7 @@ class StoredDataset:
         found = [each for each in self.storage.list_objects(f"{LENGTHS_FOLDER}/") if is_description(each.key)]
         if not found:
             raise self._no_lengths()
-        if isinstance(self.storage, LocalStorage):  # whose tags are times
+        if isinstance(self.storage, FolderStorage):  # whose tags are times
             found = [max(found, key=lambda each: int(each.tag))]
         fingerprints = [PurePosixPath(each.key).stem for each in found]
         if len(fingerprints) > 1:
@@ -247,6 +287,15 @@ class StoredDataset:
             return self.storage.read(name)
         except ObjectMissingError:
             return None
+
+
+def _opened(stream: StreamConfig, retry: Retry) -> Storage:
+    """The store of a stream; a folder from which another one that is named as local is filled is one to be copied."""
+    storage = open_storage(stream.url, retry=retry)
+    folder = stream.cache_folder
+    if stream.remote is None or folder is None or not isinstance(storage, LocalStorage):
+        return storage
+    return storage if folder.resolve() == storage.folder.resolve() else CopiedFolder(storage.folder)
 
 
 def _is_writable(folder: Path) -> bool:

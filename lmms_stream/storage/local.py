@@ -14,7 +14,7 @@ from .disk_errors import disk_error, disk_errors
 T = TypeVar("T")
 
 
-class LocalStorage:
+class FolderStorage:
     """A local folder; it is made at the first write."""
 
     def __init__(self, folder: Path):
@@ -127,6 +127,14 @@ def missing(path: Path) -> ObjectMissingError:
             f"{path} is a link to {path.readlink()}, which does not exist: put that back, or remove the link"
         )
     return ObjectMissingError(f"{path} does not exist: check the path")
+
+
+class LocalStorage(FolderStorage):
+    """A local folder whose files are read where they are."""
+
+
+class CopiedFolder(FolderStorage):
+    """A local folder whose files are copied to a named folder, on a faster disk say, before they are read."""
 
 
 def can_write(*folders: Path) -> bool:

@@ -66,6 +66,15 @@ def open_storage(url: str | Path, *, retry: Retry = DEFAULT_RETRY) -> Storage:
     raise StorageError(f"{text}: no store has the scheme {scheme!r}: write one of {known}, or a path")
 
 
+def is_folder(url: str | Path | None) -> bool:
+    """Whether a URL is that of a folder of this machine, and not of a store.
+
+    >>> [is_folder(url) for url in ("data", "file:///data", "s3://bucket/data")]
+    [True, True, False]
+    """
+    return url is not None and ("://" not in str(url) or str(url).startswith("file://"))
+
+
 def shared_storage(url: str) -> Storage:
     """The store at a URL, with one client for all that this process reads there."""
     return _shared_storage(url, tuple(os.environ.get(name) for name in _ENDPOINT_NAMES))

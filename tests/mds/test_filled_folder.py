@@ -1,0 +1,153 @@
+"""A folder that is named as local is filled, from a store and from a folder, and is a dataset by itself afterwards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import streaming
+from lmms_stream import (
+    FetchConfig,
+    PackedStreamingDataset,
+    PackingConfig,
+    StreamingDataset,
+    TokensProcessor,
+)
+from lmms_stream.errors import StorageError
+from lmms_stream.storage.storage import open_storage
+
+from ..conftest import write_tokens
+from ..storage.test_foreign_files import uploaded, written
+
+VALUES = list(range(200))
+
+
+def values_of(dataset: Any) -> list[int]:
+    return [int(dataset[number]["x"]) for number in range(len(dataset))]
+
+
+def moved(folder: Path, where: str, s3_folder: str) -> tuple[str, Any]:
+    """A dataset's URL in a store or its folder, and what takes it away."""
+    if where == "folder":
+        return str(folder), lambda: shutil.rmtree(folder)
+    remote = uploaded(folder, s3_folder)
+    storage = open_storage(remote)
+
+    def delete() -> None:
+        for each in storage.list_objects(""):
+            storage.delete(each.key)
+
+    return remote, delete
+
+
+@pytest.mark.parametrize("where", ["store", "folder"])
+@pytest.mark.parametrize("keep_zip", [None, False, True])
+def test_what_was_read_once_is_read_without_its_source_by_us_and_by_mosaicml(
+    where: str, keep_zip: bool | None, s3_folder: str, tmp_path: Path
+) -> None:
+    zipped: dict[str, Any] = {} if keep_zip is None else {"compression": "zstd", "hashes": ["xxh64"]}
+    remote, take_away = moved(written(tmp_path / "source", VALUES, **zipped), where, s3_folder)
+    local = tmp_path / "local"
+    dataset = StreamingDataset(remote=remote, local=str(local), batch_size=1, keep_zip=bool(keep_zip))
+    assert values_of(dataset) == VALUES
+    names = {path.suffix for path in local.iterdir() if not path.name.startswith((".", "_"))}
+    assert names == ({".json", ".mds", ".zstd"} if keep_zip else {".json", ".mds"})
+    take_away()
+    assert values_of(StreamingDataset(local=str(local), batch_size=1)) == VALUES
+    assert values_of(PackedStreamingDataset(local)) == VALUES
+    theirs: dict[str, Any] = (
+        {"remote": remote} if keep_zip is False else {}
+    )  # as the class looks for compressed files without it
+    assert values_of(streaming.StreamingDataset(local=str(local), batch_size=1, **theirs)) == VALUES
+
+
+@pytest.mark.parametrize("where", ["store", "folder"])
+def test_packs_are_the_same_without_the_source(where: str, s3_folder: str, tmp_path: Path) -> None:
+    source, local = tmp_path / "source", tmp_path / "local"
+    write_tokens(source, num_samples=900)
+    remote = str(source) if where == "folder" else _all_uploaded(source, s3_folder)
+    options: dict[str, Any] = {"processor": TokensProcessor(), "packing": PackingConfig(packing_length=128)}
+    dataset = PackedStreamingDataset(remote, local, **options)
+    fingerprint, lengths = dataset.plan.fingerprint, dataset.length_index().content_hash
+    expected = dataset.plan.packs(0, 0, dataset.plan.num_packs(0)).sample_ids.tolist()
+    assert len(dataset[:]) == 900
+    shutil.rmtree(source)
+    again = PackedStreamingDataset(local, **options)
+    assert (again.plan.fingerprint, again.length_index().content_hash) == (fingerprint, lengths)
+    assert again.plan.packs(0, 0, again.plan.num_packs(0)).sample_ids.tolist() == expected
+    assert len(again[:]) == 900
+
+
+def _all_uploaded(folder: Path, remote: str) -> str:
+    storage = open_storage(remote)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            storage.upload(path, path.relative_to(folder).as_posix())
+    return remote
+
+
+def test_a_folder_without_another_one_as_local_is_read_in_place(tmp_path: Path) -> None:
+    source = written(tmp_path / "source", VALUES)
+    before = {path.name for path in source.iterdir()}
+    names: list[dict[str, Any]] = [{}, {"local": str(source)}]
+    for named in names:
+        dataset = StreamingDataset(remote=str(source), batch_size=1, **named)
+        assert values_of(dataset) == VALUES
+        assert dataset.core.one.cache.tally.total.misses == 0
+        assert not dataset.core.one.is_copied
+    assert {path.name for path in source.iterdir() if not path.name.startswith(("_", "."))} == before
+
+
+def test_the_index_follows_its_source_and_one_of_others_stays(s3_folder: str, tmp_path: Path) -> None:
+    remote, local = s3_folder, tmp_path / "local"
+    uploaded(written(tmp_path / "one", VALUES, hashes=["xxh64"]), remote)
+    assert len(PackedStreamingDataset(remote, local)) == 200
+    first = (local / "index.json").read_bytes()
+    uploaded(written(tmp_path / "two", VALUES[:150], hashes=["xxh64"]), remote)
+    assert len(PackedStreamingDataset(remote, local)) == 150
+    second = (local / "index.json").read_bytes()
+    assert first != second == (tmp_path / "two/index.json").read_bytes()
+    other = json.dumps({"version": 2, "shards": []}).encode()
+    (local / "index.json").write_bytes(other)
+    with pytest.raises(
+        StorageError, match=r"index\.json is not what s3://.* holds, and was not downloaded by lmms-str"
+    ):
+        PackedStreamingDataset(remote, local)
+    assert (local / "index.json").read_bytes() == other
+
+
+def test_the_index_is_no_part_of_what_gives_way_to_a_limit(s3_folder: str, tmp_path: Path) -> None:
+    remote = uploaded(written(tmp_path / "one", VALUES, hashes=["xxh64"]), s3_folder)
+    size = max(path.stat().st_size for path in (tmp_path / "one").glob("*.mds"))
+    dataset = PackedStreamingDataset(remote, tmp_path / "local", fetch=FetchConfig(cache_limit=2 * size + 1, ahead=1))
+    assert values_of(dataset) == VALUES
+    assert len(list((tmp_path / "local").glob("*.mds"))) <= 2
+    assert (tmp_path / "local/index.json").exists()
+
+
+def test_a_store_that_cannot_be_reached_is_done_without_where_all_is_here(
+    s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote, local = uploaded(written(tmp_path / "one", VALUES, hashes=["xxh64"]), s3_folder), tmp_path / "local"
+    dataset, fetch = PackedStreamingDataset(remote, local), FetchConfig(attempts=1, timeout_s=2)
+    dataset[0]
+    with monkeypatch.context() as changed:
+        changed.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+        with pytest.raises(StorageError, match=r"index\.json"):  # some shards are not here
+            PackedStreamingDataset(remote, local, fetch=fetch)
+    assert values_of(dataset) == VALUES
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert values_of(PackedStreamingDataset(remote, local, fetch=fetch)) == VALUES
+    assert f"reading the dataset in {local}, which holds all of it: s3://" in caplog.text
+
+
+def test_where_the_source_is_gone_the_error_says_how_to_read_what_is_here(tmp_path: Path) -> None:
+    source, local = written(tmp_path / "source", VALUES), tmp_path / "local"
+    assert values_of(PackedStreamingDataset(source, local)) == VALUES
+    shutil.rmtree(source)
+    with pytest.raises(StorageError, match=rf"or, as {local} holds all of a dataset, leave remote out and name"):
+        PackedStreamingDataset(source, local)
+    assert values_of(PackedStreamingDataset(local=local)) == VALUES
